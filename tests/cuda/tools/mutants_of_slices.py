@@ -1,0 +1,177 @@
+"""Mutants of all_to_all_v: the pieces of slices, the barriers and the checks of a table."""
+
+from kernel_mutant import SLICE_ARGS, SLICES, Mutant
+
+SLICED = [
+    # Barriers, in all executions of the memory model.
+    Mutant(
+        "rows are put while those of the last call are copied",
+        SLICES,
+        "    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;\n",
+        "",
+        "litmus_slices",
+    ),
+    Mutant(
+        "rows are copied before they have arrived",
+        SLICES,
+        "    if (!device::Barrier(comm_, channel_, kExitBarrier)) return;\n",
+        "",
+        "litmus_slices",
+    ),
+    Mutant(
+        "tiles are copied before all moves are known",
+        SLICES,
+        "      __syncthreads();\n      SumNumbers(num);",
+        "      SumNumbers(num);",
+        "litmus_slices",
+    ),
+    Mutant(
+        "the next moves are found while these are made",
+        SLICES,
+        "      MoveTiles(num);\n      __syncthreads();",
+        "      MoveTiles(num);",
+        "slices",
+    ),
+    # Pieces.
+    Mutant(
+        "a channel skips its part",
+        SLICES,
+        "    if (begin >= bytes) return {};",
+        "    if (begin >= bytes || channel_ == 2) return {};",
+        "slices",
+    ),
+    Mutant(
+        "the last part's bytes are lost",
+        SLICES,
+        "bytes - begin < piece ? bytes - begin : piece};",
+        "bytes - begin < piece ? (bytes - begin) / 16 * 16 : piece};",
+        "slices",
+    ),
+    Mutant(
+        "unaligned slices are rounded up",
+        SLICES,
+        "bytes - begin < piece ? bytes - begin : piece};",
+        "bytes - begin < piece ? (bytes - begin + 15) / 16 * 16 : piece};",
+        "slices",
+    ),
+    Mutant(
+        "sender and receiver cut a slice among different channels",
+        SLICES,
+        "static_cast<uint32_t>(from) + static_cast<uint32_t>(to)",
+        "static_cast<uint32_t>(rank()) + static_cast<uint32_t>(to)",
+        "slices",
+    ),
+    Mutant(
+        "pieces do not cover the slice",
+        SLICE_ARGS,
+        "(slice_bytes + num_channels - 1) / num_channels;",
+        "slice_bytes / num_channels / 16 * 16;",
+        "slices",
+    ),
+    Mutant(
+        "the tile before the first boundary is left out",
+        SLICES,
+        "move.bytes > 0 ? move.bytes + ShiftOf(move) : 0;",
+        "move.bytes;",
+        "slices",
+    ),
+    Mutant(
+        "a tile is looked for one move too late",
+        SLICES,
+        "if (numbers_[middle] > tile) {",
+        "if (numbers_[middle] >= tile) {",
+        "slices",
+    ),
+    Mutant(
+        "a sum of tiles leaves out a move",
+        SLICES,
+        "const bool adds = Thread() >= step",
+        "const bool adds = Thread() > step",
+        "slices",
+    ),
+    Mutant(
+        "only the first slices of a rank move",
+        SLICES,
+        "base < args_.slices_per_rank; base += Threads()) {",
+        "base < 1; ++base) {",
+        "slices",
+    ),
+    Mutant(
+        "own rows pass through the arena",
+        SLICES,
+        "peer == rank() ? args_.y : comm_.arena.At(peer);",
+        "comm_.arena.At(peer);",
+        "slices",
+    ),
+    # Checks.
+    Mutant(
+        "a wrong table moves rows all the same",
+        SLICES,
+        "|| !CheckTable()) return;",
+        "|| (CheckTable(), false)) return;",
+        "slices",
+    ),
+    Mutant("negative sizes are not noticed", SLICES, "if (slice.size < 0 || slice", "if (slice", "slices"),
+    Mutant(
+        "sizes that disagree are not noticed",
+        SLICES,
+        "slice.size != Number(to, kReceivedSize, from, i)",
+        "false",
+        "slices",
+    ),
+    Mutant("an empty slice must have right offsets", SLICES, "    if (slice.size == 0) return 0;\n", "", "slices"),
+    Mutant("negative offsets are not noticed", SLICES, "return offset >= 0 && size", "return size", "slices"),
+    Mutant(
+        "an offset that a sum overflows is accepted",
+        SLICES,
+        "offset <= num_rows - size",
+        "offset + size <= num_rows",
+        "slices",
+    ),
+    Mutant(
+        "rows outside of the operand are not noticed",
+        SLICES,
+        "args_.input_rows)) return kOutside",
+        "1000)) return kOutside",
+        "slices",
+    ),
+    Mutant("rows outside of the output are not noticed", SLICES, "args_.output_rows) ? 0", "1000) ? 0", "slices"),
+    Mutant(
+        "any wrong slice is reported",
+        SLICES,
+        "first = numbers_[i] < first ? numbers_[i] : first;",
+        "first = numbers_[i] != kNone ? numbers_[i] : first;",
+        "slices",
+    ),
+    Mutant(
+        "slices that touch count as overlapping",
+        SLICES,
+        "other.output < slice.output + slice.size &&",
+        "other.output <= slice.output + slice.size &&",
+        "slices",
+    ),
+    Mutant(
+        "an empty slice ends the search for an overlap",
+        SLICES,
+        "        if (previous.size == 0) continue;\n",
+        "",
+        "slices",
+    ),
+    Mutant(
+        "only slices in the order of senders are accepted",
+        SLICES,
+        "return Overlapped(to, k) != kNone; }",
+        "return true; }",
+        "slices",
+    ),
+    Mutant(
+        "overlaps are not noticed",
+        SLICES,
+        "if (previous.output + previous.size > slice.output) return false;",
+        "",
+        "slices",
+    ),
+    Mutant(
+        "tables of 64 bits are read as narrow ones", SLICES, "return args_.wide_table ?", "return false ?", "slices"
+    ),
+]
