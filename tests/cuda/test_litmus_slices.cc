@@ -24,7 +24,7 @@ float Value(int32_t rank, int32_t run) { return static_cast<float>(10 * run + ra
 
 // Two runs on one arena: a rank writes its operand just before the kernel begins, and reads and overwrites the result
 // as soon as the kernel has ended, as XLA's kernels do.
-void CheckSlices(unsigned threads) {
+void CheckSlices(bool puts, unsigned threads) {
   Program program;
   LitmusRanks ranks(program, kRanks, 1);
   const device::Window arena = ranks.Window(program, kArenaBytes, "arena");
@@ -35,11 +35,12 @@ void CheckSlices(unsigned threads) {
     own.comm = ranks.comm(r);
     own.comm.arena = arena;
     own.comm.arena_bytes = kArenaBytes;
-    own.input_rows = 1, own.output_rows = 2;
+    own.input_rows = puts ? 3 : 1, own.output_rows = 2;
+    CHECK(Reads(own) == !puts);
     own.row_bytes = sizeof(float);
     own.slices_per_rank = kRanks;
     CHECK(ArenaBytes(own) <= kArenaBytes);
-    own.x = reinterpret_cast<char*>(program.Words<float>(1, "x"));
+    own.x = reinterpret_cast<char*>(program.Words<float>(3, "x"));
     own.y = reinterpret_cast<char*>(program.Words<float>(2, "y"));
     auto* const table = program.Words<int32_t>(sizeof kTable / sizeof *kTable, "table");
     for (size_t i = 0; i < sizeof kTable / sizeof *kTable; ++i) table[i] = kTable[i];
@@ -66,9 +67,14 @@ void CheckSlices(unsigned threads) {
   ExpectSound(program);
 }
 
-TEST_CASE("one slice per pair by one thread and by two") {
-  CheckSlices(1);
-  CheckSlices(2);
+TEST_CASE("reads of one slice per pair by one thread and by two") {
+  CheckSlices(false, 1);
+  CheckSlices(false, 2);
+}
+
+TEST_CASE("puts of one slice per pair by one thread and by two") {
+  CheckSlices(true, 1);
+  CheckSlices(true, 2);
 }
 
 }  // namespace

@@ -210,6 +210,16 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
       Has(MakeCallProgram(SliceSpec(), DType::kF32, kRow, kRow, placement, 4).status(), "runs inside a node on GPUs"));
 }
 
+// A result with places for the worst case needs no arena of its size.
+ALONE_TEST_CASE("the arena has the rows of the operand or of the result, whichever are fewer") {
+  const auto bytes = [](int64_t input_rows, int64_t output_rows) {
+    return ArenaBytes(Ok(MakeSliceArgs(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, 32)));
+  };
+  CHECK(bytes(64, 640) == 64 * 4 * kRow && bytes(640, 64) == 64 * 4 * kRow && bytes(1, 1) == 256 && bytes(9, 0) == 0);
+  const StatusOr<CallProgram> call = MakeCallProgram(SliceSpec(), DType::kF32, 64 * kRow, 640 * kRow, {0, kRanks}, 32);
+  CHECK(call.ok() && call->arena.bytes == 64 * 4 * kRow && !call->empty());
+}
+
 // One long slice per peer occupies all thread blocks.
 ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair can exchange") {
   const auto channels = [](int64_t input_rows, int64_t output_rows, int64_t max_sms) {

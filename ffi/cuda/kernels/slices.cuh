@@ -1,10 +1,12 @@
 // all_to_all_v inside a node: the plan "direct" of plan/all_to_all_v.cc, whose slices are read from device memory.
 //
-// Every rank has the table of slices, so both ends of a slice know where its rows lie. Every slice is cut over the
-// channels (PieceBytes), so one long slice per peer occupies all thread blocks. A sender puts its pieces to the places
-// of their rows in the receiver's arena. After a barrier the receiver copies them to y. Slices do not overlap in y, so
-// every byte of the arena has one writer, and one reader of the same channel. Thread blocks of a rank do not wait for
-// each other.
+// Every rank has the table of slices, so both ends of a slice know where its rows lie. Bytes pass through an arena,
+// whose stripes are distributed over the channels (kStripeBytes), so one long slice per peer occupies all thread
+// blocks. A stripe has the same channel at both ends, so thread blocks of a rank do not wait for each other.
+// - If peers read, a rank copies x to its arena. After a barrier the receivers copy their slices from it to y.
+// - If peers put, a sender copies its slices to the receiver's arena. After a barrier the receiver copies them to y.
+//   Slices do not overlap in y, so every byte of the arena has one writer.
+// Slices of a rank for itself are copied from x to y.
 #pragma once
 
 #include "cuda/program/program.h"
@@ -29,23 +31,7 @@ class SliceCall {
 
   JAXCOMM_DEVICE void Run() {
     if (device::IsAborted(comm_) || !CheckTable()) return;
-    // A late rank may still copy the rows of an earlier call out of its arena.
-    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
-    MoveAll([&](int32_t peer, int32_t i) {
-      const Slice slice = At(rank(), peer, i);
-      // Rows of this rank for itself need no arena.
-      char* const to = peer == rank() ? args_.y : comm_.arena.At(peer);
-      return PieceOf(slice, rank(), peer, i, to + slice.output * args_.row_bytes,
-                     args_.x + slice.input * args_.row_bytes);
-    });
-    // Peers write to this arena after the next entry barrier only, so that the copies need no barrier behind them.
-    if (!device::Barrier(comm_, channel_, kExitBarrier)) return;
-    MoveAll([&](int32_t peer, int32_t i) {
-      if (peer == rank()) return SliceMove{};
-      const Slice slice = At(peer, rank(), i);
-      const int64_t at = slice.output * args_.row_bytes;
-      return PieceOf(slice, peer, rank(), i, args_.y + at, comm_.arena.At(rank(), at));
-    });
+    Reads(args_) ? Read() : Put();
   }
 
  private:
@@ -72,26 +58,63 @@ class SliceCall {
     return {Number(from, kInputOffset, to, i), Number(from, kOutputOffset, to, i), Number(from, kSendSize, to, i)};
   }
 
-  // This channel's piece of a slice, both ends of which begin at the given addresses.
-  JAXCOMM_DEVICE SliceMove PieceOf(const Slice& slice, int32_t from, int32_t to, int32_t i, char* to_address,
-                                   const char* from_address) const {
-    const int64_t bytes = slice.size * args_.row_bytes, piece = PieceBytes(bytes, args_.num_channels);
-    const auto num_channels = static_cast<uint32_t>(args_.num_channels);
-    const uint32_t first = (static_cast<uint32_t>(from) + static_cast<uint32_t>(to) + static_cast<uint32_t>(i)) %
-                           num_channels;  // the channel of piece 0
-    const int64_t begin = (static_cast<uint32_t>(channel_) + num_channels - first) % num_channels * piece;
-    if (begin >= bytes) return {};
-    return {to_address + begin, from_address + begin, bytes - begin < piece ? bytes - begin : piece};
+  JAXCOMM_DEVICE char* InArena(int32_t of, int64_t row) const { return comm_.arena.At(of, row * args_.row_bytes); }
+  JAXCOMM_DEVICE const char* InX(const Slice& slice) const { return args_.x + slice.input * args_.row_bytes; }
+  JAXCOMM_DEVICE char* InY(const Slice& slice) const { return args_.y + slice.output * args_.row_bytes; }
+
+  JAXCOMM_DEVICE void Read() {
+    CopyIn();
+    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
+    MoveAll([&](int32_t peer, int32_t i) {
+      const Slice slice = At(peer, rank(), i);
+      if (slice.size == 0) return SliceMove{};
+      const char* const from = peer == rank() ? InX(slice) : InArena(peer, slice.input);
+      return SliceMove{InY(slice), from, slice.input * args_.row_bytes, slice.size * args_.row_bytes};
+    });
+    device::Barrier(comm_, channel_, kExitBarrier);  // the next call may overwrite the arena
   }
 
-  // The first tile of a move may be short: later ones begin at multiples of 16 bytes in the destination.
-  JAXCOMM_DEVICE static int64_t ShiftOf(const SliceMove& move) {
-    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(move.to) & (sizeof(device::Bytes16) - 1));
+  JAXCOMM_DEVICE void CopyIn() {
+    if (Thread() == 0) moves_[0] = {InArena(rank(), 0), args_.x, 0, args_.input_rows * args_.row_bytes};
+    if (Thread() == 0) numbers_[0] = NumStripes(moves_[0]);
+    __syncthreads();
+    MoveStripes(1);
+    __syncthreads();
+  }
+
+  JAXCOMM_DEVICE void Put() {
+    // A late rank may still copy the rows of an earlier call out of its arena.
+    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
+    MoveAll([&](int32_t peer, int32_t i) {
+      const Slice slice = At(rank(), peer, i);
+      if (slice.size == 0) return SliceMove{};
+      char* const to = peer == rank() ? InY(slice) : InArena(peer, slice.output);
+      return SliceMove{to, InX(slice), slice.output * args_.row_bytes, slice.size * args_.row_bytes};
+    });
+    // Peers write to this arena after the next entry barrier only, so that the copies need no barrier behind them.
+    if (!device::Barrier(comm_, channel_, kExitBarrier)) return;
+    MoveAll([&](int32_t peer, int32_t i) {
+      const Slice slice = At(peer, rank(), i);
+      if (peer == rank() || slice.size == 0) return SliceMove{};
+      return SliceMove{InY(slice), InArena(rank(), slice.output), slice.output * args_.row_bytes,
+                       slice.size * args_.row_bytes};
+    });
+  }
+
+  // The first stripe of this channel that a move may touch.
+  JAXCOMM_DEVICE int64_t FirstStripe(const SliceMove& move) const {
+    const int64_t first = move.begin / kStripeBytes, channels = args_.num_channels;
+    return first + (channel_ - first % channels + channels) % channels;
+  }
+  JAXCOMM_DEVICE int32_t NumStripes(const SliceMove& move) const {
+    const int64_t channels = args_.num_channels;
+    const int64_t end = (move.begin + move.bytes + kStripeBytes - 1) / kStripeBytes, first = FirstStripe(move);
+    return move.bytes > 0 && first < end ? static_cast<int32_t>((end - first + channels - 1) / channels) : 0;
   }
 
   // Makes the moves make(peer, i) for all peers and slices of a pair. Each rank begins with the next one, so that not
-  // all write to the same rank at once. Warps take tiles of all moves in turn, so that loads of many slices are in
-  // flight at once.
+  // all use the same link at once. Warps take stripes of all moves in turn, so that loads of many slices are in flight
+  // at once.
   template <typename Make>
   JAXCOMM_DEVICE void MoveAll(Make make) {
     for (int32_t base = 0; base < args_.slices_per_rank; base += Threads()) {
@@ -99,13 +122,12 @@ class SliceCall {
       if (Thread() < num) {
         const int32_t pair = (base + Thread()) / per_pair_, peer = (rank() + 1 + pair) % n();
         const SliceMove move = make(peer, base + Thread() - pair * per_pair_);
-        const int64_t end = move.bytes > 0 ? move.bytes + ShiftOf(move) : 0;
         moves_[Thread()] = move;
-        numbers_[Thread()] = static_cast<int32_t>((end + device::kTileBytes - 1) / device::kTileBytes);
+        numbers_[Thread()] = NumStripes(move);
       }
       __syncthreads();
       SumNumbers(num);
-      MoveTiles(num);
+      MoveStripes(num);
       __syncthreads();
     }
   }
@@ -121,23 +143,23 @@ class SliceCall {
     }
   }
 
-  JAXCOMM_DEVICE void MoveTiles(int32_t num) {
+  JAXCOMM_DEVICE void MoveStripes(int32_t num) {
     const int32_t num_warps = (Threads() + device::kWarpThreads - 1) / device::kWarpThreads;
-    for (int32_t tile = Thread() / device::kWarpThreads; tile < numbers_[num - 1]; tile += num_warps) {
-      int32_t low = 0, high = num - 1;  // the first move whose tiles end behind this one
+    for (int32_t stripe = Thread() / device::kWarpThreads; stripe < numbers_[num - 1]; stripe += num_warps) {
+      int32_t low = 0, high = num - 1;  // the first move whose stripes end behind this one
       while (low < high) {
         const int32_t middle = (low + high) / 2;
-        if (numbers_[middle] > tile) {
+        if (numbers_[middle] > stripe) {
           high = middle;
         } else {
           low = middle + 1;
         }
       }
       const SliceMove move = moves_[low];
-      const int64_t k = tile - (low > 0 ? numbers_[low - 1] : 0);
-      int64_t begin = k * device::kTileBytes - ShiftOf(move);
-      const int64_t end = begin + device::kTileBytes < move.bytes ? begin + device::kTileBytes : move.bytes;
-      if (begin < 0) begin = 0;
+      const int64_t k = stripe - (low > 0 ? numbers_[low - 1] : 0);
+      const int64_t at = (FirstStripe(move) + k * args_.num_channels) * kStripeBytes - move.begin;
+      const int64_t begin = at > 0 ? at : 0;
+      const int64_t end = at + kStripeBytes < move.bytes ? at + kStripeBytes : move.bytes;
       device::Copy(move.to + begin, move.from + begin, end - begin, device::OfWarp());
     }
   }

@@ -12,8 +12,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes(), and its rows are
-// those of y.
+// One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes().
 struct SliceArgs {
   device::Comm comm;
   const char* x = nullptr;      // rows to send
@@ -27,24 +26,25 @@ struct SliceArgs {
   bool wide_table = false;  // integers of 64 bits
 };
 
-JAXCOMM_BOTH int64_t ArenaBytes(const SliceArgs& args) { return (args.output_rows * args.row_bytes + 255) / 256 * 256; }
-
-// The part of a slice that one channel moves is a multiple of 16 bytes, and at least what a warp copies at once.
-constexpr int64_t kMinPieceBytes = 512;
-
-// Every slice is cut into pieces of this many bytes; the last one is shorter. Piece k of slice i from rank r to rank s
-// belongs to channel (r + s + i + k) % num_channels, so that short slices are distributed over the channels too.
-JAXCOMM_BOTH int64_t PieceBytes(int64_t slice_bytes, int32_t num_channels) {
-  const int64_t even = (slice_bytes + num_channels - 1) / num_channels;
-  return even < kMinPieceBytes ? kMinPieceBytes : (even + 15) / 16 * 16;
+// The arena has the rows of x, which peers read, or those of y, which peers put: the fewer of both. A result with
+// places for the worst case has many times the rows of x.
+JAXCOMM_BOTH bool Reads(const SliceArgs& args) { return args.input_rows <= args.output_rows; }
+JAXCOMM_BOTH int64_t ArenaBytes(const SliceArgs& args) {
+  const int64_t rows = Reads(args) ? args.input_rows : args.output_rows;
+  return (rows * args.row_bytes + 255) / 256 * 256;
 }
+
+// Stripe s of the arena, of this many bytes, belongs to channel s % num_channels on all ranks: the bytes that a warp
+// keeps in flight. One long slice so occupies all channels, and short slices are distributed over them.
+constexpr int64_t kStripeBytes = 4096;
 
 constexpr int kSliceThreads = 512;  // per thread block
 
-// A copy by one channel.
+// A copy between an arena and another buffer. The channel makes its stripes of it.
 struct SliceMove {
   char* to = nullptr;
   const char* from = nullptr;
+  int64_t begin = 0;  // in the arena
   int64_t bytes = 0;
 };
 
