@@ -388,7 +388,7 @@ TEST_CASE("slices that overlap at their receiver") {
   CheckWrong({{0, 2, 1, 1, 3}}, false, kSlicesOverlap,
              "rank 0 writes rows from 0 on and rank 0 writes rows from 3 on of the output of rank 1: slices must not "
              "overlap there");
-  CheckWrong({{0, 1, 1, 1, 0}, {1, 3, 0, 1, 0}, {1, 2, 1, 0, 4}}, false, kSlicesOverlap,
+  CheckWrong({{0, 1, 1, 1, 0}, {1, 3, 0, 1, 0}, {0, 2, 1, 1, 0}, {1, 2, 1, 0, 4}}, false, kSlicesOverlap,
              "rank 0 writes rows from 0 on and rank 1 writes rows from 4 on of the output of rank 1: slices must not "
              "overlap there");
 }
