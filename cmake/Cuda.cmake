@@ -116,6 +116,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
   ffi/cuda/kernels/rows.cu
+  ffi/cuda/kernels/slices.cu
   ffi/cuda/kernels/watchdog.cu
   ffi/cuda/cublas/cublaslt_library.cc
   ffi/cuda/cublas/product.cc
@@ -134,6 +135,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/program/program.cc
   ffi/cuda/program/row_args.cc
   ffi/cuda/program/send_recv_schedule.cc
+  ffi/cuda/program/slice_args.cc
   ffi/cuda/runtime/call_names.cc
   ffi/cuda/runtime/communicator.cc
   ffi/cuda/runtime/device_call.cc

@@ -254,6 +254,16 @@ def is_on_one_host(ctx: Any, call: Call) -> bool:
     return _placement.gpus_are_on_one_host(mesh, rows)
 
 
+def uses_row_kernel(ctx: Any, call: Call, platform: str) -> bool:
+    """Whether GPUs move the rows of a call over slices by jaxcomm's kernel, which checks the table before a row moves.
+
+    The kernel works inside a node. Between nodes, and where jaxcomm's kernels are not used, XLA's own collective runs.
+    """
+    if platform != "cuda" or call.algorithm not in (None, "direct"):
+        return False
+    return not uses_xla(call, platform) and is_on_one_host(ctx, call)
+
+
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 

@@ -17,8 +17,8 @@ ffi::TypeInfo GpuCallState::info = ffi::MakeTypeInfo<GpuCallState>();
 namespace {
 
 // Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. dispatch and
-// combine have the operands of their CPU handlers (ffi/handlers). The barrier has any number of arrays, which it passes
-// on. Further operands of asynchronous calls are not read.
+// combine and all_to_all_v have the operands of their CPU handlers (ffi/handlers). The barrier has any number of
+// arrays, which it passes on. Further operands of asynchronous calls are not read.
 struct Buffers {
   DType dtype = DType::kU8;
   const void* x = nullptr;
@@ -56,12 +56,31 @@ Status DecodeRows(const CallSpec& spec, ffi::RemainingArgs args, const Buffers& 
   return OkStatus();
 }
 
+// Operands: operand, start value of the result, table.
+Status DecodeSlices(ffi::RemainingArgs args, const Buffers& buffers, RowOperands* rows) {
+  const auto start = args.get<ffi::AnyBuffer>(2), table = args.get<ffi::AnyBuffer>(3);
+  const bool wide = table && table->element_type() == ffi::DataType::S64;
+  if (!start || !table || (!wide && table->element_type() != ffi::DataType::S32) ||
+      FromFfi(start->element_type()) != buffers.dtype ||
+      static_cast<int64_t>(start->element_count()) != buffers.output_count) {
+    return InvalidArgumentError("element types or sizes of the operands do not match");
+  }
+  if (buffers.output_count > 0 && start->untyped_data() != buffers.y) {
+    return InvalidArgumentError("the result must be aliased to the output operand");
+  }
+  rows->table = table->untyped_data();
+  rows->table_count = static_cast<int64_t>(table->element_count());
+  rows->wide_table = wide;
+  return OkStatus();
+}
+
 StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   const bool combines = spec.collective == Collective::kCombine;
+  const bool of_slices = spec.collective == Collective::kAllToAllV;
   const bool of_rows = combines || spec.collective == Collective::kDispatch;
   // The values that an asynchronous call waits for are operands too.
-  const bool fits = of_rows                  ? args.size() == (combines ? 6 : 4) && rets.size() == 1
+  const bool fits = of_rows || of_slices     ? args.size() == (combines ? 6 : 4) && rets.size() == 1
                     : spec.asynchronous != 0 ? args.size() > rets.size()
                                              : args.size() == rets.size() + 1;
   if (!fits) {
@@ -85,6 +104,7 @@ StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Rem
     buffers.input_count = static_cast<int64_t>(x->element_count());
     buffers.output_count = static_cast<int64_t>((*y)->element_count());
   }
+  if (of_slices) JAXCOMM_RETURN_IF_ERROR(DecodeSlices(args, buffers, &buffers.rows));
   if (of_rows) JAXCOMM_RETURN_IF_ERROR(DecodeRows(spec, args, buffers, &buffers.rows));
   return buffers;
 }
