@@ -2,7 +2,7 @@
 
 from mutation.hand import Mutant
 
-CALL, PROGRAM = "ffi/cpu/inter_process_call.cc", "ffi/cpu/inter_process_program.cc"
+CALL, CHECKS, PROGRAM = (f"ffi/cpu/inter_process_{name}.cc" for name in ("call", "checks", "program"))
 MESSAGES = "ffi/cpu/active_messages.cc"
 
 MUTANTS = [
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "running calls get no grace period",
-        CALL,
+        CHECKS,
         "phase_.load() == Phase::kRunning ? kGrace",
         "phase_.load() == Phase::kExitBarrier ? kGrace",
         "test_inter_process_endings",
@@ -175,21 +175,21 @@ MUTANTS = [
     Mutant(
         "the reason of an unreadable peer is not reported",
         CALL,
-        "          if (other.peer->control_segment().FindFailure(spec_.run_id)) {\n            FailLike(other);",
+        "          if (other.peer->control_segment().FindFailure(spec_.run.run_id)) {\n            FailLike(other);",
         "          if (false) {\n            FailLike(other);",
         "test_inter_process_endings",
     ),
     Mutant(
         "failures of other calls of the run are not checked",
-        CALL,
-        "    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);",
+        CHECKS,
+        "    if (other.peer->control_segment().FindFailure(spec_.run.run_id)) return FailLike(other);",
         "    if (other.slot >= 0 && other.peer->control_segment().slots[other.slot].failed.load()) "
         "return FailLike(other);",
         "test_inter_process_endings",
     ),
     Mutant(
         "a process that has left all calls counts as dead",
-        CALL,
+        CHECKS,
         "  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;\n"
         "  for (const int32_t process : distant_) {",
         "  for (const int32_t process : distant_) {",
@@ -226,23 +226,23 @@ MUTANTS = [
     ),
     Mutant(
         "an error names tables if the descriptions are equal",
-        CALL,
-        "  if (fingerprint.program == fingerprint_.program) with",
-        "  if (what == own) with",
+        CHECKS,
+        "  if (fingerprint.program == fingerprint_.program) text",
+        "  if (what == spec_.names->what) text",
         "test_call_sites",
     ),
     Mutant(
         "an error never names tables",
-        CALL,
-        "  if (fingerprint.program == fingerprint_.program) with",
-        "  if (false) with",
+        CHECKS,
+        "  if (fingerprint.program == fingerprint_.program) text",
+        "  if (false) text",
         "test_call_sites",
     ),
     Mutant(
         "an error does not say that attributes differ",
-        CALL,
-        'what == own ? ", with different attributes or plans"',
-        'false ? ", with different attributes or plans"',
+        CHECKS,
+        'Mismatch(process, what, ", with different attributes or plans")',
+        'Mismatch(process, what, "")',
         "test_call_sites",
     ),
     Mutant(
@@ -386,5 +386,111 @@ MUTANTS = [
         "Submit(num_local_ - 1 + spec_.asynchronous, ",
         "Submit(num_local_ - 1, ",
         "test_inter_process_call",
+    ),
+    # Comparison of runs.
+    Mutant(
+        "processes of a node that are in other runs are not found",
+        CHECKS,
+        "    if (found && !skip && !is_over(found->run_id)) return found;\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process that is in another run is an error too early",
+        CHECKS,
+        "  if (now - other_run_since_ < kOtherRun) return;\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process of the node in two runs is an error",
+        CHECKS,
+        " || run_id != their_run_id.value_or(run_id);",
+        ";",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process of the node in another call of the run is an error",
+        CHECKS,
+        "skip |= run_id == spec_.run.run_id || ",
+        "skip |= ",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a call of another group is an error",
+        CHECKS,
+        "slot.group.load() != spec_.run.group || ",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process that has not noticed the end of its call is an error",
+        CHECKS,
+        " || slot.exited.load() != 0) return;",
+        ") return;",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process in two runs compares itself",
+        CHECKS,
+        "  if (in_several_runs) return std::nullopt;\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process that has not noticed a failure is an error",
+        CHECKS,
+        "return own.FindFailure(run_id).has_value();",
+        'return own.FindFailure(run_id) == "";',
+        "test_other_runs",
+    ),
+    Mutant(
+        "processes of the node in the other run get no error",
+        CHECKS,
+        "    node_.control_segment().AddFailure(found->run_id, error.message());\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "processes of other nodes in the other run get no error",
+        CHECKS,
+        "    active_messages_->SendAborted(found->process, found->key, error.message());\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process of another node that has entered the call is compared",
+        CHECKS,
+        "    if (has_entered_[i].load()) continue;\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
+        "a process of another node in the same run is an error",
+        MESSAGES,
+        "if (run.run_id == own.run_id || ",
+        "if (",
+        "test_active_messages test_other_runs",
+    ),
+    Mutant(
+        "a process of another node in two runs is an error",
+        MESSAGES,
+        " || run.run_id != run_id.value_or(run.run_id)) return",
+        ") return",
+        "test_active_messages test_other_runs",
+    ),
+    Mutant(
+        "a call of another group on another node is an error",
+        MESSAGES,
+        "if (run.group == own.group && ",
+        "if (",
+        "test_active_messages test_other_runs",
+    ),
+    Mutant(
+        "the run of a call that waits is not sent",
+        MESSAGES,
+        "  header.run = run;\n",
+        "",
+        "test_active_messages test_other_runs",
     ),
 ]
