@@ -22,8 +22,8 @@ constexpr auto kOtherRun = std::chrono::seconds(1);
 }  // namespace
 
 void InterProcessCall::FailLike(const Other& other) {
-  const std::string why = other.peer->control_segment().FindFailure(spec_.run.run_id).value_or("no reason known");
-  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(other.peer->process()) + " aborted: " + why));
+  const std::optional<std::string> why = other.peer->control_segment().FindFailure(spec_.run.run_id);
+  OnAborted(other.peer->process(), why.value_or("no reason known"));
 }
 
 std::string InterProcessCall::Mismatch(int32_t process, const std::string& what,
@@ -83,7 +83,8 @@ void InterProcessCall::CompareRuns(Clock::time_point now) {
     return;
   }
   if (now - other_run_since_ < kOtherRun) return;
-  const Status error = Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what, ", in another program or execution"));
+  const Status error =
+      Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what, ", in another program or execution"));
   if (std::find(distant_.begin(), distant_.end(), found->process) != distant_.end()) {
     active_messages_->SendAborted(found->process, found->key, error.message());
   } else {
