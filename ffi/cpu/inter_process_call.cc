@@ -330,6 +330,7 @@ bool InterProcessCall::Reclaim() {
 void* InterProcessCall::DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                                       int64_t bytes) {
   if (fingerprint != fingerprint_) return nullptr;
+  has_received_.store(true);
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();

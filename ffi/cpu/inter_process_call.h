@@ -152,6 +152,7 @@ class InterProcessCall : public MessageHandler,
   // In the order of distant_.
   std::unique_ptr<std::atomic<bool>[]> has_entered_;  // and has announced it
   std::unique_ptr<std::atomic<bool>[]> has_exited_;   // for error messages
+  std::atomic<bool> has_received_{false};             // a payload from another node; it may not be complete
   bool registered_ = false;                           // with the active messages
   Block block_;
   int slot_ = -1;

@@ -65,6 +65,9 @@ std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const
     });
     if (found && !skip && !is_over(found->run_id)) return found;
   }
+  // A process may have left this call and be in its next run while its payloads for this call still arrive. The network
+  // announces them before the message about the next run. In earlier phases, no process can have left the call.
+  if (phase_.load() == Phase::kExitBarrier && has_received_.load()) return std::nullopt;
   for (size_t i = 0; i < distant_.size(); ++i) {
     if (has_entered_[i].load()) continue;
     const auto call = active_messages_->CallOfOtherRun(distant_[i], spec_.run);

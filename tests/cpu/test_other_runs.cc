@@ -19,6 +19,7 @@ struct Calls {
   std::vector<std::unique_ptr<Collective1>> collectives;
   std::vector<std::unique_ptr<Results>> results;
 
+  Calls(World& all, int num) : world(all), num_processes(num) {}
   // `work`: the progress thread advances the call.
   std::shared_ptr<InterProcessCall> Enter(Collective1& one, int32_t process, uint64_t key, int64_t run, Results& result,
                                           bool work = true) {
@@ -87,6 +88,29 @@ TEST_CASE("a process may be in another run for almost a second") {
   other->Check(began);
   CHECK(Has(result.error(1), "ranks [0] (process 0) aborted: psum at test: in the entry barrier, calls do not match"));
   CHECK(one->Reclaim() && other->Reclaim());
+}
+
+TEST_CASE("a process that has left the call gets no error while its payload still arrives") {
+  World world(2, 2);
+  Calls calls{world, 2};
+  Collective1& one = calls.Make();
+  Results &result = calls.Result(), &next = calls.Result();
+  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+  while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+  }
+  CHECK(call->DestinationOf(one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
+  calls.Enter(calls.Make(), 1, 2001, 2, next);
+  const Clock::time_point began = Clock::now();
+  while (world.active_messages(0)->OtherCallsOf(1).empty()) {
+    CHECK(Clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (int ms = 0; ms < 2000; ms += 50) call->Check(began + std::chrono::milliseconds(ms));
+  CHECK(!call->failed());
+  call->Fail(InvalidArgumentError("the end"));
+  call->OnPutDone();
+  world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
+  CHECK(result.WaitFor(1) && next.WaitFor(1));
 }
 
 // Process 1 comes late to the call of process 0. Meanwhile it is in other calls, or seems to be.

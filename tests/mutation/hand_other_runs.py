@@ -83,6 +83,13 @@ MUTANTS = [
         "test_other_runs",
     ),
     Mutant(
+        "a process whose payload still arrives is compared after it has left",
+        CHECKS,
+        "  if (phase_.load() == Phase::kExitBarrier && has_received_.load()) return std::nullopt;\n",
+        "",
+        "test_other_runs",
+    ),
+    Mutant(
         "a process of another node in the same run is an error",
         MESSAGES,
         "if (run.run_id == own.run_id || ",
