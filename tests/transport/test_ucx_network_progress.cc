@@ -122,10 +122,10 @@ TEST_CASE("a network closes its descriptors") {
   CHECK(NumFiles() == files);
 }
 
-// A process that leaves waits for the answers of its peers for up to a second.
+// A process that leaves waits for the answers of its peers.
 TEST_CASE("a process disconnects from all peers and leaves as soon as they have answered") {
   double least_s = 10;
-  for (int i = 0; i < 3 || (i < 8 && least_s > 0.8); ++i) {
+  for (int i = 0; i < 3 || (i < 8 && least_s > 5); ++i) {
     const int leaver = i % 3, first = (leaver + 1) % 3, second = (leaver + 2) % 3;
     Processes processes = JoinAll(WithOptions(0, 20), 3, TestProcess::Place::kAtOnce);
     processes[leaver]->Send(first, 0, 0, 100);
@@ -140,7 +140,7 @@ TEST_CASE("a process disconnects from all peers and leaves as soon as they have 
     }
     LeaveAll(processes);
   }
-  CHECK(least_s < 0.8);
+  CHECK(least_s < 5);  // the limit is ten seconds
 }
 
 }  // namespace
