@@ -119,6 +119,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
   ffi/cuda/kernels/rows.cu
+  ffi/cuda/kernels/slices.cu
   ffi/cuda/kernels/watchdog.cu)
 target_include_directories(_cuda SYSTEM PRIVATE ${JAXCOMM_CUDA_HEADERS})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)

@@ -92,6 +92,11 @@ FEATURES = (
         ("test_cuda_rows", "test_cuda_row_calls"),
     ),
     Feature(
+        "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
+        "emulated; handlers on a fake of XLA",
+        ("test_cuda_slices", "test_cuda_slice_calls"),
+    ),
+    Feature(
         "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
         "on fakes; schedule by XLA's compiler for GPUs",
         ("test_cuda_lanes", "test_cuda_late_gpus"),
