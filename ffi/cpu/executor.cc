@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "cpu/row_lists.h"
@@ -245,14 +246,17 @@ bool Execution::MoveLists(const Step& step) {
 }
 
 std::pair<int32_t, int32_t> Execution::WaitingPair() {
-  for (int32_t rank : local_) {
-    Rank& state = ranks_[rank];
-    if (state.busy.exchange(true)) continue;
-    const std::vector<Step>& steps = program_->plans[rank].steps;
-    const bool waits = state.next_step < steps.size() && steps[state.next_step].kind == StepKind::kWait;
-    const int32_t peer = waits ? steps[state.next_step].peer : -1;
-    state.busy.store(false);
-    if (waits) return {rank, peer};
+  constexpr int kTries = 100;  // threads that wait hold a rank for short times
+  for (int i = 0; i < kTries; ++i, std::this_thread::yield()) {
+    for (int32_t rank : local_) {
+      Rank& state = ranks_[rank];
+      if (state.busy.exchange(true)) continue;
+      const std::vector<Step>& steps = program_->plans[rank].steps;
+      const bool waits = state.next_step < steps.size() && steps[state.next_step].kind == StepKind::kWait;
+      const int32_t peer = waits ? steps[state.next_step].peer : -1;
+      state.busy.store(false);
+      if (waits) return {rank, peer};
+    }
   }
   return {-1, -1};
 }

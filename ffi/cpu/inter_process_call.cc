@@ -192,8 +192,7 @@ const InterProcessCall::Other* InterProcessCall::Failed() const {
 }
 
 void InterProcessCall::FailLike(const Other& other) {
-  const std::string why = other.peer->control_segment().FindFailure(spec_.run_id).value_or("no reason known");
-  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(other.peer->process()) + " aborted: " + why));
+  OnAborted(other.peer->process(), other.peer->control_segment().FindFailure(spec_.run_id).value_or("no reason known"));
 }
 
 // Returns whether the call has advanced.
@@ -389,7 +388,15 @@ void InterProcessCall::OnExited(int32_t process, const Fingerprint& fingerprint,
 }
 
 void InterProcessCall::OnAborted(int32_t process, const std::string& why) {
-  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(process) + " aborted: " + why));
+  std::string text = "ranks " + RanksOf(process) + " aborted: " + why;
+  // The other process may have waited for this one, which waits for a third one: the cause.
+  const auto [rank, peer] = phase_.load() == Phase::kRunning ? execution_->WaitingPair() : std::pair(-1, -1);
+  if (rank >= 0 && program_->process_of()[peer] != process) {
+    text += "; rank " + std::to_string(spec_.names->ranks[rank]) + " waits for rank " +
+            std::to_string(spec_.names->ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) +
+            ")";
+  }
+  Fail(Wrong(StatusCode::kDeadlineExceeded, text));
 }
 
 void InterProcessCall::OnLost(int32_t process) {

@@ -163,6 +163,21 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     CHECK(results.error(1) == "had enough");
     for (const int32_t p : {0, 2}) CHECK(Has(results.error(p), "aborted: had enough"));
   }
+  {  // process 2 does nothing, process 0 waits for it, and process 1, which waits for process 0, times out first
+    Collective1 one(ring, Sum(3, 100), {0, 1, 2}, false, random);
+    Results results(3);
+    const uint64_t now = next_run();
+    std::vector<std::shared_ptr<InterProcessCall>> calls;
+    for (int32_t p = 0; p < 3; ++p) calls.push_back(one.CallOf(world, p, now, results, p == 1 ? 0.2 : 60));
+    for (auto& call : calls) call->Enter();
+    for (const int32_t p : {0, 1}) world.progress_thread(p).Add(calls[p]);
+    CHECK(results.WaitFor(2));
+    CHECK(Has(results.error(1), "got no signal from rank 0 (process 0)"));
+    CHECK(Has(results.error(0), "ranks [1] (process 1) aborted") &&
+          Has(results.error(0), "; rank 0 waits for rank 2 (process 2)"));
+    world.progress_thread(2).Add(calls[2]);
+    CHECK(results.WaitFor(3));
+  }
   {  // two disagree about the size
     Collective1 one(ring, Sum(2, 100), {0, 1}, true, random), other(ring, Sum(2, 101), {0, 1}, true, random);
     Results results(2);

@@ -139,8 +139,13 @@ void RunBeside(uint64_t seed) {
 ALONE_TEST_CASE("calls of both lanes at the same time") {
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 4; ++seed) RunBeside(seed);
 }
-ALONE_TEST_CASE("calls of both lanes at the same time, many [full]") {
-  for (uint64_t seed = FirstSeed() + 4; seed < FirstSeed() + 200; ++seed) RunBeside(seed);
+// Worlds are never freed, because watcher threads may use them: each has tens of MB, so few share a process.
+TEST_CASE("calls of both lanes at the same time, many [full]") {
+  for (uint64_t seed = FirstSeed() + 4; seed < FirstSeed() + 102; seed += 14) {
+    Alone([&] {
+      for (uint64_t i = 0; i < 14; ++i) RunBeside(seed + i);
+    });
+  }
 }
 
 // All calls of XLA's stages on one GPU.

@@ -104,7 +104,7 @@ def test_processes_finish_a_run_as_one_does(alone, launch, tmp_path, processes):
 @pytest.mark.full
 def test_processes_drop_the_choices_that_one_does(launch, tmp_path):
     """--moe capacity, with fewer slots than an even load needs."""
-    options = {**OPTIONS, "steps": 4, "sample": 0, "moe": "capacity", "capacity": 0.5}
+    options = {**OPTIONS, "steps": 4, "moe": "capacity", "capacity": 0.5}
     out, alone = tmp_path / "run", tmp_path / "alone"
     train_here(alone, **options)
     status, output = launch(2, "models.moe.train", *flags(**options, out=out))

@@ -387,4 +387,11 @@ MUTANTS = [
         "Submit(num_local_ - 1, ",
         "test_inter_process_call",
     ),
+    Mutant(
+        "an error of a peer hides whom this process waits for",
+        CALL,
+        "if (rank >= 0 && program_->process_of()[peer] != process) {",
+        "if (rank >= 0 && program_->process_of()[peer] == process) {",
+        "test_inter_process_failures",
+    ),
 ]

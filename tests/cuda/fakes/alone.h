@@ -34,7 +34,9 @@ std::string Alone(Test test) {
   close(ends[0]);
   std::fwrite(said.data(), 1, said.size(), stderr);
   int status = -1;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(waitpid(child, &status, 0) == child);
+  if (WIFSIGNALED(status)) std::fprintf(stderr, "ended by signal %d\n", WTERMSIG(status));
+  CHECK(status == 0);
   return said;
 }
 
