@@ -138,6 +138,20 @@ def test_rows_fill_the_link(wheels, tmp_path):
         check(found[name], name, 512, "sm_90", 1)
 
 
+def test_slices_fill_the_link(wheels, tmp_path):
+    """ragged_all_to_all: every stripe is copied by a warp."""
+    cubin = tmp_path / "slices.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
+        "-I", ROOT / "ffi" / "include", KERNELS / "slices.cu", "-o", cubin,
+    )  # fmt: skip
+    text = sass.disassemble(wheels, cubin)
+    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
+    found = sass.bursts(text)
+    (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
+    check(found[copy], copy, 512, "sm_90", 2)  # body and tail
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "threads", "named_barriers"),
