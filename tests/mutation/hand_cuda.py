@@ -45,7 +45,7 @@ MUTANTS = [
         LIMITS,
         "num_sms - kSmsOfOthers - 2 * kSmsOfProxies",
         "num_sms",
-        "test_cuda_late_gpus",
+        "test_cuda_late_gpus test_cuda_lanes",
     ),
     Mutant(
         "the smallest GPU does not limit the channels",
