@@ -84,7 +84,7 @@ def test_each_compiles_with_nvcc(user, toolkit, wheels, header):
 
 def test_the_kernel_of_several_nodes_compiles_with_nvcc(toolkit, wheels, tmp_path):
     source = tmp_path / "all_gather.cu"
-    source.write_text(f'#include "{NODES}"\nconst void* const kernel = (const void*)node_all_gather::Kernel;\n')
+    source.write_text(f'#include "{NODES}"\nconst void* kernel = (const void*)node_all_gather::Kernel;\n')
     include = ("-I", jaxcomm.get_include(), *nccl(wheels))
     command = (toolkit / "bin" / "nvcc", "-std=c++17", *NVCC_FLAGS, "-Xptxas=-v", *include, "-c", source)
     done = subprocess.run([*command, "-o", tmp_path / "all_gather.o"], capture_output=True, text=True, timeout=300)

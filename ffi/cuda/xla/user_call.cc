@@ -175,7 +175,6 @@ Status TryUseGin(host::CallData* data, int32_t nccl_version) {
 
 Status TryReserve(host::CallData* data, int64_t bytes) {
   auto& call = *static_cast<OnDevice*>(data->call);
-  JAXCOMM_RETURN_IF_ERROR(CheckNodes(call));
   // A window that is large enough stays, because the executable and its CUDA graphs keep its address.
   if (bytes > call.comm.arena_bytes) {
     const Status reserved = call.communicator->ReserveFor(call.state->target, bytes, &call.comm);

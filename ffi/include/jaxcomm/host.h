@@ -50,8 +50,9 @@ class Setup {
     return ::xla::ffi::Error::InvalidArgument(problem);
   }
 
-  // Declares that the kernel uses GIN (gin.h) for ranks of other nodes. Before the first Reserve. Without this call,
-  // the group must be on one node. `nccl_version`: NCCL_VERSION_CODE of the headers with which the kernel was compiled.
+  // Declares that the kernel uses GIN (gin.h) for ranks of other nodes. Without this call, Execute ends with an error
+  // if the group has several nodes. `nccl_version`: NCCL_VERSION_CODE of the headers with which the kernel was
+  // compiled.
   //
   // Collective, as Reserve. All ranks get an error if they pass different versions, if the version is not the one for
   // which jaxcomm was built, or if the group has several nodes and GIN is off.
