@@ -4,8 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 PIP := $(BIN)/uv pip install -q --python $(BIN)/python
-# Runs test files in parallel. More than four at a time would compete for processors with their own ranks.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Runs test files in parallel. More than four at a time would compete for processors with their own ranks. The processes
+# share bytecode: uv installs none, and some environments forbid to write it. A process that compiles JAX's sources takes
+# three seconds longer to start.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pycache) $(BIN)/python -m pytest \
+  --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SHARD ?=
 
 .PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs

@@ -116,7 +116,10 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
   ffi/cuda/kernels/rows.cu
+  ffi/cuda/kernels/slices.cu
   ffi/cuda/kernels/watchdog.cu
+  ffi/cuda/cublas/cublaslt_library.cc
+  ffi/cuda/cublas/product.cc
   ffi/cuda/nccl/capabilities.cc
   ffi/cuda/nccl/bootstrap.cc
   ffi/cuda/nccl/first_contact.cc
@@ -132,15 +135,19 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/program/program.cc
   ffi/cuda/program/row_args.cc
   ffi/cuda/program/send_recv_schedule.cc
+  ffi/cuda/program/slice_args.cc
   ffi/cuda/runtime/call_names.cc
   ffi/cuda/runtime/communicator.cc
   ffi/cuda/runtime/device_call.cc
+  ffi/cuda/runtime/fused_matmul.cc
   ffi/cuda/runtime/send_recv_proxy.cc
   ffi/cuda/runtime/own_communicators.cc
   ffi/cuda/runtime/abort_flag.cc
   ffi/cuda/xla/call.cc
   ffi/cuda/xla/call_communicator.cc
+  ffi/cuda/xla/call_site.cc
   ffi/cuda/xla/done.cc
+  ffi/cuda/xla/fused_call.cc
   ffi/cuda/xla/user_call.cc
   ffi/cuda/xla/xla_collectives.cc)
 target_include_directories(_cuda SYSTEM PRIVATE

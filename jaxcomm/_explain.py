@@ -180,8 +180,9 @@ def explain(
     Args:
       op: public name, such as "all_to_all", "psum" or "psum_start".
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
-        predicted for a rank that sends all rows, and the same number of them to every rank. "moe.dispatch" and
-        "moe.combine" are predicted for GPUs of one node and an even load; x has a row per token.
+        predicted for a rank that sends all rows, and the same number of them to every rank; on GPUs, for those of one
+        node. "moe.dispatch" and "moe.combine" are predicted for GPUs of one node and an even load; x has a row per
+        token.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -227,7 +228,16 @@ def explain(
             )
         rows = _rows(op, x, n, num_experts, choices)
         algorithm = "direct"
+    if op == "ragged_all_to_all" and platform == "cuda":
+        if ranks_per_node != n or algorithm not in (None, "direct"):
+            raise ValueError(
+                f"{op} is explained for GPUs of one node and algorithm 'direct' only: between nodes, XLA's own "
+                "collective runs, which has no plan"
+            )
+        algorithm = "direct"
     of_call, item_bytes = _request.blocks(op, x, n, source, perm, choices or 1)
+    if op == "ragged_all_to_all" and platform == "cuda":  # the kernel cuts every slice over the channels
+        of_call["block_count"], item_bytes = item_bytes, 1
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"

@@ -96,7 +96,7 @@ def _place(
                 own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
-            # No windows for starts: whether XLA puts operands of a function into collective memory is not known.
+            # No windows for starts yet: docs/internals/cuda.md, Lanes.
             elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
@@ -115,7 +115,8 @@ def _call_attributes(
 ) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must be at the top level; `call` has the others."""
     per_node, one_node, own = _place(mesh, call, rows, platform, exported)
-    if call.algorithm is not None:
+    algorithm = None if collective == "fused_matmul" else call.algorithm  # of a plan
+    if algorithm is not None:
         n = rows.shape[1]
         if platform == "cuda":  # see _place: nodes are unknown here
             shapes = [size for size in range(1, n + 1) if n % size == 0]
@@ -123,11 +124,11 @@ def _call_attributes(
         else:
             scope = "node" if one_node else "network"
             possible = [plan.cpu_request(collective, scope, n, per_node, source_of=range(n))]
-        _check_algorithm(call, call.algorithm, possible)
+        _check_algorithm(call, algorithm, possible)
     attributes = {
         "op": call.op,
         "site": call.site,
-        "algorithm": call.algorithm or "",
+        "algorithm": algorithm or "",
         "group_size": np.int64(rows.shape[1]),
         "ranks_per_node": np.int64(per_node),
         "max_sms": np.int64(call.max_sms or 0),
@@ -253,6 +254,16 @@ def is_on_one_host(ctx: Any, call: Call) -> bool:
     return _placement.gpus_are_on_one_host(mesh, rows)
 
 
+def uses_row_kernel(ctx: Any, call: Call, platform: str) -> bool:
+    """Whether GPUs move the rows of a call over slices by jaxcomm's kernel, which checks the table before a row moves.
+
+    The kernel works inside a node. Between nodes, and where jaxcomm's kernels are not used, XLA's own collective runs.
+    """
+    if platform != "cuda" or call.algorithm not in (None, "direct"):
+        return False
+    return not uses_xla(call, platform) and is_on_one_host(ctx, call)
+
+
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 
@@ -308,6 +319,7 @@ def lower(
     xla: Callable[..., Any],
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
+    own_stream: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -324,6 +336,7 @@ def lower(
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
+      own_stream: the target uses a second stream. It is never part of a CUDA graph, and uses no windows.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
@@ -335,7 +348,8 @@ def lower(
     exported = _compat.is_exported(ctx)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
     beside = platform == "cuda" and not by_xla and call.asynchronous
-    if platform == "cuda" and not by_xla and (beside or not _placement.gpus_are_on_one_host(mesh, rows)):
+    may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
+    if platform == "cuda" and not by_xla and not own_stream and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
         # call in one after the computations beside it.
         target += "_eager"
@@ -359,7 +373,8 @@ def lower(
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
             return run(jnp.int32(0), *whole)
 
-        symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
+        # No peer reads the operands of a barrier.
+        symmetric = "symmetric_buffers" in common and aliases is None and not own_stream
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
             ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]

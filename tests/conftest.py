@@ -64,6 +64,21 @@ def pytest_configure(config):
     global _terminal
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _terminal = os.fdopen(os.dup(2), "w")
+    if config.getoption("--size") == "default":
+        _compile_quickly()
+
+
+def _compile_quickly():
+    """Compiles without LLVM's optimizations, here and in processes that inherit the environment.
+
+    Most tests compile for longer than they run. The other sizes compile as users do. Without its emitters of fusions,
+    XLA:CPU compiles a step of training in a third of the time; it has no others since 0.11.
+    """
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    jax.config.update("jax_disable_most_optimizations", True)
+    if jax.__version_info__ < (0, 11):
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"  # read when the first program compiles
 
 
 def pytest_sessionstart(session):

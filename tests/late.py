@@ -14,7 +14,8 @@ import time
 
 def outcome(op, *launcher, **environment):
     """Runs the program by ``launcher``, arguments of Python. Returns a CompletedProcess with its output."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("JAX", "XLA"))}
+    quick = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("JAX", "XLA")) or name == quick}
     return subprocess.run(
         [sys.executable, *launcher, __file__, op], env=kept | {"JAXCOMM_CALIBRATION": ""} | environment,
         capture_output=True, text=True, timeout=200,

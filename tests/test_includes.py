@@ -11,6 +11,7 @@ CUDA = [
     "cuda/program",
     "cuda/kernels",
     "cuda/nccl",
+    "cuda/cublas",
     "cuda/runtime",
     "cuda/xla",
     "cuda",
@@ -24,7 +25,7 @@ MAY_INCLUDE = {
 }
 MAY_INCLUDE["cpu"].add("include/jaxcomm")  # arithmetic of all element types
 LIBRARIES = {
-    "CUDA": r"cuda_|cuda/atomic",
+    "CUDA": r"cuda_|cuda/atomic|library_types",
     "NCCL": r"nccl",
     "XLA": r"xla/",
     "Python": r"nanobind/",
@@ -38,6 +39,7 @@ MAY_USE = {
     "": {"XLA", "Python"},
     "cuda/kernels": {"CUDA"},
     "cuda/nccl": {"CUDA", "NCCL", "Linux"},
+    "cuda/cublas": {"CUDA", "Linux"},
     "cuda/runtime": {"CUDA", "NCCL"},
     "cuda/xla": {"CUDA", "NCCL", "XLA"},
     "cuda": {"CUDA", "NCCL", "XLA", "Python"},

@@ -43,8 +43,9 @@ def blocks(text, language):
 
 
 def run_python(folder, *arguments):
-    """Output of a program in a fresh interpreter, with JAX's settings at their defaults."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
+    """Output of a program in a fresh interpreter, with JAX's settings at their defaults, but compiled as here."""
+    kept = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA")) or k == kept}
     environment["JAX_PLATFORMS"] = "cpu"
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=120

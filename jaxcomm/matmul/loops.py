@@ -31,10 +31,10 @@ class Spec:
     """Static arguments that both primitives share.
 
     Attributes:
-      call: op, axes, groups, algorithm (unfused, ring, direct, xla or None), max_sms and call site.
+      call: op, axes, groups, algorithm (unfused, ring, direct, fused, xla or None), max_sms and call site.
       axis: row dimension that is split into blocks.
       num_batch: number of leading batch dimensions.
-      chunks: number of parts in which `ring` and `direct` send a block.
+      chunks: number of parts in which all algorithms but `unfused` send a block.
       precision: precision of the products, as in jax.lax.dot_general.
     """
 
@@ -213,7 +213,12 @@ def _scatter_chunk(part_of: Callable[[Any], Any], me: Any, spec: Spec, dtype: An
     # Part s came from rank me - s. Parts are added in rank order, as `direct` of psum_scatter does.
     stack = lax.concatenate([lax.expand_dims(p, (0,)) for p in (part_of(me).astype(dtype), *parts)], 0)
     by_rank = [lax.dynamic_index_in_dim(stack, (me + (n - rank)) % n, 0, keepdims=False) for rank in range(n)]
-    total = by_rank[0].astype(wide(dtype))
-    for part in by_rank[1:]:
+    return sum_in_rank_order(by_rank, dtype)
+
+
+def sum_in_rank_order(parts: Sequence[Any], dtype: Any) -> Any:
+    """The sum of the parts of all ranks, as `direct` of psum_scatter adds them."""
+    total = parts[0].astype(wide(dtype))
+    for part in parts[1:]:
         total = total + part.astype(total.dtype)
     return total.astype(dtype)

@@ -18,13 +18,6 @@ def check(table, *, call, capacity, raises):
     return check_p.bind(table, call=call, capacity=capacity, raises=raises)
 
 
-def uses_kernel(ctx, call, platform):
-    """Whether GPUs move the rows of a call by jaxcomm's kernel, which checks the table of slices before a row moves."""
-    if platform != "cuda" or call.algorithm not in (None, "direct"):
-        return False
-    return not _lowering.uses_xla(call, platform) and _lowering.is_on_one_host(ctx, call)
-
-
 def refuse_unchecked(call):
     """Raises for a call whose overflow nothing would detect."""
     raise NotImplementedError(
@@ -54,7 +47,7 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
     if platform != "cpu":
         if not raises:
             return [table]
-        if not uses_kernel(ctx, call, platform):
+        if not _lowering.uses_row_kernel(ctx, call, platform):
             refuse_unchecked(call)
         mark = functools.partial(_mark, call=call, capacity=capacity)
         return _compat.mlir.lower_fun(mark, multiple_results=False)(ctx, table)

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._primitive import register
-from jaxcomm.moe.check import refuse_unchecked, uses_kernel
+from jaxcomm.moe.check import refuse_unchecked
 from jaxcomm.moe.routing import Routing
 from jaxcomm.ops.ragged_all_to_all import exchange, reverse
 
@@ -198,7 +198,7 @@ def _is_native(ctx, layout, platform):
     """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on the GPUs of one node."""
     if platform == "cpu":
         return not _lowering.uses_xla(layout.call, platform)
-    if uses_kernel(ctx, layout.call, platform):
+    if _lowering.uses_row_kernel(ctx, layout.call, platform):
         return True
     if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
         refuse_unchecked(layout.call)

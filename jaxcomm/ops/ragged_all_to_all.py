@@ -46,7 +46,8 @@ def ragged_all_to_all(
         a hierarchy: the innermost axis stays inside a node.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       algorithm: a name from ``algorithms("ragged_all_to_all")``, or "xla" for XLA's own collective, which CPUs lack.
-        None selects it by the selection table. GPUs and other platforms always use XLA's own collective.
+        None selects it by the selection table. GPUs have "direct", inside a node. Between nodes of GPUs and on other
+        platforms, XLA's own collective runs.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
@@ -59,7 +60,8 @@ def ragged_all_to_all(
       NotImplementedError: an axis of vmap, or an algorithm that the platform lacks.
       jax.errors.JaxRuntimeError: a slice exceeds the operand or the output, two slices overlap in the output of a rank,
         or sizes disagree: all ranks raise, and the message shows both ranks. A rank died or did not arrive within
-        JAXCOMM_TIMEOUT_S, or calls of ranks differ (at run time).
+        JAXCOMM_TIMEOUT_S, or calls of ranks differ (at run time). On GPUs, the next call raises. XLA's own collective
+        does not check slices.
 
     Cost: an all_gather of 4 N integers, then the rows of all slices, in at most N messages per rank. See
     docs/reference/algorithms.md.
@@ -120,10 +122,11 @@ def _shape(operand, output, table, *, call):
 
 
 def _lower(ctx, operand, output, table, *, platform, call):
-    if platform == "cuda":
+    if platform == "cuda" and not _lowering.uses_row_kernel(ctx, call, platform):
         if call.algorithm not in (None, "xla"):
             raise NotImplementedError(
-                f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPUs only; remove it, or pass 'xla'"
+                f"{call.op} at {call.site}: GPUs have algorithm 'direct', inside a node; got {call.algorithm!r}; "
+                "remove it, or pass 'xla'"
             )
         call = dataclasses.replace(call, algorithm="xla")
     elif platform == "cpu" and _lowering.uses_xla(call, platform):

@@ -280,6 +280,8 @@ def collective(
     in_use = ("", *(level.name for level in cluster.levels))
     notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
     request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
+    result = {"all_gather": operand * n, "psum_scatter": operand // n}.get(op, operand)
+    cluster = cluster.holding(min(cluster.levels[0].ranks, n) * (operand + result))
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,

@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from jaxcomm.simulate import ask, failures, judge, megatron, predict, store, table, validate
+from jaxcomm.simulate import ask, failures, here, judge, megatron, predict, store, table, validate
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_commands(commands)
     failures.add_command(commands)
     megatron.add_command(commands)
+    here.add_command(commands)
     return parser
 
 
@@ -107,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "step": ask.step,
         "goodput": failures.command,
         "validate-steps": megatron.command,
+        "validate-here": here.command,
     }
     try:
         return run[args.command](args)

@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxcomm._calibrate import Calibration
 from jaxcomm._core import plan, sim
 from jaxcomm.simulate import hashing
@@ -97,6 +99,8 @@ class Cluster:
       scope: on CPUs "process", "node" or "network"; None on GPUs.
       ranks_per_processor: ranks that take turns on one processor.
       origins: origin of each figure, by "table.key".
+      memories: (bytes, share of the bandwidth of the first level): on CPUs, the data of a call that all ranks of a node
+        touch, and the bandwidth in the cache or memory that holds it. ``holding`` interpolates.
       errors: measured / predicted - 1 of the calibration that the figures come from.
       compute: computation of a device; None if the file has no ``flops_bf16``.
       faults: degraded and lost links, planes and ranks, and slow ranks.
@@ -116,6 +120,7 @@ class Cluster:
     ranks_per_processor: float = 1.0
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
+    memories: tuple[tuple[float, float], ...] = ()
     compute: Compute | None = None
     faults: tuple[Fault, ...] = ()
 
@@ -198,22 +203,31 @@ class Cluster:
         n, per_node = sum(found.ranks), max(found.ranks)
         processes = sum(map(len, found.nodes))
         scope = "process" if processes == 1 else "node" if len(found.nodes) == 1 else "network"
-        machine = plan.machine_of(scope, n, per_node)
-        rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
         origin = "measured: calibrate()" if found.calibrated else "guess: constants of the cost model"
+        errors = (
+            [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
+        )
+        return Cluster.of_machine(plan.machine_of(scope, n, per_node), scope, n, per_node, origin, tuple(errors))
+
+    @staticmethod
+    def of_machine(
+        machine: Any, scope: str, ranks: int, ranks_per_node: int, origin: str, errors: tuple[float, ...] = ()
+    ) -> "Cluster":
+        """CPU devices with the parameters of a machine of the cost model. ``here`` has the scopes."""
+        rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
         overhead_s, rate, latency_s = rows["node"]
-        levels = [Level("node", "switch", per_node, flow_bytes_per_s=rate, latency_s=latency_s, overhead_s=overhead_s)]
-        if n > per_node:
+        levels = [
+            Level("node", "switch", ranks_per_node, flow_bytes_per_s=rate, latency_s=latency_s, overhead_s=overhead_s)
+        ]
+        if ranks > ranks_per_node:
             overhead_s, rate, latency_s = rows["network"]
             shared = machine.shared_network
             levels.append(
                 Level(
-                    "network", "fat_tree", n, rate if shared else math.inf, rate, latency_s, overhead_s, shared=shared
+                    "network", "fat_tree", ranks, rate if shared else math.inf, rate, latency_s, overhead_s,
+                    shared=shared,
                 )
-            )
-        errors = (
-            [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
-        )
+            )  # fmt: skip
         return Cluster(
             "this machine",
             "cpu",
@@ -224,8 +238,22 @@ class Cluster:
             scope=scope,
             ranks_per_processor=machine.ranks_per_processor,
             origins={f"{name}.{key}": origin for name in rows for key in ("overhead", "bandwidth", "latency")},
-            errors=tuple(errors),
+            errors=errors,
         )
+
+    def holding(self, touched_bytes: float) -> "Cluster":
+        """The cluster with the bandwidth of the memory that holds the data of a call.
+
+        Args:
+          touched_bytes: operands and results of all ranks of a node.
+        """
+        if not self.memories:
+            return self
+        logs = np.log(np.maximum([*(size for size, _ in self.memories), touched_bytes], 1.0))
+        share = float(np.exp(np.interp(logs[-1], logs[:-1], np.log([share for _, share in self.memories]))))
+        level = dataclasses.replace(self.levels[0], flow_bytes_per_s=self.levels[0].flow_bytes_per_s * share)
+        overhead_s, rate = self.copy
+        return dataclasses.replace(self, levels=(level, *self.levels[1:]), copy=(overhead_s, rate * share), memories=())
 
     def native(self, channels: int = 1) -> Any:
         """The cluster of the engine, for calls with this number of channels."""

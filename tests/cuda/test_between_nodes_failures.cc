@@ -1,9 +1,12 @@
-// Calls between nodes without GIN that fail: missing and late ranks, aborted kernels, full queues.
+// Calls that fail: between nodes without GIN, missing and late ranks, aborted kernels, full queues; a missing rank of a
+// started call.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include "between_nodes.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include "fakes/emulation.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -46,6 +49,27 @@ ALONE_TEST_CASE("a missing rank is an error on all others") {
     // Later calls say so, and put nothing on a stream.
     CHECK(!call->Launch(x.data(), y.data(), stream.handle()).ok() || Has(communicator.Failure(), "aborted"));
     Until([&] { return stream.num_running == 0; });
+  });
+}
+
+// The kernel of a started call has the deadline of all others. Its failure ends the calls of both lanes.
+ALONE_TEST_CASE("a missing rank of a started call is an error") {
+  Communicator::Configure(3, 3);
+  OnRanks(Hosts(1, 3), [&](ncclComm_t comm, int rank) {
+    Communicator& communicator = *Ok(fake::Get(comm));
+    Communicator& lane = *Ok(communicator.AsynchronousLane());
+    const CallSpec spec = SpecOf(Collective::kAllReduce, 3, "direct");
+    const auto call = Ok(DeviceCall::Make(spec, lane, DType::kS32, 100, 100));
+    if (rank == 2) return;
+    std::vector<int32_t> x(100), y(100);
+    Stream& stream = OwnStream();
+    stream.Push([] { emulation::TheMachine().switch_ns = 1'000'000; });  // seconds pass soon
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
+    Until([&] { return stream.num_running == 0; });
+    const std::string failure = lane.Failure().message();
+    CHECK(Has(failure, "all_reduce at here.py:1: rank " + std::to_string(rank) + " aborted "));
+    CHECK(Has(failure, "did not signal within 3 s (JAXCOMM_TIMEOUT_S)"));
+    CHECK(!lane.CheckUsable().ok() && !communicator.CheckUsable().ok());
   });
 }
 

@@ -1,4 +1,7 @@
-"""The programs that test and time kernels on a GPU pass the front ends of nvcc and of the host compiler."""
+"""The programs that test and time kernels on a GPU pass the front ends of nvcc and of the host compiler.
+
+The default size compiles the tests in emulation, and the kernels with nvcc (`make cuda`).
+"""
 
 import json
 import pathlib
@@ -8,6 +11,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.full
 ROOT = pathlib.Path(__file__).parents[2]
 TOOLS = pathlib.Path(sys.executable).parent
 TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "ll", "example")]
@@ -44,10 +48,7 @@ def test_no_other_program_is_there(programs):
     assert sorted(programs[0]) == sorted(TESTS + BENCHMARKS)
 
 
-# All programs take minutes to compile. The first one shares most code with the others.
-@pytest.mark.parametrize(
-    "source", [TESTS[0], *(pytest.param(source, marks=pytest.mark.full) for source in TESTS[1:] + BENCHMARKS)]
-)
+@pytest.mark.parametrize("source", TESTS + BENCHMARKS)
 def test_it_compiles(programs, source):
     """Without optimisation."""
     commands, folder = programs

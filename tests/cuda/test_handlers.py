@@ -25,6 +25,7 @@ def target():
     module = _native.cuda()
     _native.register()
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="cpu")
+    jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="cpu")
     for name, stages in module.cuda_targets().items():
         # XLA:CPU has no Prepare and no Initialize.
         kept = {stage: stages[stage] for stage in ("instantiate", "execute") if stage in stages}
@@ -44,6 +45,19 @@ def test_attributes_are_read_and_no_gpu_is_an_error(target, name):
     program, arguments = compiled(target(name), call=CALL, **OWN[name.removesuffix("_eager")])
     with pytest.raises(jax.errors.JaxRuntimeError, match="GPU"):
         jax.block_until_ready(program(*arguments))
+
+
+FUSED = {name: np.int64(1) for name in ("chunks", "keeps", "scatters", "tf32")}
+
+
+def test_attributes_of_fused_products_are_read(target):
+    program, arguments = compiled(target("fused_matmul"), call=CALL, **FUSED)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="GPU"):
+        jax.block_until_ready(program(*arguments))
+    for missing in FUSED:
+        rest = {name: value for name, value in FUSED.items() if name != missing}
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"psum at here\\.py:1: attribute {missing} is missing"):
+            compiled(target("fused_matmul"), call=CALL, **rest)
 
 
 def test_groups_must_be_of_equal_size(target):

@@ -114,7 +114,7 @@ def test_one_program_for_both_platforms(mesh):
 
 
 def test_buffers_of_started_transfers_are_ordinary_memory(mesh, monkeypatch):
-    """No windows on them: whether XLA keeps the memory space of a function's operand is not known."""
+    """No windows on them yet: see Lanes in docs/internals/cuda.md."""
     jax.clear_caches()
     monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")

@@ -161,9 +161,10 @@ struct Site {
   std::string Execute() { return Run(&CudaExecuteEagerly, XLA_FFI_ExecutionStage_EXECUTE); }
   template <typename F>
   std::string Run(F handler, XLA_FFI_ExecutionStage stage) {
-    return xla.Run(handler, stage, x, 4, y, 4);
+    return xla.Run(handler, stage, x, count, y, count);
   }
 
+  int64_t count = 4;
   int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
   Stream stream;
   FakeXla xla;
@@ -271,6 +272,22 @@ ALONE_TEST_CASE("the same call with other arguments on another rank is an error"
     CHECK(Has(site.Execute(), "rank " + std::to_string(rank.rank) + " and rank " + std::to_string(1 - rank.rank) +
                                   " make this call with different shapes, types or arguments"));
   });
+}
+
+ALONE_TEST_CASE("the same start with another element type or size on another rank is an error") {
+  for (const bool of_type : {true, false}) {
+    Alone([of_type] {
+      Communicator::Configure(20, 4);
+      GpuCallState* const states[] = {StateOf("here.py:1", true, "ring"), StateOf("here.py:1", true, "ring")};
+      OnRanks(*new World(2), [&](Rank& rank) {
+        Site site(*states[rank.rank], rank);
+        if (rank.rank == 1 && of_type) site.xla.dtype = XLA_FFI_DataType_F32;
+        if (rank.rank == 1 && !of_type) site.count = 3;
+        CHECK(site.Initialize().empty());
+        CHECK(Has(site.Execute(), "make this call with different shapes, types or arguments"));
+      });
+    });
+  }
 }
 
 // Of a long name, the end is exchanged: it has the line. Names that differ before it are different calls too.

@@ -46,6 +46,7 @@ KERNELS = {
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
     "ExchangeRows": SIGNALS | {"FenceAliases"},
+    "ExchangeSlices": SIGNALS | {"FenceAliases"},
 }
 ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)
 

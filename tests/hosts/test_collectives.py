@@ -61,8 +61,6 @@ class Run:
 def test_values(devices, request, monkeypatch):
     """Equal nodes, unequal nodes, three hosts."""
     monkeypatch.setenv("SIZE", request.config.getoption("--size"))
-    if request.config.getoption("--size") == "default":
-        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # every process compiles every program
     with netns.Hosts(len(devices), rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "values", devices)
         assert run.wait_for()["checked"] >= 30

@@ -36,7 +36,11 @@ def outcome(f):
         (lambda: scatters(chunks=3)(X, W), ValueError, "chunks .* divides the 2 rows of a block, got 3"),
         (lambda: gathers(chunks=0)(X, W), ValueError, "chunks must be a positive number"),
         (lambda: gathers(chunks=True)(X, W), ValueError, "chunks must be a positive number"),
-        (lambda: gathers(algorithm="fused")(X, W), ValueError, "'fused'; pass one of unfused, direct, ring, xla"),
+        (
+            lambda: gathers(algorithm="flags")(X, W),
+            ValueError,
+            "'flags'; pass one of unfused, direct, ring, fused, xla",
+        ),
         (lambda: gathers(max_sms=0)(X, W), ValueError, "max_sms must be a positive integer"),
         (lambda: gathers()(X > 0, W > 0), TypeError, "element type bool"),
         (lambda: scatters(axis_index_groups=[[0, 1], [2]])(X, W), ValueError, "axis_index_groups must have each index"),

@@ -1,6 +1,7 @@
-"""Small options for models/moe, an uninterrupted run with them, and quick compilation."""
+"""Small options for models/moe, an uninterrupted run with them, and a cache of compiled programs."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -24,16 +25,12 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)  # a fixture of the package would last to the end of the session
-def _quick_compilation(request, cache):
-    """Compiles quickly: these tests spend most of their time in compilations of the same programs.
-
-    `--size full` compiles as users do.
-    """
+def _cached_compilation(request, cache):
+    """These tests spend most of their time in compilations of the same programs. `--size full` has no cache."""
     if request.config.getoption("--size") != "default":
         yield
         return
     settings = {
-        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": cache,
         "jax_persistent_cache_min_compile_time_secs": 0.1,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -69,9 +66,18 @@ def tiny(tmp_path):
     return dataclasses.replace(TINY, out=str(tmp_path / "run"))
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, _quick_compilation):
-    """Folder, Run and summary of an uninterrupted run in this process."""
-    out = tmp_path_factory.mktemp("alone")
+@pytest.fixture(scope="session")
+def _folder_of_alone(tmp_path_factory):
+    return tmp_path_factory.mktemp("alone")
+
+
+@pytest.fixture  # not of the session: it would start before _cached_compilation
+def alone(_folder_of_alone):
+    """Folder, Run and summary of an uninterrupted run in this process, for all tests. They change none of them."""
+    return _uninterrupted_run(_folder_of_alone)
+
+
+@functools.cache
+def _uninterrupted_run(out):
     run = Run(Config(**{**OPTIONS, "out": str(out)}))
     return out, run, train.train(run)

@@ -31,8 +31,7 @@ CASES = {
 def test_values(processes, nodes, single_copy, request):
     """One group over devices of a process, processes of a node and several nodes. Then with two copies."""
     environment = {**os.environ, "JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
-    if request.config.getoption("--size") == "default":
-        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # every process compiles every program
+    environment["SIZE"] = request.config.getoption("--size")
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
     command += ["tests/hosts/collectives.py", "values"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=450)

@@ -240,8 +240,8 @@ MUTANTS = [
     Mutant(
         "one device's problem fails its Initialize",
         CALL,
-        "    state->problems[device] = problem;\n  }\n  return ffi::Error::Success();",
-        "    state->problems[device] = problem;\n  }\n  return ToFfi(state->spec, problem);",
+        "  if (!problem.ok()) state->SetProblem(device, problem);\n  return ffi::Error::Success();",
+        "  if (!problem.ok()) state->SetProblem(device, problem);\n  return ToFfi(state->spec, problem);",
         "test_cuda_stages",
     ),
     Mutant(

@@ -1,9 +1,15 @@
-"""Mistakes in communicators of jaxcomm's own, in the limits of waits, in first runs, and at the end of the process."""
+"""Mistakes in communicators of jaxcomm's own, limits of waits, first runs, fused products, and exits."""
 
 from mutation.hand import Mutant
 
 BOOTSTRAP = "ffi/cuda/nccl/bootstrap.cc"
 CALL = "ffi/cuda/xla/call.cc"
+SITE = "ffi/cuda/xla/call_site.cc"
+FUSED, PRODUCT, FUSED_CALL = (
+    "ffi/cuda/runtime/fused_matmul.cc",
+    "ffi/cuda/cublas/product.cc",
+    "ffi/cuda/xla/fused_call.cc",
+)
 CALLS_OF_NCCL = "ffi/cuda/nccl/nccl_calls.cc"
 CONTACT = "ffi/cuda/nccl/first_contact.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
@@ -37,7 +43,7 @@ MUTANTS = [
     Mutant(
         "a call is made anew in every run",
         CALL,
-        "  if (Find(state, device) != nullptr) return OkStatus();\n",
+        "  if (state.Find(device) != nullptr) return OkStatus();\n",
         "",
         "test_cuda_own_communicators",
     ),
@@ -78,14 +84,14 @@ MUTANTS = [
     ),
     Mutant(
         "earlier work that never ends is passed over",
-        CALL,
+        SITE,
         "  JAXCOMM_RETURN_IF_ERROR(earlier);\n",
         "",
         "test_cuda_own_communicators",
     ),
     Mutant(
         "GPUs of a process allocate without waiting for each other",
-        CALL,
+        SITE,
         "std::count(spec.processes.begin(), spec.processes.end(), settings.process);",
         "0;",
         "test_cuda_stages",
@@ -103,5 +109,61 @@ MUTANTS = [
         "    if (!Threads::Sleep(kLook)) return;\n",
         "    Threads::Sleep(kLook);\n",
         "test_cuda_exit",
+    ),
+    Mutant(
+        "a chunk is multiplied before it has arrived",
+        FUSED,
+        'JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, EventOf(shift, c), 0)));',
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "transfers begin before x is complete",
+        FUSED,
+        "  JAXCOMM_RETURN_IF_ERROR(Order(fork_, stream, side_));\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a part leaves before it is complete",
+        FUSED,
+        "JAXCOMM_RETURN_IF_ERROR(Order(EventOf(shift, c), stream, side_));",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the second stream is not joined",
+        FUSED,
+        "= Order(join_, side_, stream);",
+        "= OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "fused gathers keep no own rows",
+        FUSED,
+        "shape_.keeps && shape_.rows",
+        "false && shape_.rows",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "cuBLASLt is promised 16 bytes",
+        FUSED,
+        "while (distance % alignment != 0) alignment /= 2;",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "f64 products are added in f32",
+        PRODUCT,
+        "wide ? cublaslt::kCompute64F :",
+        "false ? cublaslt::kCompute64F :",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "weights of other ranks' fused calls may differ",
+        FUSED_CALL,
+        "hash = Mix(Mix(hash, static_cast<uint64_t>(weight.columns)), static_cast<uint64_t>(weight.result));",
+        "",
+        "test_cuda_fused_matmul",
     ),
 ]

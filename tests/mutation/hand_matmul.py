@@ -8,6 +8,7 @@ BITS = f"{VALUES}::test_blocks_have_the_bits_of_one_device"
 COUNTS = f"{DERIVED}::test_collectives_of_programs"
 SHIFTS = f"{DERIVED}::test_direct_sends_to_all_ranks_and_ring_to_one"
 ROUNDED = f"{VALUES}::test_sums_of_bfloat16"
+FUSED, FUSED_TESTS = "jaxcomm/matmul/fused.py", "tests/matmul/test_fused.py"
 
 MUTANTS = [
     Mutant(
@@ -55,8 +56,8 @@ MUTANTS = [
     Mutant(
         "sums of direct in the element type",
         LOOPS,
-        "total = by_rank[0].astype(wide(dtype))",
-        "total = by_rank[0]",
+        "total = parts[0].astype(wide(dtype))",
+        "total = parts[0]",
         ROUNDED,
     ),
     Mutant(
@@ -219,5 +220,47 @@ MUTANTS = [
         'return "direct" if one_node else "ring"',
         'return "ring"',
         "tests/matmul/test_choice.py",
+    ),
+    Mutant(
+        "XLA's precision HIGH is no TF32",
+        FUSED,
+        "lax.Precision(p) != lax.Precision.HIGHEST",
+        "lax.Precision(p) == lax.Precision.DEFAULT",
+        f"{FUSED_TESTS}::test_tf32_as_in_xla",
+    ),
+    Mutant(
+        "the rows of a fused call stay where they are",
+        FUSED,
+        "    x = jnp.moveaxis(x, axis, 0)\n",
+        "",
+        f"{FUSED_TESTS}::test_rows_along_any_dimension",
+    ),
+    Mutant(
+        "fused calls of batches",
+        FUSED,
+        "spec.num_batch == 0 and num_weights == len(ys)",
+        "num_weights == len(ys)",
+        f"{FUSED_TESTS}::test_vmap",
+    ),
+    Mutant(
+        "fused scatters of several terms",
+        FUSED,
+        "spec.num_batch == 0 and len(terms) == 1 and",
+        "spec.num_batch == 0 and",
+        f"{FUSED_TESTS}::test_calls_of_derivatives",
+    ),
+    Mutant(
+        "fused calls on CPUs",
+        RULES,
+        "platform not in fused.PLATFORMS",
+        "False",
+        f"{FUSED_TESTS}::test_no_other_platform",
+    ),
+    Mutant(
+        "fused calls drop the kept rows",
+        FUSED,
+        "keeps=keep,",
+        "keeps=False,",
+        f"{FUSED_TESTS}::test_the_gathered_rows_are_kept",
     ),
 ]

@@ -108,6 +108,10 @@ MUTANTS = [
         "tests/models/test_moe_generate.py::test_sampled_text_does_not_depend_on_the_mesh",
     ),
     Mutant(
+        "every seed gives the same text", "models/moe/decode.py", "jax.random.key(seed)", "jax.random.key(0)",
+        "tests/models/test_moe_generate.py::test_sampled_text_does_not_depend_on_the_mesh",
+    ),
+    Mutant(
         "a command with the first parameters", "models/moe/generate.py",
         "return state[0], graphdef, specs[0]", "return jax.jit(lambda: init()[0])(), graphdef, specs[0]",
         "tests/models/test_moe_generate.py::test_the_command_continues_a_run_and_prints_the_speed",

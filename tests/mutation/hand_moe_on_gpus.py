@@ -33,7 +33,7 @@ MUTANTS = [
         LOWERING,
     ),
     Mutant("nothing checks an overflow", EXCHANGE, "if layout.call.raises and ctx", "if False and ctx", LOWERING),
-    Mutant("hosts are one node", CHECK, "and _lowering.is_on_one_host(ctx, call)", "", LOWERING),
+    Mutant("hosts are one node", "jaxcomm/_lowering.py", "and is_on_one_host(ctx, call)", "", LOWERING),
     Mutant(
         "sums of nodes are not rounded on GPUs",
         EXCHANGE,

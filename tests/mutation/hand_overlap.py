@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "XLA captures starts into CUDA graphs",
         LOWERING,
-        "(beside or not _placement.gpus_are_on_one_host(mesh, rows))",
-        "not _placement.gpus_are_on_one_host(mesh, rows)",
+        "may_capture = not beside and _placement",
+        "may_capture = _placement",
         LANE,
     ),
     Mutant(
@@ -158,9 +158,9 @@ MUTANTS = [
     ),
     Mutant(
         "started calls run in the synchronous lane",
-        CALL,
-        "    communicator = *lane;\n",
-        "",
+        "ffi/cuda/xla/call_site.cc",
+        "  return communicator->AsynchronousLane();",
+        "  return communicator;",
         "test_cuda_lanes",
     ),
     Mutant(
@@ -268,5 +268,20 @@ MUTANTS = [
         '  visit("asynchronous", spec.asynchronous);\n',
         "",
         "test_handlers",
+    ),
+    Mutant(
+        "the element type of a start is not compared",
+        CALL,
+        "  hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));\n",
+        "",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "the sizes of a start are not compared",
+        CALL,
+        "  hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));\n"
+        "  return Mix(hash, static_cast<uint64_t>(buffers.output_count));",
+        "  return hash;",
+        "test_cuda_lanes",
     ),
 ]

@@ -13,15 +13,6 @@ def _strict():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _compiled_quickly(request):
-    """Switches LLVM's optimizations off in the default size. They take a quarter of the time of these tests."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", request.config.getoption("--size") == "default")
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -354,16 +354,15 @@ def lowered(line, platform, algorithm):
 
 
 def test_platforms(line):
-    """XLA has no such collective on CPUs, and jaxcomm has none on other platforms yet."""
+    """XLA has no such collective on CPUs, and jaxcomm has none on platforms other than CPUs and CUDA."""
     assert lowered(line, "cpu", None).count("@jaxcomm_all_to_all_v(") == 1
     for platform in ("cuda", "tpu"):
-        for algorithm in (None, "xla") if platform == "cuda" else ("xla",):
-            text = lowered(line, platform, algorithm)
-            assert "@ragged_all_to_all(" in text and "jaxcomm_all_to_all_v" not in text
+        text = lowered(line, platform, "xla")
+        assert "@ragged_all_to_all(" in text and "jaxcomm_all_to_all_v" not in text
     with pytest.raises(NotImplementedError, match="XLA has no ragged_all_to_all on CPUs"):
         lowered(line, "cpu", "xla")
-    with pytest.raises(NotImplementedError, match="algorithm 'direct' runs on CPUs only"):
-        lowered(line, "cuda", "direct")
+    with pytest.raises(NotImplementedError, match="GPUs have algorithm 'direct', inside a node; got 'pairwise'"):
+        lowered(line, "cuda", "pairwise")
 
 
 if "JAX_TESTS" in os.environ:

@@ -1,9 +1,10 @@
-// Launches the kernel of rows.cuh.
+// Launches the kernels of rows.cuh and slices.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "cuda/program/row_args.h"
+#include "cuda/program/slice_args.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -11,6 +12,8 @@ namespace cuda {
 // Like the functions for the executor in launch.h.
 cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream);
 cudaError_t LoadRowKernel();
+cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream);
+cudaError_t LoadSliceKernel();
 
 }  // namespace cuda
 }  // namespace jaxcomm

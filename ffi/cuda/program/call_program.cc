@@ -63,22 +63,72 @@ std::string RoutingText(const device::Report& report) {
   }
 }
 
-// dispatch and combine.
-StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                     RankPlacement placement, int32_t max_channels) {
-  if (placement.ranks_per_node != spec.group_size || (!spec.algorithm.empty() && spec.algorithm != "direct")) {
-    return InvalidArgumentError(std::string(Name(spec.collective)) +
-                                " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass "
-                                "algorithm=\"xla\" (the ranks that NVLink connects form a node: see "
-                                "docs/guide/gpus.md)");
+// A slice of an all_to_all_v is wrong. Empty: another failure. The texts are those of plan/slices.cc, as far as the
+// report has the numbers.
+std::string SliceText(const device::Report& report) {
+  const std::string from = "rank " + std::to_string(report.peer), to = "rank " + std::to_string(SmallOf(report.seen));
+  const int64_t size = RowsOf(report.expected), seen = RowsOf(report.seen);
+  const int32_t number = SmallOf(report.expected);
+  const std::string slice = "slice " + std::to_string(number) + " from " + from + " to " + to + ": ";
+  const std::string rows = "rows [" + std::to_string(seen) + ", " + std::to_string(seen + size) + ")";
+  switch (report.step) {
+    case kWrongSliceSizes:
+      return slice + "send_sizes is " + std::to_string(size) + " at " + from + " and recv_sizes is " +
+             std::to_string(seen) + " at " + to + ", expected equal sizes of at least 0";
+    case kOutsideOfOperand:
+      return slice + "the operand has no " + rows + " (input_offsets and send_sizes of " + from + ")";
+    case kOutsideOfOutput:
+      return slice + "the output has no " + rows + " (output_offsets and send_sizes of " + from + ")";
+    case kSlicesOverlap:
+      return from + " writes rows from " + std::to_string(seen) + " on and rank " + std::to_string(number) +
+             " writes rows from " + std::to_string(size) + " on of the output of " + to +
+             ": slices must not overlap there";
+    default:
+      return "";
   }
-  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
+}
+
+// Calls that execute no plan and run inside a node.
+Status CheckDirect(const CallSpec& spec, RankPlacement placement) {
+  if (placement.ranks_per_node == spec.group_size && (spec.algorithm.empty() || spec.algorithm == "direct")) {
+    return OkStatus();
+  }
+  return InvalidArgumentError(std::string(Name(spec.collective)) +
+                              " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass "
+                              "algorithm=\"xla\" (the ranks that NVLink connects form a node: see "
+                              "docs/guide/gpus.md)");
+}
+
+CallProgram EmptyProgram(DType dtype, int64_t input_count, int64_t output_count) {
   CallProgram call;
   call.operation.dtype = dtype;
   call.item_bytes = ItemBytes(dtype);
   call.input_bytes = input_count * call.item_bytes;
   call.output_bytes = output_count * call.item_bytes;
+  return call;
+}
+
+StatusOr<CallProgram> MakeSliceProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                       RankPlacement placement, int32_t max_channels) {
+  JAXCOMM_RETURN_IF_ERROR(CheckDirect(spec, placement));
+  const StatusOr<SliceArgs> made = MakeSliceArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  CallProgram call = EmptyProgram(dtype, input_count, output_count);
+  call.num_channels = made->num_channels;
+  // Without rows, the kernel moves nothing, but still checks the table.
+  if (made->row_bytes == 0) return call;
+  call.slices = *made;
+  call.arena.bytes = ArenaBytes(*made);
+  return call;
+}
+
+// dispatch and combine.
+StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                     RankPlacement placement, int32_t max_channels) {
+  JAXCOMM_RETURN_IF_ERROR(CheckDirect(spec, placement));
+  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = made->num_channels;
   // Without slots, the kernel moves nothing, but still checks the table: any choice is one too many.
   if (made->row_bytes == 0 || (output_count == 0 && made->num_choices == 0)) return call;
@@ -95,9 +145,8 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
     return MakeRowProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
-  if (OfLists(spec.collective)) {
-    return InvalidArgumentError(std::string(Name(spec.collective)) +
-                                " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
+  if (spec.collective == Collective::kAllToAllV) {
+    return MakeSliceProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
   CallProgram call;
   call.operation = {dtype, spec.reduce_op};
@@ -261,6 +310,7 @@ std::string TimeoutText(double timeout_s) {
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   if (const std::string routing = RoutingText(report); !routing.empty()) return call + ": " + routing;
+  if (const std::string slice = SliceText(report); !slice.empty()) return call + ": " + slice;
   if (report.step == kFlush) {
     return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +

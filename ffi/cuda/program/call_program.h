@@ -13,6 +13,7 @@
 #include "cuda/program/program.h"
 #include "cuda/program/row_args.h"
 #include "cuda/program/send_recv_schedule.h"
+#include "cuda/program/slice_args.h"
 #include "plan/select_for_gpus.h"
 
 namespace jaxcomm {
@@ -30,11 +31,12 @@ struct ArenaLayout {
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
-  // Arguments of an LL or multimem call, or of a dispatch or combine, without a Comm. They replace `program` and the
-  // layout of the arena.
+  // Arguments of an LL or multimem call, of a dispatch or combine, or of an all_to_all_v, without a Comm. They replace
+  // `program` and the layout of the arena.
   std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
   std::optional<RowArgs> rows;
+  std::optional<SliceArgs> slices;
   Operation operation;
   int64_t item_bytes = 1;
   int64_t input_bytes = 0;
@@ -44,7 +46,9 @@ struct CallProgram {
   int32_t num_channels = 0;   // of the program or of the arguments that replace it
 
   // True if the call needs no kernel.
-  bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows; }
+  bool empty() const {
+    return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows && !slices;
+  }
 };
 
 // The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.

@@ -40,7 +40,14 @@ enum PseudoStep : int32_t {
   kTooManyRows = -7,
   kUnknownExperts = -8,
   kUnknownRow = -9,
-  kTooManyRowsOfExpert = -10
+  kTooManyRowsOfExpert = -10,
+  // Nor these: a slice of an all_to_all_v is wrong (kernels/slices.cuh). The numbers of the report are packed by
+  // PackRows(): by the number of the slice and its size, then by the receiver and the received size or the offset.
+  // kSlicesOverlap: of the second sender and of the receiver, each with an offset in the output.
+  kWrongSliceSizes = -11,
+  kOutsideOfOperand = -12,
+  kOutsideOfOutput = -13,
+  kSlicesOverlap = -14
 };
 
 struct ProgramStep {

@@ -73,6 +73,7 @@ JAXCOMM_BOTH int64_t RowSharedBytes(const RowArgs& args, int32_t num_threads) {
 struct RowOperands {
   const void* table = nullptr;
   int64_t table_count = 0;
+  bool wide_table = false;  // integers of 64 bits; all_to_all_v only
   const void* index = nullptr;
   int64_t index_count = 0;
   const void* expert = nullptr;

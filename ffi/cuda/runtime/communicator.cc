@@ -187,6 +187,7 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 

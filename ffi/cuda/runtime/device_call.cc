@@ -73,6 +73,10 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     made->call_.rows->comm = comm;
     return made;
   }
+  if (made->call_.slices) {
+    made->call_.slices->comm = comm;
+    return made;
+  }
   if (made->call_.ll || made->call_.multimem) {
     (made->call_.ll ? made->call_.ll->comm : made->call_.multimem->comm) = comm;
     return made;
@@ -225,6 +229,11 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
     const StatusOr<RowArgs> whole = WithBuffers(*call_.rows, x, y, rows);
     JAXCOMM_RETURN_IF_ERROR(whole.status());
     return CheckCuda("kernel", LaunchRows(*whole, stream));
+  }
+  if (call_.slices) {
+    const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);
+    JAXCOMM_RETURN_IF_ERROR(whole.status());
+    return CheckCuda("kernel", LaunchSlices(*whole, stream));
   }
   if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
   if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));

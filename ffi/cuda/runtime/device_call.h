@@ -42,7 +42,8 @@ class DeviceCall {
   Status ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                          cudaStream_t stream);
 
-  // Enqueues the call on `stream`. May be captured. `rows`: the other operands of a dispatch or combine.
+  // Enqueues the call on `stream`. May be captured. `rows`: the other operands of a dispatch, combine or
+  // all_to_all_v.
   Status Launch(const void* x, void* y, cudaStream_t stream, const RowOperands& rows = {}) const;
 
   Communicator& communicator() const { return communicator_; }

@@ -16,17 +16,9 @@ ffi::TypeInfo GpuCallState::info = ffi::MakeTypeInfo<GpuCallState>();
 
 namespace {
 
-ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
-  return ffi::Error::InvalidArgument(spec.Where() + ": " + problem);
-}
-
-ffi::Error ToFfi(const CallSpec& spec, const Status& status) {
-  return status.ok() ? ffi::Error::Success() : Invalid(spec, status.message());
-}
-
 // Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. dispatch and
-// combine have the operands of their CPU handlers (ffi/handlers). The barrier has any number of arrays, which it passes
-// on. Further operands of asynchronous calls are not read.
+// combine and all_to_all_v have the operands of their CPU handlers (ffi/handlers). The barrier has any number of
+// arrays, which it passes on. Further operands of asynchronous calls are not read.
 struct Buffers {
   DType dtype = DType::kU8;
   const void* x = nullptr;
@@ -64,12 +56,31 @@ Status DecodeRows(const CallSpec& spec, ffi::RemainingArgs args, const Buffers& 
   return OkStatus();
 }
 
+// Operands: operand, start value of the result, table.
+Status DecodeSlices(ffi::RemainingArgs args, const Buffers& buffers, RowOperands* rows) {
+  const auto start = args.get<ffi::AnyBuffer>(2), table = args.get<ffi::AnyBuffer>(3);
+  const bool wide = table && table->element_type() == ffi::DataType::S64;
+  if (!start || !table || (!wide && table->element_type() != ffi::DataType::S32) ||
+      FromFfi(start->element_type()) != buffers.dtype ||
+      static_cast<int64_t>(start->element_count()) != buffers.output_count) {
+    return InvalidArgumentError("element types or sizes of the operands do not match");
+  }
+  if (buffers.output_count > 0 && start->untyped_data() != buffers.y) {
+    return InvalidArgumentError("the result must be aliased to the output operand");
+  }
+  rows->table = table->untyped_data();
+  rows->table_count = static_cast<int64_t>(table->element_count());
+  rows->wide_table = wide;
+  return OkStatus();
+}
+
 StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   const bool combines = spec.collective == Collective::kCombine;
+  const bool of_slices = spec.collective == Collective::kAllToAllV;
   const bool of_rows = combines || spec.collective == Collective::kDispatch;
   // The values that an asynchronous call waits for are operands too.
-  const bool fits = of_rows                  ? args.size() == (combines ? 6 : 4) && rets.size() == 1
+  const bool fits = of_rows || of_slices     ? args.size() == (combines ? 6 : 4) && rets.size() == 1
                     : spec.asynchronous != 0 ? args.size() > rets.size()
                                              : args.size() == rets.size() + 1;
   if (!fits) {
@@ -93,6 +104,7 @@ StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Rem
     buffers.input_count = static_cast<int64_t>(x->element_count());
     buffers.output_count = static_cast<int64_t>((*y)->element_count());
   }
+  if (of_slices) JAXCOMM_RETURN_IF_ERROR(DecodeSlices(args, buffers, &buffers.rows));
   if (of_rows) JAXCOMM_RETURN_IF_ERROR(DecodeRows(spec, args, buffers, &buffers.rows));
   return buffers;
 }
@@ -105,19 +117,8 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
   state->symmetric_buffers = attributes.get<int64_t>("symmetric_buffers").has_value();
-  // Process and number of every GPU of `groups`.
-  if (const auto members = attributes.get<ffi::Span<const int32_t>>("members")) {
-    if (members->size() != 2 * spec.groups.size()) {
-      return ffi::Unexpected(Invalid(spec, "attribute members is not of two numbers for each device"));
-    }
-    for (size_t i = 0; i < members->size(); i += 2) {
-      state->members.push_back({static_cast<uint64_t>(members->begin()[i]), members->begin()[i + 1]});
-    }
-  }
-  const auto num_devices = static_cast<int64_t>(spec.groups.size());
-  if (spec.group_size < 1 || num_devices % spec.group_size != 0) {
-    return ffi::Unexpected(Invalid(spec, std::to_string(num_devices) + " devices cannot be split into groups of " +
-                                             std::to_string(spec.group_size)));
+  if (ffi::Error error = DecodeMembers(spec, attributes, &state->members); !error.success()) {
+    return ffi::Unexpected(std::move(error));
   }
   return state;
 }
@@ -158,19 +159,6 @@ ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::Remaini
   return ToFfi(state->spec, status);
 }
 
-// The call site on this device; null before Initialize.
-DeviceCall* Find(GpuCallState& state, int32_t device) {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.calls.find(device);
-  return found == state.calls.end() ? nullptr : found->second.get();
-}
-
-Status ProblemOf(GpuCallState& state, int32_t device) {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.problems.find(device);
-  return found == state.problems.end() ? OkStatus() : found->second;
-}
-
 DeviceCall::XlaWindow WindowOf(GpuCallState& state, const XlaCollectives& collectives, const void* buffer) {
   const StatusOr<XlaCollectives::Window> found = collectives.GetWindow(state.Groups(), buffer);
   if (found.ok()) return {static_cast<ncclWindow_t>(found->window), found->offset};
@@ -201,56 +189,18 @@ uint64_t Identity(const CallSpec& spec, const Buffers& buffers) {
 // and needs no communicator of XLA from then on.
 Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
                 cudaStream_t stream, int64_t run) {
-  if (Find(state, device) != nullptr) return OkStatus();
+  if (state.Find(device) != nullptr) return OkStatus();
   const CallSpec& spec = state.spec;
-  const Communicator::Settings settings = Communicator::Configured();
-  const Status earlier = WaitForEarlier(stream, settings.timeout_s);
-  // GPUs of this process; none if the lowering did not know the processes.
-  const auto num_local = std::count(spec.processes.begin(), spec.processes.end(), settings.process);
-  // The others may still wait for their earlier work.
-  const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
-  JAXCOMM_RETURN_IF_ERROR(earlier);
-  JAXCOMM_RETURN_IF_ERROR(met);
-  const StatusOr<Communicator*> found = GetCommunicator(collectives, state.Groups(), state.members, device);
-  JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator* communicator = *found;
-  if (communicator->size() != spec.group_size) {
-    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
-                                " ranks, the group " + std::to_string(spec.group_size));
-  }
-  // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
-  // calls of both lanes. Kernels would wait for each other or take each other's data.
-  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(spec.op + " at " + spec.site, Identity(spec, buffers)));
-  if (spec.asynchronous != 0) {
-    const StatusOr<Communicator*> lane = communicator->AsynchronousLane();
-    JAXCOMM_RETURN_IF_ERROR(lane.status());
-    communicator = *lane;
-  }
+  const StatusOr<Communicator*> communicator =
+      state.BeginFirstRun(collectives, device, stream, run, Identity(spec, buffers));
+  JAXCOMM_RETURN_IF_ERROR(communicator.status());
   // Without the lock: the other devices of the group must do the same at the same time.
-  StatusOr<std::unique_ptr<DeviceCall>> made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count,
-                                                                buffers.output_count, state.symmetric_buffers);
+  StatusOr<std::unique_ptr<DeviceCall>> made = DeviceCall::Make(
+      spec, **communicator, buffers.dtype, buffers.input_count, buffers.output_count, state.symmetric_buffers);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   std::lock_guard<std::mutex> lock(state.mutex);
   state.calls[device] = *std::move(made);
   return OkStatus();
-}
-
-ffi::Error FailureOf(const CallSpec& spec, const Status& failure) {
-  if (failure.ok()) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                    spec.Where() + " can't run, since a call before it failed: " + failure.message());
-}
-
-// An error if a run must not continue: a kernel of the process has aborted, or ranks did not meet.
-Status FailureBefore(GpuCallState& state, int64_t run) {
-  return state.run_status.Of(run, [&] {
-    Status failure = Communicator::FirstFailure();
-    std::lock_guard<std::mutex> lock(state.mutex);
-    for (const auto& [device, call] : state.calls) {
-      if (failure.ok()) failure = call->communicator().Failure();
-    }
-    return failure;
-  });
 }
 
 // The local devices of a run meet after this stage. XLA would end the process if only some of them returned an error,
@@ -260,24 +210,20 @@ ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives c
   const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
   if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
   // Execute checks too, but XLA does not call it for the replay of a CUDA graph.
-  if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
-    return failure;
-  if (!ProblemOf(*state, device).ok()) return ffi::Error::Success();
+  if (ffi::Error failure = FailureOf(state->spec, state->FailureBefore(run.run_id)); !failure.success()) return failure;
+  if (!state->ProblemOf(device).ok()) return ffi::Error::Success();
   Status problem = MakeCall(*state, collectives, device, *buffers, stream, run.run_id);
   if (problem.ok() && state->symmetric_buffers) {
-    problem = FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream);
+    problem = FindOffsets(*state, collectives, *buffers, *state->Find(device), stream);
   }
-  if (!problem.ok()) {
-    std::lock_guard<std::mutex> lock(state->mutex);
-    state->problems[device] = problem;
-  }
+  if (!problem.ok()) state->SetProblem(device, problem);
   return ffi::Error::Success();
 }
 
 ffi::Error Enqueue(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
-  if (const Status problem = ProblemOf(*state, device); !problem.ok()) return ToFfi(state->spec, problem);
-  const DeviceCall* const call = Find(*state, device);
+  if (const Status problem = state->ProblemOf(device); !problem.ok()) return ToFfi(state->spec, problem);
+  const DeviceCall* const call = state->Find(device);
   if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
   if (ffi::Error failure = FailureOf(state->spec, call->communicator().CheckUsable()); !failure.success())
     return failure;
@@ -296,11 +242,6 @@ ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi
 }
 
 }  // namespace
-
-const DeviceGroups& GpuCallState::Groups() {
-  std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
-  return *split;
-}
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -7,42 +7,24 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include "common/attributes.h"
-#include "common/status.h"
 #include "cuda/runtime/device_call.h"
-#include "cuda/xla/call_communicator.h"
-#include "cuda/xla/local_rendezvous.h"
-#include "cuda/xla/run_status.h"
-#include "cuda/xla/xla_collectives.h"
+#include "cuda/xla/call_site.h"
 
 namespace jaxcomm {
 namespace cuda {
 
 // One per call site and executable, shared by the local devices.
-struct GpuCallState {
+struct GpuCallState : CallSite<DeviceCall> {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  const DeviceGroups& Groups();
-
-  CallSpec spec;
-  std::vector<Member> members;     // of the groups, if XLA provides no communicators
   bool symmetric_buffers = false;  // buffers are in XLA's collective memory
-  std::mutex mutex;
-  std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
-  std::map<int32_t, Status> problems;                    // by local device: why its call can't be made, ever
-  RunStatus run_status;
-  LocalRendezvous first_run;
 
   // Found in the first run. The same in all runs, because the shapes are.
-  std::once_flag split_once, shared_once;
-  std::optional<DeviceGroups> split;
+  std::once_flag shared_once;
   struct {
     int64_t input_bytes = 0;  // size of the buffer; 0 if peers don't use it
     int64_t output_bytes = 0;

@@ -358,6 +358,7 @@ cudaError_t LoadWatchdog() { return cudaSuccess; }
 cudaError_t Launch(const LlArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchRows(const RowArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchSlices(const SliceArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {

@@ -17,6 +17,7 @@ cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cu
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
 cudaError_t LoadRowKernel() { return cudaSuccess; }
+cudaError_t LoadSliceKernel() { return cudaSuccess; }
 cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 }  // namespace cuda

@@ -9,6 +9,7 @@
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/kernels/rows.cuh"
+#include "../../../ffi/cuda/kernels/slices.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
 #include "peer_network.cuh"
@@ -453,6 +454,13 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
   const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
     RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
+    call.Run();
+  });
+}
+
+cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
+  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4)), stream, [args] {
+    SliceCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     call.Run();
   });
 }

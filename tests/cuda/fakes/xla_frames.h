@@ -33,6 +33,9 @@ struct Xla {
   char more[256];
 };
 
+// The type of the state of the handlers that a test calls.
+inline ffi::TypeId* state_type = &cuda::UserCallState::id;
+
 template <typename Args>
 CallOnDevice& Of(Args* args) {
   return *reinterpret_cast<CallOnDevice*>(args->ctx);
@@ -47,7 +50,7 @@ inline Xla MakeXla() {
     return nullptr;
   };
   xla.api.XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) -> XLA_FFI_Error* {
-    CHECK(args->type_id == &cuda::UserCallState::id);
+    CHECK(args->type_id == state_type);
     args->state = Of(args).state;
     return nullptr;
   };
@@ -88,6 +91,7 @@ inline Xla MakeXla() {
 struct Array {
   void* data;
   std::vector<int64_t> dims;
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_INVALID;  // else that of the call
 };
 
 // Calls a handler. Returns the text of its error, or an empty string.
@@ -95,13 +99,13 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
                           Attributes attributes, XLA_FFI_DataType dtype, std::vector<Array> args,
                           std::vector<Array> rets) {
   static const Xla xla = MakeXla();
-  cuda::UserCallState::id.type_id = 1;  // as XLA does when the type is registered
+  state_type->type_id = 1;  // as XLA does when the type is registered
   std::vector<XLA_FFI_Buffer> buffers;
   for (std::vector<Array>* arrays : {&args, &rets}) {
     for (Array& array : *arrays) {
       XLA_FFI_Buffer buffer = {};
       buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
-      buffer.dtype = dtype;
+      buffer.dtype = array.dtype == XLA_FFI_DataType_INVALID ? dtype : array.dtype;
       buffer.data = array.data;
       buffer.rank = static_cast<int64_t>(array.dims.size());
       buffer.dims = array.dims.data();

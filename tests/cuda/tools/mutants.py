@@ -23,6 +23,7 @@ from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 from mutants_of_rows import ROUTED
+from mutants_of_slices import SLICED
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LIMIT_S = 300  # of one compilation or run; a mutant may hang
@@ -92,7 +93,7 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + GROUPS)
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + SLICED + GROUPS)
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
@@ -103,7 +104,7 @@ def main() -> int:
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
-        parts |= {"row_args": ROW_ARGS}
+        parts |= {"row_args": ROW_ARGS, "slice_args": "ffi/cuda/program/slice_args.cc"}
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):

@@ -92,9 +92,19 @@ FEATURES = (
         ("test_cuda_rows", "test_cuda_row_calls"),
     ),
     Feature(
+        "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
+        "emulated; handlers on a fake of XLA",
+        ("test_cuda_slices", "test_cuda_slice_calls"),
+    ),
+    Feature(
         "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
         "on fakes; schedule by XLA's compiler for GPUs",
         ("test_cuda_lanes", "test_cuda_late_gpus"),
+    ),
+    Feature(
+        "fused products: order of the streams, chunks, element types, failures of cuBLASLt",
+        "handlers on fakes",
+        ("test_cuda_fused_matmul", "test_cuda_cublaslt_library"),
     ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(

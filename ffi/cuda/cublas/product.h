@@ -1,0 +1,54 @@
+// A product of two matrices by cuBLASLt.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "common/dtype.h"
+#include "common/status.h"
+#include "cuda/cublas/cublaslt_library.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// x (rows, contracted) @ w (contracted, columns), all dense and row-major.
+struct ProductShape {
+  int64_t rows = 0, contracted = 0, columns = 0;
+  DType operands = DType::kF32, result = DType::kF32;
+  bool tf32 = false;            // f32 operands may be rounded to TF32
+  int64_t alignment_bytes = 1;  // of all addresses; a power of two
+  int64_t workspace_bytes = 0;
+};
+
+// Whether cuBLASLt multiplies these types. Sums are in f32, or f64 for f64.
+bool CanMultiply(DType operands, DType result);
+
+class Product {
+ public:
+  // For the current GPU. Nothing waits, and all calls of one shape use the same algorithm of cuBLASLt.
+  static StatusOr<std::unique_ptr<Product>> Make(const CublasLtLibrary& library, int device, const ProductShape& shape);
+  ~Product();
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  // The GPU of Make() is the current one. Products on different streams need workspaces of their own.
+  Status Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream) const;
+
+ private:
+  Product(const CublasLtLibrary& library, const ProductShape& shape) : library_(library), shape_(shape) {}
+  Status Make(int device);
+  Status FindAlgorithm(cublaslt::Preference preference);
+  Status Check(const char* name, cublaslt::Result result) const;
+
+  const CublasLtLibrary& library_;
+  const ProductShape shape_;
+  cublaslt::Handle handle_ = nullptr;  // of the GPU
+  cublaslt::Operation operation_ = nullptr;
+  cublaslt::Layout w_ = nullptr, x_ = nullptr, y_ = nullptr;
+  cublaslt::Algorithm algorithm_ = {};
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,27 @@
+// The kernel of all_to_all_v.
+#include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/slices.cuh"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+__global__ void __launch_bounds__(kSliceThreads, 1) ExchangeSlices(const __grid_constant__ SliceArgs args) {
+  SliceCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
+  call.Run();
+}
+
+}  // namespace
+
+cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
+  ExchangeSlices<<<args.num_channels, kSliceThreads, SliceSharedBytes(kSliceThreads), stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadSliceKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, ExchangeSlices);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,180 @@
+#include "cublaslt_fake.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "../../../ffi/cuda/cublas/cublaslt_library.h"
+#include "gpu_fake.h"
+#include "jaxcomm/small_float.h"
+
+namespace jaxcomm {
+namespace fake {
+
+thread_local LastProduct last_product;
+thread_local bool has_cublaslt = true;
+
+namespace {
+
+using namespace cublaslt;
+
+struct FakeOperation {
+  int compute_type;
+  cudaDataType scale_type;
+};
+struct FakeLayout {
+  cudaDataType type;
+  uint64_t rows, columns;
+  int64_t leading;
+};
+struct FakePreference {
+  uint64_t workspace_bytes = 0;
+  uint32_t alignments[4] = {256, 256, 256, 256};  // cuBLASLt's defaults
+};
+
+// Column-major, as cuBLASLt's.
+struct FakeMatrix {
+  FakeLayout layout;
+  char* data;
+
+  size_t At(uint64_t row, uint64_t column) const { return row + column * static_cast<uint64_t>(layout.leading); }
+  double Get(uint64_t row, uint64_t column) const {
+    const size_t at = At(row, column);
+    switch (layout.type) {
+      case CUDA_R_16F:
+        return Float16::Decode(reinterpret_cast<uint16_t*>(data)[at]);
+      case CUDA_R_16BF:
+        return BFloat16::Decode(reinterpret_cast<uint16_t*>(data)[at]);
+      case CUDA_R_32F:
+        return reinterpret_cast<float*>(data)[at];
+      default:
+        return reinterpret_cast<double*>(data)[at];
+    }
+  }
+  void Set(uint64_t row, uint64_t column, double value) const {
+    const size_t at = At(row, column);
+    const auto narrow = static_cast<float>(value);
+    switch (layout.type) {
+      case CUDA_R_16F:
+        reinterpret_cast<uint16_t*>(data)[at] = Float16::Encode(narrow);
+        break;
+      case CUDA_R_16BF:
+        reinterpret_cast<uint16_t*>(data)[at] = BFloat16::Encode(narrow);
+        break;
+      case CUDA_R_32F:
+        reinterpret_cast<float*>(data)[at] = narrow;
+        break;
+      default:
+        reinterpret_cast<double*>(data)[at] = value;
+    }
+  }
+};
+
+FakeOperation& Of(Operation operation) { return *reinterpret_cast<FakeOperation*>(operation); }
+FakeLayout& Of(Layout layout) { return *reinterpret_cast<FakeLayout*>(layout); }
+FakePreference& Of(Preference preference) { return *reinterpret_cast<FakePreference*>(preference); }
+
+// Rounds to the 10 explicit bits of TF32, as the fast type does.
+double ToTf32(double value) {
+  const auto narrow = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &narrow, sizeof bits);
+  bits &= ~uint32_t{0x1fff};
+  float rounded;
+  std::memcpy(&rounded, &bits, sizeof rounded);
+  return rounded;
+}
+
+void Multiply(const FakeOperation& operation, const FakeMatrix& a, const FakeMatrix& b, const FakeMatrix& d) {
+  const bool rounds = operation.compute_type == kCompute32FFastTf32;
+  std::vector<double> sums;
+  for (uint64_t j = 0; j < d.layout.columns; ++j) {
+    for (uint64_t i = 0; i < d.layout.rows; ++i) {
+      double sum = 0;
+      for (uint64_t k = 0; k < a.layout.columns; ++k) {
+        const double x = a.Get(i, k), y = b.Get(k, j);
+        sum += rounds ? ToTf32(x) * ToTf32(y) : x * y;
+      }
+      sums.push_back(sum);
+    }
+  }
+  for (uint64_t j = 0; j < d.layout.columns; ++j) {
+    for (uint64_t i = 0; i < d.layout.rows; ++i) d.Set(i, j, sums[j * d.layout.rows + i]);
+  }
+}
+
+Result Matmul(Handle handle, Operation operation, const void* alpha, const void* a, Layout a_layout, const void* b,
+              Layout b_layout, const void* beta, const void* c, Layout c_layout, void* d, Layout d_layout,
+              const Algorithm* algorithm, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+  if (Fails("cublasLtMatmul")) return 13;
+  const FakeOperation of = Of(operation);
+  const bool wide = of.scale_type == CUDA_R_64F;
+  CHECK((wide ? *static_cast<const double*>(alpha) : *static_cast<const float*>(alpha)) == 1);
+  CHECK((wide ? *static_cast<const double*>(beta) : *static_cast<const float*>(beta)) == 0);
+  CHECK(handle != nullptr && c == d && c_layout == d_layout && algorithm->data[0] == 0xa1);
+  const auto matrix = [](const void* data, Layout layout) {
+    return FakeMatrix{Of(layout), static_cast<char*>(const_cast<void*>(data))};
+  };
+  const FakeMatrix x = matrix(a, a_layout), y = matrix(b, b_layout), z = matrix(d, d_layout);
+  CHECK(x.layout.columns == y.layout.rows && x.layout.rows == z.layout.rows && y.layout.columns == z.layout.columns);
+  AnyOf(stream).Push([=] {
+    if (workspace_bytes > 0) std::memset(workspace, 0x77, workspace_bytes);
+    Multiply(of, x, y, z);
+  });
+  return 0;
+}
+
+Result FindAlgorithm(Handle, Operation operation, Layout, Layout, Layout, Layout, Preference preference, int,
+                     Heuristic* heuristic, int* num_found) {
+  if (Fails("no algorithm")) return *num_found = 0, 0;
+  const FakePreference& of = Of(preference);
+  for (const uint32_t alignment : of.alignments) CHECK(alignment == of.alignments[0]);
+  last_product = {Of(operation).compute_type, of.alignments[0], of.workspace_bytes};
+  heuristic->algorithm.data[0] = 0xa1;
+  return *num_found = 1, 0;
+}
+
+}  // namespace
+}  // namespace fake
+
+StatusOr<const CublasLtLibrary*> CublasLtLibrary::Open() {
+  using namespace fake;
+  if (!has_cublaslt) return UnavailableError("no cuBLASLt: none here");
+  static const CublasLtLibrary library = [] {
+    CublasLtLibrary made;
+    made.path = "libcublasLt.so.fake";
+    made.Create = [](Handle* handle) {
+      if (Fails("cublasLtCreate")) return 1;
+      return *handle = reinterpret_cast<Handle>(std::malloc(1)), 0;
+    };
+    made.MatmulDescCreate = [](Operation* operation, int compute_type, cudaDataType scale_type) {
+      return *operation = reinterpret_cast<Operation>(new FakeOperation{compute_type, scale_type}), 0;
+    };
+    made.MatmulDescDestroy = [](Operation operation) { return delete &Of(operation), 0; };
+    made.MatrixLayoutCreate = [](Layout* layout, cudaDataType type, uint64_t rows, uint64_t columns, int64_t leading) {
+      CHECK(rows > 0 && columns > 0);  // cuBLASLt refuses others
+      return *layout = reinterpret_cast<Layout>(new FakeLayout{type, rows, columns, leading}), 0;
+    };
+    made.MatrixLayoutDestroy = [](Layout layout) { return delete &Of(layout), 0; };
+    made.MatmulPreferenceCreate = [](Preference* preference) {
+      return *preference = reinterpret_cast<Preference>(new FakePreference), 0;
+    };
+    made.MatmulPreferenceSetAttribute = [](Preference preference, int attribute, const void* value, size_t bytes) {
+      FakePreference& of = Of(preference);
+      if (attribute == kMaxWorkspaceBytes) {
+        CHECK(bytes == 8);
+        std::memcpy(&of.workspace_bytes, value, bytes);
+      } else {
+        CHECK(bytes == 4 && attribute >= 5 && attribute <= 8);
+        std::memcpy(&of.alignments[attribute - 5], value, bytes);
+      }
+      return 0;
+    };
+    made.MatmulPreferenceDestroy = [](Preference preference) { return delete &Of(preference), 0; };
+    made.MatmulAlgoGetHeuristic = &FindAlgorithm;
+    made.Matmul = &fake::Matmul;
+    return made;
+  }();
+  return &library;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,20 @@
+// A fake of cuBLASLt that multiplies on the CPU, in the order of its stream. Each product writes to its workspace
+// first, and its result last.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxcomm {
+namespace fake {
+
+// What the last product of this thread was made with.
+struct LastProduct {
+  int compute_type = 0;
+  uint32_t alignment_bytes = 0;
+  uint64_t workspace_bytes = 0;
+};
+extern thread_local LastProduct last_product;
+extern thread_local bool has_cublaslt;  // else the library is missing
+
+}  // namespace fake
+}  // namespace jaxcomm

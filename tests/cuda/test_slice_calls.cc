@@ -1,0 +1,237 @@
+// all_to_all_v as XLA calls it: stages, operands, a CUDA graph whose table changes from replay to replay, a wrong
+// table, and calls that GPUs refuse.
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cuda/program/call_program.h"
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+constexpr int kRanks = 2, kRows = 6, kRow = 5, kOutputRows = 8;
+
+CallSpec SliceSpec() {
+  CallSpec spec = SpecOf(Collective::kAllToAllV, kRanks);
+  spec.groups = {0, 1};
+  spec.row_count = kRow;
+  return spec;
+}
+
+float Value(int32_t rank, int32_t row, int32_t i, int32_t run) {
+  return static_cast<float>(1000 * rank + 100 * row + 10 * run + i);
+}
+
+// Rank r sends 1 + run % 2 rows to rank 0 and 3 - run % 2 rows to rank 1, from its first row on. At the receiver, rows
+// of rank 1 follow those of rank 0, from row 1 on.
+template <typename T>
+std::vector<T> TableOf(int32_t run) {
+  const T sizes[] = {static_cast<T>(1 + run % 2), static_cast<T>(3 - run % 2)};
+  std::vector<T> table;
+  for (int32_t r = 0; r < kRanks; ++r) {
+    table.insert(table.end(), {0, sizes[0], /**/ sizes[0], sizes[1]});
+    table.insert(table.end(), {static_cast<T>(1 + r * sizes[0]), static_cast<T>(1 + r * sizes[1])});
+    table.insert(table.end(), {sizes[r], sizes[r]});
+  }
+  return table;
+}
+
+// A call on one device. The buffers keep their addresses, as in a CUDA graph. y is the operand `output` too.
+template <typename T>
+struct Site {
+  Site(GpuCallState& state, Rank& rank, Stream& stream) : rank(rank.rank) {
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.device = rank.rank;
+    xla.communicator = &rank;
+    xla.dtype = XLA_FFI_DataType_F32;
+    xla.more.push_back({y.data(), static_cast<int64_t>(y.size()), XLA_FFI_DataType_F32});
+    xla.more.push_back({table.data(), static_cast<int64_t>(table.size()),
+                        sizeof(T) == 8 ? XLA_FFI_DataType_S64 : XLA_FFI_DataType_S32});
+  }
+
+  std::string Stage(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage) {
+    return xla.Run(handler, stage, x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+  }
+  std::string Prepare() { return Stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
+  std::string Initialize() { return Stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
+  std::string Execute() { return Stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+
+  void Fill(int32_t run) {
+    const std::vector<T> of_run = TableOf<T>(run);
+    std::copy(of_run.begin(), of_run.end(), table.begin());
+    std::fill(y.begin(), y.end(), -1.0F);
+    for (int32_t row = 0; row < kRows; ++row) {
+      for (int32_t i = 0; i < kRow; ++i) x[row * kRow + i] = Value(rank, row, i, run);
+    }
+  }
+  void Check(int32_t run) const {
+    const int32_t sizes[] = {1 + run % 2, 3 - run % 2};
+    for (int32_t row = 0; row < kOutputRows; ++row) {
+      const int32_t from = (row - 1) / sizes[rank], at = (row - 1) % sizes[rank];
+      for (int32_t i = 0; i < kRow; ++i) {
+        const bool written = row >= 1 && from < kRanks;
+        const float expected = written ? Value(from, (rank == 1 ? sizes[0] : 0) + at, i, run) : -1;
+        CHECK(y[row * kRow + i] == expected);
+      }
+    }
+  }
+
+  const int32_t rank;
+  std::vector<float> x = std::vector<float>(kRows * kRow), y = std::vector<float>(kOutputRows * kRow);
+  std::vector<T> table = std::vector<T>(kRanks * 4 * kRanks);
+  FakeXla xla;
+};
+
+void Finish(Stream& stream) {
+  while (!stream.Drain()) std::this_thread::yield();
+}
+
+template <typename T>
+void ReplayWithOtherTables() {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new GpuCallState;
+  state->spec = SliceSpec();
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream, graph;
+    Site<T> site(*state, rank, stream);
+    for (int32_t run = 0; run < 2; ++run) {
+      site.Fill(run);
+      site.xla.run = run;
+      CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+      CHECK(stream.queue.size() == 1);  // one kernel; neither copies nor waits of the host
+      Finish(stream);
+      site.Check(run);
+    }
+    graph.captures = true;
+    site.xla.stream = graph.handle();
+    CHECK(site.Execute().empty());
+    CHECK(graph.graph.size() == 1);
+    for (int32_t run = 2; run < 5; ++run) {
+      site.Fill(run);
+      Replay(graph, stream.handle());
+      Finish(stream);
+      site.Check(run);
+    }
+  });
+}
+
+ALONE_TEST_CASE("a CUDA graph whose table changes from replay to replay") { ReplayWithOtherTables<int32_t>(); }
+
+ALONE_TEST_CASE("the same with integers of 64 bits") { ReplayWithOtherTables<int64_t>(); }
+
+ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new GpuCallState;
+  state->spec = SliceSpec();
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site<int32_t> site(*state, rank, stream);
+    site.Fill(0);
+    site.table[3] = 2;  // rank 0 sends two rows to rank 1, which expects three
+    CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+    Finish(stream);
+    for (const float value : site.y) CHECK(value == -1);
+    site.xla.run = 1;
+    const std::string said = site.Execute();
+    CHECK(Has(said, "can't run, since a call before it failed"));
+    CHECK(Has(said, "slice 0 from rank 0 to rank 1: send_sizes is 2 at rank 0 and recv_sizes is 3 at rank 1"));
+  });
+}
+
+// The kernel still checks the table.
+ALONE_TEST_CASE("rows for an empty output") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new GpuCallState;
+  state->spec = SliceSpec();
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site<int32_t> site(*state, rank, stream);
+    site.Fill(0);
+    site.y.clear();
+    site.xla.more[0].count = 0;
+    CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+    Finish(stream);
+    site.xla.run = 1;
+    CHECK(Has(site.Execute(), "the output has no rows [1, 2)"));
+  });
+}
+
+ALONE_TEST_CASE("calls that GPUs refuse") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new GpuCallState;
+  state->spec = SliceSpec();
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site<int32_t> site(*state, rank, stream);
+    const auto refused = [&] { return site.Initialize(); };
+    site.xla.more[0].data = site.x.data();
+    CHECK(Has(refused(), "the result must be aliased to the output operand"));
+    site.xla.more[0] = {site.y.data(), kOutputRows * kRow - 1, XLA_FFI_DataType_F32};
+    CHECK(Has(refused(), "element types or sizes of the operands do not match"));
+    site.xla.more[0] = {site.y.data(), kOutputRows * kRow, XLA_FFI_DataType_S32};
+    CHECK(Has(refused(), "element types or sizes of the operands do not match"));
+    site.xla.more[0].dtype = XLA_FFI_DataType_F32;
+    site.xla.more[1].dtype = XLA_FFI_DataType_U32;
+    CHECK(Has(refused(), "element types or sizes of the operands do not match"));
+    site.xla.more.pop_back();
+    CHECK(Has(refused(), "unexpected number of operands or results"));
+
+    Communicator& communicator = *Ok(Get(rank));
+    const auto made = [&](const CallSpec& spec, int64_t x, int64_t y) {
+      return DeviceCall::Make(spec, communicator, DType::kF32, x, y).status();
+    };
+    CallSpec spec = SliceSpec();
+    CHECK(Has(made(spec, kRows * kRow + 1, kRow), "rows of 5 elements do not fit the operands"));
+    CHECK(Has(made(spec, kRow, kRow + 1), "rows of 5 elements do not fit the operands"));
+    spec.algorithm = "pairwise";
+    CHECK(Has(made(spec, kRow, kRow), "all_to_all_v runs inside a node on GPUs, by algorithm \"direct\""));
+    spec.algorithm = "direct";
+    CHECK(made(spec, kRow, kRow).ok());
+    spec.row_count = 0;
+    CHECK(made(spec, 0, 0).ok());  // no data: no kernel
+  });
+  RankPlacement placement = {0, 1};
+  CHECK(
+      Has(MakeCallProgram(SliceSpec(), DType::kF32, kRow, kRow, placement, 4).status(), "runs inside a node on GPUs"));
+}
+
+// A result with places for the worst case needs no arena of its size.
+ALONE_TEST_CASE("the arena has the rows of the operand or of the result, whichever are fewer") {
+  const auto bytes = [](int64_t input_rows, int64_t output_rows) {
+    return ArenaBytes(Ok(MakeSliceArgs(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, 32)));
+  };
+  CHECK(bytes(64, 640) == 64 * 4 * kRow && bytes(640, 64) == 64 * 4 * kRow && bytes(1, 1) == 256 && bytes(9, 0) == 0);
+  const StatusOr<CallProgram> call = MakeCallProgram(SliceSpec(), DType::kF32, 64 * kRow, 640 * kRow, {0, kRanks}, 32);
+  CHECK(call.ok() && call->arena.bytes == 64 * 4 * kRow && !call->empty());
+}
+
+// One long slice per peer occupies all thread blocks.
+ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair can exchange") {
+  const auto channels = [](int64_t input_rows, int64_t output_rows, int64_t max_sms) {
+    CallSpec spec = SliceSpec();
+    spec.max_sms = max_sms;
+    return Ok(MakeSliceArgs(spec, DType::kF32, input_rows * kRow, output_rows * kRow, 32)).num_channels;
+  };
+  constexpr int64_t kMany = (2 << 20) / (4 * kRow);
+  CHECK(channels(kMany, 8 * kMany, 0) == 32 && channels(8 * kMany, kMany / 2, 0) == 31);
+  CHECK(channels(kMany, kMany, 7) == 7 && channels(1, kMany, 0) == 1 && channels(0, 0, 0) == 1);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

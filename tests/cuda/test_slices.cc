@@ -1,0 +1,426 @@
+// The kernel of all_to_all_v, emulated: long series of calls of all sizes on one arena, with random tables, ranks that
+// begin late, and thread blocks that run ahead. Results are compared with the definition. Wrong tables end on all ranks
+// before a row moves.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cuda/kernels/slices.cuh"
+#include "../../ffi/cuda/program/call_program.h"
+#include "../check.h"
+#include "fakes/emulated.h"
+#include "fakes/seed.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr uint64_t kDeadlineNs = 1'000'000'000;
+constexpr int64_t kArenaBytes = 1 << 20;
+
+int num_calls = 0, num_read = 0, num_put = 0;
+
+struct Group {
+  explicit Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
+      : n(n), num_channels(num_channels), ranks(memory, {1, n, true, true}, num_channels, timeout_ns) {
+    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
+  }
+
+  device::Comm CommOf(int32_t rank) const {
+    device::Comm comm = ranks.CommOfNode(rank);
+    comm.arena = arena;
+    comm.arena_bytes = kArenaBytes;
+    return comm;
+  }
+  const device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
+
+  HostMemory memory;
+  const int32_t n, num_channels;
+  const VirtualRanks ranks;
+  device::Window arena;
+};
+
+// A call of all ranks.
+struct Drawn {
+  int32_t n = 1, per_pair = 1;
+  int64_t row_bytes = 1, input_rows = 0, output_rows = 0;
+  std::vector<int64_t> table;      // (n, 4, per_rank)
+  std::vector<Bytes> x, start, y;  // by rank: brought, brought and taken
+  std::vector<SliceArgs> args;     // by rank
+  std::vector<uint64_t> late;      // by rank: polls before the call begins
+
+  int32_t per_rank() const { return n * per_pair; }
+  // 0: input_offsets, 1: send_sizes, 2: output_offsets, 3: recv_sizes
+  int64_t& At(int32_t rank, int32_t vector, int32_t peer, int32_t i) {
+    return table[(rank * 4 + vector) * per_rank() + peer * per_pair + i];
+  }
+};
+
+// Random sizes and input offsets. Output offsets are packed in the order of senders, of slices, or at random.
+void DrawTable(Drawn& drawn, std::mt19937_64& random) {
+  const int32_t n = drawn.n, per_pair = drawn.per_pair;
+  const uint64_t kind = random() % 6, order = random() % 3;
+  const auto hot = static_cast<int32_t>(random() % n);
+  // Up to four stripes, which several channels share.
+  const int64_t longest = std::max<int64_t>((random() % 3 == 0 ? 12000 : 3000) / drawn.row_bytes, 2);
+  drawn.table.assign(size_t(n) * 4 * drawn.per_rank(), 0);
+  for (int32_t from = 0; from < n; ++from) {
+    for (int32_t to = 0; to < n; ++to) {
+      for (int32_t i = 0; i < per_pair; ++i) {
+        auto size = static_cast<int64_t>(random() % (longest + 1));
+        if (kind == 1) size = 1;
+        if (kind == 2) size = to == hot ? size : 0;    // all to one
+        if (kind == 3) size = from == hot ? size : 0;  // one to all
+        if (kind == 4) size = 0;
+        if (random() % 4 == 0) size = 0;
+        drawn.At(from, 1, to, i) = drawn.At(to, 3, from, i) = size;
+        drawn.input_rows = std::max(drawn.input_rows, size);
+      }
+    }
+  }
+  drawn.input_rows += static_cast<int64_t>(random() % 5);
+  if (random() % 2 == 0) drawn.input_rows *= 2 * n * per_pair;  // more rows than the output has: peers put
+  for (int32_t to = 0; to < n; ++to) {
+    std::vector<std::pair<int32_t, int32_t>> arriving;
+    for (int32_t k = 0; k < n * per_pair; ++k) {
+      arriving.emplace_back(order == 1 ? k % n : k / per_pair, order == 1 ? k / n : k % per_pair);
+    }
+    if (order == 2) std::shuffle(arriving.begin(), arriving.end(), random);
+    int64_t row = 0;
+    for (const auto& [from, i] : arriving) {
+      row += static_cast<int64_t>(random() % 3);  // a gap
+      const int64_t size = drawn.At(from, 1, to, i);
+      drawn.At(from, 2, to, i) = size > 0 ? row : static_cast<int64_t>(random() % 2000) - 1000;
+      // Slices of the operand may overlap.
+      drawn.At(from, 0, to, i) =
+          size > 0 ? static_cast<int64_t>(random() % (drawn.input_rows - size + 1)) : int64_t{1} << 30;
+      row += size;
+    }
+    drawn.output_rows = std::max(drawn.output_rows, row);
+  }
+  drawn.output_rows += static_cast<int64_t>(random() % 3);
+}
+
+// Copies the table to the memory of every rank.
+void SetTable(Group& group, Drawn& drawn, bool wide) {
+  const std::vector<int32_t> narrow(drawn.table.begin(), drawn.table.end());
+  for (SliceArgs& args : drawn.args) {
+    RowOperands operands;
+    operands.table = wide ? static_cast<const void*>(group.memory.Upload(drawn.table)) : group.memory.Upload(narrow);
+    operands.table_count = static_cast<int64_t>(drawn.table.size());
+    operands.wide_table = wide;
+    const StatusOr<SliceArgs> whole = WithBuffers(args, args.x, args.y, operands);
+    CHECK(whole.ok());
+    args = *whole;
+  }
+}
+
+void Prepare(Group& group, Drawn& drawn, int32_t num_channels, int64_t x_shift, int64_t y_shift, bool wide,
+             std::mt19937_64& random) {
+  CallSpec spec;
+  spec.collective = Collective::kAllToAllV;
+  spec.group_size = group.n;
+  spec.row_count = drawn.row_bytes;
+  const int64_t x_bytes = drawn.input_rows * drawn.row_bytes, y_bytes = drawn.output_rows * drawn.row_bytes;
+  for (int32_t r = 0; r < group.n; ++r) {
+    const StatusOr<SliceArgs> made = MakeSliceArgs(spec, DType::kU8, x_bytes, y_bytes, num_channels);
+    CHECK(made.ok());
+    SliceArgs args = *made;
+    args.num_channels = num_channels;  // as if there were enough bytes for all channels
+    args.comm = group.CommOf(r);
+    args.x = group.memory.Take(x_bytes + x_shift) + x_shift;
+    args.y = group.memory.Take(y_bytes + y_shift) + y_shift;
+    CHECK(ArenaBytes(args) <= kArenaBytes);
+    ++(Reads(args) ? num_read : num_put);
+    drawn.args.push_back(args);
+    drawn.x.emplace_back(x_bytes);
+    drawn.start.emplace_back(y_bytes);
+    drawn.y.emplace_back(y_bytes);
+    for (Bytes* bytes : {&drawn.x.back(), &drawn.start.back()}) {
+      for (char& byte : *bytes) byte = static_cast<char>(random());
+    }
+    drawn.late.push_back(random() % 4 == 0 ? random() % 200 : 0);
+  }
+  SetTable(group, drawn, wide);
+}
+
+// A kernel begins once all thread blocks of the previous one on its GPU have ended. Between kernels, x and y are
+// brought, taken away and spoiled, as XLA's kernels do it.
+void Launch(const std::vector<Drawn*>& calls, int32_t n, int32_t num_channels, unsigned threads, uint64_t seed) {
+  std::vector<std::atomic<int32_t>> ended(n), brought(n);  // thread blocks, calls
+  emulation::Launch(
+      num_channels, n, threads, seed,
+      [&] {
+        const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+        for (size_t i = 0; i < calls.size(); ++i) {
+          Drawn& drawn = *calls[i];
+          const SliceArgs& args = drawn.args[rank];
+          const auto number = static_cast<int32_t>(i);
+          auto* const x = const_cast<char*>(args.x);
+          if (threadIdx.x == 0 && channel == 0) {
+            std::copy(drawn.x[rank].begin(), drawn.x[rank].end(), x);
+            std::copy(drawn.start[rank].begin(), drawn.start[rank].end(), args.y);
+            ++brought[rank];
+          }
+          if (threadIdx.x == 0) {
+            while (brought[rank] <= number) emulation::Pause();
+          }
+          __syncthreads();
+          if (channel < args.num_channels) {
+            for (uint64_t late = 0; late < drawn.late[rank]; ++late) emulation::Pause();
+            SliceCall(args, channel, device::DynamicShared()).Run();
+          }
+          __syncthreads();
+          if (threadIdx.x == 0) ++ended[rank];
+          if (threadIdx.x == 0 && channel == 0) {
+            while (ended[rank] < (number + 1) * num_channels) emulation::Pause();
+            std::copy_n(args.y, drawn.y[rank].size(), drawn.y[rank].begin());
+            std::fill_n(args.y, drawn.y[rank].size(), kSpoiled);
+            std::fill_n(x, drawn.x[rank].size(), kSpoiled);
+          }
+        }
+      },
+      static_cast<size_t>(SliceSharedBytes(static_cast<int32_t>(threads))));
+}
+
+// By the definition.
+std::vector<Bytes> Exchanged(Drawn& drawn) {
+  std::vector<Bytes> y = drawn.start;
+  for (int32_t from = 0; from < drawn.n; ++from) {
+    for (int32_t to = 0; to < drawn.n; ++to) {
+      for (int32_t i = 0; i < drawn.per_pair; ++i) {
+        const int64_t size = drawn.At(from, 1, to, i);
+        if (size == 0) continue;
+        std::copy_n(drawn.x[from].begin() + drawn.At(from, 0, to, i) * drawn.row_bytes, size * drawn.row_bytes,
+                    y[to].begin() + drawn.At(from, 2, to, i) * drawn.row_bytes);
+      }
+    }
+  }
+  return y;
+}
+
+void CheckDrawn(const Group& group, Drawn& drawn, uint64_t seed, size_t place) {
+  const std::vector<Bytes> expected = Exchanged(drawn);
+  for (int32_t r = 0; r < group.n; ++r) {
+    const bool same = expected[r] == drawn.y[r];
+    if (same && group.report(r).state == device::Report::kNone) continue;
+    std::fprintf(
+        stderr,
+        "%d ranks, %d slices per pair, %lld rows of %lld bytes to %lld, %d channels, seed %llu, call %zu: rank "
+        "%d %s (report: state %llu, step %d, peer %d)\n",
+        group.n, drawn.per_pair, static_cast<long long>(drawn.input_rows), static_cast<long long>(drawn.row_bytes),
+        static_cast<long long>(drawn.output_rows), drawn.args[r].num_channels, static_cast<unsigned long long>(seed),
+        place, r, same ? "aborted" : "has other bytes", static_cast<unsigned long long>(group.report(r).state),
+        group.report(r).step, group.report(r).peer);
+    std::exit(1);
+  }
+}
+
+Drawn DrawCall(Group& group, std::mt19937_64& random) {
+  Drawn drawn;
+  drawn.n = group.n;
+  drawn.per_pair = 1 + static_cast<int32_t>(random() % 3);
+  constexpr int64_t kRowBytes[] = {1, 2, 7, 16, 33, 48, 100, 640};
+  drawn.row_bytes = kRowBytes[random() % 8];
+  DrawTable(drawn, random);
+  const auto shift = [&] { return random() % 3 == 0 ? static_cast<int64_t>(random() % 16) : 0; };
+  const int64_t x_shift = shift(), y_shift = shift();
+  Prepare(group, drawn, 1 + static_cast<int32_t>(random() % group.num_channels), x_shift, y_shift, random() % 2 == 0,
+          random);
+  ++num_calls;
+  return drawn;
+}
+
+void RunSeries(uint64_t seed, int32_t n, int length) {
+  std::mt19937_64 random(seed);
+  Group group(n, 1 + static_cast<int32_t>(random() % 5));
+  std::vector<Drawn> series;
+  for (int i = 0; i < length; ++i) series.push_back(DrawCall(group, random));
+  std::vector<Drawn*> calls;
+  for (Drawn& drawn : series) calls.push_back(&drawn);
+  constexpr unsigned kThreads[] = {1, 3, 8, 40};
+  Launch(calls, n, group.num_channels, kThreads[random() % 4], seed);
+  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
+}
+
+TEST_CASE("random tables in long series on one arena") {
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
+    for (const int32_t n : {1, 2, 3, 5}) RunSeries(seed, n, 4);
+  }
+  RunSeries(FirstSeed(), 8, 4);
+  CHECK(num_calls == 324 && num_read > 300 && num_put > 300);
+}
+
+TEST_CASE("many series [full]") {
+  for (uint64_t seed = FirstSeed() + 1000; seed < FirstSeed() + 1300; ++seed) {
+    for (const int32_t n : {1, 2, 3, 4, 8}) RunSeries(seed, n, 6);
+  }
+}
+
+// Three ranks, two slices per pair, five rows each, one after the other.
+Drawn Small(Group& group, bool wide, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Drawn drawn;
+  drawn.n = 3, drawn.per_pair = 2, drawn.row_bytes = 320;
+  drawn.input_rows = drawn.output_rows = 30;
+  drawn.table.assign(3 * 4 * 6, 5);
+  for (int32_t r = 0; r < 3; ++r) {
+    for (int32_t peer = 0; peer < 3; ++peer) {
+      for (int32_t i = 0; i < 2; ++i) {
+        drawn.At(r, 0, peer, i) = 5 * (2 * peer + i);
+        drawn.At(r, 2, peer, i) = 5 * (2 * r + i);
+      }
+    }
+  }
+  Prepare(group, drawn, group.num_channels, 0, 0, wide, random);
+  return drawn;
+}
+
+// One channel alone moves its stripes of every slice, and no other byte.
+TEST_CASE("slices are cut over channels") {
+  for (const bool puts : {false, true}) {
+    Group group(3, 3);
+    Drawn drawn = Small(group, false, 1);
+    for (SliceArgs& args : drawn.args) {
+      if (puts) args.input_rows = 31;  // of which 30 are used
+      std::copy(drawn.x[args.comm.local.rank].begin(), drawn.x[args.comm.local.rank].end(), const_cast<char*>(args.x));
+      std::copy(drawn.start[args.comm.local.rank].begin(), drawn.start[args.comm.local.rank].end(), args.y);
+    }
+    emulation::Launch(
+        1, 3, 8, 5, [&] { SliceCall(drawn.args[blockIdx.y], 1, device::DynamicShared()).Run(); },
+        static_cast<size_t>(SliceSharedBytes(8)));
+    const std::vector<Bytes> all = Exchanged(drawn);
+    int64_t moved = 0;
+    for (int32_t from = 0; from < 3; ++from) {
+      for (int32_t to = 0; to < 3; ++to) {
+        for (int32_t i = 0; i < 2; ++i) {
+          for (int64_t byte = 0; byte < 5 * 320; ++byte) {
+            const int64_t in = drawn.At(from, 0, to, i) * 320 + byte, out = drawn.At(from, 2, to, i) * 320 + byte;
+            const bool own = (puts ? out : in) / kStripeBytes % 3 == 1;
+            CHECK(drawn.args[to].y[out] == (own ? all[to][out] : drawn.start[to][out]));
+            moved += own;
+          }
+        }
+      }
+    }
+    CHECK(moved == 3 * 4096);
+  }
+}
+
+// All ranks report the same, nothing moves, and the next call does not run.
+void CheckRefused(Group& group, Drawn& drawn, int32_t step, const std::string& text) {
+  Drawn next = Small(group, false, 7);
+  const Bytes arena(group.arena.base, group.arena.base + 3 * kArenaBytes);
+  Launch({&drawn, &next}, 3, group.num_channels, 4, 3);
+  for (int32_t r = 0; r < 3; ++r) {
+    const device::Report& report = group.report(r);
+    CHECK(report.state == device::Report::kComplete && report.rank == r);
+    CHECK(report.step == step);
+    const std::string found = FailureText(report, "ragged_all_to_all at f.py:3", 30);
+    if (found != "ragged_all_to_all at f.py:3: " + text) std::fprintf(stderr, "%s\n", found.c_str());
+    CHECK(found == "ragged_all_to_all at f.py:3: " + text);
+    CHECK(drawn.y[r] == drawn.start[r] && next.y[r] == next.start[r]);
+  }
+  CHECK(std::memcmp(arena.data(), group.arena.base, arena.size()) == 0);
+}
+
+struct Wrong {
+  int32_t rank, vector, peer, i;
+  int64_t value;
+};
+
+void CheckWrong(const std::vector<Wrong>& changes, bool wide, int32_t step, const std::string& text) {
+  Group group(3, 3);
+  Drawn drawn = Small(group, wide, 1);
+  for (const Wrong& wrong : changes) drawn.At(wrong.rank, wrong.vector, wrong.peer, wrong.i) = wrong.value;
+  SetTable(group, drawn, wide);
+  CheckRefused(group, drawn, step, text);
+}
+
+TEST_CASE("sizes that disagree or are negative") {
+  CheckWrong({{1, 1, 2, 1, 6}}, false, kWrongSliceSizes,
+             "slice 1 from rank 1 to rank 2: send_sizes is 6 at rank 1 and recv_sizes is 5 at rank 2, expected equal "
+             "sizes of at least 0");
+  CheckWrong({{0, 3, 2, 0, 4}, {2, 3, 1, 0, 4}}, true, kWrongSliceSizes,
+             "slice 0 from rank 1 to rank 2: send_sizes is 5 at rank 1 and recv_sizes is 4 at rank 2, expected equal "
+             "sizes of at least 0");
+  CheckWrong({{2, 1, 0, 0, -1}, {0, 3, 2, 0, -1}}, false, kWrongSliceSizes,
+             "slice 0 from rank 2 to rank 0: send_sizes is -1 at rank 2 and recv_sizes is -1 at rank 0, expected equal "
+             "sizes of at least 0");
+}
+
+TEST_CASE("slices outside of the operand") {
+  const std::string slice = "slice 1 from rank 0 to rank 2: the operand has no rows ";
+  const std::string names = " (input_offsets and send_sizes of rank 0)";
+  CheckWrong({{0, 0, 2, 1, 26}}, false, kOutsideOfOperand, slice + "[26, 31)" + names);
+  CheckWrong({{0, 0, 2, 1, -1}}, true, kOutsideOfOperand, slice + "[-1, 4)" + names);
+  // No sum overflows.
+  CheckWrong({{0, 0, 2, 1, INT64_MAX}}, true, kOutsideOfOperand, slice + "[549755813887, 549755813892)" + names);
+  CheckWrong({{0, 1, 2, 1, 31}, {2, 3, 0, 1, 31}, {0, 0, 2, 1, 0}}, false, kOutsideOfOperand,
+             slice + "[0, 31)" + names);
+}
+
+TEST_CASE("slices outside of the output") {
+  const std::string slice = "slice 0 from rank 2 to rank 1: the output has no rows ";
+  const std::string names = " (output_offsets and send_sizes of rank 2)";
+  CheckWrong({{2, 2, 1, 0, 26}}, true, kOutsideOfOutput, slice + "[26, 31)" + names);
+  CheckWrong({{2, 2, 1, 0, -5}}, false, kOutsideOfOutput, slice + "[-5, 0)" + names);
+}
+
+TEST_CASE("the first wrong slice is reported, whatever its problem") {
+  CheckWrong({{2, 1, 1, 0, 7}, {1, 2, 2, 0, 100}}, false, kOutsideOfOutput,
+             "slice 0 from rank 1 to rank 2: the output has no rows [100, 105) (output_offsets and send_sizes of rank "
+             "1)");
+}
+
+TEST_CASE("slices that overlap at their receiver") {
+  // The last row of one, the first of the other.
+  CheckWrong({{2, 2, 1, 0, 19}}, false, kSlicesOverlap,
+             "rank 1 writes rows from 15 on and rank 2 writes rows from 19 on of the output of rank 1: slices must not "
+             "overlap there");
+  CheckWrong({{0, 2, 1, 0, 25}}, true, kSlicesOverlap,
+             "rank 0 writes rows from 25 on and rank 2 writes rows from 25 on of the output of rank 1: slices must not "
+             "overlap there");
+  // Of one rank, around an empty slice.
+  CheckWrong({{0, 2, 1, 1, 3}}, false, kSlicesOverlap,
+             "rank 0 writes rows from 0 on and rank 0 writes rows from 3 on of the output of rank 1: slices must not "
+             "overlap there");
+  CheckWrong({{0, 1, 1, 1, 0}, {1, 3, 0, 1, 0}, {0, 2, 1, 1, 0}, {1, 2, 1, 0, 4}}, false, kSlicesOverlap,
+             "rank 0 writes rows from 0 on and rank 1 writes rows from 4 on of the output of rank 1: slices must not "
+             "overlap there");
+}
+
+TEST_CASE("a rank that does not arrive") {
+  Group group(3, 2, 1'000'000);
+  Drawn drawn = Small(group, false, 1);
+  emulation::Launch(
+      2, 3, 4, 1,
+      [&] {
+        if (blockIdx.y == 1) return;
+        SliceCall(drawn.args[blockIdx.y], static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
+      },
+      static_cast<size_t>(SliceSharedBytes(4)));
+  const device::Report& report = group.report(0);
+  CHECK(report.state == device::Report::kComplete && report.step == kEntryBarrier && report.peer == 1);
+}
+
+TEST_CASE("tables that do not fit") {
+  SliceArgs args;
+  args.comm.local.size = 2;
+  for (const auto& [count, fits] :
+       {std::pair{16, true}, std::pair{8, false}, std::pair{12, false}, std::pair{15, false}, std::pair{32, true}}) {
+    RowOperands operands;
+    operands.table_count = count;
+    CHECK(WithBuffers(args, nullptr, nullptr, operands).ok() == fits);
+  }
+  RowOperands many;
+  many.table_count = int64_t{1} << 33;
+  CHECK(!WithBuffers(args, nullptr, nullptr, many).ok());
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
