@@ -71,13 +71,24 @@ $(MODULE_BUILD)/libraries.cmake:
 	$(MAKE) --no-print-directory setup
 libraries: $(MODULE_BUILD)/libraries.cmake
 	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
-	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers
+	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers jaxcomm_attributes
 
 # The compiler and NCCL's headers are in a separate folder: the environment of the tests has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
 # Value of CMAKE_CUDA_ARCHITECTURES; by default all generations of GPUs.
 CUDA_ARCHITECTURES ?=
+# PTX of one generation of GPUs. The full size also runs ptxas, for all generations, which takes twenty times as long.
+TEST_ARCHITECTURES := 90-virtual
+# One build folder per flavour of the native tests and per environment: they are built with its jaxlib. That of no
+# sanitizer also has the CUDA module that the tests import, because both link the same host code.
+NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
+ifeq ($(CUDA_ARCHITECTURES),$(TEST_ARCHITECTURES))
+CUDA_BUILD := $(NATIVE_BUILD)
+CUDA_CONFIGURED := $(NATIVE_BUILD)/build.ninja
+else
 CUDA_BUILD := build/cuda/$(notdir $(VENV))$(CUDA_ARCHITECTURES:%=-%)
+CUDA_CONFIGURED := $(CUDA_BUILD)/configured
+endif
 CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "rb"))["tool"]["scikit-build"]; \
   print(*settings["overrides"][0]["build"]["requires"])
 
@@ -88,17 +99,16 @@ $(CUDA_WHEELS)/installed: pyproject.toml | $(VENV)/deps
 	  $$($(BIN)/python -c '$(CUDA_PACKAGES)')
 	touch $@
 
-$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/installed | $(MODULE_BUILD)/libraries.cmake
-	$(BIN)/cmake -S . -B $(CUDA_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA=ON -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
-	  $(CMAKE_LIBRARIES) \
-	  -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
-	  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
+CMAKE_CUDA := -DJAXCOMM_CUDA=ON -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
+  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include $(CMAKE_LIBRARIES)
+build/cuda/%/configured: $(VENV)/deps $(CUDA_WHEELS)/installed | $(MODULE_BUILD)/libraries.cmake
+	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) $(CMAKE_CUDA) \
 	  $(CUDA_ARCHITECTURES:%=-DCMAKE_CUDA_ARCHITECTURES=%)
 	touch $@
 
 # Installs the module next to jaxcomm._core. It is not part of pip's records, so a new build of jaxcomm keeps it.
-cuda: $(VENV)/installed $(CUDA_BUILD)/configured
+cuda: $(VENV)/installed $(CUDA_CONFIGURED)
 	MAKEFLAGS= $(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
@@ -110,9 +120,9 @@ train: setup
 # All builds come first. Native and Python tests then run in parallel.
 test:
 	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/installed
+	$(MAKE) --no-print-directory build-tests
 	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES)
-	$(MAKE) --no-print-directory build-native
-	$(MAKE) --no-print-directory -j2 test-native test-python
+	$(MAKE) --no-print-directory -j2 run-native run-python
 
 # Runs tests of concurrency and failures 20 times in a row, and all op tests between processes. Takes hours.
 stress: setup $(VENV)/test-deps build-native
@@ -124,10 +134,10 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-# PTX of one generation of GPUs. The full size also runs ptxas, for all generations, which takes twenty times as long.
-TEST_ARCHITECTURES := 90-virtual
 test-python: setup $(VENV)/test-deps
 	$(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
+	$(MAKE) --no-print-directory run-python
+run-python:
 	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # All tests except the size stress. Timing tests run last, one at a time. SHARD=i/n selects the i-th of n parts of the
@@ -146,22 +156,26 @@ test-all: setup $(VENV)/test-deps
 	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
 comma := ,
 
-# One build folder per flavour of the native tests and per environment: they are built with its jaxlib.
-NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
 $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/installed CMakeLists.txt
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
-	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_LIBRARIES))
+	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_CUDA) -DCMAKE_CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
 	touch $@
-$(NATIVE_BUILD)/build.ninja: | $(MODULE_BUILD)/libraries.cmake
+$(NATIVE_BUILD)/build.ninja: | libraries
 
-.PHONY: build-native
+.PHONY: build-native build-tests run-native run-python
 build-native: libraries $(NATIVE_BUILD)/build.ninja
+	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
+
+# Also compiles the CUDA module, in parallel.
+build-tests: libraries $(NATIVE_BUILD)/build.ninja
 	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
+	$(MAKE) --no-print-directory run-native
+run-native:
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
 
 # Tests that depend on the version of JAX, which `.ci/run` runs on the newest one: the native tests of code compiled with

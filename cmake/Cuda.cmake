@@ -106,8 +106,11 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # find_package(CUDAToolkit) requires an unversioned libcudart.so, which the wheels lack
 
+set(JAXCOMM_CUDA_HEADERS
+  ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_NCCL_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+list(FILTER JAXCOMM_CUDA_HEADERS EXCLUDE REGEX "/cccl$")  # for kernels only; nvcc finds it
+include(cmake/CudaHost.cmake)
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
-  ffi/common/attributes.cc
   ffi/cuda/module.cc
   ffi/cuda/kernels/code_check.cu
   ffi/cuda/kernels/executor.cu
@@ -117,41 +120,8 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/multimem.cu
   ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/slices.cu
-  ffi/cuda/kernels/watchdog.cu
-  ffi/cuda/cublas/cublaslt_library.cc
-  ffi/cuda/cublas/product.cc
-  ffi/cuda/nccl/capabilities.cc
-  ffi/cuda/nccl/bootstrap.cc
-  ffi/cuda/nccl/first_contact.cc
-  ffi/cuda/nccl/gin.cc
-  ffi/cuda/nccl/nccl_calls.cc
-  ffi/cuda/nccl/nccl_library.cc
-  ffi/cuda/nccl/nodes.cc
-  ffi/cuda/nccl/symmetric_memory.cc
-  ffi/cuda/nccl/threads.cc
-  ffi/cuda/nccl/wait_for_stream.cc
-  ffi/cuda/program/call_program.cc
-  ffi/cuda/program/packing.cc
-  ffi/cuda/program/program.cc
-  ffi/cuda/program/row_args.cc
-  ffi/cuda/program/send_recv_schedule.cc
-  ffi/cuda/program/slice_args.cc
-  ffi/cuda/runtime/call_names.cc
-  ffi/cuda/runtime/communicator.cc
-  ffi/cuda/runtime/device_call.cc
-  ffi/cuda/runtime/fused_matmul.cc
-  ffi/cuda/runtime/send_recv_proxy.cc
-  ffi/cuda/runtime/own_communicators.cc
-  ffi/cuda/runtime/abort_flag.cc
-  ffi/cuda/xla/call.cc
-  ffi/cuda/xla/call_communicator.cc
-  ffi/cuda/xla/call_site.cc
-  ffi/cuda/xla/done.cc
-  ffi/cuda/xla/fused_call.cc
-  ffi/cuda/xla/user_call.cc
-  ffi/cuda/xla/xla_collectives.cc)
-target_include_directories(_cuda SYSTEM PRIVATE
-  ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  ffi/cuda/kernels/watchdog.cu)
+target_include_directories(_cuda SYSTEM PRIVATE ${JAXCOMM_CUDA_HEADERS})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(ffi/cuda/module.cc PROPERTIES
   COMPILE_DEFINITIONS "JAXCOMM_CUDA_ARCHITECTURES=\"${architectures}\"")
@@ -161,7 +131,7 @@ target_compile_options(_cuda PRIVATE
 set_target_properties(_cuda PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
   CUDA_RUNTIME_LIBRARY Static)
-target_link_libraries(_cuda PRIVATE jaxcomm_plans)
+target_link_libraries(_cuda PRIVATE ${JAXCOMM_CUDA_HOST} jaxcomm_attributes jaxcomm_plans)
 target_link_options(_cuda PRIVATE ${portable})
 set(JAXCOMM_CUDA_DESTINATION jaxcomm CACHE STRING "Python package that gets the module _cuda")
 install(TARGETS _cuda LIBRARY DESTINATION ${JAXCOMM_CUDA_DESTINATION} COMPONENT cuda)

@@ -1,9 +1,11 @@
 # jaxcomm_native_test(<name> <source>... [JAXLIB] [SEQUENTIAL] [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of
 # TEST_CASEs (tests/check.h) as a test of CTest. Cases whose names end in [full] form a test of their own, <name>.full,
 # with the label full. JAXLIB marks a test of code compiled with jaxlib's headers: it gets the label jaxlib, and the target
-# jaxlib_tests builds it. SEQUENTIAL marks a test without threads, of code that includes none of their headers
-# (tests/test_includes.py). ThreadSanitizer has nothing to check there, so its build leaves the test out.
+# jaxlib_tests builds it. The target native_tests builds all tests. SEQUENTIAL marks a test without threads, of code that
+# includes none of their headers (tests/test_includes.py). ThreadSanitizer has nothing to check there, so its build leaves
+# the test out.
 add_custom_target(jaxlib_tests)
+add_custom_target(native_tests)
 add_library(jaxcomm_test_cases OBJECT ${PROJECT_SOURCE_DIR}/tests/check.cc)
 target_link_libraries(jaxcomm_test_cases PRIVATE jaxcomm_plans)  # for the compile options
 add_library(jaxcomm_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/main.cc)
@@ -44,6 +46,7 @@ function(jaxcomm_native_test name)
       set_tests_properties(${name} PROPERTIES LABELS jaxlib)
     endif()
   endif()
+  add_dependencies(native_tests ${name})
   if(ARG_JAXLIB)
     add_dependencies(jaxlib_tests ${name})
   endif()

@@ -4,6 +4,7 @@ jaxcomm/host.h provides their handlers with a communicator.
 """
 
 import ctypes
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _check, _compat, _lowering, _native
+from jaxcomm import _check, _compat, _lowering, _native, _placement
 
 
 def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, execute: str) -> None:
@@ -111,6 +112,62 @@ def ffi_call(
         xs = tuple(jax.numpy.asarray(x) for x in xs)
         varying = tuple(frozenset().union(*(_compat.varying_axes(x) for x in xs)))
         xs = tuple(_compat.make_varying(x, varying) for x in xs)
-        return call(*xs, jaxcomm=attributes, jaxcomm_groups=rows.reshape(-1).astype(np.int64), **more)
+
+        def run(own: dict[str, Any], *xs: Any) -> Any:
+            return call(*xs, jaxcomm=attributes, jaxcomm_groups=rows.reshape(-1).astype(np.int64), **own, **more)
+
+        tree = jax.tree.structure(jax.eval_shape(lambda *xs: run({}, *xs), *xs))
+        return jax.tree.unflatten(tree, _user_call_p.bind(*xs, user_call=_UserCall(run, rows)))
 
     return wrapped
+
+
+class _UserCall:
+    """A call of jax.ffi.ffi_call, made when a program is lowered: only then are the processes of its GPUs known.
+
+    Attributes:
+      run: (further attributes, *operands) -> results.
+      rows: logical device ids of the groups.
+    """
+
+    def __init__(self, run: Callable[..., Any], rows: np.ndarray):
+        self.run, self.rows = run, rows
+
+    def results(self, own: dict[str, Any], *xs: Any) -> list[Any]:
+        return jax.tree.leaves(self.run(own, *xs))
+
+
+def _shape(*xs: Any, user_call: _UserCall) -> Any:
+    jaxpr = jax.make_jaxpr(functools.partial(user_call.results, {}))(*xs)
+    return jaxpr.out_avals, jaxpr.effects
+
+
+def _lower(ctx: Any, *xs: Any, platform: str, user_call: _UserCall) -> Any:
+    own = {}
+    axis_context = ctx.module_context.axis_context
+    if platform == "cuda" and _compat.in_spmd_region(axis_context) and not _compat.is_exported(ctx):
+        processes = _placement.gpu_processes(axis_context.mesh, user_call.rows)
+        if processes is not None:  # else the GPUs of a process do not meet before the first run
+            own["jaxcomm_processes"] = processes
+    run = functools.partial(user_call.results, own)
+    return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
+
+
+def _batch(xs: Any, dimensions: Any, *, user_call: _UserCall) -> Any:
+    def run(own: dict[str, Any], *xs: Any) -> Any:
+        return jax.vmap(functools.partial(user_call.results, own), in_axes=tuple(dimensions))(*xs)
+
+    ys = _user_call_p.bind(*xs, user_call=_UserCall(run, user_call.rows))
+    return ys, [0] * len(ys)
+
+
+def _jvp(primals: Any, tangents: Any, *, user_call: _UserCall) -> Any:
+    return jax.jvp(functools.partial(user_call.results, {}), primals, tangents)  # raises JAX's own error
+
+
+_user_call_p = _compat.Primitive("jaxcomm_user_call")
+_user_call_p.multiple_results = True
+_user_call_p.def_effectful_abstract_eval(_shape)
+_lowering.register_rule(_user_call_p, _lower)
+_compat.ad.primitive_jvps[_user_call_p] = _jvp
+_compat.batching.primitive_batchers[_user_call_p] = _batch

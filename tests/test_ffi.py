@@ -12,7 +12,7 @@ from harness import on_ranks
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _native
+from jaxcomm import _native, _placement
 
 X = np.zeros((8, 4), np.float32)
 
@@ -46,6 +46,56 @@ def test_other_options_are_passed_to_jax(mesh):
     assert "output_operand_alias" in text
     batched = lowered(lambda x: jax.vmap(lambda x: call(x, "gpu", vmap_method="broadcast_all"))(x), mesh)
     assert len(groups(batched)) == 1
+
+
+def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
+    """Also of calls under vmap and in a branch. The lowering of jax.ffi.ffi_call alone does not know the devices."""
+    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
+    attribute = "jaxcomm_processes = dense<[0, 1, 0, 1, 0, 1, 0, 1]> : tensor<8xi32>"
+    bodies = [
+        lambda x: call(x, "node"),
+        lambda x: jax.lax.cond(x[0] > 0, lambda x: call(x, "node"), lambda x: -call(-x, "node"), x),
+        *(
+            lambda x, method=method: jax.vmap(lambda x: call(x, "node", vmap_method=method))(x)
+            for method in ("sequential", "expand_dims", "broadcast_all")
+        ),
+    ]
+    for number, body in zip((1, 2, 1, 1, 1), bodies, strict=True):
+        assert lowered(body, mesh).count(attribute) == number
+    f = jax.jit(on_ranks(bodies[0], mesh, check_vma=False))
+    exported = jax.export.export(
+        f, platforms=["cuda"], disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("mine")]
+    )(X)
+    assert "jaxcomm_groups" in exported.mlir_module() and "jaxcomm_processes" not in exported.mlir_module()
+    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
+    assert "jaxcomm_processes" not in lowered(bodies[0], mesh)
+
+
+def test_calls_are_like_those_of_jax(mesh):
+    """Results, effects, batches and errors are those of jax.ffi.ffi_call."""
+
+    def program(body):
+        return jax.jit(on_ranks(body, mesh, check_vma=False))
+
+    def many(x, **options):
+        types = (jax.ShapeDtypeStruct((3,), jnp.int8), jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return jaxcomm.ffi_call("mine", types, "gpu", **options)(x, x)
+
+    small, same = jax.eval_shape(program(many), X)
+    assert (small.shape, small.dtype, same.shape, same.dtype) == ((8, 3), jnp.int8, X.shape, X.dtype)
+    assert lowered(many, mesh).count("stablehlo.custom_call @mine") == 1
+    unused = lowered(lambda x: (many(x), x)[1], mesh)
+    assert unused.count("stablehlo.custom_call @mine") == 1  # because of its side effect
+    free = lowered(lambda x: (many(x, has_side_effect=False), x)[1], mesh)
+    assert free.count("stablehlo.custom_call @mine") == 0
+    batched = jax.eval_shape(
+        program(lambda x: jax.vmap(lambda x: many(x, vmap_method="broadcast_all"), in_axes=1)(x.reshape(2, 2))), X
+    )
+    assert [y.shape for y in batched] == [(8, 2, 3), (8, 2, 2)]
+    with pytest.raises(NotImplementedError, match="vmap"):
+        lowered(lambda x: jax.vmap(lambda x: call(x, "gpu"))(x), mesh)
+    with pytest.raises(ValueError, match=r"mine.* cannot be differentiated"):
+        lowered(jax.grad(lambda x: call(x, "gpu").sum()), mesh)
 
 
 def test_operands_that_vary_over_different_axes(mesh):

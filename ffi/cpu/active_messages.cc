@@ -106,9 +106,11 @@ void ActiveMessages::SendText(int32_t process, const Header& header, const std::
   Send(process, header, std::move(data), static_cast<int64_t>(text.size()));
 }
 
-void ActiveMessages::SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint,
+void ActiveMessages::SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint, const RunAndGroup& run,
                                  const std::string& what) {
-  SendText(process, HeaderOf(Kind::kEntered, key, fingerprint), what);
+  Header header = HeaderOf(Kind::kEntered, key, fingerprint);
+  header.run = run;
+  SendText(process, header, what);
 }
 
 void ActiveMessages::SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint,
@@ -132,10 +134,25 @@ std::string ActiveMessages::OtherCallsOf(int32_t process) {
   for (const auto& [key, waiting] : waiting_) {
     const auto found = waiting.entered.find(process);
     if (found == waiting.entered.end()) continue;
-    text += (text.empty() ? " in " : " and in ") + found->second;
+    text += (text.empty() ? " in " : " and in ") + found->second.what;
     if (text.size() > 600) break;
   }
   return text;
+}
+
+std::optional<ActiveMessages::OtherCall> ActiveMessages::CallOfOtherRun(int32_t process, const RunAndGroup& own) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<OtherCall> call;
+  std::optional<int64_t> run_id;
+  for (const auto& [key, waiting] : waiting_) {
+    const auto found = waiting.entered.find(process);
+    if (found == waiting.entered.end()) continue;
+    const RunAndGroup& run = found->second.run;
+    if (run.run_id == own.run_id || run.run_id != run_id.value_or(run.run_id)) return std::nullopt;
+    run_id = run.run_id;
+    if (run.group == own.group && (!call || key < call->key)) call = {key, run.run_id, found->second.what};
+  }
+  return call;
 }
 
 void* ActiveMessages::TextDestination(const Message& message) {
@@ -250,7 +267,7 @@ void ActiveMessages::OnDelivered(const Message& message) {
     case Kind::kEntered:
       return Dispatch(header.key,
                       {process, [=](MessageHandler& handler) { handler.OnEntered(process, header.fingerprint, text); }},
-                      [&](Waiting& waiting) { waiting.entered[process] = text; });
+                      [&](Waiting& waiting) { waiting.entered[process] = {header.run, text}; });
     case Kind::kExited:
       return Dispatch(header.key,
                       {process, [=](MessageHandler& handler) { handler.OnExited(process, header.fingerprint, text); }});

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -54,7 +55,8 @@ class ActiveMessages : public Receiver {
            std::unique_ptr<char[]> data, int64_t bytes);
   void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
   // This process has entered the call; `what` describes the call. Sent only if the call takes long.
-  void SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
+  void SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint, const RunAndGroup& run,
+                   const std::string& what);
   // This process has sent all its puts and signals.
   void SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
   void SendAborted(int32_t process, uint64_t key, const std::string& why);
@@ -67,6 +69,14 @@ class ActiveMessages : public Receiver {
   Status Reachable(int32_t process);
   // Calls that `process` has announced and that this process has not entered: " in X and in Y", or empty.
   std::string OtherCallsOf(int32_t process);
+  // A call of the same group in another run that `process` has announced and that this process has not entered. None if
+  // `process` is in several runs, or also in `own`.
+  struct OtherCall {
+    uint64_t key = 0;
+    int64_t run_id = 0;
+    std::string what;
+  };
+  std::optional<OtherCall> CallOfOtherRun(int32_t process, const RunAndGroup& own);
 
   void* OnMessage(const Message& message) override;
   void OnDelivered(const Message& message) override;
@@ -78,6 +88,7 @@ class ActiveMessages : public Receiver {
     uint64_t key = 0;
     int64_t offset_bytes = 0;
     Fingerprint fingerprint;
+    RunAndGroup run;  // kEntered
     int32_t from = -1;
     int32_t to = -1;
     Kind kind = Kind::kPut;
@@ -98,7 +109,11 @@ class ActiveMessages : public Receiver {
   struct Waiting {
     std::vector<WaitingPut> puts;
     std::vector<WaitingEvent> events;
-    std::map<int32_t, std::string> entered;  // descriptions of the call by processes that have not aborted
+    struct Entered {
+      RunAndGroup run;
+      std::string what;
+    };
+    std::map<int32_t, Entered> entered;  // by processes that have not aborted
     std::set<int32_t> aborted;
   };
   using MessageId = std::pair<int, uint64_t>;

@@ -5,20 +5,9 @@
 #include <new>
 #include <utility>
 
-#include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
 
 namespace jaxcomm {
-namespace {
-
-// Time after a failure for payloads that are still arriving in buffers. Then their senders are dropped, so that the
-// buffers are free. Enough for tens of megabytes over 1 Gbit/s.
-constexpr auto kPatience = std::chrono::milliseconds(500);
-// Added to the deadline while running. A process blocked on another waiter lets that one report the root cause first.
-// Long enough for a few calls of Check() and a message.
-constexpr InterProcessCall::Clock::duration kGrace = std::chrono::milliseconds(300);
-
-}  // namespace
 
 InterProcessCall::InterProcessCall(Node& node, ActiveMessages* active_messages, int32_t process,
                                    std::shared_ptr<const InterProcessProgram> program, Spec spec,
@@ -45,6 +34,7 @@ InterProcessCall::InterProcessCall(Node& node, ActiveMessages* active_messages, 
       others_.push_back(other);
     }
   }
+  has_entered_.reset(new std::atomic<bool>[distant_.size()]());
   has_exited_.reset(new std::atomic<bool>[distant_.size()]());
 }
 
@@ -86,6 +76,8 @@ void InterProcessCall::Enter() {
       slot.memory = block_.memory;
       slot.offset = block_.offset;
       slot.fingerprint = fingerprint_;
+      slot.run_id.store(spec_.run.run_id);
+      slot.group.store(spec_.run.group);
       // Copies the text only: the rest of the slot stays in the cache of the core that last read it.
       const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
       std::memcpy(slot.what, spec_.names->what.data(), length);
@@ -116,8 +108,7 @@ bool InterProcessCall::FindOthers() {
     const Slot& theirs = control_segment.slots[slot];
     other.slot = slot;  // from here on, its `exited` must be incremented
     if (theirs.fingerprint != fingerprint_) {
-      const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
-      return Agrees(other.peer->process(), theirs.fingerprint, what);
+      return Agrees(other.peer->process(), theirs.fingerprint, theirs.What());
     }
     const StatusOr<char*> block = other.peer->BlockOf(theirs);
     if (!block.ok()) {
@@ -191,10 +182,6 @@ const InterProcessCall::Other* InterProcessCall::Failed() const {
   return nullptr;
 }
 
-void InterProcessCall::FailLike(const Other& other) {
-  OnAborted(other.peer->process(), other.peer->control_segment().FindFailure(spec_.run_id).value_or("no reason known"));
-}
-
 // Returns whether the call has advanced.
 bool InterProcessCall::Step() {
   if (phase_.load() == Phase::kRunning) {
@@ -204,7 +191,7 @@ bool InterProcessCall::Step() {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
           // A process publishes its error before it frees its memory.
-          if (other.peer->control_segment().FindFailure(spec_.run_id)) {
+          if (other.peer->control_segment().FindFailure(spec_.run.run_id)) {
             FailLike(other);
           } else {
             Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
@@ -310,7 +297,7 @@ void InterProcessCall::Fail(const Status& error) {
       if (phase_.load() != Phase::kEntryBarrier) execution_->Cancel();  // in the entry barrier, it never starts
       {
         std::lock_guard<std::mutex> lock_of_segment(node_.control_segment_mutex());
-        node_.control_segment().AddFailure(spec_.run_id, error.message());
+        node_.control_segment().AddFailure(spec_.run.run_id, error.message());
       }
       if (slot_ >= 0) node_.control_segment().slots[slot_].failed.store(1);
       for (const Other& other : others_) other.peer->control_segment().RingDoorbell();
@@ -343,6 +330,7 @@ bool InterProcessCall::Reclaim() {
 void* InterProcessCall::DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                                       int64_t bytes) {
   if (fingerprint != fingerprint_) return nullptr;
+  has_received_.store(true);
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
@@ -368,14 +356,10 @@ void InterProcessCall::OnSignal(int32_t from, int32_t to) {
   node_.control_segment().RingDoorbell();
 }
 
-bool InterProcessCall::Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
-  if (fingerprint == fingerprint_) return true;
-  const std::string& own = spec_.names->what;
-  std::string with = what == own ? ", with different attributes or plans" : "";
-  if (fingerprint.program == fingerprint_.program) with = kDifferentTables;
-  const std::string here = RanksOf(process_) + " are in " + own, there = RanksOf(process) + " are in " + what;
-  Fail(Wrong(StatusCode::kInvalidArgument, "calls do not match: ranks " + here + ", ranks " + there + with));
-  return false;
+void InterProcessCall::OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
+  if (!Agrees(process, fingerprint, what)) return;
+  const auto sender = std::find(distant_.begin(), distant_.end(), process);
+  if (sender != distant_.end()) has_entered_[sender - distant_.begin()].store(true);
 }
 
 void InterProcessCall::OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
@@ -414,91 +398,6 @@ void InterProcessCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_
 
 void InterProcessCall::Signal(int32_t from, int32_t to) {
   active_messages_->Signal(program_->process_of()[to], spec_.key, from, to);
-}
-
-Status InterProcessCall::Wrong(StatusCode code, const std::string& text) const {
-  constexpr const char* kPhases[] = {"in the entry barrier", "while running", "in the exit barrier"};
-  return {code, spec_.names->prefix + kPhases[static_cast<int>(phase_.load())] + ", " + text};
-}
-
-std::string InterProcessCall::RanksOf(int32_t process) const {
-  std::string text;
-  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
-    if (program_->process_of()[position] != process) continue;
-    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.names->ranks[position]);
-  }
-  return text + "] (process " + std::to_string(process) + ")";
-}
-
-std::string InterProcessCall::DescribeLate(const std::string& within) const {
-  const Phase phase = phase_.load();
-  if (phase == Phase::kRunning) {
-    const auto [rank, peer] = execution_->WaitingPair();
-    if (rank < 0) return "the collective did not finish" + within;
-    const int32_t process = program_->process_of()[peer];
-    const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
-    const std::string elsewhere = distant ? active_messages_->OtherCallsOf(process) : "";
-    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.names->what +
-           " got no signal from rank " + std::to_string(spec_.names->ranks[peer]) + " (process " +
-           std::to_string(process) + ")" + (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
-  }
-  std::string late;
-  for (const Other& other : others_) {
-    const ControlSegment& control_segment = other.peer->control_segment();
-    const bool entered = control_segment.Find(spec_.key) >= 0;
-    if (phase == Phase::kEntryBarrier && entered) continue;
-    late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(other.peer->process());
-    if (phase == Phase::kExitBarrier) continue;
-    std::string elsewhere;
-    for (int slot = 0; slot < ControlSegment::kNumSlots; ++slot) {
-      if (control_segment.keys[slot].load() == 0 || control_segment.slots[slot].failed.load() != 0) continue;
-      const char* what = control_segment.slots[slot].what;
-      elsewhere += (elsewhere.empty() ? " in " : " and in ") +
-                   std::string(what, strnlen(what, sizeof(control_segment.slots[slot].what)));
-      if (elsewhere.size() > 600) break;
-    }
-    late += elsewhere.empty() ? " in no collective" : elsewhere;
-  }
-  for (size_t i = 0; i < distant_.size() && phase == Phase::kExitBarrier; ++i) {
-    if (!has_exited_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
-  }
-  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " waited for " + late + ", which did not " +
-         (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
-}
-
-void InterProcessCall::Check(Clock::time_point now) {
-  const uint32_t state = state_.load();
-  if ((state & kFailed) != 0 && (state & kThreads) != 0) {
-    if (cancel_puts_at_ == Clock::time_point{}) cancel_puts_at_ = now + kPatience;
-    if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
-  }
-  if ((state & (kDone | kFailed)) != 0) return;
-  bool ended = false;
-  for (const Other& other : others_) ended |= !other.peer->alive();
-  // A process may end once it has left all its calls. So AllExited() is checked after alive().
-  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
-  for (const int32_t process : distant_) {
-    if (!active_messages_->Reachable(process).ok()) return OnLost(process);
-  }
-  for (const Other& other : others_) {
-    if (ended && !other.peer->alive()) {
-      return Fail(Wrong(StatusCode::kDeadlineExceeded,
-                        "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
-    }
-    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);
-  }
-  const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
-  if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
-  if (wait_.WarningDue(now)) {
-    wait_.Warn([&](const std::string& within) {
-      return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
-    });
-  }
-  // Sent only when a call waits: another message would slow down small collectives.
-  if (std::exchange(sent_entered_, true)) return;
-  for (const int32_t process : distant_) {
-    active_messages_->SendEntered(process, spec_.key, fingerprint_, spec_.names->what);
-  }
 }
 
 }  // namespace jaxcomm

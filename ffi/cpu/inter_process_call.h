@@ -12,6 +12,10 @@
 // early messages are kept there. After its last put and signal, a process sends an exit message with its fingerprint. A
 // process that waits long sends its fingerprint earlier.
 //
+// The keys of calls contain XLA's run id, so processes that execute different programs never meet. A process in another
+// run of the same group is an error once that has lasted a second: XLA runs the programs of a device one after the
+// other, so neither process can enter the call of the other one.
+//
 // After a failure, slot and block are free once no other process can touch them: every process of the node has finished
 // its part, never entered or has ended, and cannot find the slot any more; and no put from another node is in progress.
 //
@@ -24,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,8 +56,8 @@ class InterProcessCall : public MessageHandler,
   using Finish = std::function<void(int64_t own_position, const Status& status)>;
 
   struct Spec {
-    uint64_t key = 0;    // equal in all processes, unique among the calls in flight
-    int64_t run_id = 0;  // XLA's run id
+    uint64_t key = 0;  // equal in all processes, unique among the calls in flight
+    RunAndGroup run;
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;           // since the first device of this process arrived
     Slices slices;              // all_to_all_v, dispatch, combine
@@ -76,7 +81,7 @@ class InterProcessCall : public MessageHandler,
   // Fails the call if it has timed out or another process has ended or aborted. For the progress thread.
   void Check(Clock::time_point now);
 
-  int64_t run_id() const { return spec_.run_id; }
+  int64_t run_id() const { return spec_.run.run_id; }
   bool over() const { return finished_.load(); }
   bool failed() const { return (state_.load() & kFailed) != 0; }
   const InterProcessProgram& program() const { return *program_; }
@@ -85,9 +90,7 @@ class InterProcessCall : public MessageHandler,
                       int64_t bytes) override;
   void OnPutDone() override;
   void OnSignal(int32_t from, int32_t to) override;
-  void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) override {
-    Agrees(process, fingerprint, what);
-  }
+  void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) override;
   void OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) override;
   void OnAborted(int32_t process, const std::string& why) override;
   void OnLost(int32_t process) override;
@@ -103,6 +106,13 @@ class InterProcessCall : public MessageHandler,
     int slot = -1;
     char* block = nullptr;
     bool exited = false;
+  };
+  // A call of another process in the same group and another run.
+  struct OtherRun {
+    int32_t process = -1;
+    uint64_t key = 0;
+    int64_t run_id = 0;
+    std::string what;
   };
 
   void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override;
@@ -120,6 +130,9 @@ class InterProcessCall : public MessageHandler,
   void FailLike(const Other& other);
   Status Wrong(StatusCode code, const std::string& text) const;  // with op, call site and phase
   bool Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what);
+  std::string Mismatch(int32_t process, const std::string& what, const std::string& unless_texts_differ) const;
+  std::optional<OtherRun> FindOtherRun() const;
+  void CompareRuns(Clock::time_point now);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate(const std::string& within) const;
 
@@ -136,8 +149,11 @@ class InterProcessCall : public MessageHandler,
   std::vector<Other> others_;     // of this node
   std::vector<int32_t> distant_;  // processes of other nodes
   std::atomic<uint32_t> num_distant_exited_{0};
-  std::unique_ptr<std::atomic<bool>[]> has_exited_;  // for error messages; in the order of distant_
-  bool registered_ = false;                          // with the active messages
+  // In the order of distant_.
+  std::unique_ptr<std::atomic<bool>[]> has_entered_;  // and has announced it
+  std::unique_ptr<std::atomic<bool>[]> has_exited_;   // for error messages
+  std::atomic<bool> has_received_{false};             // a payload from another node; it may not be complete
+  bool registered_ = false;                           // with the active messages
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;
@@ -155,6 +171,8 @@ class InterProcessCall : public MessageHandler,
   // Used by the progress thread only.
   Clock::time_point cancel_puts_at_{};  // when it stops waiting for payloads and drops their senders
   bool sent_entered_ = false;
+  std::optional<OtherRun> other_run_;
+  Clock::time_point other_run_since_{}, next_comparison_{};
   BoundedWait wait_{spec_.wait};
 };
 

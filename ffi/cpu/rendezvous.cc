@@ -53,12 +53,17 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
-// Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
-// are equal get an error at once if these differ.
-uint64_t IdentityOf(const CallSpec& spec) {
-  uint64_t hash = Mix(Mix(static_cast<uint64_t>(spec.group_size), spec.op), spec.site);
+uint64_t HashOfGroups(const CallSpec& spec) {
+  auto hash = static_cast<uint64_t>(spec.group_size);
   for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
   for (const int32_t process : spec.processes) hash = Mix(hash, static_cast<uint64_t>(process));
+  return hash;
+}
+
+// Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
+// are equal get an error at once if these differ.
+uint64_t IdentityOf(const CallSpec& spec, uint64_t hash_of_groups) {
+  const uint64_t hash = Mix(Mix(hash_of_groups, spec.op), spec.site);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
@@ -154,7 +159,8 @@ Status Rendezvous::CountLocal() {
                                   " is not connected; call jaxcomm.register()");
     }
   }
-  identity_ = IdentityOf(spec_);
+  groups_hash_ = HashOfGroups(spec_);
+  identity_ = IdentityOf(spec_, groups_hash_);
   return OkStatus();
 }
 
@@ -242,7 +248,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
                  static_cast<uint64_t>(group)) |
              1;
-  spec.run_id = run_id;
+  spec.run = {run_id, Mix(groups_hash_, static_cast<uint64_t>(group)) | 1};
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
   spec.slices = group_call->slices;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -25,11 +26,15 @@ struct alignas(64) Slot {
   uint32_t memory = 0;              // index in ControlSegment::memories
   uint64_t offset = 0;              // of the block in that memory
   Fingerprint fingerprint;
-  char what[216] = {};  // op, call site, sizes and algorithm, for messages; longer texts are cut
+  std::atomic<int64_t> run_id{0};
+  std::atomic<uint64_t> group{0};  // as in RunAndGroup
+  char what[200] = {};             // op, call site, sizes and algorithm, for messages; longer texts are cut
+
+  std::string What() const { return {what, strnlen(what, sizeof(what))}; }
 };
 
 struct ControlSegment {
-  static constexpr uint64_t kMagic = 0x6a6178636f6d6d31;
+  static constexpr uint64_t kMagic = 0x6a6178636f6d6d32;
   // The key of a call determines the kWays * kProbes slots that it may use.
   static constexpr int kBuckets = 512;
   static constexpr int kWays = 8;  // a cache line of keys
@@ -68,6 +73,16 @@ struct ControlSegment {
   void Publish(int slot, uint64_t key) { keys[slot].store(key); }
   void Free(int slot) { keys[slot].store(0); }
   void Retire(int slot) { keys[slot].store(kRetired); }
+
+  // Calls visit(key, slot) for each call that the owner has entered and has not aborted. The owner may leave the call
+  // and reuse the slot at any time.
+  template <typename Visit>
+  void VisitCalls(const Visit& visit) const {
+    for (int slot = 0; slot < kNumSlots; ++slot) {
+      const uint64_t key = keys[slot].load();
+      if (key != 0 && key != kRetired && slots[slot].failed.load() == 0) visit(key, slots[slot]);
+    }
+  }
 
   // For the owner, one thread at a time.
   void AddFailure(int64_t run_id, const std::string& text);

@@ -1,10 +1,11 @@
-// The hashes of a call that all its processes must have.
+// Numbers that identify a call for other processes.
 #pragma once
 
 #include <cstdint>
 
 namespace jaxcomm {
 
+// The hashes that all processes of a call must have.
 struct Fingerprint {
   // Not explicit: calls without a table have only the hash of the program.
   // NOLINTNEXTLINE(google-explicit-constructor)
@@ -16,6 +17,12 @@ struct Fingerprint {
 
   uint64_t program;  // plans, sizes and attributes
   uint64_t table;    // the table of slices, known at run time only
+};
+
+// The execution and the group of a call. Processes that run different programs have different run ids.
+struct RunAndGroup {
+  int64_t run_id = 0;  // XLA's run id
+  uint64_t group = 0;  // a hash of the groups and their processes; 0: the call is not compared with calls of other runs
 };
 
 }  // namespace jaxcomm

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kCopyBytes = 1024;                        // payloads that Send copies
 constexpr auto kSleep = std::chrono::seconds(1);           // longest sleep, because UCX has timers of its own
-constexpr auto kDisconnect = std::chrono::seconds(1);      // time for peers to acknowledge the disconnect
+constexpr auto kPoll = std::chrono::milliseconds(1);       // while it waits for peers at the end
 constexpr auto kClosing = std::chrono::milliseconds(500);  // time for UCX to end its requests
 
 class UcxNetwork : public Network {
@@ -443,7 +443,8 @@ void UcxNetwork::Close() {
   RunQueue();
   for (size_t process = 0; process < peers_.size(); ++process)
     PostControl(static_cast<int>(process), Envelope::kDisconnect);
-  ProgressUntil(kDisconnect, [this] {
+  const std::chrono::duration<double> limit(options_.disconnect_s);
+  ProgressUntil(std::chrono::duration_cast<Clock::duration>(limit), [this] {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
       // A peer that has disconnected itself needs nothing more, and its disconnect has been acknowledged.
@@ -460,9 +461,16 @@ void UcxNetwork::Close() {
 template <typename Done>
 void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
   const Clock::time_point end = Clock::now() + limit;
+  Clock::time_point last_work = Clock::now();
   while (!done() && Clock::now() < end) {
     RunQueue();
-    if (ucx_->ucp_worker_progress(worker_) == 0) std::this_thread::yield();
+    if (ucx_->ucp_worker_progress(worker_) != 0) {
+      last_work = Clock::now();
+    } else if (Clock::now() - last_work < kPoll) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPoll);  // leaves the processor to a peer that is late
+    }
     HandleErrors();
   }
 }

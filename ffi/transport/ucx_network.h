@@ -24,6 +24,11 @@ struct UcxOptions : NetworkOptions {
   size_t eager_bytes = 0;
   // How long the progress thread polls for work before it sleeps.
   int64_t spin_us = 20;
+  // How long a process that leaves waits until its peers acknowledge that they have received everything. A peer that is
+  // alive answers as soon as its progress thread runs: on a busy machine, that may take seconds. A dead process does
+  // not count, because its kernel closes its connections. So only peers that are stopped or out of reach take all this
+  // time.
+  double disconnect_s = 10;
 };
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,

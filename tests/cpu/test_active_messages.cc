@@ -82,7 +82,7 @@ struct Processes {
 TEST_CASE("messages that arrive before their call wait and keep their order") {
   for (const int64_t bytes : {kSmall, kLarge}) {
     Processes all;
-    all.endpoints[0].SendEntered(1, kKey, kFingerprint, "x");
+    all.endpoints[0].SendEntered(1, kKey, kFingerprint, {}, "x");
     all.Put(0, bytes, 8, 'a');
     all.endpoints[0].Signal(1, kKey, 3, 5);
     all.endpoints[0].SendExited(1, kKey, kFingerprint, "x");
@@ -116,7 +116,7 @@ TEST_CASE("messages for a call that is over are dropped and delay no others") {
   all.endpoints[1].Unregister(kKey);
   for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a');
   all.endpoints[0].Signal(1, kKey, 3, 5);
-  all.endpoints[0].SendEntered(1, kKey, kFingerprint, "psum");
+  all.endpoints[0].SendEntered(1, kKey, kFingerprint, {}, "psum");
   all.Drain();
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());  // nothing is kept
   CHECK(all.endpoints[1].network()->traffic(0).messages_received == 2);
@@ -164,11 +164,11 @@ TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
   Processes all;
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
   all.Put(0, kSmall, 0, 'a');  // waits, and does not delay the other channel
-  all.endpoints[0].SendEntered(1, kKey, kFingerprint, "psum");
-  all.endpoints[2].SendEntered(1, kKey, kFingerprint, "pmax");
+  all.endpoints[0].SendEntered(1, kKey, kFingerprint, {}, "psum");
+  all.endpoints[2].SendEntered(1, kKey, kFingerprint, {}, "pmax");
   all.Drain();
   CHECK(all.endpoints[1].OtherCallsOf(0) == " in psum" && all.endpoints[1].OtherCallsOf(2) == " in pmax");
-  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, "all_gather");
+  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, {}, "all_gather");
   all.Drain();
   const std::string both = all.endpoints[1].OtherCallsOf(0);
   CHECK(both == " in psum and in all_gather" || both == " in all_gather and in psum");
@@ -180,9 +180,35 @@ TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
 }
 
+TEST_CASE("CallOfOtherRun finds a call of the same group if all calls of the process are in one other run") {
+  Processes all;
+  ActiveMessages& self = all.endpoints[1];
+  const auto entered = [&](uint64_t key, const RunAndGroup& run, const std::string& what) {
+    all.endpoints[0].SendEntered(1, key, kFingerprint, run, what);
+    all.Drain();
+  };
+  const RunAndGroup own{1, 5};
+  CHECK(!self.CallOfOtherRun(0, own));
+  entered(kKey, {2, 6}, "another group");
+  CHECK(!self.CallOfOtherRun(0, own));
+  entered(kKey + 4, {2, 5}, "psum");
+  entered(kKey + 2, {2, 5}, "pmax");
+  const auto found = self.CallOfOtherRun(0, own);  // of two, always the same
+  CHECK(found && found->key == kKey + 2 && found->run_id == 2 && found->what == "pmax");
+  CHECK(!self.CallOfOtherRun(2, own));
+  CHECK(!self.CallOfOtherRun(0, {2, 5}));
+  entered(kKey + 6, {1, 6}, "a call of the own run");
+  CHECK(!self.CallOfOtherRun(0, own));
+  all.endpoints[0].SendAborted(1, kKey + 6, "had enough");
+  all.Drain();
+  CHECK(self.CallOfOtherRun(0, own));
+  entered(kKey + 8, {3, 6}, "a third run");
+  CHECK(!self.CallOfOtherRun(0, own));
+}
+
 TEST_CASE("after the loss of a process, none of its messages waits and none of its payloads is written") {
   Processes all;
-  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, "psum");
+  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, {}, "psum");
   all.Put(0, kLarge, 0, 'a', kFingerprint, kKey + 1);
   all.endpoints[2].Signal(1, kKey + 1, 4, 5);
   all.Drain();
@@ -233,7 +259,7 @@ TEST_CASE("the state of aborted calls that are never entered has a limit") {
   Processes all;
   constexpr uint64_t kKept = 1024;
   for (uint64_t key = 100; key <= 100 + kKept; ++key) {
-    all.endpoints[0].SendEntered(1, key, kFingerprint, "psum");
+    all.endpoints[0].SendEntered(1, key, kFingerprint, {}, "psum");
     all.endpoints[0].SendAborted(1, key, "had enough");
     all.Drain();
   }
@@ -249,7 +275,7 @@ TEST_CASE("messages for the most recent calls that are over are dropped") {
   constexpr uint64_t kKnown = 1 << 14, kForgotten = 2;
   for (uint64_t key = 1; key <= kKnown + kForgotten; ++key) all.endpoints[1].Unregister(key);
   for (uint64_t key = 1; key <= kForgotten + 1; ++key) {
-    all.endpoints[0].SendEntered(1, key, kFingerprint, "psum");
+    all.endpoints[0].SendEntered(1, key, kFingerprint, {}, "psum");
     all.Drain();
     const std::string in = all.endpoints[1].OtherCallsOf(0);  // empty if the messages have been dropped
     CHECK(in == (key == 1 ? " in psum" : " in psum and in psum"));

@@ -119,6 +119,7 @@ struct Collective1 {
   Request request;
   std::shared_ptr<const InterProcessProgram> program;
   std::vector<int32_t> process_of;
+  uint64_t group = 0;  // as in RunAndGroup
   Values inputs, outputs, expected;
 
   Collective1(const Algorithm& algorithm, const Request& r, std::vector<int32_t> processes, bool single_copy,
@@ -150,7 +151,7 @@ struct Collective1 {
                                            bool asynchronous = false) {
     InterProcessCall::Spec spec;
     spec.key = key;
-    spec.run_id = run_id >= 0 ? run_id : static_cast<int64_t>(key / 1000);
+    spec.run = {run_id >= 0 ? run_id : static_cast<int64_t>(key / 1000), group};
     auto names = std::make_shared<CallNames>();
     names->prefix = "psum at test: ";
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";

@@ -16,9 +16,9 @@ def build():
     spec = importlib.util.find_spec("jaxcomm._cuda")
     assert spec is not None, "there is no jaxcomm._cuda: run `make cuda`"
     module = pathlib.Path(spec.origin).read_bytes()
-    folders = (ROOT / "build" / "cuda").glob(f"{pathlib.Path(sys.prefix).name}*")
+    folders = [*(ROOT / "build" / "cuda").glob(f"{pathlib.Path(sys.prefix).name}*"), *(ROOT / "build").glob("native*")]
     found = [folder for folder in folders if any(path.read_bytes() == module for path in folder.glob("_cuda.*.so"))]
-    assert found, f"{spec.origin} matches no build in {ROOT}/build/cuda: run `make cuda`"
+    assert found, f"{spec.origin} matches no build in {ROOT}/build: run `make cuda`"
     return found[0]
 
 

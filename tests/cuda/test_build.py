@@ -49,7 +49,8 @@ def test_installed_nccl_is_the_one_of_the_headers():
 
 def test_is_of_this_build(build):
     """The fixture finds the build folder by the module's bytes, so that tests never use a stale build."""
-    assert build.name.startswith(pathlib.Path(sys.prefix).name)
+    (python,) = re.findall(r"^Python_EXECUTABLE:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
+    assert pathlib.Path(python).parent.parent == pathlib.Path(sys.prefix)
 
 
 def code_in_the_module(wheels):

@@ -65,6 +65,7 @@ struct Site {
   std::string target = "fused_rmsnorm_F32";
   int64_t tokens = 5, hidden = 33, max_sms = 0;
   int num_ranks = 2, num_groups = 1;
+  std::vector<int32_t> processes;  // of the devices
   void* state = nullptr;
   bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
@@ -79,6 +80,7 @@ struct Site {
     std::vector<int64_t> groups;
     for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
     all.AddArray("jaxcomm_groups", groups);
+    if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);
     return all;
   }
 
@@ -172,13 +174,15 @@ CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
 
 // Enqueues a sum of jaxcomm's own over the same communicator.
 struct Sum {
-  Sum(void* nccl_comm, int num_ranks, int rank) : x(3000, 1), y(3000) {
+  Sum(void* nccl_comm, int num_ranks, int rank, bool asynchronous = false) : x(3000, 1), y(3000) {
     CallSpec spec;
     spec.op = "psum";
     spec.site = "model.py:8";
     spec.collective = Collective::kAllReduce;
     spec.group_size = num_ranks;
+    spec.asynchronous = asynchronous ? 1 : 0;
     cuda::Communicator* communicator = Ok(cuda::OwnCommunicators::Get(static_cast<ncclComm_t>(nccl_comm), rank));
+    if (asynchronous) communicator = Ok(communicator->AsynchronousLane());
     call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
   }
   void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).ok()); }
@@ -280,7 +284,7 @@ ALONE_TEST_CASE("impossible requests are refused") {
     differs.tokens = rank == 0 ? 1000 : 1;
     differs.hidden = 30000;
     CHECK(Initialize(differs, execution).empty());
-    CHECK(Has(Execute(differs, execution, operands), "for the arena of fused_rmsnorm_F32, this one"));
+    CHECK(Has(Execute(differs, execution, operands), "make this call with different shapes, types or arguments"));
   });
   Site of_rank[2];
   for (int rank : {0, 1}) {
@@ -292,6 +296,43 @@ ALONE_TEST_CASE("impossible requests are refused") {
     CHECK(Initialize(of_rank[rank], execution).empty());
     Operands operands = OperandsOf(of_rank[rank], rank, 1);
     CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
+  });
+}
+
+ALONE_TEST_CASE("calls in different orders on two ranks are an error that names both") {
+  cuda::Communicator::Configure(20, 4);
+  Site sites[2];
+  sites[1].target = "other";
+  for (Site& site : sites) CHECK(site.Instantiate().empty());
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    Operands operands = OperandsOf(sites[0], rank, 1);
+    const std::string names[] = {"fused_rmsnorm_F32 at model.py:7", "other at model.py:7"};
+    const std::string own = std::to_string(rank), other = std::to_string(1 - rank);
+    for (const int which : {rank, 1 - rank}) {
+      CHECK(Initialize(sites[which], execution).empty());
+      CHECK(Has(Execute(sites[which], execution, operands), "different calls, or calls in different orders: rank " +
+                                                                other + " makes " + names[1 - which] + ", rank " + own +
+                                                                " makes " + names[which]));
+    }
+  });
+}
+
+// XLA reuses the memory of a started call after an error, since it does not run `done`.
+ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that have been started") {
+  cuda::Communicator::Configure(20, 4);
+  Site site;
+  CHECK(site.Instantiate().empty());
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    Sum started(nccl_comm, 2, rank, true);
+    const cudaStream_t side = fake::NewStream();
+    started.Launch(side);
+    Operands operands = OperandsOf(site, rank, 1);
+    CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
+    CHECK(fake::Of(execution.stream).num_waits == 1);
+    fake::Wait(side);
+    started.Check(2);
   });
 }
 
@@ -365,13 +406,14 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   }
 }
 
-// Two groups of two GPUs, all of one process. Those of the second group come late: after the
-// first allocation, or after 200 ms if there must be none.
-// `num_processes`: what JAX says.
-bool AllocatesEarly(int32_t num_processes) {
+// Two groups of two GPUs. Those of the second group come late: after the first allocation, or after 200 ms if there
+// must be none. `processes`: of the GPUs, if the lowering knew them. The own process is 0 of `num_processes`.
+bool AllocatesEarly(int32_t num_processes, const std::vector<int32_t>& processes = {}) {
   cuda::Communicator::Configure(20, 4, "", false, 0, num_processes);
   auto* const site = new Site;
   site->num_groups = 2;
+  site->processes = processes;
+  const bool meet = num_processes == 1 || std::count(processes.begin(), processes.end(), 0) == 4;
   CHECK(site->Instantiate().empty());
   auto* const all_here = new std::atomic<bool>(false);
   auto* const early = new std::atomic<bool>(false);
@@ -386,7 +428,7 @@ bool AllocatesEarly(int32_t num_processes) {
         CallOnDevice execution = ExecutionOf(rank.number, &rank);
         if (group == 1) {
           const auto begin = std::chrono::steady_clock::now();
-          const auto limit = num_processes > 1 ? std::chrono::seconds(20) : std::chrono::milliseconds(200);
+          const auto limit = meet ? std::chrono::milliseconds(200) : std::chrono::seconds(20);
           while (!*early && std::chrono::steady_clock::now() - begin < limit) std::this_thread::yield();
           if (rank.rank == 1) *all_here = true;
         }
@@ -404,7 +446,13 @@ bool AllocatesEarly(int32_t num_processes) {
 
 ALONE_TEST_CASE("GPUs of a process allocate when all of them are there") { CHECK(!AllocatesEarly(1)); }
 
-ALONE_TEST_CASE("GPUs of several processes do not wait for those of others") { CHECK(AllocatesEarly(2)); }
+ALONE_TEST_CASE("GPUs of one of several processes allocate when all of them are there") {
+  CHECK(!AllocatesEarly(2, {0, 0, 0, 0}));
+}
+
+ALONE_TEST_CASE("GPUs of several processes do not wait for those of others") { CHECK(AllocatesEarly(2, {0, 0, 1, 1})); }
+
+ALONE_TEST_CASE("GPUs do not wait if their processes are unknown") { CHECK(AllocatesEarly(2)); }
 
 // The fake of XLA does not query traits. XLA does so when the target is registered.
 ALONE_TEST_CASE("XLA's queries about handlers") {

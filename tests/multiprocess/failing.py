@@ -418,6 +418,27 @@ def different_dtypes():
 
 
 @scenario
+def different_algorithms():
+    algorithm = "ring" if first_half() else "direct"
+    attempt(program(lambda x: jaxcomm.psum(x, "i", algorithm=algorithm)))
+
+
+def moe_layer(**algorithms):
+    numbers = {"tokens": 2, "choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
+    return program(functools.partial(moe_failing.layer, **numbers, **algorithms))
+
+
+@scenario
+def different_algorithms_of_route_and_dispatch():
+    attempt(moe_layer(algorithm="one_shot" if first_half() else "direct"))
+
+
+@scenario
+def different_algorithms_of_combine():
+    attempt(moe_layer(algorithm="direct", combine="direct" if first_half() else None))
+
+
+@scenario
 def different_orders():
     def body(x):
         first, second = (jaxcomm.psum, jaxcomm.pmax) if first_half() else (jaxcomm.pmax, jaxcomm.psum)

@@ -47,10 +47,10 @@ def tampered(x, *, change, ranks, combines):
     return jaxcomm.moe.combine(rows, changed if combines else routing).reshape(1, 8)
 
 
-def layer(x, *, tokens, choices, experts_per_rank, dtype, capacity, algorithm):
+def layer(x, *, tokens, choices, experts_per_rank, dtype, capacity, algorithm, combine=None):
     n = jax.lax.axis_size("i")
     ids = jnp.arange(tokens * choices, dtype=jnp.int32).reshape(tokens, choices) % n
     rows, routing = jaxcomm.moe.route_and_dispatch(
         jnp.ones((tokens, 4), dtype), ids, "i", num_experts=experts_per_rank * n, capacity=capacity, algorithm=algorithm
     )
-    return x + jaxcomm.moe.combine(rows, routing).astype(x.dtype).sum()
+    return x + jaxcomm.moe.combine(rows, routing, algorithm=combine).astype(x.dtype).sum()

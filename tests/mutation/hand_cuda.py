@@ -45,7 +45,7 @@ MUTANTS = [
         LIMITS,
         "num_sms - kSmsOfOthers - 2 * kSmsOfProxies",
         "num_sms",
-        "test_cuda_late_gpus",
+        "test_cuda_late_gpus test_cuda_lanes",
     ),
     Mutant(
         "the smallest GPU does not limit the channels",
@@ -289,15 +289,44 @@ MUTANTS = [
     Mutant(
         "GPUs of a process do not meet before a user's first run",
         USER,
-        "settings.num_processes == 1 ?",
-        "settings.num_processes == -1 ?",
+        "if (settings.num_processes == 1) num_local",
+        "if (false) num_local",
         "test_cuda_user_calls",
     ),
     Mutant(
         "GPUs of a user's first run wait for those of other processes",
         USER,
-        "settings.num_processes == 1 ?",
-        "settings.num_processes != 1 ?",
+        "if (settings.num_processes == 1) num_local",
+        "num_local",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "GPUs of one of several processes do not meet before a user's first run",
+        USER,
+        "int64_t num_local = std::count(state.processes.begin(), state.processes.end(), settings.process);",
+        "int64_t num_local = 0;",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "users' calls in different orders are not found",
+        USER,
+        '  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(state.target + " at " + state.site, '
+        "Identity(state, device)));\n",
+        "",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "users' calls are compared without their shapes",
+        USER,
+        "  for (const int64_t size : buffer.dimensions()) hash = Mix(hash, static_cast<uint64_t>(size));\n",
+        "",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "after an error of a user's call, nothing waits for started calls",
+        USER,
+        "if (stream.ok()) Communicator::WaitForStarted(",
+        "if (false) Communicator::WaitForStarted(",
         "test_cuda_user_calls",
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from mutation.hand import Mutant
 
-CALL, PROGRAM = "ffi/cpu/inter_process_call.cc", "ffi/cpu/inter_process_program.cc"
+CALL, CHECKS, PROGRAM = (f"ffi/cpu/inter_process_{name}.cc" for name in ("call", "checks", "program"))
 MESSAGES = "ffi/cpu/active_messages.cc"
 
 MUTANTS = [
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "running calls get no grace period",
-        CALL,
+        CHECKS,
         "phase_.load() == Phase::kRunning ? kGrace",
         "phase_.load() == Phase::kExitBarrier ? kGrace",
         "test_inter_process_endings",
@@ -175,21 +175,21 @@ MUTANTS = [
     Mutant(
         "the reason of an unreadable peer is not reported",
         CALL,
-        "          if (other.peer->control_segment().FindFailure(spec_.run_id)) {\n            FailLike(other);",
+        "          if (other.peer->control_segment().FindFailure(spec_.run.run_id)) {\n            FailLike(other);",
         "          if (false) {\n            FailLike(other);",
         "test_inter_process_endings",
     ),
     Mutant(
         "failures of other calls of the run are not checked",
-        CALL,
-        "    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);",
+        CHECKS,
+        "    if (other.peer->control_segment().FindFailure(spec_.run.run_id)) return FailLike(other);",
         "    if (other.slot >= 0 && other.peer->control_segment().slots[other.slot].failed.load()) "
         "return FailLike(other);",
         "test_inter_process_endings",
     ),
     Mutant(
         "a process that has left all calls counts as dead",
-        CALL,
+        CHECKS,
         "  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;\n"
         "  for (const int32_t process : distant_) {",
         "  for (const int32_t process : distant_) {",
@@ -226,23 +226,23 @@ MUTANTS = [
     ),
     Mutant(
         "an error names tables if the descriptions are equal",
-        CALL,
-        "  if (fingerprint.program == fingerprint_.program) with",
-        "  if (what == own) with",
+        CHECKS,
+        "  if (fingerprint.program == fingerprint_.program) text",
+        "  if (what == spec_.names->what) text",
         "test_call_sites",
     ),
     Mutant(
         "an error never names tables",
-        CALL,
-        "  if (fingerprint.program == fingerprint_.program) with",
-        "  if (false) with",
+        CHECKS,
+        "  if (fingerprint.program == fingerprint_.program) text",
+        "  if (false) text",
         "test_call_sites",
     ),
     Mutant(
         "an error does not say that attributes differ",
-        CALL,
-        'what == own ? ", with different attributes or plans"',
-        'false ? ", with different attributes or plans"',
+        CHECKS,
+        'Mismatch(process, what, ", with different attributes or plans")',
+        'Mismatch(process, what, "")',
         "test_call_sites",
     ),
     Mutant(

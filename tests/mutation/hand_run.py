@@ -63,8 +63,8 @@ class Runner:
             self.pytest.close()
 
     def forked(self, mutant, limit_s):
-        """Runs the tests of a mutant of Python sources, with the installed module. Returns a trees.Run."""
-        for built in trees.installed().glob("_core*.so"):
+        """Runs the tests of a mutant of Python sources, with the installed modules. Returns a trees.Run."""
+        for built in trees.installed():
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
         if not self.pytest:
             from . import python  # needs cosmic-ray

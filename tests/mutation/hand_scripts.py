@@ -18,6 +18,12 @@ MESH_COLLECTIVES = "tests/models/test_mesh.py::test_collectives_of_a_step"
 BFLOAT16 = "tests/models/test_bfloat16.py"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
 
+
+def gradients(script):
+    """The tests of the gradients of one script."""
+    return f"{GRADIENTS} -k {script}"
+
+
 MUTANTS = [
     Mutant(
         "gradients of replicated parameters are not summed over the tensor axis", STEP,
@@ -62,11 +68,11 @@ MUTANTS = [
     ),
     Mutant(
         "the backward pass gathers a layer again in place of the one before", ZERO,
-        "(inputs[1:], parts[:-2])", "(inputs[1:], parts[1:-1])", GRADIENTS,
+        "(inputs[1:], parts[:-2])", "(inputs[1:], parts[1:-1])", gradients("zero"),
     ),
     Mutant(
         "gradients of layers are in the order of the backward pass", ZERO,
-        "jnp.concatenate(sums[::-1])", "jnp.concatenate(sums)", GRADIENTS,
+        "jnp.concatenate(sums[::-1])", "jnp.concatenate(sums)", gradients("zero"),
     ),
     Mutant(
         "stage 3 gathers and sums synchronously", ZERO,
@@ -118,7 +124,7 @@ MUTANTS = [
         "query, key = (lm.rotate(x, jnp.arange(len(own))) for x in (query, key))", ATTENTION,
     ),
     Mutant(
-        "the loss predicts the byte itself", CP, "tokens[:, own + 1]", "tokens[:, own]", GRADIENTS,
+        "the loss predicts the byte itself", CP, "tokens[:, own + 1]", "tokens[:, own]", gradients("cp"),
     ),
     Mutant(
         "chunks of a rank are neighbours", CP, "np.concatenate([chunks[rank], chunks[-1 - rank]])",
@@ -127,12 +133,12 @@ MUTANTS = [
     ),
     Mutant(
         "a microbatch waits one place too far", PP,
-        "place = (time - num_stages) % count", "place = (time - num_stages + 1) % count", GRADIENTS,
+        "place = (time - num_stages) % count", "place = (time - num_stages + 1) % count", gradients("pp"),
     ),
     Mutant(
         "the loss of every round counts", PP,
         "last = valid & (stage == num_stages - 1) & (number == rounds - 1)", "last = valid & (stage == num_stages - 1)",
-        GRADIENTS,
+        gradients("pp"),
     ),
     Mutant(
         "items before the first count", PP,
@@ -142,14 +148,14 @@ MUTANTS = [
     Mutant(
         "every round uses the first layers", PP,
         "dynamic_index_in_dim(w, number, keepdims=False)", "dynamic_index_in_dim(w, 0 * number, keepdims=False)",
-        GRADIENTS,
+        gradients("pp"),
     ),
     Mutant(
         "a pipeline of one stage sends to itself", PP, "if num_stages > 1:", "if True:", MESH_COLLECTIVES,
     ),
     Mutant(
         "the first stage embeds in every round", PP,
-        "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", GRADIENTS,
+        "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", gradients("pp"),
     ),
     Mutant(
         "a pipeline adds gradients in the type of the activations", PP,
@@ -187,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
-        "kept = 2 * (num_stages - 1)", GRADIENTS,
+        "kept = 2 * (num_stages - 1)", gradients("pp"),
     ),
     Mutant(
         "1F1B keeps the inputs of all microbatches", F1B, "kept = 2 * (num_stages - 1) + 1", "kept = count",
@@ -195,23 +201,23 @@ MUTANTS = [
     ),
     Mutant(
         "backward passes are one tick late", F1B, "item = time - 2 * (num_stages - 1) + stage",
-        "item = time - 2 * (num_stages - 1) + stage - 1", GRADIENTS,
+        "item = time - 2 * (num_stages - 1) + stage - 1", gradients("pp"),
     ),
     Mutant(
         "experts are on other ranks than their tokens go to", MESH, "return P(*outer, EXPERTS) if",
-        "return P(*outer, EXPERTS[::-1]) if", GRADIENTS,
+        "return P(*outer, EXPERTS[::-1]) if", gradients("mesh"),
     ),
     Mutant(
         "the loss of a mesh is divided by the ranks of tensor too", MESH,
-        '"loss": config.ranks(*STATE),', '"loss": config.ranks(*EXPERTS),', GRADIENTS,
+        '"loss": config.ranks(*STATE),', '"loss": config.ranks(*EXPERTS),', gradients("mesh"),
     ),
     Mutant(
         "the balancing loss of a mesh is only reported", MESH,
-        '"balance": config.balance}', '"balance": 0.0}', GRADIENTS,
+        '"balance": config.balance}', '"balance": 0.0}', gradients("mesh"),
     ),
     Mutant(
         "attention of a mesh sees its own positions only", MESH, "block.attention_norm(x), comm, attend)",
-        "block.attention_norm(x), comm)", GRADIENTS,
+        "block.attention_norm(x), comm)", gradients("mesh"),
     ),
     Mutant(
         "parts of matrices change places", MESH, "jnp.split(flat[path], self.tensor, dim)[rank]",

@@ -176,6 +176,20 @@ MUTANTS = [
         "test_ucx_network_progress",
     ),
     Mutant(
+        "a late peer loses messages after a second",
+        "ffi/transport/ucx_network.h",
+        "double disconnect_s = 10;",
+        "double disconnect_s = 1;",
+        "test_ucx_leaving",
+    ),
+    Mutant(
+        "a dead peer holds up a process that leaves",
+        UCX,
+        "    HandleErrors();\n  }\n}",
+        "  }\n}",
+        "test_ucx_leaving",
+    ),
+    Mutant(
         "a payload of the eager limit waits for a destination",
         UCX,
         "message->bytes <= eager_bytes_",

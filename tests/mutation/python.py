@@ -98,7 +98,7 @@ def copy(number):
     """A copy of the repository with the installed native modules."""
     tree = trees.BUILD / f"python-{number}"
     trees.copy(tree)
-    for built in [*trees.installed().glob("_core*.so"), *trees.installed().glob("_cuda*.so")]:
+    for built in trees.installed():
         trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
     return tree
 

@@ -169,5 +169,6 @@ def parse_tests(listing):
 
 
 def installed():
-    """The folder of the built module _core."""
-    return pathlib.Path(sysconfig.get_path("platlib")) / "jaxcomm"
+    """The built modules _core and, if this environment has it, _cuda."""
+    place = pathlib.Path(sysconfig.get_path("platlib")) / "jaxcomm"
+    return [path for name in ("_core", "_cuda") for path in place.glob(f"{name}*.so")]

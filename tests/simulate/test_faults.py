@@ -206,6 +206,20 @@ def test_a_step_waits_for_its_slowest_group(fault, axis, sizes, by, extra):
     assert (str(broken.faults[0]) in found.notes) == (extra > 0)  # only faults that act are noted
 
 
+def test_a_fault_of_a_rank_whose_group_stays_in_a_domain_does_not_act():
+    """Ranks 2 and 3 are one domain; other groups cross the leaf."""
+    rows = [[0, 8], [1, 9], [2, 3], [10, 11], [4, 12], [5, 13], [6, 14], [7, 15]]
+
+    def f(x):
+        return jaxcomm.psum(x, ("data", "model"), axis_index_groups=rows)
+
+    healthy = _step(f, (2, 8), H100)
+    for rank, acts in ((1, True), (2, False)):
+        found = _step(f, (2, 8), _with(f"leaf[{rank}]=0.5"))
+        assert (found.time_s > healthy.time_s) == acts
+        assert any("leaf" in note for note in found.notes) == acts
+
+
 def test_a_relay_inside_a_group_of_a_step_is_that_of_the_collective():
     both = _step(lambda x: jaxcomm.psum(x, ("data", "model")), (2, 8), _with("leaf[3]=0"), 1 << 20)
     alone = collective("psum", _operand(1 << 20), 16, cluster=_with("leaf[3]=0"))
@@ -272,6 +286,23 @@ def test_a_smaller_group_gives_the_slowdown_of_a_large_one(fault, monkeypatch):
     assert found.collectives[0].simulated.algorithm == exact.collectives[0].simulated.algorithm
     assert any("in groups of 128 ranks, the slowdown by faults is an estimate: that of" in n for n in found.notes)
     assert not any("estimate" in n for n in exact.notes)
+
+
+@pytest.mark.parametrize(("quotient", "slower"), [(3.0, 3.0), (0.5, 1.0)])
+def test_the_slowdown_of_a_large_group_is_the_quotient_of_a_smaller_one(quotient, slower):
+    """Of the times of one plan, with the fault and without it. A fault makes no group faster."""
+    known = collective("psum", _operand(1 << 20), 16, cluster=H100, algorithm="ring")
+    asked = []
+
+    def simulate(cluster, ranks, algorithm, *_):
+        asked.append((ranks < 128, bool(cluster.faults), algorithm))
+        time_s = {(False, False): 7e-3, (True, True): quotient * 1e-3, (True, False): 1e-3}[asked[-1][:2]]
+        return dataclasses.replace(known, time_s=time_s)
+
+    seen = _with("leaf[75]=0.5").spread(128)
+    found = steps.Costs(H100, {"data": 16, "model": 8})._estimate(simulate, seen, 128, None, 0, None)
+    assert found.time_s == pytest.approx(slower * 7e-3)
+    assert asked == [(False, False, None), (True, True, "ring"), (True, False, "ring")]
 
 
 @pytest.mark.parametrize("ranks", [256, 1024, 2048])

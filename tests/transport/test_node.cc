@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -306,6 +307,21 @@ TEST_CASE("memory that cannot be mapped is an error") {
   CHECK(Has(SharedMemory::Map(getpid(), fd, 0).status().message(), " cannot be mapped"));
   CHECK(NumFiles() == before);
   close(fd);
+}
+
+TEST_CASE("new memory that cannot be mapped is an error") {
+  const int before = NumFiles();
+  rlim_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_AS, &limit) == 0 && pages > 0);
+  rlimit low = limit;
+  low.rlim_cur = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (16 << 20);
+  CHECK(setrlimit(RLIMIT_AS, &low) == 0);
+  const auto made = SharedMemory::Create(64 << 20);
+  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+  CHECK(Has(made.status().message(), "shared memory cannot be mapped"));
+  CHECK(NumFiles() == before);
 }
 
 TEST_CASE("memory can be mapped by a process without stdin") {

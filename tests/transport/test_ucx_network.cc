@@ -20,17 +20,15 @@
 
 #include "../../ffi/transport/ucx_network.h"
 #include "network_contract.h"
+#include "spawned_peer.h"
 
 namespace jaxcomm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
-
 std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
   UcxOptions options;
   options.eager_bytes = 64 << 10;  // the contract sends smaller and larger payloads
+  options.disconnect_s = 1;        // a process with a wrong token does not answer
   if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
   if (const char* devices = std::getenv("JAXCOMM_TEST_DEVICES")) options.devices = devices;
   return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
@@ -168,45 +166,6 @@ TEST_CASE("addresses that do not match the process are refused") {
   ++address[0];
   CHECK(refused(1, address));
   CHECK(one.network().Connect(1, address_of(1)).ok());
-}
-
-// Addresses go through files, in place of jax.distributed's key-value store.
-std::string ReadWhenThere(const std::string& path) {
-  for (const auto start = Clock::now(); Seconds(start) < 30;) {
-    std::ifstream file(path, std::ios::binary);
-    if (file) return std::string(std::istreambuf_iterator<char>(file), {});
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  std::fprintf(stderr, "%s did not appear\n", path.c_str());
-  std::exit(1);
-}
-
-void Meet(const std::string& folder, Network& self, int process, int peer) {
-  const std::string path = folder + "/address" + std::to_string(process);
-  std::ofstream(path + ".new", std::ios::binary) << self.address();
-  CHECK(std::rename((path + ".new").c_str(), path.c_str()) == 0);
-  const Status status = self.Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)));
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s\n", status.message().c_str());
-    std::exit(1);
-  }
-}
-
-struct Folder {
-  Folder() { CHECK(mkdtemp(path)); }
-  ~Folder() { [[maybe_unused]] const int rc = std::system((std::string("rm -rf ") + path).c_str()); }
-  char path[32] = "/tmp/jaxcomm_test.XXXXXX";
-};
-
-pid_t Spawn(const char* role, const char* folder) {
-  std::fflush(nullptr);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    execl("/proc/self/exe", "test_ucx_network", role, folder, "1", nullptr);
-    _exit(127);
-  }
-  CHECK(pid > 0);
-  return pid;
 }
 
 // The other side of CheckKilledPeer: sends and receives until killed.

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "common/hash.h"
 #include "cuda/xla/call_communicator.h"
 
 namespace jaxcomm {
@@ -68,6 +69,33 @@ void Fill(OnDevice& call, host::CallData* data) {
   data->nccl_comm = call.nccl_comm;
 }
 
+template <typename Buffer>
+uint64_t MixArray(uint64_t hash, const Buffer& buffer) {
+  hash = Mix(hash, static_cast<uint64_t>(buffer.element_type()));
+  for (const int64_t size : buffer.dimensions()) hash = Mix(hash, static_cast<uint64_t>(size));
+  return Mix(hash, buffer.dimensions().size());
+}
+
+uint64_t HashOf(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  uint64_t hash = args.size();
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (const auto operand = args.get<ffi::AnyBuffer>(i)) hash = MixArray(hash, *operand);
+  }
+  for (size_t i = 0; i < rets.size(); ++i) {
+    if (auto result = rets.get<ffi::AnyBuffer>(i)) hash = MixArray(hash, **result);
+  }
+  return hash;
+}
+
+// Equal on all ranks that make the call. It leaves out max_sms, which has an error of its own, and the attributes of
+// the user.
+uint64_t Identity(UserCallState& state, int32_t device) {
+  std::lock_guard<std::mutex> lock(state.mutex);
+  uint64_t hash = Mix(Mix(state.arrays[device], state.target), state.site);
+  for (const int64_t rank : state.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
+  return Mix(hash, static_cast<uint64_t>(state.group_size));
+}
+
 Status FailureOf(const OnDevice& call) {
   return WithPrefix(call.state->Where() + " can't run, since a call before it failed: ",
                     call.communicator->CheckUsable());
@@ -83,6 +111,8 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
     return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
                                 " ranks, the group " + std::to_string(state.group_size));
   }
+  // As the calls of jaxcomm's own (call.cc), with which it shares the communicator.
+  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(state.target + " at " + state.site, Identity(state, device)));
   OnDevice made;
   made.state = &state;
   made.communicator = communicator;
@@ -98,12 +128,13 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
   return &(state.calls[device] = made);
 }
 
-// As the first run of a call of jaxcomm's own. ffi_call is traced without the mesh's devices, so only a process that is
-// alone is sure which of them are its own: all.
+// As the first run of a call of jaxcomm's own. Where the lowering did not know the processes, only a process that is
+// alone is sure which GPUs are its own: all.
 Status BeginFirstRun(UserCallState& state, cudaStream_t stream, int64_t run) {
   const Communicator::Settings settings = Communicator::Configured();
   const Status earlier = WaitForEarlier(stream, settings.timeout_s);
-  const auto num_local = settings.num_processes == 1 ? static_cast<int64_t>(state.groups.size()) : 0;
+  int64_t num_local = std::count(state.processes.begin(), state.processes.end(), settings.process);
+  if (settings.num_processes == 1) num_local = static_cast<int64_t>(state.groups.size());
   // The others may still wait for their earlier work.
   const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);
@@ -185,11 +216,12 @@ Status TryReserve(host::CallData* data, int64_t bytes) {
   return OkStatus();
 }
 
-Status TryFindCall(const Context& given, host::CallData* data) {
+Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_device) {
   const auto state = given.Get<ffi::State<UserCallState>>();
   JAXCOMM_RETURN_IF_ERROR(state.status());
   const auto device = given.Get<ffi::DeviceOrdinal>();
   JAXCOMM_RETURN_IF_ERROR(device.status());
+  *on_device = *device;
   JAXCOMM_RETURN_IF_ERROR(ProblemOf(**state, *device));
   OnDevice* const call = Find(**state, *device);
   if (call == nullptr) {
@@ -219,7 +251,14 @@ bool UseGin(host::CallData* data, int32_t nccl_version, host::OnError on_error, 
 
 bool FindCall(const void* api, void* context, host::CallData* data, host::OnError on_error, void* sink) {
   const Context given = {static_cast<const XLA_FFI_Api*>(api), static_cast<XLA_FFI_ExecutionContext*>(context)};
-  return Report(on_error, sink, TryFindCall(given, data));
+  int32_t device = -1;
+  const Status status = TryFindCall(given, data, &device);
+  if (!status.ok()) {
+    // Transfers that have been started may still use memory that XLA reuses now: see Execute in call.cc.
+    const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
+    if (stream.ok()) Communicator::WaitForStarted(device, *stream);
+  }
+  return Report(on_error, sink, status);
 }
 
 ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attributes) {
@@ -234,6 +273,9 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
   state->max_sms = call->max_sms;
   state->groups.assign(groups->begin(), groups->end());
   const auto num_devices = static_cast<int64_t>(state->groups.size());
+  if (const auto processes = attributes.get<ffi::Span<const int32_t>>("jaxcomm_processes")) {
+    state->processes.assign(processes->begin(), processes->end());
+  }
   if (state->group_size < 1 || num_devices % state->group_size != 0) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": " + std::to_string(num_devices) +
                                                        " devices cannot be split into groups of " +
@@ -252,10 +294,16 @@ ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::Remain
 }
 
 // All local devices of a run get the same result (RunStatus).
-ffi::Error Begin(UserCallState* state, ffi::RunId run, ffi::RemainingArgs, ffi::RemainingRets) {
+ffi::Error Begin(UserCallState* state, ffi::RunId run, int32_t device, ffi::RemainingArgs args,
+                 ffi::RemainingRets rets) {
   if (state->initialize == nullptr) {
     return ffi::Error::InvalidArgument(state->Where() +
                                        ": the target has not been registered by jaxcomm.register_ffi_target");
+  }
+  if (Find(*state, device) == nullptr) {
+    const uint64_t arrays = HashOf(args, rets);
+    std::lock_guard<std::mutex> lock(state->mutex);
+    state->arrays[device] = arrays;
   }
   const Status failure = state->run_status.Of(run.run_id, [&] {
     std::lock_guard<std::mutex> lock(state->mutex);
@@ -298,6 +346,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserBegin, cuda::Begin,
                               ffi::Ffi::BindInitialize()
                                   .Ctx<ffi::State<cuda::UserCallState>>()
                                   .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()
                                   .RemainingRets());
 

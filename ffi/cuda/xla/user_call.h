@@ -25,7 +25,8 @@ namespace jaxcomm {
 
 namespace ffi = ::xla::ffi;
 
-// The attribute `jaxcomm` of jaxcomm.ffi_call. The ranks are a second attribute, `jaxcomm_groups`.
+// The attribute `jaxcomm` of jaxcomm.ffi_call. Arrays are attributes of their own: `jaxcomm_groups`, and
+// `jaxcomm_processes` where the lowering knows the mesh's devices.
 struct UserCallAttributes {
   std::string_view target;
   std::string_view site;
@@ -54,7 +55,8 @@ struct UserCallState {
   std::string Where() const { return "jaxcomm: " + target + " at " + site; }
 
   std::string target, site;
-  std::vector<int64_t> groups;  // logical device ids, group after group
+  std::vector<int64_t> groups;     // logical device ids, group after group
+  std::vector<int32_t> processes;  // of these devices; empty if the lowering did not know them
   int64_t group_size = 1;
   std::optional<DeviceGroups> split;  // the same, for XLA
   int64_t max_sms = 0;
@@ -63,6 +65,7 @@ struct UserCallState {
   LocalRendezvous first_run;
   std::mutex mutex;
   std::map<int32_t, OnDevice> calls;   // by local device
+  std::map<int32_t, uint64_t> arrays;  // by local device: a hash of the types and shapes of operands and results
   std::map<int32_t, Status> problems;  // by local device: the error of the user's Initialize, which is not called again
 };
 

@@ -1,0 +1,185 @@
+// Checks of a call between processes while it waits: liveness, deadlines, calls that do not match. Their messages.
+#include <algorithm>
+#include <utility>
+
+#include "cpu/inter_process_call.h"
+#include "cpu/row_checks.h"
+
+namespace jaxcomm {
+namespace {
+
+// Time after a failure for payloads that are still arriving in buffers. Then their senders are dropped, so that the
+// buffers are free. Enough for tens of megabytes over 1 Gbit/s.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+// Added to the deadline while running. A process blocked on another waiter lets that one report the root cause first.
+// Long enough for a few calls of Check() and a message.
+constexpr InterProcessCall::Clock::duration kGrace = std::chrono::milliseconds(300);
+// How often a waiting call is compared with the calls of other processes, and for how long a process must be in another
+// run before that is an error. Threads of a program that launch in any order have this time to catch up.
+constexpr auto kCompareEvery = std::chrono::milliseconds(200);
+constexpr auto kOtherRun = std::chrono::seconds(1);
+
+}  // namespace
+
+void InterProcessCall::FailLike(const Other& other) {
+  const std::optional<std::string> why = other.peer->control_segment().FindFailure(spec_.run.run_id);
+  OnAborted(other.peer->process(), why.value_or("no reason known"));
+}
+
+std::string InterProcessCall::Mismatch(int32_t process, const std::string& what,
+                                       const std::string& unless_texts_differ) const {
+  const std::string& own = spec_.names->what;
+  return "calls do not match: ranks " + RanksOf(process_) + " are in " + own + ", ranks " + RanksOf(process) +
+         " are in " + what + (what == own ? unless_texts_differ : "");
+}
+
+bool InterProcessCall::Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
+  if (fingerprint == fingerprint_) return true;
+  std::string text = Mismatch(process, what, ", with different attributes or plans");
+  if (fingerprint.program == fingerprint_.program) text = Mismatch(process, what, "") + kDifferentTables;
+  Fail(Wrong(StatusCode::kInvalidArgument, text));
+  return false;
+}
+
+// A process of the group that is in another run and not in this one. None if a process is in several runs: some
+// programs execute at the same time, and the process may enter this call later.
+std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const {
+  ControlSegment& own = node_.control_segment();
+  bool in_several_runs = false;
+  own.VisitCalls([&](uint64_t, const Slot& slot) { in_several_runs |= slot.run_id.load() != spec_.run.run_id; });
+  if (in_several_runs) return std::nullopt;
+  // Not yet aborted by a process that will do so, because this process has aborted the run.
+  const auto is_over = [&](int64_t run_id) { return own.FindFailure(run_id).has_value(); };
+  for (const Other& other : others_) {
+    if (phase_.load() != Phase::kEntryBarrier) break;  // all processes of this node are in the call
+    std::optional<OtherRun> found;
+    std::optional<int64_t> their_run_id;
+    bool skip = false;
+    other.peer->control_segment().VisitCalls([&](uint64_t key, const Slot& slot) {
+      const int64_t run_id = slot.run_id.load();
+      skip |= run_id == spec_.run.run_id || run_id != their_run_id.value_or(run_id);
+      their_run_id = run_id;
+      // A process increments `exited` of a call that it has left.
+      if (slot.group.load() != spec_.run.group || slot.exited.load() != 0) return;
+      if (!found || key < found->key) found = {other.peer->process(), key, run_id, slot.What()};
+    });
+    if (found && !skip && !is_over(found->run_id)) return found;
+  }
+  // A process may have left this call and be in its next run while its payloads for this call still arrive. The network
+  // announces them before the message about the next run. In earlier phases, no process can have left the call.
+  if (phase_.load() == Phase::kExitBarrier && has_received_.load()) return std::nullopt;
+  for (size_t i = 0; i < distant_.size(); ++i) {
+    if (has_entered_[i].load()) continue;
+    const auto call = active_messages_->CallOfOtherRun(distant_[i], spec_.run);
+    if (call && !is_over(call->run_id)) return OtherRun{distant_[i], call->key, call->run_id, call->what};
+  }
+  return std::nullopt;
+}
+
+// Fails this call and that of another process if that process has been in another run for a while.
+void InterProcessCall::CompareRuns(Clock::time_point now) {
+  next_comparison_ = now + kCompareEvery;
+  const std::optional<OtherRun> found = FindOtherRun();
+  if (!found || !other_run_ || found->process != other_run_->process || found->key != other_run_->key) {
+    other_run_ = found;
+    other_run_since_ = now;
+    return;
+  }
+  if (now - other_run_since_ < kOtherRun) return;
+  const Status error =
+      Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what, ", in another program or execution"));
+  if (std::find(distant_.begin(), distant_.end(), found->process) != distant_.end()) {
+    active_messages_->SendAborted(found->process, found->key, error.message());
+  } else {
+    std::lock_guard<std::mutex> lock(node_.control_segment_mutex());
+    node_.control_segment().AddFailure(found->run_id, error.message());
+  }
+  Fail(error);
+}
+
+Status InterProcessCall::Wrong(StatusCode code, const std::string& text) const {
+  constexpr const char* kPhases[] = {"in the entry barrier", "while running", "in the exit barrier"};
+  return {code, spec_.names->prefix + kPhases[static_cast<int>(phase_.load())] + ", " + text};
+}
+
+std::string InterProcessCall::RanksOf(int32_t process) const {
+  std::string text;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    if (program_->process_of()[position] != process) continue;
+    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.names->ranks[position]);
+  }
+  return text + "] (process " + std::to_string(process) + ")";
+}
+
+std::string InterProcessCall::DescribeLate(const std::string& within) const {
+  const Phase phase = phase_.load();
+  if (phase == Phase::kRunning) {
+    const auto [rank, peer] = execution_->WaitingPair();
+    if (rank < 0) return "the collective did not finish" + within;
+    const int32_t process = program_->process_of()[peer];
+    const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
+    const std::string elsewhere = distant ? active_messages_->OtherCallsOf(process) : "";
+    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.names->what +
+           " got no signal from rank " + std::to_string(spec_.names->ranks[peer]) + " (process " +
+           std::to_string(process) + ")" + (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
+  }
+  std::string late;
+  for (const Other& other : others_) {
+    const ControlSegment& control_segment = other.peer->control_segment();
+    const bool entered = control_segment.Find(spec_.key) >= 0;
+    if (phase == Phase::kEntryBarrier && entered) continue;
+    late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(other.peer->process());
+    if (phase == Phase::kExitBarrier) continue;
+    std::string elsewhere;
+    control_segment.VisitCalls([&](uint64_t, const Slot& slot) {
+      if (elsewhere.size() <= 600) elsewhere += (elsewhere.empty() ? " in " : " and in ") + slot.What();
+    });
+    late += elsewhere.empty() ? " in no collective" : elsewhere;
+  }
+  for (size_t i = 0; i < distant_.size() && phase == Phase::kExitBarrier; ++i) {
+    if (!has_exited_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
+  }
+  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " waited for " + late + ", which did not " +
+         (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
+}
+
+void InterProcessCall::Check(Clock::time_point now) {
+  const uint32_t state = state_.load();
+  if ((state & kFailed) != 0 && (state & kThreads) != 0) {
+    if (cancel_puts_at_ == Clock::time_point{}) cancel_puts_at_ = now + kPatience;
+    if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
+  }
+  if ((state & (kDone | kFailed)) != 0) return;
+  bool ended = false;
+  for (const Other& other : others_) ended |= !other.peer->alive();
+  // A process may end once it has left all its calls. So AllExited() is checked after alive().
+  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
+  for (const int32_t process : distant_) {
+    if (!active_messages_->Reachable(process).ok()) return OnLost(process);
+  }
+  for (const Other& other : others_) {
+    if (ended && !other.peer->alive()) {
+      return Fail(Wrong(StatusCode::kDeadlineExceeded,
+                        "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
+    }
+    if (other.peer->control_segment().FindFailure(spec_.run.run_id)) return FailLike(other);
+  }
+  if (spec_.run.group != 0 && now >= next_comparison_) {
+    CompareRuns(now);
+    if (failed()) return;
+  }
+  const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
+  if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
+  if (wait_.WarningDue(now)) {
+    wait_.Warn([&](const std::string& within) {
+      return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
+    });
+  }
+  // Sent only when a call waits: another message would slow down small collectives.
+  if (std::exchange(sent_entered_, true)) return;
+  for (const int32_t process : distant_) {
+    active_messages_->SendEntered(process, spec_.key, fingerprint_, spec_.run, spec_.names->what);
+  }
+}
+
+}  // namespace jaxcomm

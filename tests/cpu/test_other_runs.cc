@@ -1,0 +1,225 @@
+// Processes whose programs differ: XLA gives them different run ids, so their calls never meet.
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "world.h"
+
+namespace jaxcomm {
+namespace {
+
+// Calls of the same group, each in a run of its own or in that of another call.
+struct Calls {
+  World& world;
+  int num_processes;
+  std::mt19937 random{11};
+  std::vector<std::unique_ptr<Collective1>> collectives;
+  std::vector<std::unique_ptr<Results>> results;
+
+  Calls(World& all, int num) : world(all), num_processes(num) {}
+  // `work`: the progress thread advances the call.
+  std::shared_ptr<InterProcessCall> Enter(Collective1& one, int32_t process, uint64_t key, int64_t run, Results& result,
+                                          bool work = true) {
+    auto call = one.CallOf(world, process, key, result, 60, run);
+    call->Enter();
+    if (work) world.progress_thread(process).Add(call);
+    return call;
+  }
+  Collective1& Make(uint64_t group = 5, const char* algorithm = "direct") {
+    Request request = Sum(num_processes, 100);
+    request.collective = Collective::kAllGather;
+    if (world.active_messages(0) != nullptr) request.geometry = {num_processes, 1, false, true};
+    collectives.push_back(std::make_unique<Collective1>(Named(Collective::kAllGather, algorithm), request,
+                                                        Split(num_processes, num_processes, false), false, random,
+                                                        &world, num_processes));
+    collectives.back()->group = group;
+    return *collectives.back();
+  }
+  Results& Result() {
+    results.push_back(std::make_unique<Results>(num_processes));
+    return *results.back();
+  }
+};
+
+// One of three processes executes another program. All get an error long before the time limit. At least one of the
+// processes that disagree shows both calls, and the others say who aborted. The next call works.
+void AllGetAnError(int num_nodes) {
+  World world(3, num_nodes);
+  Calls calls{world, 3};
+  Collective1 &here = calls.Make(), &there = calls.Make(), &next = calls.Make();
+  Results &result = calls.Result(), &after = calls.Result();
+  for (const int32_t p : {0, 1}) calls.Enter(here, p, 1001, 1, result);
+  calls.Enter(there, 2, 2001, 2, result);
+  CHECK(result.WaitFor(3));
+  for (int32_t p = 0; p < 3; ++p) {
+    const std::string error = result.error(p);
+    CHECK(Has(error, "calls do not match: ranks ") && Has(error, "call 1001 of") && Has(error, "call 2001 of"));
+    CHECK(Has(error, "[2] (process 2)"));
+  }
+  for (int32_t p = 0; p < 3; ++p) calls.Enter(next, p, 3001, 3, after);
+  CHECK(after.WaitFor(3));
+  for (int32_t p = 0; p < 3; ++p) CHECK(after.error(p).empty());
+  CHECK(next.outputs == next.expected);
+}
+
+TEST_CASE("processes of a node that execute different programs get an error that shows both calls") {
+  AllGetAnError(1);
+}
+
+TEST_CASE("processes of several nodes that execute different programs get an error that shows both calls") {
+  AllGetAnError(3);
+}
+
+// Without progress threads: the test sets the time.
+TEST_CASE("a process may be in another run for almost a second") {
+  World world(2);
+  Calls calls{world, 2};
+  Results& result = calls.Result();
+  const auto one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
+  const auto other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
+  const Clock::time_point began = Clock::now();
+  for (int ms = 0; ms < 1000; ms += 50) one->Check(began + std::chrono::milliseconds(ms));
+  CHECK(result.num_ended() == 0);
+  for (int ms = 1000; ms < 1300; ms += 50) one->Check(began + std::chrono::milliseconds(ms));
+  CHECK(Has(result.error(0), "calls do not match: ranks [0] (process 0) are in call 1001"));
+  other->Check(began);
+  CHECK(Has(result.error(1), "ranks [0] (process 0) aborted: psum at test: in the entry barrier, calls do not match"));
+  CHECK(one->Reclaim() && other->Reclaim());
+}
+
+TEST_CASE("a process that has left the call gets no error while its payload still arrives") {
+  World world(2, 2);
+  Calls calls{world, 2};
+  Collective1& one = calls.Make();
+  Results &result = calls.Result(), &next = calls.Result();
+  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+  while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+  }
+  CHECK(call->DestinationOf(one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
+  calls.Enter(calls.Make(), 1, 2001, 2, next);
+  const Clock::time_point began = Clock::now();
+  while (world.active_messages(0)->OtherCallsOf(1).empty()) {
+    CHECK(Clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (int ms = 0; ms < 2000; ms += 50) call->Check(began + std::chrono::milliseconds(ms));
+  CHECK(!call->failed());
+  call->Fail(InvalidArgumentError("the end"));
+  call->OnPutDone();
+  world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
+  CHECK(result.WaitFor(1) && next.WaitFor(1));
+}
+
+// Process 1 comes late to the call of process 0. Meanwhile it is in other calls, or seems to be.
+struct Late {
+  World world;
+  Calls calls{world, 2};
+  Collective1& late = calls.Make();
+  Results& result = calls.Result();
+
+  explicit Late(int num_nodes) : world(2, num_nodes) {}
+  void First() { calls.Enter(late, 0, 1001, 1, result); }
+  void Second() {
+    CHECK(result.num_ended() == 0);
+    calls.Enter(late, 1, 1001, 1, result);
+    CHECK(result.WaitFor(2));
+    for (const int32_t p : {0, 1}) CHECK(result.error(p).empty());
+    CHECK(late.outputs == late.expected);
+  }
+};
+
+// Longer than a process may be in another run.
+void WaitForComparisons() { std::this_thread::sleep_for(std::chrono::milliseconds(1800)); }
+
+TEST_CASE("a process that is late because it is in another call gets no error") {
+  struct Case {
+    const char* name;
+    int num_nodes;
+    uint64_t group;             // of its other call
+    int64_t run;                // of its other call
+    bool first_in_other_run;    // process 0 is in a third run
+    bool second_in_other_runs;  // process 1 is in a third run
+  };
+  const Case cases[] = {
+      {"another group", 1, 6, 2, false, false},       {"another group, nodes", 2, 6, 2, false, false},
+      {"not compared", 1, 0, 2, false, false},        {"the same run", 1, 5, 1, false, false},
+      {"the same run, nodes", 2, 5, 1, false, false}, {"first in two runs", 1, 5, 2, true, false},
+      {"second in two runs", 1, 5, 2, false, true},   {"second in two runs, nodes", 2, 5, 2, false, true},
+  };
+  std::vector<std::unique_ptr<Late>> all;
+  std::vector<Results*> others, alone;
+  for (const Case& one : cases) {
+    all.push_back(std::make_unique<Late>(one.num_nodes));
+    Late& late = *all.back();
+    Collective1 &other = late.calls.Make(one.group), &third = late.calls.Make(7);
+    others.push_back(&late.calls.Result());
+    alone.push_back(&late.calls.Result());
+    if (one.second_in_other_runs) late.calls.Enter(third, 1, 3001, 3, *alone.back());
+    late.calls.Enter(other, 1, 2001, one.run, *others.back());
+    if (one.first_in_other_run) late.calls.Enter(third, 0, 3001, 3, *alone.back());
+    late.First();
+  }
+  WaitForComparisons();
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::printf("%s\n", cases[i].name);
+    CHECK(others[i]->num_ended() == 0);
+    all[i]->Second();
+    all[i]->calls.Enter(*all[i]->calls.collectives[1], 0, 2001, cases[i].run, *others[i]);
+    CHECK(others[i]->WaitFor(2) && others[i]->error(0).empty() && others[i]->error(1).empty());
+    for (const int32_t p : {0, 1}) all[i]->world.progress_thread(p).FailRun(3, InvalidArgumentError("the end"));
+    CHECK(alone[i]->WaitFor(cases[i].first_in_other_run || cases[i].second_in_other_runs));
+  }
+}
+
+TEST_CASE("a process that is in the call, and in another one, gets no error while both wait for a third") {
+  World worlds[] = {World(3, 1), World(3, 3)};
+  std::vector<Calls> all;
+  for (World& world : worlds) {
+    all.push_back(Calls{world, 3});
+    for (int i = 0; i < 2; ++i) all.back().Make(5, "ring"), all.back().Result();  // no process ends its part early
+  }
+  for (Calls& calls : all) {
+    for (const int32_t p : {0, 1}) calls.Enter(*calls.collectives[0], p, 1001, 1, *calls.results[0]);
+    calls.Enter(*calls.collectives[1], 1, 2001, 2, *calls.results[1]);
+  }
+  WaitForComparisons();
+  for (Calls& calls : all) {
+    calls.Enter(*calls.collectives[0], 2, 1001, 1, *calls.results[0]);
+    for (const int32_t p : {0, 2}) calls.Enter(*calls.collectives[1], p, 2001, 2, *calls.results[1]);
+    for (const auto& result : calls.results) {
+      CHECK(result->WaitFor(3));
+      for (int32_t p = 0; p < 3; ++p) CHECK(result->error(p).empty());
+    }
+  }
+}
+
+TEST_CASE("a process that has not yet noticed the end of its call gets no error") {
+  for (const bool failed : {false, true}) {
+    Late late(1);
+    Collective1& earlier = late.calls.Make();
+    Results& result = late.calls.Result();
+    const auto first = late.calls.Enter(earlier, 0, 2001, 2, result, false);
+    const auto second = late.calls.Enter(earlier, 1, 2001, 2, result, false);
+    ControlSegment& segment = late.world.node(0).control_segment();
+    if (failed) {
+      first->Fail(InvalidArgumentError("had enough"));
+    } else {
+      while (segment.slots[segment.Find(2001)].exited.load() == 0) second->Advance();
+      while (!first->over()) first->Advance();
+    }
+    CHECK(result.num_ended() == 1 && result.error(0).empty() == !failed);
+    late.First();
+    WaitForComparisons();
+    late.world.progress_thread(1).Add(second);
+    CHECK(result.WaitFor(2));
+    CHECK(failed ? Has(result.error(1), "aborted: had enough") : result.error(1).empty());
+    if (failed) late.world.progress_thread(0).Add(first);  // reclaims its slot
+    late.Second();
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm
