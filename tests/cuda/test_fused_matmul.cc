@@ -1,6 +1,7 @@
 // Algorithm "fused" of collective matmul by XLA's stages, with a fake of cuBLASLt. Each stream is a thread that pauses
 // at random, and only events order two streams. All matrices have small integers, so products are exact in every type.
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -341,6 +342,52 @@ ALONE_TEST_CASE("a product that fails leaves no transfer behind") {
     }
     CHECK(exchanged.bytes == expected.bytes);
   });
+}
+
+ALONE_TEST_CASE("a product that fails in a scatter leaves no transfer behind") {
+  OnTwo([](ncclComm_t comm, int32_t rank) {
+    Site site({Hosts(1, 2), true}, comm, rank);
+    CHECK(site.Begin() == "");
+    site.PushOperands(0);
+    fault = {"cublasLtMatmul"};
+    CHECK(Has(site.Execute(), "matmul_psum_scatter at here.py:1: cublasLtMatmul: cuBLAS status 13"));
+    site.PushUse();
+    Until([] { return OwnStream().num_running == 0; });
+    const Matrix& exchanged = site.results.back();
+    Matrix expected(exchanged.type, exchanged.rows, exchanged.columns);
+    expected.Spoil();
+    std::memset(expected.bytes.data() + (1 - rank) * 4 * 5 * 4, 0xff, 4 * 5 * 4);
+    CHECK(exchanged.bytes == expected.bytes);
+  });
+}
+
+// The transfers of the other rank end, later calls on the communicator are right, and lost parts are NaN.
+ALONE_TEST_CASE("after a product of one rank that fails, a scatter keeps ranks in step") {
+  for (const int skipped : {0, 1}) {
+    OnTwo([&](ncclComm_t comm, int32_t rank) {
+      Case shape = {Hosts(1, 2), true};
+      shape.chunks = 2;
+      Site site(shape, comm, rank);
+      CHECK(site.Begin() == "");
+      Communicator& communicator = *Ok(fake::Get(comm));
+      const auto sum =
+          Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "direct"), communicator, DType::kS32, 50, 50));
+      std::vector<int32_t> own(50, rank + 1), total(50);
+      site.PushOperands(0);
+      if (rank == 1) fault = {"cublasLtMatmul", skipped};
+      const std::string error = site.Execute();
+      CHECK(rank == 1 ? Has(error, "cublasLtMatmul: cuBLAS status 13") : error.empty());
+      site.PushUse();
+      CHECK(sum->Launch(own.data(), total.data(), OwnStream().handle()).ok());
+      Until([] { return OwnStream().num_running == 0; });
+      CHECK(total == std::vector<int32_t>(50, 3));
+      CHECK(communicator.Failure().ok());
+      if (rank == 1) return;
+      // The rows of rank 1 come last. One chunk of them has 2 rows of 5 columns.
+      const auto* const parts = reinterpret_cast<const float*>(site.results.back().bytes.data()) + 4 * 5;
+      for (int i = 0; i < 4 * 5; ++i) CHECK(std::isnan(parts[i]) == (i >= 2 * 5 * skipped));
+    });
+  }
 }
 
 // The error of one rank reaches all, in Execute, before any transfer.

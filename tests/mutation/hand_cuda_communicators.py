@@ -139,6 +139,27 @@ MUTANTS = [
         "test_cuda_fused_matmul",
     ),
     Mutant(
+        "the second stream is not joined after an error",
+        FUSED,
+        "= Order(join_, side_, stream);",
+        "= enqueued.ok() ? Order(join_, side_, stream) : OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a failed product ends the transfers of a scatter",
+        FUSED,
+        "if (first.ok()) note(Multiply(buffers, rows(row), row, buffers.products, stream));",
+        "JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, rows(row), row, buffers.products, stream));",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "parts of failed products are not NaN",
+        FUSED,
+        "if (!first.ok()) cudaMemsetAsync(part, kNaNByte, static_cast<size_t>(chunk_rows() * y_bytes), stream);",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
         "fused gathers keep no own rows",
         FUSED,
         "shape_.keeps && shape_.rows",

@@ -14,6 +14,8 @@ namespace {
 
 // Kernels of cuBLASLt load and store 16 bytes at once. XLA aligns arrays to more.
 constexpr int64_t kAlignmentBytes = 16;
+// Elements of these bytes are NaN in every type that cuBLASLt multiplies.
+constexpr int kNaNByte = 0xff;
 
 // The largest power of two that divides all of these distances, at most kAlignmentBytes.
 int64_t AlignmentOf(std::initializer_list<int64_t> distances) {
@@ -181,17 +183,23 @@ Status FusedMatmul::Scatter(const Buffers& buffers, cudaStream_t stream) {
   const int64_t x_bytes = shape_.contracted * ItemBytes(shape_.operands);
   const int64_t y_bytes = weight.columns * ItemBytes(weight.result);
   const auto rows = [&](int64_t row) { return static_cast<const char*>(buffers.x) + row * x_bytes; };
+  Status first;
+  const auto note = [&](const Status& status) {
+    if (first.ok()) first = status;
+  };
+  // After an error, the remaining transfers still start: peers wait for them, and counters must stay equal.
   for (int32_t shift = 1; shift < n(); ++shift) {
     for (int64_t c = 0; c < shape_.chunks; ++c) {
       const int64_t row = Destination(shift) * shape_.rows + c * chunk_rows();
       const int64_t to = Source(shift) * shape_.rows + c * chunk_rows();
-      JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, rows(row), row, buffers.products, stream));
-      JAXCOMM_RETURN_IF_ERROR(Order(EventOf(shift, c), stream, side_));
-      JAXCOMM_RETURN_IF_ERROR(
-          transfers_[shift - 1]->Launch(static_cast<const char*>(buffers.products.front()) + row * y_bytes,
-                                        static_cast<char*>(buffers.exchanged) + to * y_bytes, side_));
+      char* const part = static_cast<char*>(buffers.products.front()) + row * y_bytes;
+      if (first.ok()) note(Multiply(buffers, rows(row), row, buffers.products, stream));
+      if (!first.ok()) cudaMemsetAsync(part, kNaNByte, static_cast<size_t>(chunk_rows() * y_bytes), stream);
+      note(Order(EventOf(shift, c), stream, side_));
+      note(transfers_[shift - 1]->Launch(part, static_cast<char*>(buffers.exchanged) + to * y_bytes, side_));
     }
   }
+  JAXCOMM_RETURN_IF_ERROR(first);
   for (int64_t c = 0; c < shape_.chunks; ++c) {
     const int64_t row = rank() * shape_.rows + c * chunk_rows();
     JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, rows(row), row, {buffers.exchanged}, stream));

@@ -57,6 +57,7 @@ class FusedMatmul {
   FusedMatmul& operator=(const FusedMatmul&) = delete;
 
   // Enqueues the call. All its work has ended where `stream` continues, also after an error. Not captured.
+  // After an error in a scatter, the other ranks get NaN from this rank for the parts without a product.
   Status Launch(const Buffers& buffers, cudaStream_t stream);
 
   Communicator& communicator() const { return communicator_; }
