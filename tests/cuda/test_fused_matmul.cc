@@ -21,7 +21,7 @@ namespace {
 using namespace fake;
 
 constexpr uint8_t kUnwritten = 0x5c;
-constexpr int64_t kWorkspaceBytes = 64;
+constexpr int64_t kWorkspaceBytes = 64 + 256;  // 256 for the alignment
 
 // Elements of the matrices, from -2 to 2.
 int64_t RowsOf(int32_t rank, int round, int64_t row, int64_t column) {
@@ -74,6 +74,7 @@ struct Case {
   std::vector<int64_t> columns = {5};
   Type operands = kF32, result = kF32;
   bool keeps = false, tf32 = false;
+  std::string op = "";  // empty: its usual name
 
   int32_t n() const { return static_cast<int32_t>(hosts.size()); }
 };
@@ -99,7 +100,7 @@ struct Site {
     call.AddText("algorithm", "");
     call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, shape.n());
     call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 2);
-    call.AddText("op", shape.scatters ? "matmul_psum_scatter" : "all_gather_matmul");
+    call.AddText("op", !shape.op.empty() ? shape.op : shape.scatters ? "matmul_psum_scatter" : "all_gather_matmul");
     call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, shape.n());
     call.AddText("site", "here.py:1");
     all.AddDictionary("call", call);
@@ -293,8 +294,8 @@ ALONE_TEST_CASE("how cuBLASLt multiplies") {
     bool tf32;
     int compute_type;
   };
-  for (const Expected& expected :
-       {Expected{kF32, true, 77}, Expected{kF32, false, 68}, Expected{kBF16, true, 68}, Expected{kF64, true, 70}}) {
+  for (const Expected& expected : {Expected{kF32, true, 77}, Expected{kF32, false, 68}, Expected{kBF16, true, 68},
+                                   Expected{kF16, true, 68}, Expected{kF64, true, 70}}) {
     // Chunks of 1 x 3 elements begin at multiples of 6 or 12 or 24 bytes, results at multiples of 8, 16 or 32.
     OnTwo([&](ncclComm_t comm, int32_t rank) {
       Case shape = {Hosts(1, 2)};
@@ -305,9 +306,36 @@ ALONE_TEST_CASE("how cuBLASLt multiplies") {
       Site site(shape, comm, rank);
       CHECK(site.Begin() == "");
       CHECK(last_product.compute_type == expected.compute_type);
-      CHECK(last_product.workspace_bytes == kWorkspaceBytes);
+      CHECK(last_product.workspace_bytes == 64);
       CHECK(last_product.alignment_bytes == static_cast<uint32_t>(ItemBytes(expected.type.dtype)));
     });
+  }
+}
+
+// CUDA may load a kernel only when no other kernel of the process runs. No transfer has begun in Make().
+ALONE_TEST_CASE("each product runs once before the first transfer") {
+  OnTwo([](ncclComm_t comm, int32_t rank) {
+    Case shape = {Hosts(1, 2)};
+    shape.columns = {5, 1, 8};
+    shape.chunks = 2;
+    Site site(shape, comm, rank);
+    CHECK(site.Instantiate() == "" && site.Prepare() == "");
+    CHECK(num_products == 0);
+    CHECK(site.Initialize() == "");
+    CHECK(num_products == 3);
+    CHECK(site.Initialize() == "");
+    CHECK(num_products == 3);
+  });
+}
+
+// Rows of 16 bytes of x, and of 12 bytes of results.
+ALONE_TEST_CASE("results may begin at smaller multiples of bytes than operands") {
+  for (const bool scatters : {false, true}) {
+    Case shape = {Hosts(1, 2), scatters};
+    shape.chunks = 4;
+    shape.contracted = 4;
+    shape.columns = {3};
+    RunCase(shape);
   }
 }
 
@@ -396,7 +424,16 @@ ALONE_TEST_CASE("a rank that can't multiply is an error on all ranks") {
       {"", "no cuBLASLt: none here"},
       {"cublasLtCreate", "cublasLtCreate: cuBLAS status 1"},
       {"no algorithm",
-       "a product of float32[4, 3] and [3, 5] with result float32: libcublasLt.so.fake has no algorithm"},
+       "a product of float32[4, 3] and [3, 5] with result float32: libcublasLt.so.fake has no algorithm for it; pass "
+       "another algorithm than \"fused\""},
+      {"not supported", "libcublasLt.so.fake has no algorithm for it"},
+      {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulAlgoGetHeuristic: cuBLAS status 7"},
+      {"cublasLtMatmulDescCreate", "cublasLtMatmulDescCreate: cuBLAS status 3"},
+      {"cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutCreate: cuBLAS status 3"},
+      {"cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceCreate: cuBLAS status 3"},
+      {"cublasLtMatmulPreferenceSetAttribute", "cublasLtMatmulPreferenceSetAttribute: cuBLAS status 7"},
+      {"cublasLtMatmul", "cublasLtMatmul: cuBLAS status 13"},
+      {"cudaMalloc", "cudaMalloc: failed"},
       {"cudaEventCreate", "cudaEventCreate: failed"},
       {"cudaStreamCreate", "cudaStreamCreate: failed"},
   };
@@ -450,14 +487,18 @@ ALONE_TEST_CASE("arguments of fused calls are checked") {
 // A fused call takes part in the comparison of the order of calls. Ranks that pass other shapes get an error.
 ALONE_TEST_CASE("fused calls that differ between ranks are an error") {
   void (*const changes[])(Case&) = {
-      [](Case& c) { c.chunks = 2; },     [](Case& c) { c.columns = {6}; },
-      [](Case& c) { c.contracted = 4; }, [](Case& c) { c.operands = c.result = kF64; },
-      [](Case& c) { c.rows = 8; },
+      [](Case& c) { c.chunks = 2; },      [](Case& c) { c.columns = {6}; },
+      [](Case& c) { c.contracted = 4; },  [](Case& c) { c.operands = c.result = kF64; },
+      [](Case& c) { c.rows = 8; },        [](Case& c) { c.keeps = true; },
+      [](Case& c) { c.tf32 = true; },     [](Case& c) { c.result = kF32; },
+      [](Case& c) { c.scatters = true; },
   };
   for (const auto& change : changes) {
     Alone([&] {
       OnTwo([&](ncclComm_t comm, int32_t rank) {
         Case shape = {Hosts(1, 2)};
+        shape.op = "any";
+        shape.operands = shape.result = kBF16;
         if (rank == 1) change(shape);
         Site site(shape, comm, rank);
         CHECK(site.Begin() == "");

@@ -1,6 +1,6 @@
 // Finds and opens cuBLASLt at run time, and declares the part of its C interface that jaxcomm uses. Nothing links
 // cuBLASLt, and builds need no headers of it: only calls with algorithm "fused" multiply on their own. Types, functions
-// and numbers are those of cublasLt.h and cublas_api.h, equal in CUDA 12 and 13.
+// and numbers are those of cublasLt.h and cublas_api.h, compared by static_asserts with CUDA 12.9 and 13.0.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,11 +22,14 @@ using Layout = struct LayoutOpaque*;          // cublasLtMatrixLayout_t
 using Preference = struct PreferenceOpaque*;  // cublasLtMatmulPreference_t
 
 using Result = int;  // cublasStatus_t; 0 is success
+constexpr Result kNotSupported = 15;
 
 // cublasComputeType_t
 constexpr int kCompute32F = 68, kCompute64F = 70, kCompute32FFastTf32 = 77;
-// cublasLtMatmulPreferenceAttributes_t. The workspace is of 64 bits, alignments of 32.
+// cublasLtMatmulPreferenceAttributes_t. The workspace is of 64 bits, the others of 32.
 constexpr int kMaxWorkspaceBytes = 1;
+constexpr int kReductionSchemes = 3;                // a mask
+constexpr uint32_t kReduceInComputeType = 2;        // cublasLtReductionScheme_t
 constexpr int kMinAlignmentBytes[] = {5, 6, 7, 8};  // of A, B, C, D
 
 struct Algorithm {  // cublasLtMatmulAlgo_t

@@ -1,5 +1,6 @@
 #include "cuda/cublas/product.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -38,6 +39,8 @@ StatusOr<cublaslt::Handle> HandleOf(const CublasLtLibrary& library, int device) 
   }
   return handle;
 }
+
+int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 std::string TextOf(const ProductShape& shape) {
   return std::string("a product of ") + Name(shape.operands) + "[" + std::to_string(shape.rows) + ", " +
@@ -109,20 +112,43 @@ Status Product::FindAlgorithm(cublaslt::Preference preference) {
     return Check("cublasLtMatmulPreferenceSetAttribute",
                  library_.MatmulPreferenceSetAttribute(preference, attribute, value, bytes));
   };
-  const auto workspace = static_cast<uint64_t>(shape_.workspace_bytes);
+  const auto workspace = static_cast<uint64_t>(UsableWorkspaceBytes());
   JAXCOMM_RETURN_IF_ERROR(set(cublaslt::kMaxWorkspaceBytes, &workspace, sizeof workspace));
+  // Sums of several blocks are added in the compute type, not in that of the result.
+  const uint32_t reduction = cublaslt::kReduceInComputeType;
+  JAXCOMM_RETURN_IF_ERROR(set(cublaslt::kReductionSchemes, &reduction, sizeof reduction));
   const auto alignment = static_cast<uint32_t>(shape_.alignment_bytes);
   for (const int attribute : cublaslt::kMinAlignmentBytes) {
     JAXCOMM_RETURN_IF_ERROR(set(attribute, &alignment, sizeof alignment));
   }
   cublaslt::Heuristic heuristic = {};
   int num_found = 0;
-  JAXCOMM_RETURN_IF_ERROR(Check(
-      "cublasLtMatmulAlgoGetHeuristic",
-      library_.MatmulAlgoGetHeuristic(handle_, operation_, w_, x_, y_, y_, preference, 1, &heuristic, &num_found)));
-  if (num_found < 1 || heuristic.state != 0) return UnavailableError(library_.path + " has no algorithm for it");
+  const cublaslt::Result result =
+      library_.MatmulAlgoGetHeuristic(handle_, operation_, w_, x_, y_, y_, preference, 1, &heuristic, &num_found);
+  if (result != cublaslt::kNotSupported) JAXCOMM_RETURN_IF_ERROR(Check("cublasLtMatmulAlgoGetHeuristic", result));
+  if (result == cublaslt::kNotSupported || num_found < 1 || heuristic.state != 0) {
+    return UnavailableError(library_.path + " has no algorithm for it; pass another algorithm than \"fused\"");
+  }
   algorithm_ = heuristic.algorithm;
   return OkStatus();
+}
+
+int64_t Product::UsableWorkspaceBytes() const {
+  return std::max<int64_t>(0, shape_.workspace_bytes - kWorkspaceAlignmentBytes);
+}
+
+// The matrices share memory. Only the kernel's launch matters.
+int64_t Product::scratch_bytes() const {
+  const int64_t operand = ItemBytes(shape_.operands), result = ItemBytes(shape_.result);
+  return AlignUp(std::max({shape_.rows * shape_.contracted * operand, shape_.contracted * shape_.columns * operand,
+                           shape_.rows * shape_.columns * result}),
+                 kWorkspaceAlignmentBytes) +
+         shape_.workspace_bytes;
+}
+
+Status Product::EnqueueOn(void* scratch, cudaStream_t stream) const {
+  char* const workspace = static_cast<char*>(scratch) + scratch_bytes() - shape_.workspace_bytes;
+  return Enqueue(scratch, scratch, scratch, workspace, stream);
 }
 
 Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream) const {
@@ -137,6 +163,8 @@ Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, 
     if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(shape_.alignment_bytes) == 0) continue;
     return InvalidArgumentError("an array is not aligned to " + std::to_string(shape_.alignment_bytes) + " bytes");
   }
+  const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
+  void* const aligned = static_cast<char*>(workspace) + (AlignUp(begin, kWorkspaceAlignmentBytes) - begin);
   // Of the type in which cuBLASLt adds.
   const double one = 1, zero = 0;
   const float one_f32 = 1, zero_f32 = 0;
@@ -144,8 +172,8 @@ Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, 
   const void* const alpha = wide ? static_cast<const void*>(&one) : &one_f32;
   const void* const beta = wide ? static_cast<const void*>(&zero) : &zero_f32;
   return Check("cublasLtMatmul",
-               library_.Matmul(handle_, operation_, alpha, w, w_, x, x_, beta, y, y_, y, y_, &algorithm_, workspace,
-                               static_cast<size_t>(shape_.workspace_bytes), stream));
+               library_.Matmul(handle_, operation_, alpha, w, w_, x, x_, beta, y, y_, y, y_, &algorithm_, aligned,
+                               static_cast<size_t>(UsableWorkspaceBytes()), stream));
 }
 
 }  // namespace cuda

@@ -19,8 +19,11 @@ struct ProductShape {
   DType operands = DType::kF32, result = DType::kF32;
   bool tf32 = false;            // f32 operands may be rounded to TF32
   int64_t alignment_bytes = 1;  // of all addresses; a power of two
-  int64_t workspace_bytes = 0;
+  int64_t workspace_bytes = 0;  // of the buffer; cuBLASLt gets its part from the first address of this alignment
 };
+
+// cuBLASLt requires such workspaces. The buffers of XLA may be aligned to less.
+constexpr int64_t kWorkspaceAlignmentBytes = 256;
 
 // Whether cuBLASLt multiplies these types. Sums are in f32, or f64 for f64.
 bool CanMultiply(DType operands, DType result);
@@ -35,11 +38,15 @@ class Product {
 
   // The GPU of Make() is the current one. Products on different streams need workspaces of their own.
   Status Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream) const;
+  // Enqueues a product without meaning on memory of scratch_bytes(). It loads the kernels.
+  Status EnqueueOn(void* scratch, cudaStream_t stream) const;
+  int64_t scratch_bytes() const;
 
  private:
   Product(const CublasLtLibrary& library, const ProductShape& shape) : library_(library), shape_(shape) {}
   Status Make(int device);
   Status FindAlgorithm(cublaslt::Preference preference);
+  int64_t UsableWorkspaceBytes() const;
   Status Check(const char* name, cublaslt::Result result) const;
 
   const CublasLtLibrary& library_;

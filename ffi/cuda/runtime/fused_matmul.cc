@@ -7,6 +7,7 @@
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
+#include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -56,6 +57,7 @@ StatusOr<std::unique_ptr<FusedMatmul>> FusedMatmul::Make(const CallSpec& spec, C
   Status ready = CheckCuda("cudaSetDevice", cudaSetDevice(communicator.device()));
   if (ready.ok()) ready = made->MakeProducts();
   if (ready.ok()) ready = made->MakeEvents();
+  if (ready.ok()) ready = made->RunProducts();
   // After a failure here, the transfers of the other ranks would wait for this rank.
   JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it prepared its products", ready));
   const FusedShape::Weight& first = shape.weights.front();
@@ -105,6 +107,22 @@ Status FusedMatmul::MakeEvents() {
     cudaEvent_t event = nullptr;
     JAXCOMM_RETURN_IF_ERROR(MakeEvent(&event));
     events_.push_back(event);
+  }
+  return OkStatus();
+}
+
+// CUDA loads the kernels of cuBLASLt at their first launch, which may wait for all kernels that run in the process. A
+// transfer that waits for another GPU of the process must not be among them.
+Status FusedMatmul::RunProducts() {
+  for (const std::unique_ptr<Product>& product : products_) {
+    void* scratch = nullptr;
+    JAXCOMM_RETURN_IF_ERROR(
+        CheckCuda("cudaMalloc", cudaMalloc(&scratch, static_cast<size_t>(product->scratch_bytes()))));
+    Status run = product->EnqueueOn(scratch, side_);
+    const Status waited = WaitForStream(side_, Communicator::Configured().timeout_s, "the end of a first product");
+    if (!waited.ok()) return run.ok() ? waited : run;  // the GPU may still use the memory
+    if (run.ok()) run = CheckCuda("cudaFree", cudaFree(scratch));
+    JAXCOMM_RETURN_IF_ERROR(run);
   }
   return OkStatus();
 }

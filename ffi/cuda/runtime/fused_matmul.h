@@ -66,6 +66,7 @@ class FusedMatmul {
   FusedMatmul(Communicator& communicator, const FusedShape& shape) : communicator_(communicator), shape_(shape) {}
   Status MakeProducts();
   Status MakeEvents();
+  Status RunProducts();  // each once, on scratch memory
   Status Gather(const Buffers& buffers, cudaStream_t stream);
   Status Scatter(const Buffers& buffers, cudaStream_t stream);
   // `to` waits for all work of `from`.

@@ -14,6 +14,7 @@ struct LastProduct {
   uint64_t workspace_bytes = 0;
 };
 extern thread_local LastProduct last_product;
+extern thread_local int num_products;   // that this thread has enqueued
 extern thread_local bool has_cublaslt;  // else the library is missing
 
 }  // namespace fake
