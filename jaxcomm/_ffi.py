@@ -162,6 +162,11 @@ def _batch(xs: Any, dimensions: Any, *, user_call: _UserCall) -> Any:
 
 
 def _jvp(primals: Any, tangents: Any, *, user_call: _UserCall) -> Any:
+    def array(tangent: Any) -> Any:
+        is_zero = type(tangent) is _compat.ad.Zero
+        return np.zeros(tangent.aval.shape, tangent.aval.dtype) if is_zero else tangent
+
+    tangents = tuple(map(array, tangents))
     return jax.jvp(functools.partial(user_call.results, {}), primals, tangents)  # raises JAX's own error
 
 

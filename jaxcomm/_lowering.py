@@ -207,7 +207,7 @@ def use_plans() -> None:
     _use_plans = True
 
 
-def _selects_xla(algorithm: str | None, platform: str) -> bool:
+def selects_xla(algorithm: str | None, platform: str) -> bool:
     """Whether this argument `algorithm`, the settings or a missing self-test select XLA's own collective."""
     if "xla" in (algorithm, config().algorithm):
         return True
@@ -221,7 +221,7 @@ def _selects_xla(algorithm: str | None, platform: str) -> bool:
 
 def uses_xla(call: Call, platform: str) -> bool:
     """Whether a call is lowered to XLA's own collective."""
-    if _selects_xla(call.algorithm, platform):
+    if selects_xla(call.algorithm, platform):
         return True
     if platform != "other":
         return False
@@ -290,7 +290,7 @@ def lower_done(ctx: Any, *xs: Any, platform: str, algorithm: str | None) -> Any:
     XLA schedules them.
     """
     axis_context = ctx.module_context.axis_context
-    by_xla = platform == "other" or (platform == "cuda" and _selects_xla(algorithm, platform))
+    by_xla = platform == "other" or (platform == "cuda" and selects_xla(algorithm, platform))
     if by_xla or not _compat.in_spmd_region(axis_context):
         return [xs[0]]
     if platform == "cpu":

@@ -98,6 +98,17 @@ def test_calls_are_like_those_of_jax(mesh):
         lowered(jax.grad(lambda x: call(x, "gpu").sum()), mesh)
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_derivative_with_a_constant_operand_is_the_error_of_jax(mesh, dtype, check_vma):
+    def loss(x):
+        return jaxcomm.ffi_call("mine", jax.ShapeDtypeStruct((), jnp.float32), "gpu")(x, np.ones(3, dtype))
+
+    f = jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"), check_vma=check_vma))
+    with pytest.raises(ValueError, match=r"mine.* cannot be differentiated"):
+        f.trace(X)
+
+
 def test_operands_that_vary_over_different_axes(mesh):
     """Which a custom call alone does not take."""
 

@@ -25,8 +25,8 @@ _RESULTS = {
     "float32": ("float32",),
     "float64": ("float64",),
 }
-# cuBLAS itself allocates as much on a GPU of compute capability 9.0 or later.
-_WORKSPACE_BYTES = 32 << 20
+# cuBLAS itself allocates 32 MiB on a GPU of compute capability 9.0 or later. The rest is for alignment (product.h).
+_WORKSPACE_BYTES = (32 << 20) + 256
 
 
 def check(op: str, dtype: Any, results: Sequence[Any], precision: Any) -> None:
@@ -69,12 +69,18 @@ def _types(operands: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, tuple[A
 
 def fits_gather(spec: Spec, x: Any, ys: Sequence[Any], num_weights: int, dtypes: Sequence[Any]) -> bool:
     """Whether loops.gather of these arguments is one call. Other gathers run as "direct"."""
-    return spec.num_batch == 0 and num_weights == len(ys) and _types([x, *ys], dtypes) is not None
+    types = _types([x, *ys], dtypes)
+    if types is None or types[0] != x.dtype:  # as in "direct", the rows of x are sent in their own type
+        return False
+    return spec.num_batch == 0 and num_weights == len(ys)
 
 
 def fits_scatter(spec: Spec, terms: Sequence[tuple[Any, Any]], dtype: Any) -> bool:
     """Whether loops.scatter of these arguments is one call. Other scatters run as "direct"."""
-    return spec.num_batch == 0 and len(terms) == 1 and _types(terms[0], [dtype]) is not None
+    types = _types(terms[0], [dtype])
+    if types is None or types[1] != (dtype,):  # as in "direct", the parts are sent in the type of the result
+        return False
+    return spec.num_batch == 0 and len(terms) == 1
 
 
 def _rows_first(x: Any, axis: int) -> Any:

@@ -254,7 +254,7 @@ def _with_algorithm(spec: Spec, algorithm: str) -> Spec:
 def _select(ctx: Any, platform: str, spec: Spec, size: choice.Size, *, fits: bool) -> Spec:
     """Names the algorithm if the caller has not, or if it can't run."""
     algorithm = spec.call.algorithm
-    if algorithm == fused.NAME and _lowering.uses_xla(spec.call, platform):
+    if algorithm == fused.NAME and _lowering.selects_xla(algorithm, platform):
         return _with_algorithm(spec, "unfused")
     if algorithm == fused.NAME and platform not in fused.PLATFORMS:
         raise ValueError(

@@ -158,7 +158,7 @@ def test_derivatives(on_cpu, rng):
 
 
 def test_derivatives_with_a_wider_result(on_cpu, rng):
-    """The cotangent is in float32, the operand in bfloat16: the transposes multiply in float32."""
+    """The cotangent is in float32, the operand in bfloat16: the scatter runs as "direct", which sends bfloat16."""
     x, w = (jnp.asarray(normal(rng, *shape), jnp.bfloat16) for shape in ((N, M, K), (N, K, F)))
 
     def program(gather, scatter, x, w):
@@ -167,7 +167,7 @@ def test_derivatives_with_a_wider_result(on_cpu, rng):
         return jax.grad(square_loss(lambda x: gather(x, w, preferred_element_type=jnp.float32)))(x)
 
     both(program, x, w, rtol=2e-2)
-    assert on_cpu == [2, 2]
+    assert on_cpu == [2]
 
 
 def test_vmap(on_cpu, rng):
@@ -202,7 +202,7 @@ def test_one_call(op):
         shapes = "(tensor<i32>, tensor<24x5xf32>, tensor<5x3xf32>) -> (tensor<24x3xf32>, tensor<24x3xf32>"
     text = lowered(f, x, w)
     assert calls(text) == (1, 0)
-    assert shapes + ", tensor<1x33554432xui8>)" in text
+    assert shapes + ", tensor<1x33554688xui8>)" in text
     assert 'algorithm = ""' in text
     assert "has_side_effect = true" in text
     found = {name: attribute(text, name) for name in ("chunks", "keeps", "scatters", "tf32", "max_sms", "group_size")}
@@ -244,9 +244,30 @@ def test_calls_of_derivatives():
     assert of(lambda x, w: gather(x, (w, 2 * w)), 0) == (1, N - 1)
 
 
+def test_types_of_transfers():
+    """They are those of "direct", also where a product has a wider result than its derivatives."""
+    x, w = jnp.ones((N, M, K), jnp.bfloat16), jnp.ones((N, K, F), jnp.bfloat16)
+    y = jnp.ones((N, N * M, K), jnp.bfloat16)
+
+    def types(f, argnums, *xs):
+        text = lowered(jax.grad(square_loss(f), argnums), *xs)
+        assert "fused_matmul" in text or f.keywords["algorithm"] == "direct"
+        fused_rows = r"custom_call @jaxcomm_fused_matmul\(.*-> \(.*, tensor<\w*x(\w+)>, tensor<\w+xui8>\)"
+        permuted = r"custom_call @jaxcomm_permute\(.*-> tensor<\w*x(\w+)>"
+        return sorted(set(re.findall(fused_rows, text)) | set(re.findall(permuted, text)))
+
+    for op, xs in ((gathers, (x, w)), (scatters, (y, w))):
+        for argnums in (0, 1):
+            of = [
+                types(op(algorithm=algorithm, preferred_element_type=jnp.float32), argnums, *xs)
+                for algorithm in ("fused", "direct")
+            ]
+            assert of[0] == of[1] != []
+
+
 def test_xla_for_all_collectives(monkeypatch):
     """JAXCOMM_ALGORITHM=xla selects XLA's collectives in place of jaxcomm's."""
-    monkeypatch.setattr(_lowering, "_selects_xla", lambda algorithm, platform: True)
+    monkeypatch.setattr(_lowering, "selects_xla", lambda algorithm, platform: True)
     text = lowered(gathers(algorithm="fused"), np.ones((N, M, K), np.float32), np.ones((N, K, F), np.float32))
     assert "fused_matmul" not in text
     assert text.count('"stablehlo.all_gather"(') == 1
@@ -256,6 +277,10 @@ def test_no_other_platform():
     x, w = np.ones((N, M, K), np.float32), np.ones((N, K, F), np.float32)
     with pytest.raises(ValueError, match=r"all_gather_matmul at .*'fused' .* runs on CUDA only; pass 'direct' or"):
         jax.jit(on_ranks(gathers(algorithm="fused"), line_of(N))).lower(x, w)
+    traced = jax.jit(on_ranks(gathers(algorithm="fused"), line_of(N))).trace(x, w)
+    for platform in ("rocm", "tpu"):
+        with pytest.raises(ValueError, match=r"all_gather_matmul at .*'fused' .* runs on CUDA only; pass 'direct' or"):
+            traced.lower(lowering_platforms=(platform,))
 
 
 @pytest.mark.parametrize(

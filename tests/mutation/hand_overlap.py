@@ -124,7 +124,7 @@ MUTANTS = [
     Mutant(
         "done of XLA's own collective is a call of jaxcomm's",
         LOWERING,
-        'or (platform == "cuda" and _selects_xla(algorithm, platform))',
+        'or (platform == "cuda" and selects_xla(algorithm, platform))',
         "or False",
         BY_XLA,
     ),
