@@ -43,16 +43,18 @@ def stand_in(ctx, *operands, platform, spec, scatters, keeps, results):
     """The computation of the custom call."""
 
     def body(x, *ws):
-        n, axes = spec.group_size, spec.call.axes
+        n, axes, groups = spec.group_size, spec.call.axes, spec.call.groups
         me = lax.axis_index(axes)
+        if groups is not None:
+            me = jnp.asarray(np.argsort(np.concatenate(groups)) % n)[me]
         precision = lax.Precision.HIGHEST
         used = jnp.full((1, fused._WORKSPACE_BYTES), 7, jnp.uint8)
         if scatters:
             parts = lax.dot(x, ws[0], precision=precision, preferred_element_type=results[0])
-            received = lax.all_to_all(parts, axes, 0, 0, tiled=True)
+            received = lax.all_to_all(parts, axes, 0, 0, tiled=True, axis_index_groups=groups)
             mine = jnp.arange(x.shape[0])[:, None] // (x.shape[0] // n) == me
             return [jnp.where(mine, jnp.nan, parts).astype(results[0]), received, used]
-        whole = lax.all_gather(x, axes, tiled=True)
+        whole = lax.all_gather(x, axes, tiled=True, axis_index_groups=groups)
         products = [
             lax.dot(whole, w, precision=precision, preferred_element_type=dtype)
             for w, dtype in zip(ws, results, strict=True)
@@ -188,6 +190,38 @@ def test_groups(on_cpu, rng):
     )
     assert re.search(r"groups = (dense<|array<i64: ?)\[?0, 2, 3, 1\]?", text)
     assert attribute(text, "group_size") == {2}
+
+
+@pytest.mark.parametrize("op", ["gather", "scatter"])
+def test_values_of_groups(on_cpu, rng, op):
+    groups = [[0, 2], [3, 1]]
+    x, w = normal(rng, N, M, K), normal(rng, N, K, F)
+    want = [np.empty(0)] * N
+    for group in groups:
+        parts = [np.float64(x[r]) @ w[r] for r in group]
+        for position, rank in enumerate(group):
+            if op == "gather":
+                want[rank] = np.concatenate([np.float64(x[r]) for r in group]) @ w[rank]
+            else:
+                want[rank] = np.split(sum(parts), 2)[position]
+    f = (gathers if op == "gather" else scatters)(algorithm="fused", axis_index_groups=groups)
+    np.testing.assert_allclose(run(f, line_of(N), x, w), np.stack(want), rtol=1e-5, atol=1e-5)
+    assert on_cpu == [2]
+
+
+@pytest.mark.parametrize("preferred", [None, np.float64])
+def test_float64(on_cpu, rng, preferred):
+    with jax.enable_x64(True):
+        x, y, w = (rng.standard_normal(shape) for shape in ((N, M, K), (N, N * M, K), (N, K, F)))
+
+        def program(gather, scatter, x, y, w):
+            options = {} if gather is lax_gathers else {"preferred_element_type": preferred}
+            results = gather(x, w, **options), scatter(y, w, **options)
+            assert all(result.dtype == np.float64 for result in results)
+            return results
+
+        both(program, x, y, w, rtol=1e-12)
+    assert on_cpu == [2, 2]
 
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])
