@@ -69,10 +69,7 @@ def _types(operands: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, tuple[A
 
 def fits_gather(spec: Spec, x: Any, ys: Sequence[Any], num_weights: int, dtypes: Sequence[Any]) -> bool:
     """Whether loops.gather of these arguments is one call. Other gathers run as "direct"."""
-    types = _types([x, *ys], dtypes)
-    if types is None or types[0] != x.dtype:  # as in "direct", the rows of x are sent in their own type
-        return False
-    return spec.num_batch == 0 and num_weights == len(ys)
+    return spec.num_batch == 0 and num_weights == len(ys) and _types([x, *ys], dtypes) is not None
 
 
 def fits_scatter(spec: Spec, terms: Sequence[tuple[Any, Any]], dtype: Any) -> bool:

@@ -197,7 +197,8 @@ MUTANTS = [
     Mutant(
         "results have the alignment of operands",
         FUSED,
-        "shape_.contracted * ItemBytes(shape_.operands),\n                                         chunk_rows() * weight.columns * ItemBytes(weight.result)",
+        "shape_.contracted * ItemBytes(shape_.operands),\n"
+        "                                         chunk_rows() * weight.columns * ItemBytes(weight.result)",
         "shape_.contracted * ItemBytes(shape_.operands)",
         "test_cuda_fused_matmul",
     ),

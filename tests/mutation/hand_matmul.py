@@ -250,6 +250,20 @@ MUTANTS = [
         f"{FUSED_TESTS}::test_calls_of_derivatives",
     ),
     Mutant(
+        "parts of fused scatters have a wider type than the result",
+        FUSED,
+        "if types is None or types[1] != (dtype,):",
+        "if types is None:",
+        f"{FUSED_TESTS}::test_types_of_transfers",
+    ),
+    Mutant(
+        "fused calls on other platforms have the error of other algorithms",
+        RULES,
+        "_lowering.selects_xla(algorithm, platform)",
+        "_lowering.uses_xla(spec.call, platform)",
+        f"{FUSED_TESTS}::test_no_other_platform",
+    ),
+    Mutant(
         "fused calls on CPUs",
         RULES,
         "platform not in fused.PLATFORMS",
