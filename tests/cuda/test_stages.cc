@@ -273,6 +273,12 @@ TEST_CASE("GPUs of a process allocate when the earlier work of all of them has e
   // Of other processes, and where the processes are unknown: nothing to wait for.
   CHECK(Has(Alone([] { AllocateBesideAKernel({5, 5, 6, 6}); }), "stalled"));
   CHECK(Has(Alone([] { AllocateBesideAKernel({}); }), "stalled"));
+  // More than the process has: the program was compiled for other devices.
+  CHECK(Has(Alone([] {
+              num_gpus = 2;
+              AllocateBesideAKernel({5, 5, 5, 5});
+            }),
+            "stalled"));
 }
 
 ALONE_TEST_CASE("a GPU of the process that does not come is an error in time") {

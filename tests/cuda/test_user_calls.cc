@@ -413,7 +413,7 @@ bool AllocatesEarly(int32_t num_processes, const std::vector<int32_t>& processes
   auto* const site = new Site;
   site->num_groups = 2;
   site->processes = processes;
-  const bool meet = num_processes == 1 || std::count(processes.begin(), processes.end(), 0) == 4;
+  const bool meet = num_gpus >= 4 && (num_processes == 1 || std::count(processes.begin(), processes.end(), 0) == 4);
   CHECK(site->Instantiate().empty());
   auto* const all_here = new std::atomic<bool>(false);
   auto* const early = new std::atomic<bool>(false);
@@ -453,6 +453,27 @@ ALONE_TEST_CASE("GPUs of one of several processes allocate when all of them are 
 ALONE_TEST_CASE("GPUs of several processes do not wait for those of others") { CHECK(AllocatesEarly(2, {0, 0, 1, 1})); }
 
 ALONE_TEST_CASE("GPUs do not wait if their processes are unknown") { CHECK(AllocatesEarly(2)); }
+
+ALONE_TEST_CASE("GPUs do not wait for more GPUs than their process has") {
+  num_gpus = 2;
+  CHECK(AllocatesEarly(2, {0, 0, 0, 0}));
+}
+
+ALONE_TEST_CASE("GPUs of a process that is alone do not wait for more than it has") {
+  num_gpus = 2;
+  CHECK(AllocatesEarly(1));
+}
+
+ALONE_TEST_CASE("each device of a user's call has one process") {
+  Site site;
+  for (const size_t number : {1, 3}) {
+    site.processes.assign(number, 0);
+    CHECK(Has(site.Instantiate(), "jaxcomm: fused_rmsnorm_F32 at model.py:7: attribute jaxcomm_processes has " +
+                                      std::to_string(number) + " devices, jaxcomm_groups 2"));
+  }
+  site.processes.assign(2, 0);
+  CHECK(site.Instantiate().empty());
+}
 
 // The fake of XLA does not query traits. XLA does so when the target is registered.
 ALONE_TEST_CASE("XLA's queries about handlers") {

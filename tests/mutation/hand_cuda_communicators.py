@@ -251,4 +251,18 @@ MUTANTS = [
         "hash = Mix(hash, static_cast<uint64_t>(weight.columns));",
         "test_cuda_fused_matmul",
     ),
+    Mutant(
+        "GPUs wait for more GPUs than their process has",
+        "ffi/cuda/xla/local_rendezvous.h",
+        "return count <= num_gpus ? count : 0;",
+        "return count;",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "processes of user calls are not of the groups' devices",
+        "ffi/cuda/xla/user_call.cc",
+        "if (state->processes.size() != state->groups.size()) {",
+        "if (false) {",
+        "test_cuda_user_calls",
+    ),
 ]

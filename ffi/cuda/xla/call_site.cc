@@ -1,6 +1,5 @@
 #include "cuda/xla/call_site.h"
 
-#include <algorithm>
 #include <string>
 
 namespace jaxcomm {
@@ -27,7 +26,7 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   const Communicator::Settings settings = Communicator::Configured();
   const Status earlier = WaitForEarlier(stream, settings.timeout_s);
   // GPUs of this process; none if the lowering did not know the processes.
-  const auto num_local = std::count(spec.processes.begin(), spec.processes.end(), settings.process);
+  const int64_t num_local = CountLocal(spec.processes, settings.process);
   // The others may still wait for their earlier work.
   const Status met = first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);

@@ -7,18 +7,29 @@
 // so.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
+
+// The number of GPUs of this process among `processes`, those of a call's devices. 0, which means no rendezvous, if the
+// process has fewer GPUs: the program was compiled for other devices.
+inline int64_t CountLocal(const std::vector<int32_t>& processes, int32_t process) {
+  int num_gpus = 0;
+  if (cudaGetDeviceCount(&num_gpus) != cudaSuccess) return 0;
+  const auto count = std::count(processes.begin(), processes.end(), process);
+  return count <= num_gpus ? count : 0;
+}
 
 // One per call site and executable.
 class LocalRendezvous {

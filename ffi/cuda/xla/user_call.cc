@@ -133,8 +133,9 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
 Status BeginFirstRun(UserCallState& state, cudaStream_t stream, int64_t run) {
   const Communicator::Settings settings = Communicator::Configured();
   const Status earlier = WaitForEarlier(stream, settings.timeout_s);
-  int64_t num_local = std::count(state.processes.begin(), state.processes.end(), settings.process);
-  if (settings.num_processes == 1) num_local = static_cast<int64_t>(state.groups.size());
+  const bool alone = settings.num_processes == 1;
+  const int64_t num_local = CountLocal(
+      alone ? std::vector<int32_t>(state.groups.size(), settings.process) : state.processes, settings.process);
   // The others may still wait for their earlier work.
   const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);
@@ -275,6 +276,11 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
   const auto num_devices = static_cast<int64_t>(state->groups.size());
   if (const auto processes = attributes.get<ffi::Span<const int32_t>>("jaxcomm_processes")) {
     state->processes.assign(processes->begin(), processes->end());
+    if (state->processes.size() != state->groups.size()) {
+      return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": attribute jaxcomm_processes has " +
+                                                         std::to_string(state->processes.size()) +
+                                                         " devices, jaxcomm_groups " + std::to_string(num_devices)));
+    }
   }
   if (state->group_size < 1 || num_devices % state->group_size != 0) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": " + std::to_string(num_devices) +

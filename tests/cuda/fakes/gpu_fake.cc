@@ -43,6 +43,7 @@ void jaxcomm::fake::UnmapHostMemory() {
 extern "C" {
 
 cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = num_gpus, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
   return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : (current_device = device, cudaSuccess);
 }

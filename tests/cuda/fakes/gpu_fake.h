@@ -35,6 +35,8 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 inline thread_local int current_device = 0;
 inline thread_local int num_sms = 132;  // of its GPU
 
+inline int num_gpus = 1024;  // of the process
+
 // Called before memory is allocated, on any thread.
 inline std::function<void()> before_allocation;
 
