@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxcomm.simulate.figures import unknown
+
 _DIRECTIONS = {"": (True, True), "out": (True, False), "up": (True, False), "in": (False, True), "down": (False, True)}
 _KEYS = {
     "link": {"link", "capacity"},
@@ -53,6 +55,10 @@ Error = Callable[[str, str], ValueError]
 
 def table(values: Mapping[str, Any], levels: Sequence[str], error: Error) -> Fault:
     """The fault of a TOML table. `error(key, text)` makes the exception."""
+    every = set().union(*_KEYS.values())
+    for key in values:
+        if key not in every:
+            raise error(key, unknown(key, every))
     kinds = [kind for kind in _KEYS if kind in values]
     if len(kinds) != 1:
         raise error("", f"needs exactly one of the keys {', '.join(_KEYS)}, got {', '.join(values) or 'none'}")

@@ -407,6 +407,7 @@ outer = { ranks = 16, kind = "fat_tree", bandwidth = 10, latency = 1, origin = "
     [
         ("", "fault 1: needs exactly one of the keys link, plane, rank"),
         ('link = "outer[1]"\nrank = 2', "needs exactly one of the keys link, plane, rank, got link, rank"),
+        ('lnik = "outer[1]"\ncapacity = 0.5', r"fault 1.lnik: unknown key \(did you mean link\?\); known are "),
         ('link = "outer"\ncapacity = 0.5', r"fault 1.link: got 'outer', expected LEVEL\[INDEX\]"),
         ('link = "other[1]"\ncapacity = 0.5', "fault 1.link: got 'other', expected one of the levels inner, outer"),
         ('link = "outer[1]"\ncapacity = 1.5', "fault 1.capacity: got 1.5, expected a share"),
