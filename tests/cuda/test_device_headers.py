@@ -23,6 +23,7 @@ HEADERS = sorted(path.name for path in SOURCES.iterdir())
 EXAMPLE, RING, DISPATCH = (
     ROOT / "examples" / name for name in ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
 )
+NODES = ROOT / "tests" / "cuda" / "node_all_gather.cuh"
 TOOLS = pathlib.Path(sys.executable).parent
 
 
@@ -66,14 +67,30 @@ def test_each_compiles_without_cuda(user, header):
 NVCC_FLAGS = ("-arch=sm_90", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
 
 
-def test_all_compile_with_nvcc(user, toolkit):
-    user(HEADERS, ".cu", toolkit / "bin" / "nvcc", *NVCC_FLAGS)
+def nccl(wheels):
+    """gin.h includes NCCL's headers."""
+    return ("-isystem", wheels / "nccl" / "include")
+
+
+def test_all_compile_with_nvcc(user, toolkit, wheels):
+    user(HEADERS, ".cu", toolkit / "bin" / "nvcc", *NVCC_FLAGS, *nccl(wheels))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("header", HEADERS)
-def test_each_compiles_with_nvcc(user, toolkit, header):
-    user([header], ".cu", toolkit / "bin" / "nvcc", *NVCC_FLAGS)
+def test_each_compiles_with_nvcc(user, toolkit, wheels, header):
+    user([header], ".cu", toolkit / "bin" / "nvcc", *NVCC_FLAGS, *nccl(wheels))
+
+
+def test_the_kernel_of_several_nodes_compiles_with_nvcc(toolkit, wheels, tmp_path):
+    source = tmp_path / "all_gather.cu"
+    source.write_text(f'#include "{NODES}"\nconst void* kernel = (const void*)node_all_gather::Kernel;\n')
+    include = ("-I", jaxcomm.get_include(), *nccl(wheels))
+    command = (toolkit / "bin" / "nvcc", "-std=c++17", *NVCC_FLAGS, "-Xptxas=-v", *include, "-c", source)
+    done = subprocess.run([*command, "-o", tmp_path / "all_gather.o"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (kernel,) = ptxas.kernels(done.stdout + done.stderr)
+    ptxas.check_no_spills([kernel])
 
 
 @pytest.mark.parametrize(("language", "least"), [("cpp", 7), ("python", 2)])
@@ -83,7 +100,7 @@ def test_the_quoted_code_is_run(language, least):
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     # LL messages are not in the example. A test contains the code of the documentation for them.
     sources = [path for folder in (EXAMPLE, RING) for path in folder.iterdir() if path.is_file()]
-    sources.append(ROOT / "tests" / "cuda" / "test_device_api.cc")
+    sources += [ROOT / "tests" / "cuda" / "test_device_api.cc", NODES]
     run_somewhere = {line.strip() for path in sources for line in path.read_text().splitlines()}
     assert len(quoted) >= least
     assert {line.strip() for block in quoted for line in block.splitlines()} <= run_somewhere

@@ -52,14 +52,26 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
   return made;
 }
 
+device::GinHandle Gin::Handle(const device::Comm& comm, ncclWindow_t arena) const {
+  device::GinHandle handle;
+  handle.comm = comm;
+  handle.comm.local = comm.world;
+  handle.comm.signals = {};
+  handle.comm.signals.received = counts_;
+  handle.comm.signals.num_channels = comm.signals.num_channels;
+  handle.puts = counts_ + static_cast<int64_t>(comm.signals.num_channels) * comm.world.size;
+  handle.arena = arena;
+  return handle;
+}
+
+const ncclDevComm& Gin::NoNcclComm() {
+  static const ncclDevComm none = {};
+  return none;
+}
+
 GinNetworkArgs Gin::Args(const device::Comm& comm, ncclWindow_t arena, const ArenaLayout& layout) const {
   GinNetworkArgs args;
-  args.comm = comm;
-  args.comm.local = comm.world;
-  args.comm.signals = {};
-  args.comm.signals.received = counts_;
-  args.comm.signals.num_channels = comm.signals.num_channels;
-  args.puts = counts_ + static_cast<int64_t>(comm.signals.num_channels) * comm.world.size;
+  static_cast<device::GinHandle&>(args) = Handle(comm, arena);
   args.input = {arena, layout.input};
   args.output = {arena, layout.output};
   args.scratch = {arena, layout.scratch};

@@ -35,6 +35,12 @@ class Gin {
   // `layout`.
   GinNetworkArgs Args(const device::Comm& comm, ncclWindow_t arena, const ArenaLayout& layout) const;
 
+  // For kernels of users, whose arena is the memory registered as `arena`.
+  device::GinHandle Handle(const device::Comm& comm, ncclWindow_t arena) const;
+
+  // An argument for kernels of groups of one node, which use no GIN.
+  static const ncclDevComm& NoNcclComm();
+
   const ncclDevComm& nccl_comm() const { return *nccl_comm_; }
 
  private:

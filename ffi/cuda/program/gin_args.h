@@ -17,10 +17,7 @@ struct GinBuffer {
 };
 
 // NCCL counts GIN signals at the receiver. Like those of device::Comm, counts continue from kernel to kernel.
-struct GinNetworkArgs {
-  // Its `local` team contains all ranks. Of its signals, only `received` is used: [channel][sender], by this rank only.
-  device::Comm comm;
-  uint64_t* puts = nullptr;  // [channel], used by this rank only
+struct GinNetworkArgs : device::GinHandle {
   GinBuffer input;
   GinBuffer output;
   GinBuffer scratch;

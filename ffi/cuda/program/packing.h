@@ -11,10 +11,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Maximum number of outstanding puts of a channel to one rank. NCCL's queues for a peer have 128 entries by default. A
-// put that raises a counter takes up to two entries, and eight channels share a queue (32 channels, 4 contexts). A
-// thread that finds a queue full waits in NCCL's code, without a deadline.
-constexpr int64_t kMostPutsUnderWay = 8;
+using device::kMostPutsUnderWay;
 
 // How a channel's elements lie in memory, independent of where in a block the channel begins.
 class Fragments {

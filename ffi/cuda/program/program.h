@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "include/jaxcomm/comm.h"
 #include "plan/plan.h"
 #include "plan/select.h"
 
@@ -33,7 +34,7 @@ enum PseudoStep : int32_t {
   kEntryBarrier = -1,
   kExitBarrier = -2,
   kLlExchange = -3,
-  kFlush = -5,
+  kFlush = device::kFlushStep,
   kOffsetExchange = -6,
   // Not waits: the routing of a dispatch or combine is wrong (kernels/rows.cuh).
   kTooManyRows = -7,

@@ -65,6 +65,8 @@ void Fill(OnDevice& call, host::CallData* data) {
   data->comm = call.comm;
   data->max_channels = call.max_channels;
   data->call = &call;
+  data->gin = call.gin;
+  data->nccl_comm = call.nccl_comm;
 }
 
 template <typename Buffer>
@@ -108,11 +110,6 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
   if (communicator->size() != state.group_size) {
     return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
                                 " ranks, the group " + std::to_string(state.group_size));
-  }
-  if (communicator->comm().local.size != communicator->size()) {
-    return InvalidArgumentError(
-        "the group's GPUs are of several nodes, and a kernel reaches those of its own only: call it over groups of " +
-        std::to_string(communicator->placement().ranks_per_node) + " ranks");
   }
   // As the calls of jaxcomm's own (call.cc), with which it shares the communicator.
   JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(state.target + " at " + state.site, Identity(state, device)));
@@ -164,12 +161,56 @@ Status TryStart(const Context& given, host::CallData* data) {
   return OkStatus();
 }
 
+bool HasOneNode(const OnDevice& call) { return call.comm.local.size == call.comm.world.size; }
+
+// `reason`: why the kernel can't reach ranks of other nodes.
+Status SeveralNodes(const OnDevice& call, const std::string& reason) {
+  return InvalidArgumentError(call.state->Where() + ": the group's GPUs are of several nodes, " + reason +
+                              ": call the target over groups of " + std::to_string(call.comm.local.size) + " ranks");
+}
+
+Status CheckNodes(const OnDevice& call) {
+  if (HasOneNode(call) || call.nccl_comm != nullptr) return OkStatus();
+  return SeveralNodes(call, "and Initialize has not called jaxcomm::host::Setup::UseGin");
+}
+
+void FillGin(OnDevice& call) {
+  const Gin* const gin = call.nccl_comm != nullptr ? call.communicator->gin() : nullptr;
+  if (gin == nullptr) return;
+  call.gin =
+      gin->Handle(call.comm, call.comm.arena_bytes > 0 ? call.communicator->Registered(call.comm.arena) : nullptr);
+}
+
+Status TryUseGin(host::CallData* data, int32_t nccl_version) {
+  auto& call = *static_cast<OnDevice*>(data->call);
+  if (call.nccl_comm == nullptr) {
+    const std::string where = call.state->Where() + ": ";
+    const Status same = call.communicator->CheckSameOnAllRanks("the NCCL version of the kernel's headers",
+                                                               static_cast<uint64_t>(nccl_version));
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(where, same));
+    if (nccl_version != NCCL_VERSION_CODE) {
+      return InvalidArgumentError(
+          where + "the kernel was compiled with the headers of NCCL " + NcclVersionText(nccl_version) +
+          ", expected those for which jaxcomm was built: " + NcclVersionText(NCCL_VERSION_CODE));
+    }
+    const Gin* const gin = call.communicator->gin();
+    if (!HasOneNode(call) && gin == nullptr) {
+      return SeveralNodes(call, "and there is no GIN between them (standard error has the reason)");
+    }
+    call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : &Gin::NoNcclComm();
+    FillGin(call);
+  }
+  Fill(call, data);
+  return OkStatus();
+}
+
 Status TryReserve(host::CallData* data, int64_t bytes) {
   auto& call = *static_cast<OnDevice*>(data->call);
   // A window that is large enough stays, because the executable and its CUDA graphs keep its address.
   if (bytes > call.comm.arena_bytes) {
     const Status reserved = call.communicator->ReserveFor(call.state->target, bytes, &call.comm);
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(call.state->Where() + ": ", reserved));
+    FillGin(call);
   }
   Fill(call, data);
   return OkStatus();
@@ -188,6 +229,7 @@ Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_devic
                                 ": the stage Initialize has not asked for jaxcomm::host::Setup on GPU " +
                                 std::to_string(*device));
   }
+  JAXCOMM_RETURN_IF_ERROR(CheckNodes(*call));
   Fill(*call, data);
   return FailureOf(*call);
 }
@@ -201,6 +243,10 @@ bool Start(const void* api, void* context, host::CallData* data, host::OnError o
 
 bool Reserve(host::CallData* data, int64_t bytes, host::OnError on_error, void* sink) {
   return Report(on_error, sink, TryReserve(data, bytes));
+}
+
+bool UseGin(host::CallData* data, int32_t nccl_version, host::OnError on_error, void* sink) {
+  return Report(on_error, sink, TryUseGin(data, nccl_version));
 }
 
 bool FindCall(const void* api, void* context, host::CallData* data, host::OnError on_error, void* sink) {
@@ -282,8 +328,8 @@ void SetUserInitialize(const std::string& target, XLA_FFI_Handler* initialize) {
 }
 
 const host::Api& HostApi() {
-  static const host::Api api = {sizeof(host::Api), sizeof(host::CallData), JAXCOMM_VERSION, &Start, &Reserve,
-                                &FindCall};
+  static const host::Api api = {
+      sizeof(host::Api), sizeof(host::CallData), JAXCOMM_VERSION, &Start, &Reserve, &FindCall, &UseGin};
   return api;
 }
 

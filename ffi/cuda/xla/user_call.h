@@ -47,6 +47,9 @@ struct UserCallState {
     std::shared_ptr<const CallName> name;
     device::Comm comm;
     int32_t max_channels = 0;
+    // Once Initialize has called UseGin.
+    const ncclDevComm* nccl_comm = nullptr;
+    device::GinHandle gin;
   };
 
   std::string Where() const { return "jaxcomm: " + target + " at " + site; }

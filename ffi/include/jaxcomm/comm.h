@@ -107,6 +107,27 @@ struct Comm {
   uint64_t call_id = 0;  // number of the call, for reports
 };
 
+// The ranks with the same number in their nodes: member g is of node g. Nodes have consecutive ranks and equal sizes.
+JAXCOMM_BOTH Team RailOf(const Comm& comm) {
+  const int32_t size = comm.local.size;
+  return {comm.world.rank / size, comm.world.size / size, comm.local.rank, size};
+}
+
+// Maximum number of outstanding puts of a channel to one rank of another node. NCCL's queues for a peer have 128
+// entries by default. A put that raises a counter takes up to two entries, and eight channels share a queue (32
+// channels, 4 contexts). A thread that finds a queue full waits in NCCL's code, without a deadline.
+constexpr int64_t kMostPutsUnderWay = 8;
+
+// Report::step of a wait until the network has read the sources of puts to other nodes.
+constexpr int32_t kFlushStep = -5;
+
+// For the puts and signals to other nodes in gin.h. Empty in a group of one node.
+struct GinHandle {
+  Comm comm;  // its `local` team contains all ranks; of its signals, only `received` is used: [channel][sender]
+  uint64_t* puts = nullptr;  // [channel], used by this rank only
+  void* arena = nullptr;     // ncclWindow_t of the arena
+};
+
 // Bytes of an arena that WithSignals needs.
 JAXCOMM_BOTH constexpr int64_t SignalsBytes(int32_t num_ranks, int32_t num_channels, int32_t num_tags = 1) {
   return (int64_t{3} * num_channels * num_tags * num_ranks * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;

@@ -50,6 +50,18 @@ class Setup {
     return ::xla::ffi::Error::InvalidArgument(problem);
   }
 
+  // Declares that the kernel uses GIN (gin.h) for ranks of other nodes. Without this call, Execute ends with an error
+  // if the group has several nodes. `nccl_version`: NCCL_VERSION_CODE of the headers with which the kernel was
+  // compiled.
+  //
+  // Collective, as Reserve. All ranks get an error if they pass different versions, if the version is not the one for
+  // which jaxcomm was built, or if the group has several nodes and GIN is off.
+  ::xla::ffi::Error UseGin(int32_t nccl_version) {
+    std::string problem;
+    if (api_of_library->use_gin(&data_, nccl_version, &KeepText, &problem)) return ::xla::ffi::Error::Success();
+    return ::xla::ffi::Error::InvalidArgument(problem);
+  }
+
  private:
   CallData data_;
 };
@@ -64,6 +76,11 @@ class Call {
   // Passed to the kernel by value. Valid until the process ends, so the launch may be part of a CUDA graph.
   const device::Comm& comm() const { return data_.comm; }
   int32_t max_channels() const { return data_.max_channels; }
+
+  // Arguments of device::Gin, for kernels whose Initialize calls UseGin. Passed to the kernel by value, and valid as
+  // comm(). In a group of one node, the kernel may receive them, but must not use them.
+  const device::GinHandle& gin() const { return data_.gin; }
+  const ncclDevComm& nccl_comm() const { return *data_.nccl_comm; }
 
  private:
   CallData data_;

@@ -8,6 +8,8 @@
 #include "comm.h"
 #include "version.h"
 
+struct ncclDevComm;
+
 namespace jaxcomm {
 namespace host {
 
@@ -15,7 +17,9 @@ namespace host {
 struct CallData {
   device::Comm comm;
   int32_t max_channels = 0;
-  void* call = nullptr;  // for Api::reserve
+  void* call = nullptr;  // for Api::reserve and Api::use_gin
+  device::GinHandle gin;
+  const ncclDevComm* nccl_comm = nullptr;
 };
 
 // Receives the reason why a function of the table returns false. The text is valid only during the callback.
@@ -32,6 +36,8 @@ struct Api {
   bool (*reserve)(CallData* call, int64_t bytes, OnError on_error, void* sink);
   // Stage Execute.
   bool (*find)(const void* api, void* context, CallData* call, OnError on_error, void* sink);
+  // Stage Initialize. Collective at the first run on a device.
+  bool (*use_gin)(CallData* call, int32_t nccl_version, OnError on_error, void* sink);
 };
 
 }  // namespace host

@@ -127,6 +127,9 @@ class Network {
   // From now on, the network moves nothing.
   void Stall() { stalled_ = true; }
 
+  // Messages of a link that are not done.
+  size_t num_posted(Link link) { return queues_[link].messages.size(); }
+
   bool empty() const {
     return std::all_of(queues_.begin(), queues_.end(), [](const auto& entry) { return entry.second.messages.empty(); });
   }

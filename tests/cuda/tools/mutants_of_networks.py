@@ -1,6 +1,6 @@
 """Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
-from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
 
 # Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
@@ -47,8 +47,13 @@ PLAIN = [
         "    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);\n",
     ),
     Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{"),
-    Mutant("puts are not counted", GIN, "    if (threadIdx.x == 0) ++args_.puts[channel];\n", ""),
-    Mutant("every thread counts puts", GIN, "if (threadIdx.x == 0) ++args_.puts[channel];", "++args_.puts[channel];"),
+    Mutant("puts are not counted", GIN_NETWORK, "    if (threadIdx.x == 0) ++args().puts[channel];\n", ""),
+    Mutant(
+        "every thread counts puts",
+        GIN_NETWORK,
+        "if (threadIdx.x == 0) ++args().puts[channel];",
+        "++args().puts[channel];",
+    ),
     Mutant(
         "puts are released for the GPU only",
         GIN,
@@ -101,14 +106,14 @@ PLAIN = [
         "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kExitBarrier);\n",
         "",
     ),
-    Mutant("puts are not waited for", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"),
+    Mutant("puts are not waited for", GIN, "kFlushStep, puts - most,", "kFlushStep, 0 * (puts - most),"),
     Mutant(
         "GIN's signals are the receiver's",
         GIN,
-        "SignalFrom(channel, args_.comm.local.rank)",
+        "SignalFrom(channel, handle_.comm.world.rank)",
         "SignalFrom(channel, peer)",
     ),
-    Mutant("channels share GIN's signals", GIN, "device::Row(args_.comm, channel) + sender", "0 * channel + sender"),
+    Mutant("channels share GIN's signals", GIN, "Row(handle_.comm, channel) + sender", "0 * channel + sender"),
     Mutant("channels share GIN's counters", GIN, "static_cast<ncclGinCounter_t>(channel)", "channel * 0"),
     Mutant(
         "signals take another context than puts",
@@ -117,13 +122,13 @@ PLAIN = [
         "    ContextOf(channel + 1).signal(",
     ),
     Mutant("GIN's signals are not counted", GIN, "    received = expected;\n", ""),
-    Mutant("puts arrive at the window's begin", GIN, "to.offset + to_offset", "to_offset"),
-    Mutant("puts come from the window's begin", GIN, "from.offset + from_offset", "from_offset"),
+    Mutant("puts arrive at the window's begin", GIN_NETWORK, "to.offset + to_offset", "to_offset"),
+    Mutant("puts come from the window's begin", GIN_NETWORK, "from.offset + from_offset", "from_offset"),
     Mutant(
         "unread puts are not reported",
         GIN,
-        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kFlush",
-        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kExitBarrier",
+        "channel, handle_.comm.world.rank, kFlushStep",
+        "channel, handle_.comm.world.rank, -2",
         "gin",
     ),
     Mutant(
@@ -197,4 +202,46 @@ PLAIN = [
         "",
         "send_recv_schedule",
     ),
+    # Kernels of users.
+    Mutant("the rail begins at the node's first rank", COMM, "comm.local.rank, size};", "0, size};", "gin_kernels"),
+    Mutant("the rail is the node", COMM, "comm.local.rank, size};", "comm.local.rank, 1};", "gin_kernels"),
+    Mutant(
+        "an aborted channel puts",
+        GIN,
+        "if (IsChannelAborted(handle_.comm, channel)) return false;\n    if (bytes",
+        "if (bytes",
+        "gin_kernels",
+    ),
+    Mutant(
+        "an aborted channel signals",
+        GIN,
+        "    if (IsChannelAborted(handle_.comm, channel)) return;\n",
+        "",
+        "gin_kernels",
+    ),
+    Mutant(
+        "an aborted channel waits",
+        GIN,
+        "    if (IsChannelAborted(handle_.comm, channel)) return false;\n    uint64_t& received",
+        "    uint64_t& received",
+        "gin_kernels",
+    ),
+    Mutant("an aborted channel flushes", GIN, "!IsChannelAborted(handle_.comm, channel) && ", "", "gin_kernels"),
+    Mutant("empty puts are sent", GIN, "if (bytes == 0) return true;", "", "gin_kernels"),
+    Mutant("puts do not wait for each other", GIN, "kMostPutsUnderWay - 1)", "kMostPutsUnderWay + 99)", "gin_kernels"),
+    Mutant("a user's puts are not counted", GIN, "    ++handle_.puts[channel];\n", "", "gin_kernels"),
+    Mutant("every thread of a group waits", GIN, "threads.rank == 0 && !Wait(", "!Wait(", "gin_kernels"),
+    Mutant(
+        "a group does not flush", GIN, "threads.rank == 0 && !Flush(", "threads.rank == -1 && !Flush(", "gin_kernels"
+    ),
+    Mutant("the all-gather has one half", NODES, "(2 * channel + round % 2)", "(2 * channel)", "gin_kernels"),
+    Mutant("each call begins with the first half", NODES, "*rounds = round;", "*rounds = 0;", "gin_kernels"),
+    Mutant(
+        "chunks of other nodes are not waited for",
+        NODES,
+        "if (!gin.Wait(channel, peer, device::OfBlock(), step)) return;",
+        "",
+        "gin_kernels",
+    ),
+    Mutant("no barrier in the node", NODES, "if (!device::Barrier(comm, channel, step)) return;", "", "gin_kernels"),
 ]

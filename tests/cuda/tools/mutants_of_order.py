@@ -4,7 +4,7 @@ from kernel_mutant import (
     BLOCK,
     EXAMPLE,
     EXECUTOR,
-    GIN,
+    GIN_NETWORK,
     KERNEL_ARGS,
     LL,
     LL_CALL,
@@ -391,7 +391,7 @@ THREAD = [
         "",
         "example",
     ),
-    Mutant("every thread puts", GIN, "if (threadIdx.x == number % num_warps * warpSize) {", "{"),
+    Mutant("every thread puts", GIN_NETWORK, "if (threadIdx.x == number % num_warps * warpSize) {", "{"),
     Mutant(
         "offsets of two calls in one place",
         OFFSETS,

@@ -179,6 +179,11 @@ FEATURES = (
         ("examples/token_dispatch, inside JAX",),
     ),
     Feature(
+        "kernels of users between nodes: GIN, rails, an all-gather; late ranks and a network failure",
+        "emulated, on a fake of GIN; compiled; host code on fakes",
+        ("test_cuda_gin_kernels", "test_cuda_node_calls", "test_device_headers.py"),
+    ),
+    Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
         "host code on fakes",
         ("test_cuda_user_calls", "test_device_headers.py"),

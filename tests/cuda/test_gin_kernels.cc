@@ -1,0 +1,281 @@
+// Kernels of users between nodes: the functions of gin.h, and the all-gather of the documentation, over a network that
+// guarantees no more than GIN. Ranks are emulated.
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+// clang-format off: in this order, as NCCL's headers go before it
+#include "fakes/gin_fake.h"
+#include "node_all_gather.cuh"
+// clang-format on
+#include "../../ffi/cuda/program/gin_args.h"
+#include "../check.h"
+#include "fakes/seed.h"
+#include "fakes/virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr uint64_t kTimeoutNs = 20'000'000;
+
+// The state of a communicator's ranks with an arena, from one launch to the next.
+struct Cluster {
+  Cluster(int32_t num_nodes, int32_t ranks_per_node, int32_t num_channels, int64_t arena_bytes, uint64_t seed)
+      : n(num_nodes * ranks_per_node),
+        num_channels(num_channels),
+        num_contexts(1 + static_cast<int32_t>(seed % 3)),
+        network(num_contexts, NumGinSignals(num_channels, n), NumGinCounters(num_channels),
+                device::kMostPutsUnderWay * ((num_channels + num_contexts - 1) / num_contexts), seed),
+        arenas{memory.Take(n * arena_bytes + 16) + 16, arena_bytes},
+        registered{arenas.base, arenas.stride},
+        reports(memory.Upload(std::vector<device::Report>(n))) {
+    const Counters counters = MakeCounters(memory, n, ranks_per_node, num_channels);
+    for (int32_t r = 0; r < n; ++r) {
+      const int32_t first = r / ranks_per_node * ranks_per_node;
+      device::Comm comm;
+      comm.world = {r, n, 0, 1};
+      comm.local = {r - first, ranks_per_node, first, 1};
+      comm.signals.pad = {counters.pads + first * counters.pad_bytes, counters.pad_bytes};
+      comm.signals.sent = counters.sent[r];
+      comm.signals.received = counters.received[r];
+      comm.signals.num_channels = num_channels;
+      comm.arena = {arenas.At(first), arena_bytes};
+      comm.arena_bytes = arena_bytes;
+      comm.timeout_ns = kTimeoutNs;
+      comm.report = reports + r;
+      comm.abort_flag = memory.Upload(std::vector<uint64_t>(1));
+      comms.push_back(comm);
+      device::GinHandle handle;
+      handle.comm = comm;
+      handle.comm.local = comm.world;
+      handle.comm.signals = {};
+      handle.comm.signals.received = memory.Upload(std::vector<uint64_t>(n * num_channels));
+      handle.puts = memory.Upload(std::vector<uint64_t>(num_channels));
+      handle.arena = &registered;
+      handles.push_back(handle);
+    }
+  }
+
+  // All ranks with `blocks` blocks each, and the network.
+  void Launch(int32_t blocks, unsigned threads, uint64_t seed,
+              const std::function<void(int32_t rank, const ncclDevComm&)>& body) {
+    network.Reopen();
+    emulation::Launch(static_cast<unsigned>(blocks), static_cast<unsigned>(n + 1), threads, seed, [&] {
+      if (static_cast<int32_t>(blockIdx.y) == n) {
+        if (threadIdx.x < 2) network.Serve(static_cast<int>(n * blocks * threads));
+        return;
+      }
+      const auto rank = static_cast<int32_t>(blockIdx.y);
+      body(rank, {rank, static_cast<uint32_t>(num_contexts), &network});
+      network.Leave();
+    });
+  }
+
+  bool all_well() const {
+    for (int32_t r = 0; r < n; ++r) {
+      if (reports[r].state != device::Report::kNone) return false;
+    }
+    return true;
+  }
+
+  const int32_t n, num_channels, num_contexts;
+  HostMemory memory;
+  gin_fake::Network network;
+  const device::Window arenas;  // of all ranks
+  ncclWindow_vidmem registered;
+  device::Report* const reports;
+  std::vector<device::Comm> comms;
+  std::vector<device::GinHandle> handles;
+};
+
+TEST_CASE("the rail has a rank of each node") {
+  const Cluster cluster(3, 4, 1, 16, 1);
+  const device::Team rail = device::RailOf(cluster.comms[6]);
+  CHECK(rail.rank == 1 && rail.size == 3);
+  CHECK(rail.World(0) == 2 && rail.World(1) == 6 && rail.World(2) == 10);
+}
+
+// Calls of one after the other on the same arena.
+void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
+  std::mt19937_64 random(seed);
+  constexpr int64_t kChunkBytes = 32;
+  constexpr int64_t kBytes[] = {0, 1, 31, 64, 150};
+  const auto blocks = static_cast<int32_t>(1 + random() % 2);
+  device::Comm sizes;
+  sizes.world.size = num_nodes * ranks_per_node;
+  Cluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, blocks, kChunkBytes), seed);
+  std::vector<std::vector<node_all_gather::Args>> calls(4);
+  HostMemory memory;
+  for (auto& call : calls) {
+    const int64_t bytes = kBytes[random() % 5];
+    for (int32_t r = 0; r < cluster.n; ++r) {
+      std::vector<char> x(bytes);
+      for (char& byte : x) byte = static_cast<char>(1 + random() % 100);
+      node_all_gather::Args args;
+      args.comm = cluster.comms[r];
+      args.gin = cluster.handles[r];
+      args.x = memory.Upload(x);
+      args.y = memory.Take(cluster.n * bytes);
+      args.bytes = bytes;
+      args.chunk_bytes = kChunkBytes;
+      call.push_back(args);
+    }
+  }
+  // Without a wait between calls, ranks are in different ones.
+  cluster.Launch(blocks, 5, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+    for (const auto& call : calls) {
+      for (int i = static_cast<int>((seed + 7 * rank) % 5) * 20; i > 0; --i) emulation::Pause();  // late ranks
+      node_all_gather::Run(call[rank], nccl_comm, blocks);
+      __syncthreads();
+    }
+  });
+  CHECK(cluster.all_well());
+  for (const auto& call : calls) {
+    for (const auto& at : call) {
+      for (const auto& from : call) {
+        CHECK(std::memcmp(at.y + from.comm.world.rank * at.bytes, from.x, at.bytes) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("an all-gather over nodes") {
+  uint64_t seed = FirstSeed();
+  for (int repeat = 0; repeat < 12; ++repeat) {
+    TestAllGather(++seed, 2, 2);
+    TestAllGather(++seed, 3, 1);
+    TestAllGather(++seed, 1, 3);
+  }
+}
+
+// A rank of another node never starts. All kernels end, and one report of its rail names it.
+TEST_CASE("a missing rank of another node") {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    constexpr int64_t kChunkBytes = 16;
+    device::Comm sizes;
+    sizes.world.size = 4;
+    Cluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, 1, kChunkBytes), seed);
+    char x[16] = {}, y[4][64];
+    const uint64_t begin = emulation::NowNs();
+    for (int launch = 0; launch < 2; ++launch) {  // the second kernel does nothing
+      cluster.Launch(1, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+        if (rank == 3) return;
+        node_all_gather::Args args;
+        args.comm = cluster.comms[rank];
+        args.gin = cluster.handles[rank];
+        args.x = x;
+        args.y = y[rank];
+        args.bytes = args.chunk_bytes = 16;
+        node_all_gather::Run(args, nccl_comm, 1);
+      });
+      CHECK(emulation::NowNs() - begin < 4 * kTimeoutNs);
+    }
+    const device::Report& report = cluster.reports[1];
+    CHECK(report.state == device::Report::kComplete && report.rank == 1 && report.peer == 3);
+    CHECK(report.step == 0 && report.expected == 1 && report.seen == 0);
+    CHECK(*cluster.comms[1].abort_flag == 1);
+  }
+}
+
+// Rank 0 puts 20 words from the same place, and changes it once the network has read it.
+TEST_CASE("a source may change after a flush") {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    Cluster cluster(2, 1, 2, 200, seed);
+    const bool group = seed % 2 == 0;
+    cluster.Launch(2, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      const device::Gin gin(cluster.handles[rank], nccl_comm);
+      const auto channel = static_cast<int32_t>(blockIdx.x);
+      if (rank == 0) {
+        uint32_t* const source = cluster.arenas.At<uint32_t>(0) + channel;
+        for (uint32_t i = 0; i < 20; ++i) {
+          if (threadIdx.x == 0) {
+            *source = 100 * channel + i;
+            CHECK(gin.Put(channel, 1, 40 + 4 * (20 * channel + i), 4 * channel, 4));
+            CHECK(gin.Put(channel, 1, 0, 0, 0));
+            if (!group) CHECK(gin.Flush(channel));
+          }
+          if (group) CHECK(gin.Flush(channel, device::OfBlock()));
+        }
+        if (threadIdx.x == 0) gin.Signal(channel, 1);
+      } else if (gin.Wait(channel, 0, device::OfBlock())) {
+        for (uint32_t i = threadIdx.x; i < 20; i += blockDim.x) {
+          CHECK(cluster.arenas.At<uint32_t>(1, 40)[20 * channel + i] == 100 * channel + i);
+        }
+      }
+    });
+    for (const int channel : {0, 1}) CHECK(cluster.handles[0].puts[channel] == 20);  // none of them is empty
+    CHECK(cluster.all_well());
+  }
+}
+
+// The fake of GIN refuses more outstanding puts.
+TEST_CASE("puts wait until the network has read earlier ones") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Cluster cluster(2, 1, 1, 64, seed);
+    cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      const device::Gin gin(cluster.handles[rank], nccl_comm);
+      if (rank == 1) {
+        CHECK(gin.Wait(0, 0) && gin.Wait(0, 0) && cluster.arenas.At(1)[39] == 7);
+        return;
+      }
+      cluster.arenas.At(0)[39] = 7;
+      for (int i = 0; i < 40; ++i) CHECK(gin.Put(0, 1, i, i, 1));
+      gin.Signal(0, 1);
+      gin.Signal(0, 1);
+    });
+    CHECK(cluster.all_well());
+  }
+}
+
+// The signal comes after the time limit of its wait: later waits of the channel must not take it for theirs.
+TEST_CASE("a channel that has aborted counts no signal") {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Cluster cluster(2, 1, 1, 64, seed);
+    cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      const device::Gin gin(cluster.handles[rank], nccl_comm);
+      if (rank == 0) {
+        while (device::LoadAcquire(&cluster.reports[1].state) == device::Report::kNone) emulation::Pause();
+        return gin.Signal(0, 1);
+      }
+      CHECK(!gin.Wait(0, 0));
+      while (ncclGin(nccl_comm, 0).readSignal(0) == 0) emulation::Pause();
+      CHECK(!gin.Wait(0, 0));
+    });
+  }
+}
+
+// The network stops. Every call of the channel then ends at once, and nothing more is posted.
+TEST_CASE("a channel that has aborted neither puts nor signals") {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Cluster cluster(2, 1, 2, 64, seed);
+    cluster.network.Stall();
+    const uint64_t begin = emulation::NowNs();
+    cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      const device::Gin gin(cluster.handles[rank], nccl_comm);
+      if (rank == 1) {
+        CHECK(!gin.Wait(0, 0, 7));
+        const uint64_t ended = emulation::NowNs();
+        gin.Signal(0, 0);
+        CHECK(!gin.Put(0, 0, 0, 0, 1) && !gin.Wait(0, 0, 8) && !gin.Flush(0));
+        CHECK(emulation::NowNs() - ended < kTimeoutNs / 2);
+        return;
+      }
+      int puts = 0;
+      while (puts < 40 && gin.Put(0, 1, 0, 0, 1)) ++puts;
+      CHECK(puts == device::kMostPutsUnderWay && !gin.Flush(0));
+    });
+    CHECK(emulation::NowNs() - begin < 4 * kTimeoutNs);
+    CHECK(cluster.handles[1].puts[0] == 0 && cluster.network.num_posted({0, 1, 0}) == 0);
+    const device::Report& sender = cluster.reports[0];
+    CHECK(sender.state == device::Report::kComplete && sender.step == device::kFlushStep && sender.peer == 0);
+    CHECK(sender.expected == 1 && sender.seen == 0);
+    const device::Report& receiver = cluster.reports[1];
+    CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.peer == 0);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

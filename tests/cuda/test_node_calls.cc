@@ -1,0 +1,183 @@
+// A user's handlers for groups of several nodes, on fakes of XLA, CUDA and NCCL: what the kernel receives for GIN, and
+// the errors where it can't have it. test_gin_kernels.cc runs such kernels.
+#include "fakes/cluster.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include <jaxcomm/host.h>
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cuda/xla/user_call.h"
+#include "fakes/xla_frames.h"
+
+namespace jaxcomm {
+namespace {
+
+using namespace fake;
+
+constexpr int64_t kArenaBytes = 1000;
+
+// The next call of the handlers on this thread, and its results.
+thread_local bool uses_gin = true;
+thread_local int32_t nccl_version = NCCL_VERSION_CODE;
+thread_local int64_t arena_bytes = kArenaBytes;
+thread_local device::Comm comm;
+thread_local device::GinHandle gin;
+thread_local const ncclDevComm* nccl_comm = nullptr;
+
+ffi::Error Initialize(host::Setup setup, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (uses_gin) {
+    if (ffi::Error error = setup.UseGin(nccl_version); error.failure()) return error;
+  }
+  return setup.Reserve(arena_bytes);
+}
+
+ffi::Error Execute(host::Call call, ffi::RemainingArgs, ffi::RemainingRets) {
+  comm = call.comm();
+  gin = call.gin();
+  nccl_comm = uses_gin ? &call.nccl_comm() : nullptr;
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TestInitialize, Initialize,
+                              ffi::Ffi::BindInitialize().Ctx<host::Setup>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TestExecute, Execute, ffi::Ffi::Bind().Ctx<host::Call>().RemainingArgs().RemainingRets());
+
+// A call site of an executable.
+struct Site {
+  explicit Site(int num_ranks) : num_ranks(num_ranks) {
+    CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
+    cuda::SetUserInitialize("exchange", &TestInitialize);
+    CallOnDevice instantiation;
+    CHECK(Run(instantiation, &CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE).empty());
+    state = instantiation.state;
+  }
+
+  std::string Run(CallOnDevice& execution, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) const {
+    Attributes call, all;
+    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
+    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
+    call.AddText("site", "model.py:7");
+    call.AddText("target", "exchange");
+    all.AddDictionary("jaxcomm", call);
+    std::vector<int64_t> groups;
+    for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
+    all.AddArray("jaxcomm_groups", groups);
+    return Invoke(handler, stage, execution, all, XLA_FFI_DataType_F32, {}, {});
+  }
+
+  // All stages of a run. Initialize reports its errors in Execute.
+  std::string Run(ncclComm_t of_xla) const {
+    CallOnDevice execution;
+    execution.device = Of(of_xla).group->first_device + Of(of_xla).rank;
+    execution.nccl_comm = of_xla;
+    execution.stream = OwnStream().handle();
+    execution.state = state;
+    CHECK(Run(execution, &CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
+    CHECK(Run(execution, &CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
+    return Run(execution, &TestExecute, XLA_FFI_ExecutionStage_EXECUTE);
+  }
+
+  const int num_ranks;
+  void* state = nullptr;
+};
+
+Cluster& ClusterOf(int num_nodes, int ranks_per_node, bool with_gin) {
+  Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(num_nodes, ranks_per_node)));
+  cluster.gin = with_gin;
+  return cluster;
+}
+
+ALONE_TEST_CASE("a kernel of two nodes") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(4), larger(4);
+  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int rank) {
+    const auto check = [&](int64_t bytes) {
+      cuda::Communicator& communicator = *Ok(Get(of_xla));
+      CHECK(comm.world.rank == rank && comm.world.size == 4 && comm.local.size == 2 && comm.arena_bytes >= bytes);
+      CHECK(device::RailOf(comm).World(1) == 2 + rank % 2);
+      CHECK(nccl_comm == &communicator.gin()->nccl_comm());
+      CHECK(gin.comm.world.rank == rank && gin.comm.local.rank == rank && gin.comm.local.size == 4);
+      CHECK(gin.comm.timeout_ns == comm.timeout_ns && gin.comm.report == comm.report);
+      CHECK(gin.comm.abort_flag == comm.abort_flag && gin.comm.call_id == comm.call_id);
+      CHECK(gin.comm.signals.received != nullptr && gin.puts == gin.comm.signals.received + 4 * 4);
+      CHECK(gin.arena == communicator.Registered(comm.arena));
+    };
+    CHECK(site.Run(of_xla).empty());
+    check(kArenaBytes);
+    const char* const first = comm.arena.base;
+    arena_bytes = 10 << 20;
+    CHECK(larger.Run(of_xla).empty());
+    check(arena_bytes);
+    CHECK(comm.arena.base != first);
+    arena_bytes = kArenaBytes;
+    CHECK(site.Run(of_xla).empty());
+    check(kArenaBytes);
+    CHECK(comm.arena.base == first);
+  });
+}
+
+ALONE_TEST_CASE("a kernel without an arena") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(2);
+  OnRanks(ClusterOf(2, 1, true), [&](ncclComm_t of_xla, int) {
+    arena_bytes = 0;
+    CHECK(site.Run(of_xla).empty());
+    CHECK(gin.arena == nullptr && gin.puts != nullptr && nccl_comm != nullptr);
+  });
+}
+
+// The same kernel runs on one node, where nothing is for GIN.
+ALONE_TEST_CASE("a kernel for several nodes on one") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(2);
+  OnRanks(ClusterOf(1, 2, false), [&](ncclComm_t of_xla, int) {
+    CHECK(site.Run(of_xla).empty());
+    CHECK(gin.puts == nullptr && nccl_comm != nullptr && device::RailOf(comm).size == 1);
+  });
+}
+
+ALONE_TEST_CASE("a kernel that does not ask for GIN") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(4), small(4);
+  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+    uses_gin = false;
+    CHECK(Has(site.Run(of_xla),
+              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and Initialize has not called "
+              "jaxcomm::host::Setup::UseGin: call the target over groups of 2 ranks"));
+    arena_bytes = 0;
+    CHECK(Has(small.Run(of_xla), "Initialize has not called jaxcomm::host::Setup::UseGin"));
+  });
+}
+
+ALONE_TEST_CASE("a group without GIN") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(4);
+  OnRanks(ClusterOf(2, 2, false), [&](ncclComm_t of_xla, int) {
+    CHECK(Has(site.Run(of_xla),
+              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and there is no GIN between "
+              "them (standard error has the reason): call the target over groups of 2 ranks"));
+  });
+}
+
+ALONE_TEST_CASE("headers of another NCCL") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(2), mixed(2);
+  const std::string built = NcclVersionText(NCCL_VERSION_CODE);
+  for (const int num_nodes : {1, 2}) {
+    OnRanks(ClusterOf(num_nodes, 2 / num_nodes, true), [&](ncclComm_t of_xla, int rank) {
+      nccl_version = 22907;
+      CHECK(Has(site.Run(of_xla),
+                "jaxcomm: exchange at model.py:7: the kernel was compiled with the headers of NCCL 2.29.7, expected "
+                "those for which jaxcomm was built: " +
+                    built));
+      nccl_version = rank == 0 ? 22907 : NCCL_VERSION_CODE;
+      CHECK(Has(mixed.Run(of_xla), "the NCCL version of the kernel's headers must be the same on all ranks"));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm
