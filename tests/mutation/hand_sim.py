@@ -315,7 +315,13 @@ MUTANTS = [
         "pass",
         "tests/simulate/test_ask.py",
     ),
-    Mutant("steps after a wait repeat bytes", WORKLOAD, "  row_.uses.clear();\n", "", TESTS),
+    Mutant(
+        "steps after a wait repeat bytes",
+        WORKLOAD,
+        "std::exchange(row_sum_[static_cast<size_t>(link)], 0);\n  }\n  row_.links.clear();",
+        "row_sum_[static_cast<size_t>(link)];\n  }",
+        TESTS,
+    ),
     Mutant(
         "only the first group of a step counts",
         STEPS,
