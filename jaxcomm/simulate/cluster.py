@@ -282,7 +282,9 @@ class Cluster:
         result.ranks_per_processor = self.ranks_per_processor
         names = [level.name for level in self.levels]
         links = [f for f in self.faults if f.level in names and not f.planes]
-        result.faults = [sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity) for f in links]
+        result.faults = [
+            sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity, f.latency_s) for f in links
+        ]
         result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
         if self.scope is None:  # the kernel runs short moves at once
             result.together_bytes = channels * sim.TOGETHER_BYTES

@@ -30,6 +30,7 @@ class Fault:
       capacity: share of the link's bandwidth that is left; 0 for a lost one.
       slow: factor on the time of a rank's own steps; 0 for a lost rank.
       planes: lost planes of the level.
+      latency_s: added to transfers over an adapter: the hop to a relay outside of the group.
     """
 
     level: str = ""
@@ -39,6 +40,7 @@ class Fault:
     capacity: float = 1.0
     slow: float = 1.0
     planes: int = 0
+    latency_s: float = 0.0
 
     def __str__(self) -> str:
         if self.planes:

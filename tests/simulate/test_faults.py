@@ -30,6 +30,7 @@ from jaxcomm.simulate.cluster import parse
 H100 = Cluster.load("dgx-h100")
 ADAPTER = 50e9 * 0.97
 SIZE = 64 << 20
+HOP = 1e-6  # latency of NVLink in the file
 START = 2.2e-6 + 5e-6
 
 
@@ -224,6 +225,21 @@ def test_a_relay_inside_a_group_of_a_step_is_that_of_the_collective():
     both = _step(lambda x: jaxcomm.psum(x, ("data", "model")), (2, 8), _with("leaf[3]=0"), 1 << 20)
     alone = collective("psum", _operand(1 << 20), 16, cluster=_with("leaf[3]=0"))
     assert both.collectives[0].time_s == alone.time_s > collective("psum", _operand(1 << 20), 16, cluster=H100).time_s
+
+
+@pytest.mark.parametrize(("size", "messages"), [(4, 3), (2, 2)])
+def test_a_relay_outside_of_a_group_adds_the_latency_of_the_domain(size, messages):
+    """To each signal of the relayed rank and to it. All rounds of a ring but the last send a signal to the next round.
+
+    Of five signals around a ring of four, three have the rank at one end. In a ring of two, the last message has a hop
+    too. Without the hop, the rank has half an adapter.
+    """
+
+    def f(x):
+        return jaxcomm.psum(x, "data", algorithm="ring")
+
+    relayed, half = (_step(f, (size, 8), _with(f"leaf[11]={share}"), 4096) for share in ("lost", "0.5"))
+    assert relayed.collectives[0].time_s - half.collectives[0].time_s == pytest.approx(messages * HOP, rel=1e-6)
 
 
 def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
