@@ -263,7 +263,8 @@ def _measure(args: argparse.Namespace) -> list[Row]:
     for processes, devices in shapes:
         part = f"{args.out}.part"
         # Chunks follow the constants of the cost model, not a calibration of this machine.
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAXCOMM_CALIBRATION": ""}
+        environment = dict(os.environ)
+        environment |= {"JAX_PLATFORMS": "cpu", "JAXCOMM_CALIBRATION": ""}
         command = [sys.executable, "-m", "jaxcomm.run", "--processes", processes, "--devices", devices]
         command += ["-m", "jaxcomm.simulate.here_rows", "--out", part, "--name", f"{processes} x {devices}"]
         pathlib.Path(part).unlink(missing_ok=True)
