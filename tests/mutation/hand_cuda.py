@@ -289,22 +289,22 @@ MUTANTS = [
     Mutant(
         "GPUs of a process do not meet before a user's first run",
         USER,
-        "if (settings.num_processes == 1) num_local",
-        "if (false) num_local",
+        "const bool alone = settings.num_processes == 1;",
+        "const bool alone = false;",
         "test_cuda_user_calls",
     ),
     Mutant(
         "GPUs of a user's first run wait for those of other processes",
         USER,
-        "if (settings.num_processes == 1) num_local",
-        "num_local",
+        "const bool alone = settings.num_processes == 1;",
+        "const bool alone = true;",
         "test_cuda_user_calls",
     ),
     Mutant(
         "GPUs of one of several processes do not meet before a user's first run",
         USER,
-        "int64_t num_local = std::count(state.processes.begin(), state.processes.end(), settings.process);",
-        "int64_t num_local = 0;",
+        ": state.processes, settings.process);",
+        ": std::vector<int32_t>(), settings.process);",
         "test_cuda_user_calls",
     ),
     Mutant(

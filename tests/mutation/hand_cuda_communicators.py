@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant(
         "GPUs of a process allocate without waiting for each other",
         SITE,
-        "std::count(spec.processes.begin(), spec.processes.end(), settings.process);",
+        "CountLocal(spec.processes, settings.process);",
         "0;",
         "test_cuda_stages",
     ),
