@@ -1,0 +1,199 @@
+// The calls of a user's target of examples/fused_rmsnorm: stages, operands and expected results. For one program.
+#pragma once
+
+#include "fakes/machine.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
+#include "../../ffi/cuda/xla/user_call.h"
+#include "fakes/xla_frames.h"
+
+// Defined by the example.
+extern "C" {
+XLA_FFI_Error* FusedRmsnormInitializeF32(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormExecuteF32(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormInitializeBF16(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormExecuteBF16(XLA_FFI_CallFrame*);
+const char* jaxcomm_use_host_api(const jaxcomm::host::Api* api);
+}
+
+namespace fused_rmsnorm {
+namespace {
+
+thread_local int32_t channels_of_last_launch = 0;
+
+}  // namespace
+
+template <typename Codec>
+cudaError_t Load() {
+  return cudaSuccess;
+}
+
+template <typename Codec>
+cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
+  constexpr unsigned kThreads = 8;
+  channels_of_last_launch = channels;
+  return jaxcomm::fake::Launch(channels, kThreads, device::BlockSumBytes(kThreads), stream, [args] { Run(args); });
+}
+
+template cudaError_t Load<F32>();
+template cudaError_t Load<BF16>();
+template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);
+template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cudaStream_t stream);
+
+}  // namespace fused_rmsnorm
+
+namespace jaxcomm {
+namespace {
+
+using namespace fake;
+
+// A call site of an executable: the target with its stages, and the attributes that jaxcomm.ffi_call adds.
+struct Site {
+  XLA_FFI_Handler* initialize = &FusedRmsnormInitializeF32;
+  XLA_FFI_Handler* execute = &FusedRmsnormExecuteF32;
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
+  std::string target = "fused_rmsnorm_F32";
+  int64_t tokens = 5, hidden = 33, max_sms = 0;
+  int num_ranks = 2, num_groups = 1;
+  std::vector<int32_t> processes;  // of the devices
+  void* state = nullptr;
+  bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
+
+  Attributes AttributesOf() const {
+    Attributes call, all;
+    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
+    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
+    call.AddText("site", "model.py:7");
+    call.AddText("target", target);
+    all.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
+    all.AddDictionary("jaxcomm", call);
+    std::vector<int64_t> groups;
+    for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
+    all.AddArray("jaxcomm_groups", groups);
+    if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);
+    return all;
+  }
+
+  // Once per executable.
+  std::string Instantiate() {
+    CallOnDevice execution;
+    if (registered) CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
+    cuda::SetUserInitialize(target, initialize);
+    const std::string problem =
+        Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(), dtype, {}, {});
+    state = execution.state;
+    return problem;
+  }
+};
+
+struct Operands {
+  std::vector<float> x, residual, weight, out, new_residual;
+};
+
+float Value(int seed, int64_t i) { return static_cast<float>((seed * 37 + i * 11) % 17 - 8) / 4; }
+
+Operands OperandsOf(const Site& site, int rank, int seed) {
+  Operands operands;
+  for (int64_t i = 0; i < site.tokens * site.hidden; ++i) {
+    operands.x.push_back(Value(seed + 3 * rank, i));
+    operands.residual.push_back(Value(seed + 100, i));
+  }
+  for (int64_t i = 0; i < site.hidden; ++i) operands.weight.push_back(Value(seed + 200, i));
+  operands.out.assign(operands.x.size(), -1);
+  operands.new_residual.assign(operands.x.size(), -1);
+  return operands;
+}
+
+void CheckResults(const Site& site, const Operands& operands, int seed) {
+  for (int64_t token = 0; token < site.tokens; ++token) {
+    double squares = 0;
+    for (int64_t i = token * site.hidden; i < (token + 1) * site.hidden; ++i) {
+      float sum = operands.residual[i];
+      for (int r = 0; r < site.num_ranks; ++r) sum += Value(seed + 3 * r, i);
+      CHECK(operands.new_residual[i] == sum);
+      squares += static_cast<double>(sum) * sum;
+    }
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(site.hidden) + 1e-6);
+    for (int64_t i = 0; i < site.hidden; ++i) {
+      const int64_t at = token * site.hidden + i;
+      const double expected = operands.new_residual[at] * scale * operands.weight[i];
+      CHECK(std::abs(operands.out[at] - expected) <= 1e-5 * (1 + std::abs(expected)));
+    }
+  }
+}
+
+std::vector<Array> ArgsOf(const Site& site, Operands& operands) {
+  const std::vector<int64_t> matrix = {site.tokens, site.hidden};
+  return {{operands.x.data(), matrix}, {operands.residual.data(), matrix}, {operands.weight.data(), {site.hidden}}};
+}
+
+std::vector<Array> RetsOf(const Site& site, Operands& operands) {
+  const std::vector<int64_t> matrix = {site.tokens, site.hidden};
+  return {{operands.out.data(), matrix}, {operands.new_residual.data(), matrix}};
+}
+
+// The stages Prepare and Initialize on one device.
+std::string Initialize(const Site& site, CallOnDevice& execution) {
+  Operands none = OperandsOf(site, 0, 0);
+  execution.state = site.state;
+  ++execution.run;
+  const std::string problem = Invoke(&CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, execution, site.AttributesOf(),
+                                     site.dtype, ArgsOf(site, none), RetsOf(site, none));
+  if (!problem.empty()) return problem;
+  return Invoke(&CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE, execution, site.AttributesOf(), site.dtype,
+                ArgsOf(site, none), RetsOf(site, none));
+}
+
+std::string Execute(const Site& site, CallOnDevice& execution, Operands& operands) {
+  execution.state = site.state;
+  return Invoke(site.execute, XLA_FFI_ExecutionStage_EXECUTE, execution, site.AttributesOf(), site.dtype,
+                ArgsOf(site, operands), RetsOf(site, operands));
+}
+
+cuda::UserCallState::OnDevice& On(const Site& site, int32_t device) {
+  return static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
+}
+
+CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
+  CallOnDevice execution;
+  execution.device = rank;
+  execution.nccl_comm = nccl_comm;
+  execution.stream = fake::NewStream();
+  return execution;
+}
+
+// Enqueues a sum of jaxcomm's own over the same communicator.
+struct Sum {
+  Sum(void* nccl_comm, int num_ranks, int rank, bool asynchronous = false) : x(3000, 1), y(3000) {
+    CallSpec spec;
+    spec.op = "psum";
+    spec.site = "model.py:8";
+    spec.collective = Collective::kAllReduce;
+    spec.group_size = num_ranks;
+    spec.asynchronous = asynchronous ? 1 : 0;
+    cuda::Communicator* communicator = Ok(cuda::OwnCommunicators::Get(static_cast<ncclComm_t>(nccl_comm), rank));
+    if (asynchronous) communicator = Ok(communicator->AsynchronousLane());
+    call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
+  }
+  void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).ok()); }
+  void Check(int num_ranks) const {
+    for (const int32_t value : y) CHECK(value == num_ranks);
+  }
+
+  std::unique_ptr<cuda::DeviceCall> call;
+  std::vector<int32_t> x, y;
+};
+
+}  // namespace
+}  // namespace jaxcomm
