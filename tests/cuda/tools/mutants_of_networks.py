@@ -235,6 +235,13 @@ PLAIN = [
         "a group does not flush", GIN, "threads.rank == 0 && !Flush(", "threads.rank == -1 && !Flush(", "gin_kernels"
     ),
     Mutant("the all-gather has one half", NODES, "(2 * channel + round % 2)", "(2 * channel)", "gin_kernels"),
+    Mutant(
+        "the layout of the all-gather depends on the grid",
+        NODES,
+        "half = HeadBytes(comm) +",
+        "half = (int64_t{8} * gridDim.x + 15) / 16 * 16 +",
+        "gin_kernels",
+    ),
     Mutant("each call begins with the first half", NODES, "*rounds = round;", "*rounds = 0;", "gin_kernels"),
     Mutant(
         "chunks of other nodes are not waited for",
