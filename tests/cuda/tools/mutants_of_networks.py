@@ -36,6 +36,7 @@ PLAIN = [
         "    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;\n    if (args_.copy_out",
         "    if (args_.copy_out",
     ),
+    Mutant("a plan begins with puts of users", GIN_NETWORK, "kSharesQueues = true", "kSharesQueues = false", "gin"),
     Mutant("signals with and without flush are merged", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(
         "no exit barrier between nodes",
