@@ -181,8 +181,8 @@ def explain(
       op: public name, such as "all_to_all", "psum" or "psum_start".
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
         predicted for a rank that sends all rows, and the same number of them to every rank; on GPUs, for those of one
-        node. "moe.dispatch" and "moe.combine" are predicted for GPUs of one node and an even load; x has a row per
-        token.
+        node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
+        GPUs of one node and an even load; x has a row per token.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -196,7 +196,8 @@ def explain(
       gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
         sends and receives the messages in rounds.
       symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them
-        (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena.
+        (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena, as that of "ragged_all_to_all"
+        always does.
       links: link parameters that replace those of the same name in `Explanation.links`.
       launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
       num_experts, choices: of "moe.dispatch" and "moe.combine": E, and the experts of a token.
@@ -247,7 +248,7 @@ def explain(
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         limit = min(config().max_sms, _request.ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
         most = min(_check.max_sms(op, max_sms) or limit, limit)
-        arena = not symmetric_buffers or op in _request.STARTS
+        arena = not symmetric_buffers or op in _request.STARTS or op == "ragged_all_to_all"
         selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)

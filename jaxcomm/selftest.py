@@ -148,6 +148,18 @@ def _ragged(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jaxcomm.ragged_all_to_all(x, jnp.zeros_like(x), peers * rows, sizes, places, sizes, axis_name=axes)
 
 
+def _ragged_to_fewer(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """One row of every slice, to an output of fewer rows than the operand: GPUs then put instead of reading."""
+    n = lax.axis_size(axes)
+    rank, peers, rows = lax.axis_index(axes), jnp.arange(n), x.shape[0] // n
+    if lib is not jaxcomm:
+        return lax.all_to_all(x[::rows], axes, 0, 0, tiled=True)
+    ones = jnp.ones_like(peers)
+    return jaxcomm.ragged_all_to_all(
+        x, jnp.zeros(n, x.dtype), peers * rows, ones, jnp.full(n, rank), ones, axis_name=axes
+    )
+
+
 def _start(lib: Any, name: str, x: Any, *arguments: Any, **options: Any) -> Callable[..., Any]:
     """Starts a collective. The function that it returns ends it. jax.lax has no started collectives."""
     if lib is jaxcomm:
@@ -188,6 +200,7 @@ PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
     "loop": _in_loop,
     "gradient": _gradient,
     "ragged_all_to_all": _ragged,
+    "ragged to fewer": _ragged_to_fewer,
     "start and done": _starts,
     "starts in loop": _starts_in_loop,
 }

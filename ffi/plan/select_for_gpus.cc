@@ -29,6 +29,11 @@ int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
   return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, std::max(max_channels, 1)));
 }
 
+int32_t NumSliceChannels(int64_t block_bytes, int32_t max_channels) {
+  const int32_t most = NumChannels(block_bytes, max_channels);
+  return most > 2 && most % 2 == 0 ? most - 1 : most;
+}
+
 Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
   const int64_t grain = std::max<int64_t>(kGrainBytes / std::max<int64_t>(item_bytes, 1), 1);
   const Range grains = Subrange({0, CeilDiv(block_count, grain)}, num_channels, channel);
@@ -72,7 +77,8 @@ StatusOr<Selection> SelectForGpus(const Request& request, const std::string& alg
                                   int32_t max_channels, InterNode inter_node, bool arena) {
   const int64_t block_bytes = request.block_count * item_bytes;
   const int64_t num_ranks = request.geometry.num_ranks();
-  const int32_t num_channels = NumChannels(block_bytes, max_channels);
+  const bool of_slices = request.collective == Collective::kAllToAllV;
+  const int32_t num_channels = (of_slices ? NumSliceChannels : NumChannels)(block_bytes, max_channels);
   Request of_channel = request;
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);
   Machine machine = ChannelMachine(GpuMachine(inter_node), num_channels);

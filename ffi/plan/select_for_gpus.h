@@ -28,6 +28,9 @@ constexpr int32_t kLlChannels = 8;
 
 // The number of channels that the size of a block justifies, at most `max_channels`.
 int32_t NumChannels(int64_t block_bytes, int32_t max_channels);
+// The same for all_to_all_v, whose slices are spread over the channels by their addresses. Slices that begin at
+// multiples of a power of two would share few of an even number of channels. So the number is odd if it is above 2.
+int32_t NumSliceChannels(int64_t block_bytes, int32_t max_channels);
 // The slice of every block that one channel moves.
 Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel);
 // Elements of the largest slice.

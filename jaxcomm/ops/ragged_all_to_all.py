@@ -125,8 +125,8 @@ def _lower(ctx, operand, output, table, *, platform, call):
     if platform == "cuda" and not _lowering.uses_row_kernel(ctx, call, platform):
         if call.algorithm not in (None, "xla"):
             raise NotImplementedError(
-                f"{call.op} at {call.site}: GPUs have algorithm 'direct', inside a node; got {call.algorithm!r}; "
-                "remove it, or pass 'xla'"
+                f"{call.op} at {call.site}: GPUs have algorithm 'direct' for groups inside a node only, and "
+                f"otherwise 'xla'; got {call.algorithm!r}; remove it, or pass 'xla'"
             )
         call = dataclasses.replace(call, algorithm="xla")
     elif platform == "cpu" and _lowering.uses_xla(call, platform):

@@ -21,17 +21,20 @@ struct Args {
 };
 
 // The arena holds the number of rounds of each channel, then two halves per channel. A half has a slot for a chunk of
-// each rank.
-JAXCOMM_BOTH int64_t HeadBytes(int32_t max_channels) { return (int64_t{8} * max_channels + 15) / 16 * 16; }
+// each rank. All call sites share the arena. So its layout has all channels of the communicator, however many a call
+// site uses.
+JAXCOMM_BOTH int64_t HeadBytes(const device::Comm& comm) {
+  return (int64_t{8} * comm.signals.num_channels + 15) / 16 * 16;
+}
 
-inline int64_t ArenaBytes(const device::Comm& comm, int32_t max_channels, int64_t chunk_bytes) {
-  return HeadBytes(max_channels) + int64_t{2} * max_channels * comm.world.size * chunk_bytes;
+inline int64_t ArenaBytes(const device::Comm& comm, int64_t chunk_bytes) {
+  return HeadBytes(comm) + int64_t{2} * comm.signals.num_channels * comm.world.size * chunk_bytes;
 }
 
 #if JAXCOMM_HAS_DEVICE
 
 // Called by all threads of all blocks. Block c of a rank communicates with block c of the others.
-JAXCOMM_DEVICE void Run(const Args& args, const ncclDevComm& nccl_comm, int32_t max_channels) {
+JAXCOMM_DEVICE void Run(const Args& args, const ncclDevComm& nccl_comm) {
   const device::Comm& comm = args.comm;
   if (device::IsAborted(comm)) return;
   const device::Gin gin(args.gin, nccl_comm);
@@ -44,7 +47,7 @@ JAXCOMM_DEVICE void Run(const Args& args, const ncclDevComm& nccl_comm, int32_t 
   for (int64_t begin = channel * args.chunk_bytes; begin < args.bytes; begin += stride, ++round) {
     const int64_t left = args.bytes - begin;
     const int64_t count = left < args.chunk_bytes ? left : args.chunk_bytes;
-    const int64_t half = HeadBytes(max_channels) + (2 * channel + round % 2) * n * args.chunk_bytes;
+    const int64_t half = HeadBytes(comm) + (2 * channel + round % 2) * n * args.chunk_bytes;
     const auto slot = [&](int32_t rank) { return half + rank * args.chunk_bytes; };
     const auto step = static_cast<int32_t>(begin / stride);
 
@@ -81,8 +84,8 @@ JAXCOMM_DEVICE void Run(const Args& args, const ncclDevComm& nccl_comm, int32_t 
 #if defined(__CUDACC__)
 
 static __global__ void __launch_bounds__(256, 1)
-    Kernel(const __grid_constant__ Args args, const __grid_constant__ ncclDevComm nccl_comm, int32_t max_channels) {
-  Run(args, nccl_comm, max_channels);
+    Kernel(const __grid_constant__ Args args, const __grid_constant__ ncclDevComm nccl_comm) {
+  Run(args, nccl_comm);
 }
 
 #endif

@@ -2,9 +2,11 @@
 // test_executor.cc and test_failures.cc.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <numeric>
 
+#include "../../ffi/plan/algorithms.h"
 #include "../check.h"
 #include "fakes/virtual_gin.h"
 
@@ -56,6 +58,8 @@ struct Pair {
   VirtualGin gin;
   std::vector<GinNetworkArgs> args;
 };
+
+char memory_of_users[32];  // of both ranks
 
 constexpr Place kFrom{0, Space::kInput, 0};
 constexpr Place kTo{1, Space::kOutput, 0};
@@ -126,6 +130,49 @@ TEST_CASE("every wait for a stopped network ends") {
     const device::Report& receiver = pair.report(1);
     CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.channel == 1);
     CHECK(receiver.rank == 1 && receiver.peer == 0 && receiver.expected == 1 && receiver.seen == 0);
+  }
+}
+
+// A user's kernel ends with as many outstanding puts as a channel may have. The fake refuses more than one channel's.
+TEST_CASE("a plan after a kernel that has not flushed") {
+  constexpr int64_t kCount = 3;
+  Request request;
+  request.collective = Collective::kAllGather;
+  request.geometry = {2, 1, false};
+  request.block_count = 1;
+  const Algorithm* algorithm = nullptr;
+  for (const Algorithm& candidate : Algorithms(request.collective)) {
+    if (algorithm == nullptr && candidate.supports(request)) algorithm = &candidate;
+  }
+  CHECK(algorithm != nullptr);
+  const Choice choice(*algorithm, request);
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
+    HostMemory memory;
+    const VirtualRanks ranks(memory, request.geometry, 1, 1'000'000'000);
+    const VirtualRanks::Call call = ranks.Prepare(memory, choice, kCount, {}, {DType::kU8, ReduceOp::kSum}, 1);
+    VirtualGin gin(2, 1, seed);
+    const std::vector<GinNetworkArgs> args = gin.Args(call);
+    for (int32_t r = 0; r < 2; ++r) std::memset(call.inputs[r], 10 + r, kCount);
+    emulation::Launch(1, 3, 2, seed, [&] {
+      if (blockIdx.y == 2) return gin.Serve();
+      const auto rank = static_cast<int32_t>(blockIdx.y);
+      const ncclDevComm comm = gin.CommOf(rank);
+      device::GinHandle handle = args[rank];
+      ncclWindow_vidmem unused{memory_of_users, sizeof(memory_of_users) / 2};
+      handle.arena = &unused;
+      const device::Gin of_user(handle, comm);
+      const bool puts = rank == 0 && threadIdx.x == 0;
+      for (int64_t i = 0; puts && i < kMostPutsUnderWay; ++i) CHECK(of_user.Put(0, 1, i, 8, 1));
+      __syncthreads();
+      GinNetwork network(args[rank], comm);
+      ChannelExecutor<GinNetwork>(call.args[rank], network, 0).Run();
+      __syncthreads();
+      gin.network().Leave();
+    });
+    for (int32_t r = 0; r < 2; ++r) {
+      CHECK(ranks.reports()[r].state == device::Report::kNone);
+      for (int64_t i = 0; i < 2 * kCount; ++i) CHECK(call.outputs[r][i] == 10 + i / kCount);
+    }
   }
 }
 

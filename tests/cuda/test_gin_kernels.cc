@@ -105,7 +105,8 @@ void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   const auto blocks = static_cast<int32_t>(1 + random() % 2);
   device::Comm sizes;
   sizes.world.size = num_nodes * ranks_per_node;
-  Cluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, blocks, kChunkBytes), seed);
+  sizes.signals.num_channels = blocks;
+  Cluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
   std::vector<std::vector<node_all_gather::Args>> calls(4);
   HostMemory memory;
   for (auto& call : calls) {
@@ -127,7 +128,7 @@ void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   cluster.Launch(blocks, 5, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
     for (const auto& call : calls) {
       for (int i = static_cast<int>((seed + 7 * rank) % 5) * 20; i > 0; --i) emulation::Pause();  // late ranks
-      node_all_gather::Run(call[rank], nccl_comm, blocks);
+      node_all_gather::Run(call[rank], nccl_comm);
       __syncthreads();
     }
   });
@@ -150,13 +151,54 @@ TEST_CASE("an all-gather over nodes") {
   }
 }
 
+// Call sites with different numbers of thread blocks share an arena, in which each rank's counts of rounds must stay.
+TEST_CASE("all-gathers with different grids on one arena") {
+  constexpr int32_t kChannels = 5, kGrids[] = {1, 5, 2, 4, 1};
+  constexpr int64_t kChunkBytes = 16, kBytes = 150;
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    device::Comm sizes;
+    sizes.world.size = 4;
+    sizes.signals.num_channels = kChannels;
+    Cluster cluster(2, 2, kChannels, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
+    HostMemory memory;
+    uint64_t calls = 0, rounds[kChannels] = {};
+    for (const int32_t blocks : kGrids) {
+      ++calls;
+      for (int64_t chunk = 0; chunk * kChunkBytes < kBytes; ++chunk) ++rounds[chunk % blocks];
+      std::vector<node_all_gather::Args> ranks;
+      for (int32_t r = 0; r < cluster.n; ++r) {
+        node_all_gather::Args args;
+        args.comm = cluster.comms[r];
+        args.gin = cluster.handles[r];
+        std::vector<char> x(kBytes);
+        for (int64_t i = 0; i < kBytes; ++i) x[i] = static_cast<char>(1 + (40 * calls + 10 * r + i) % 120);
+        args.x = memory.Upload(x);
+        args.y = memory.Take(cluster.n * kBytes);
+        args.bytes = kBytes;
+        args.chunk_bytes = kChunkBytes;
+        ranks.push_back(args);
+      }
+      cluster.Launch(blocks, 3, seed + calls,
+                     [&](int32_t rank, const ncclDevComm& nccl_comm) { node_all_gather::Run(ranks[rank], nccl_comm); });
+      CHECK(cluster.all_well());
+      for (const auto& at : ranks) {
+        for (const auto& from : ranks) {
+          CHECK(std::memcmp(at.y + from.comm.world.rank * kBytes, from.x, kBytes) == 0);
+        }
+        CHECK(std::memcmp(cluster.arenas.At(at.comm.world.rank), rounds, sizeof(rounds)) == 0);
+      }
+    }
+  }
+}
+
 // A rank of another node never starts. All kernels end, and one report of its rail names it.
 TEST_CASE("a missing rank of another node") {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     constexpr int64_t kChunkBytes = 16;
     device::Comm sizes;
     sizes.world.size = 4;
-    Cluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, 1, kChunkBytes), seed);
+    sizes.signals.num_channels = 1;
+    Cluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
     char x[16] = {}, y[4][64];
     const uint64_t begin = emulation::NowNs();
     for (int launch = 0; launch < 2; ++launch) {  // the second kernel does nothing
@@ -168,7 +210,7 @@ TEST_CASE("a missing rank of another node") {
         args.x = x;
         args.y = y[rank];
         args.bytes = args.chunk_bytes = 16;
-        node_all_gather::Run(args, nccl_comm, 1);
+        node_all_gather::Run(args, nccl_comm);
       });
       CHECK(emulation::NowNs() - begin < 4 * kTimeoutNs);
     }

@@ -21,6 +21,7 @@ constexpr int64_t kArenaBytes = 1000;
 
 // The next call of the handlers on this thread, and its results.
 thread_local bool uses_gin = true;
+thread_local bool reserves_first = false;
 thread_local int32_t nccl_version = NCCL_VERSION_CODE;
 thread_local int64_t arena_bytes = kArenaBytes;
 thread_local device::Comm comm;
@@ -28,6 +29,10 @@ thread_local device::GinHandle gin;
 thread_local const ncclDevComm* nccl_comm = nullptr;
 
 ffi::Error Initialize(host::Setup setup, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (reserves_first) {
+    if (ffi::Error error = setup.Reserve(arena_bytes); error.failure()) return error;
+    return setup.UseGin(nccl_version);
+  }
   if (uses_gin) {
     if (ffi::Error error = setup.UseGin(nccl_version); error.failure()) return error;
   }
@@ -116,6 +121,17 @@ ALONE_TEST_CASE("a kernel of two nodes") {
     CHECK(site.Run(of_xla).empty());
     check(kArenaBytes);
     CHECK(comm.arena.base == first);
+  });
+}
+
+ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(4);
+  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+    reserves_first = true;
+    CHECK(site.Run(of_xla).empty());
+    CHECK(nccl_comm != nullptr && comm.arena_bytes >= kArenaBytes && gin.puts != nullptr);
+    CHECK(gin.arena != nullptr && gin.arena == Ok(Get(of_xla))->Registered(comm.arena));
   });
 }
 

@@ -58,7 +58,10 @@ def test_hosts_and_untested_gpus_use_xlas_collective(line, monkeypatch):
         hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
         text = lowered(line, exchange)
         assert targets(text) == ["all_gather_eager"] and "@ragged_all_to_all(" in text
-        with pytest.raises(NotImplementedError, match="GPUs have algorithm 'direct', inside a node; got 'direct'"):
+        with pytest.raises(
+            NotImplementedError,
+            match="GPUs have algorithm 'direct' for groups inside a node only, and otherwise 'xla'; got 'direct'",
+        ):
             lowered(line, lambda *a: exchange(*a, algorithm="direct"))
     with monkeypatch.context() as untested:
         untested.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm=None))

@@ -1,6 +1,7 @@
 // all_to_all_v as XLA calls it: stages, operands, a CUDA graph whose table changes from replay to replay, a wrong
 // table, and calls that GPUs refuse.
 #include <algorithm>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -228,8 +229,25 @@ ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair 
     return Ok(MakeSliceArgs(spec, DType::kF32, input_rows * kRow, output_rows * kRow, 32)).num_channels;
   };
   constexpr int64_t kMany = (2 << 20) / (4 * kRow);
-  CHECK(channels(kMany, 8 * kMany, 0) == 32 && channels(8 * kMany, kMany / 2, 0) == 31);
+  CHECK(channels(kMany, 8 * kMany, 0) == 31 && channels(8 * kMany, kMany / 2, 0) == 31);
   CHECK(channels(kMany, kMany, 7) == 7 && channels(1, kMany, 0) == 1 && channels(0, 0, 0) == 1);
+  CHECK(channels(kMany, kMany, 6) == 5 && channels(kMany, kMany, 2) == 2);
+}
+
+// 8 ranks of 4 slices, with places for 32 rows of 4 KiB each, and one row in each.
+ALONE_TEST_CASE("slices at multiples of a power of two occupy all thread blocks") {
+  CallSpec spec = SliceSpec();
+  spec.group_size = 8;
+  for (const int64_t capacity : {1, 32, 128}) {
+    spec.row_count = 4096;
+    const int64_t count = 8 * 4 * capacity * spec.row_count;
+    const SliceArgs args = Ok(MakeSliceArgs(spec, DType::kU8, count, count, 32));
+    std::set<int64_t> busy;
+    for (int64_t slice = 0; slice < 32; ++slice) {
+      busy.insert(slice * capacity * args.row_bytes / kStripeBytes % args.num_channels);
+    }
+    CHECK(static_cast<int32_t>(busy.size()) == args.num_channels);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // The kernel of all_to_all_v, emulated: long series of calls of all sizes on one arena, with random tables, ranks that
 // begin late, and thread blocks that run ahead. Results are compared with the definition. Wrong tables end on all ranks
 // before a row moves.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -309,6 +311,77 @@ TEST_CASE("slices are cut over channels") {
     CHECK(moved == 3 * 4096);
   }
 }
+
+// Address space, of which only touched pages take memory.
+struct Sparse {
+  explicit Sparse(int64_t size) : bytes(size) {
+    void* const made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(made != MAP_FAILED);
+    memory = static_cast<char*>(made);
+  }
+  ~Sparse() { munmap(memory, bytes); }
+
+  const int64_t bytes;
+  char* memory = nullptr;
+};
+
+// Two rows for each rank lie behind 4 GiB: in the result, and if peers put also in the operand and the arena.
+void TestLarge(bool puts) {
+  constexpr int64_t kRow = 64 << 10, kRows = 80 << 10, kSize = 2, kFirst = 72 << 10;
+  const Sparse x(2 * kRows * kRow), y(2 * kRows * kRow), arenas(2 * kRows * kRow);
+  const int64_t sent = puts ? kFirst : 0, input_rows = puts ? kRows : 2 * kSize, output_rows = kRows - (puts ? 1 : 0);
+  Group group(2, 3);
+  group.arena = {arenas.memory, kRows * kRow};
+  CallSpec spec;
+  spec.collective = Collective::kAllToAllV;
+  spec.group_size = 2;
+  spec.row_count = kRow;
+  std::vector<int32_t> table;
+  for (int32_t r = 0; r < 2; ++r) {
+    const int64_t at = kFirst + kSize * r;
+    for (const int64_t number : {sent, sent + kSize, kSize, kSize, at, at, kSize, kSize}) {
+      table.push_back(static_cast<int32_t>(number));
+    }
+  }
+  RowOperands operands;
+  operands.table = group.memory.Upload(table);
+  operands.table_count = static_cast<int64_t>(table.size());
+  std::vector<SliceArgs> ranks;
+  for (int32_t r = 0; r < 2; ++r) {
+    const StatusOr<SliceArgs> made = MakeSliceArgs(spec, DType::kU8, input_rows * kRow, output_rows * kRow, 3);
+    CHECK(made.ok() && made->num_channels == 3 && Reads(*made) == !puts);
+    SliceArgs args = *made;
+    args.comm = group.CommOf(r);
+    const StatusOr<SliceArgs> whole =
+        WithBuffers(args, x.memory + r * kRows * kRow, y.memory + r * kRows * kRow, operands);
+    CHECK(whole.ok());
+    ranks.push_back(*whole);
+  }
+  const auto value = [](int64_t from, int64_t row, int64_t i) { return static_cast<char>(50 * from + 9 * row + i); };
+  for (int32_t r = 0; r < 2; ++r) {
+    for (int64_t i = 0; i < 2 * kSize * kRow; ++i) {
+      x.memory[(r * kRows + sent) * kRow + i] = value(r, i / kRow, i % kRow);
+    }
+  }
+  emulation::Launch(
+      3, 2, 8, 1,
+      [&] { SliceCall(ranks[blockIdx.y], static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); },
+      static_cast<size_t>(SliceSharedBytes(8)));
+  for (int32_t r = 0; r < 2; ++r) {
+    CHECK(group.report(r).state == device::Report::kNone);
+    for (int64_t i = 0; i < 2 * kSize * kRow; ++i) {
+      const int64_t row = i / kRow;
+      const int64_t row_of_peer = kSize * r + row % kSize, at = (r * kRows + kFirst) * kRow + i;
+      const char expected = value(row / kSize, row_of_peer, i % kRow);
+      CHECK(y.memory[at] == expected && (!puts || row / kSize == r || arenas.memory[at] == expected));
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their shadows take memory
+TEST_CASE("peers put rows behind 4 GiB") { TestLarge(true); }
+TEST_CASE("peers read rows to places behind 4 GiB") { TestLarge(false); }
+#endif
 
 // All ranks report the same, nothing moves, and the next call does not run.
 void CheckRefused(Group& group, Drawn& drawn, int32_t step, const std::string& text) {

@@ -9,7 +9,33 @@ ARGS, DEVICE_CALL = "ffi/cuda/program/slice_args.cc", "ffi/cuda/runtime/device_c
 LOWERING, EXPLAINED = "tests/cuda/test_ragged_lowering.py", "tests/test_explain.py"
 CALLS = "test_cuda_slice_calls"
 
+PLANS, COMMUNICATOR = "ffi/plan/select_for_gpus.cc", "ffi/cuda/runtime/communicator.cc"
+
 MUTANTS = [
+    Mutant(
+        "slices have an even number of channels", PLANS, "most > 2 && most % 2 == 0 ? most - 1 : most", "most", CALLS
+    ),
+    Mutant(
+        "the kernel of slices is not loaded",
+        COMMUNICATOR,
+        '  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel()));\n',
+        "",
+        CALLS,
+    ),
+    Mutant(
+        "the kernel of rows is not loaded",
+        COMMUNICATOR,
+        '  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));\n',
+        "",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
+        "explain predicts ragged exchanges without an arena",
+        EXPLAIN,
+        ' or op == "ragged_all_to_all"\n        selection',
+        "\n        selection",
+        EXPLAINED,
+    ),
     Mutant(
         "GPUs always use XLA's collective",
         OP,

@@ -361,7 +361,10 @@ def test_platforms(line):
         assert "@ragged_all_to_all(" in text and "jaxcomm_all_to_all_v" not in text
     with pytest.raises(NotImplementedError, match="XLA has no ragged_all_to_all on CPUs"):
         lowered(line, "cpu", "xla")
-    with pytest.raises(NotImplementedError, match="GPUs have algorithm 'direct', inside a node; got 'pairwise'"):
+    with pytest.raises(
+        NotImplementedError,
+        match="GPUs have algorithm 'direct' for groups inside a node only, and otherwise 'xla'; got 'pairwise'",
+    ):
         lowered(line, "cuda", "pairwise")
 
 

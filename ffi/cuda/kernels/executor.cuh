@@ -17,7 +17,9 @@ namespace cuda {
 //   source has been read. The data arrives before the next signal to the same rank, which follows a __syncthreads().
 // - Flush waits until the sources of all puts of the channel have been read. It returns false if the channel has
 //   aborted.
+// - kSharesQueues: whether kernels of users put on the same queues.
 struct NoNetwork {
+  static constexpr bool kSharesQueues = false;
   JAXCOMM_DEVICE static void Put(int32_t, int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
   JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
   JAXCOMM_DEVICE static bool Wait(int32_t, int32_t, int32_t) { return false; }
@@ -230,6 +232,8 @@ class ChannelExecutor {
   JAXCOMM_DEVICE void Run() {
     // The check is here and not in the first wait, because networks have counters of their own.
     if (device::IsAborted(args_.comm)) return;
+    // Programs count their own puts only (packing.h). A user's kernel may have ended with puts outstanding.
+    if (Network::kSharesQueues && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
     if (args_.copy_in.to != nullptr) {
       CopySlice(args_.copy_in, program_.input, args_.item_bytes);
       __syncthreads();

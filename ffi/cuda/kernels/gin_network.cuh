@@ -1,8 +1,9 @@
 // Steps between nodes by GIN, NCCL's puts from a kernel. NCCL's headers, or the tests' fake of them, must be included
 // before this file.
 //
-// A strong signal arrives after all earlier puts to the same rank on the same context, as the plan requires. Programs
-// never fill NCCL's queues (packing.h), so no put or signal waits for room there.
+// A strong signal arrives after all earlier puts to the same rank on the same context, as the plan requires. A program
+// begins without outstanding puts, and the limit on them (kMostPutsUnderWay) leaves a put room in NCCL's queue. Signals
+// take entries too, and nothing counts them: comm.h.
 #pragma once
 
 #include "cuda/kernels/executor.cuh"
@@ -15,6 +16,8 @@ namespace cuda {
 
 class GinNetwork : device::Gin {
  public:
+  static constexpr bool kSharesQueues = true;
+
   JAXCOMM_DEVICE GinNetwork(const GinNetworkArgs& args, const ncclDevComm& nccl_comm) : Gin(args, nccl_comm) {}
 
   // The warps issue the puts of a step in turn, with one thread each. In NCCL's code, threads wait for each other's

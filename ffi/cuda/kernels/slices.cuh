@@ -229,7 +229,8 @@ class SliceCall {
     return At(SenderOf(k, by_slice), to, by_slice ? k / n() : k % per_pair_);
   }
 
-  // Whether each of this thread's slices begins behind the previous one that arrives at the same rank.
+  // Whether each of this thread's slices begins behind the previous one that arrives at the same rank. Empty slices
+  // between them are skipped one by one.
   JAXCOMM_DEVICE bool Ascend(bool by_slice) const {
     for (int32_t j = Thread(); j < n() * args_.slices_per_rank; j += Threads()) {
       const int32_t to = j / args_.slices_per_rank, k = j % args_.slices_per_rank;

@@ -115,7 +115,8 @@ StatusOr<CallProgram> MakeSliceProgram(const CallSpec& spec, DType dtype, int64_
   JAXCOMM_RETURN_IF_ERROR(made.status());
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = made->num_channels;
-  // Without rows, the kernel moves nothing, but still checks the table.
+  // Without rows, the kernel moves nothing, but still checks the table. Without elements in a row, there is no kernel,
+  // and nothing checks the table.
   if (made->row_bytes == 0) return call;
   call.slices = *made;
   call.arena.bytes = ArenaBytes(*made);

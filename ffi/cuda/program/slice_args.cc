@@ -29,7 +29,7 @@ StatusOr<SliceArgs> MakeSliceArgs(const CallSpec& spec, DType dtype, int64_t inp
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   // Sizes are known at run time only. A rank sends at most its operand if no row is sent twice.
   const int64_t bytes_per_pair = CeilDiv(std::min(args.input_rows, args.output_rows) * args.row_bytes, spec.group_size);
-  args.num_channels = NumChannels(bytes_per_pair, max_channels);
+  args.num_channels = NumSliceChannels(bytes_per_pair, max_channels);
   return args;
 }
 

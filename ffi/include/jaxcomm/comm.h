@@ -113,9 +113,11 @@ JAXCOMM_BOTH Team RailOf(const Comm& comm) {
   return {comm.world.rank / size, comm.world.size / size, comm.local.rank, size};
 }
 
-// Maximum number of outstanding puts of a channel to one rank of another node. NCCL's queues for a peer have 128
-// entries by default. A put that raises a counter takes up to two entries, and eight channels share a queue (32
-// channels, 4 contexts). A thread that finds a queue full waits in NCCL's code, without a deadline.
+// Maximum number of outstanding puts of a channel. A plan counts those to one rank, Gin::Put those to all ranks
+// together. NCCL's queues for a peer have 128 entries by default. A put that raises a counter takes up to two entries,
+// and eight channels share a queue (32 channels, 4 contexts): 8 x 8 x 2 = 128. A signal takes an entry as well, and has
+// no counter. A signal that finds a queue full of puts therefore waits in NCCL's code, without a deadline, until the
+// network takes an entry out.
 constexpr int64_t kMostPutsUnderWay = 8;
 
 // Report::step of a wait until the network has read the sources of puts to other nodes.

@@ -451,6 +451,7 @@ cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
+  if (!fake::row_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
     RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
@@ -459,6 +460,7 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
+  if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
   return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4)), stream, [args] {
     SliceCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     call.Run();

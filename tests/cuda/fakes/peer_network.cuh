@@ -33,6 +33,8 @@ namespace cuda {
 
 class PeerNetwork {
  public:
+  static constexpr bool kSharesQueues = false;
+
   JAXCOMM_DEVICE explicit PeerNetwork(const PeerNetworkArgs& args) : args_(args) {}
 
   JAXCOMM_DEVICE void Put(int32_t, int32_t, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,

@@ -194,6 +194,35 @@ def test_arena_grows_under_old_programs():
         assert_rows(old(put(small + 1)), expected("all_gather", small + np.int32(1)))
 
 
+@pytest.mark.skipif(NODES > 1, reason="GPUs of several nodes use XLA's own collective")
+@pytest.mark.parametrize("puts", [False, True])
+def test_ragged_slices(puts):
+    """GPUs read slices if the output has at least the rows of the operand, and put them otherwise."""
+    ranks = np.arange(SIZE, dtype=np.int32)
+    sizes = np.ones((SIZE, SIZE), np.int32) if puts else (ranks[:, None] + 2 * ranks) % 4  # [from, to]
+    places, length = (1, SIZE) if puts else (3, 3 * SIZE)  # rows of the output: of a slice, of a rank
+    vectors = (
+        np.tile(3 * ranks, (SIZE, 1)),
+        sizes,
+        np.tile(places * ranks[:, None], (1, SIZE)),
+        np.ascontiguousarray(sizes.T),
+    )
+    name = "direct" if ON_GPU or SIZE == 1 else None
+    f = on_ranks(
+        lambda x, *v: jaxcomm.ragged_all_to_all(
+            x, jnp.full((length, 5), -1, x.dtype), *v, axis_name="i", algorithm=name
+        )
+    )
+    for seed in (13, 14):
+        x = numbers(seed, (3 * SIZE, 5), np.float32)
+        want = np.full((SIZE, length, 5), -1, np.float32)
+        for source in ranks:
+            for to in ranks:
+                rows = sizes[source, to]
+                want[to, places * source : places * source + rows] = x[source, 3 * to : 3 * to + rows]
+        assert_rows(f(put(x), *map(put, vectors)), want)
+
+
 def test_donated_operand():
     rows = numbers(10, (8 * SIZE, 999), np.int32)
     body = on_ranks(lambda x: jaxcomm.psum(x + 1, "i", algorithm=chosen("psum")))

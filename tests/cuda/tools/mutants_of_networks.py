@@ -36,6 +36,7 @@ PLAIN = [
         "    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;\n    if (args_.copy_out",
         "    if (args_.copy_out",
     ),
+    Mutant("a plan begins with puts of users", GIN_NETWORK, "kSharesQueues = true", "kSharesQueues = false", "gin"),
     Mutant("signals with and without flush are merged", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(
         "no exit barrier between nodes",
@@ -235,6 +236,13 @@ PLAIN = [
         "a group does not flush", GIN, "threads.rank == 0 && !Flush(", "threads.rank == -1 && !Flush(", "gin_kernels"
     ),
     Mutant("the all-gather has one half", NODES, "(2 * channel + round % 2)", "(2 * channel)", "gin_kernels"),
+    Mutant(
+        "the layout of the all-gather depends on the grid",
+        NODES,
+        "half = HeadBytes(comm) +",
+        "half = (int64_t{8} * gridDim.x + 15) / 16 * 16 +",
+        "gin_kernels",
+    ),
     Mutant("each call begins with the first half", NODES, "*rounds = round;", "*rounds = 0;", "gin_kernels"),
     Mutant(
         "chunks of other nodes are not waited for",

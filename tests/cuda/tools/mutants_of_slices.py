@@ -46,6 +46,27 @@ SLICED = [
         "      MoveStripes(num);",
         "slices",
     ),
+    Mutant(
+        "places in the result have 32 bits",
+        SLICES,
+        "return args_.y + slice.output * args_.row_bytes;",
+        "return args_.y + static_cast<int32_t>(slice.output * args_.row_bytes);",
+        "slices",
+    ),
+    Mutant(
+        "places in the operand have 32 bits",
+        SLICES,
+        "return args_.x + slice.input * args_.row_bytes;",
+        "return args_.x + static_cast<int32_t>(slice.input * args_.row_bytes);",
+        "slices",
+    ),
+    Mutant(
+        "places in the arena have 32 bits",
+        SLICES,
+        "comm_.arena.At(of, row * args_.row_bytes);",
+        "comm_.arena.At(of, static_cast<int32_t>(row * args_.row_bytes));",
+        "slices",
+    ),
     # Stripes.
     Mutant(
         "a channel skips its part",

@@ -95,6 +95,7 @@ FEATURES = (
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
         "emulated; handlers on a fake of XLA",
         ("test_cuda_slices", "test_cuda_slice_calls"),
+        ("JAX, 2 ranks", "JAX, 4 ranks"),
     ),
     Feature(
         "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
