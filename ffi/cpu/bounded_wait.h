@@ -24,6 +24,7 @@ class BoundedWait {
   bool Expired(Clock::time_point now) const { return Seconds(now) >= timeout_s_; }
   bool Expired(Clock::time_point now, Clock::duration grace) const { return Expired(now - grace); }
 
+  double warn_s() const { return warn_s_; }
   // Whether a warning is due: after warn_s, then each time the wait has doubled.
   bool WarningDue(Clock::time_point now) {
     if (Seconds(now) < next_warning_s_) return false;
