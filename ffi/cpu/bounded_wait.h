@@ -35,6 +35,9 @@ class BoundedWait {
   // " within 600 s (JAXCOMM_TIMEOUT_S)"
   std::string WithinTimeout() const { return Within(timeout_s_, "JAXCOMM_TIMEOUT_S"); }
 
+  // Whether an error was made by WithinTimeout(), perhaps in another process.
+  static bool IsTimeout(const std::string& error) { return error.find("(JAXCOMM_TIMEOUT_S)") != std::string::npos; }
+
   // Prints a line on standard error. late(within) returns its text; `within` is the time waited, such as " within 30
   // s".
   template <typename Late>

@@ -374,15 +374,16 @@ void InterProcessCall::OnExited(int32_t process, const Fingerprint& fingerprint,
 }
 
 void InterProcessCall::OnAborted(int32_t process, const std::string& why) {
-  std::string text = "ranks " + RanksOf(process) + " aborted: " + why;
-  // The other process may have waited for this one, which waits for a third one: the cause.
-  const auto [rank, peer] = phase_.load() == Phase::kRunning ? execution_->WaitingPair() : std::pair(-1, -1);
+  std::string text = "ranks " + RanksOf(process) + " aborted";
+  // A process whose time limit has passed may have waited for this one, which waits for a third one: the cause.
+  const bool waiting = phase_.load() == Phase::kRunning && BoundedWait::IsTimeout(why);
+  const auto [rank, peer] = waiting ? execution_->WaitingPair() : std::pair(-1, -1);
   if (rank >= 0 && program_->process_of()[peer] != process) {
-    text += "; rank " + std::to_string(spec_.names->ranks[rank]) + " waits for rank " +
+    text += "; at that time, rank " + std::to_string(spec_.names->ranks[rank]) + " waited for rank " +
             std::to_string(spec_.names->ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) +
             ")";
   }
-  Fail(Wrong(StatusCode::kDeadlineExceeded, text));
+  Fail(Wrong(StatusCode::kDeadlineExceeded, text + ": " + why));
 }
 
 void InterProcessCall::OnLost(int32_t process) {

@@ -125,6 +125,20 @@ MUTANTS = [
         "test_other_runs",
     ),
     Mutant(
+        "a process is blamed for an error that is not the time limit",
+        "ffi/cpu/inter_process_call.cc",
+        "phase_.load() == Phase::kRunning && BoundedWait::IsTimeout(why);",
+        "phase_.load() == Phase::kRunning;",
+        "test_inter_process_failures",
+    ),
+    Mutant(
+        "a process that has timed out is also the one waited for",
+        "ffi/cpu/inter_process_call.cc",
+        "rank >= 0 && program_->process_of()[peer] != process",
+        "rank >= 0",
+        "test_inter_process_failures",
+    ),
+    Mutant(
         "groups on different devices of the same processes are one group",
         "ffi/cpu/rendezvous.cc",
         "for (const int32_t device : spec.devices) hash = Mix(hash, static_cast<uint64_t>(device));",
