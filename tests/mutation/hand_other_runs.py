@@ -139,6 +139,13 @@ MUTANTS = [
         "test_inter_process_failures",
     ),
     Mutant(
+        "a slot that is reused is seen in part",
+        "ffi/transport/control_segment.h",
+        "      if (keys[slot].load() == key) visit(call);",
+        "      visit(call);",
+        "test_node",
+    ),
+    Mutant(
         "groups on different devices of the same processes are one group",
         "ffi/cpu/rendezvous.cc",
         "for (const int32_t device : spec.devices) hash = Mix(hash, static_cast<uint64_t>(device));",
