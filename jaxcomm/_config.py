@@ -69,7 +69,7 @@ class Config:
     warn_s: float = _setting(
         "JAXCOMM_WARN_S", 30.0, _seconds, EACH,
         "Seconds after which a line on standard error names the op and the missing ranks. The line is repeated each "
-        "time the wait has doubled. CPUs only.",
+        "time the wait has doubled. Processes whose calls differ get an error after as many seconds. CPUs only.",
     )  # fmt: skip
     node_id: str | None = _setting(
         "JAXCOMM_NODE_ID", None, _text, EACH,

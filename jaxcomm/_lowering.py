@@ -107,7 +107,10 @@ def _place(
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     sizes = _axis_sizes(mesh, call)
     per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
-    return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
+    own = {"processes": placement.processes}
+    if placement.devices.size and not exported:
+        own["devices"] = placement.devices
+    return per_node, placement.ranks_per_node is None, own
 
 
 def _call_attributes(

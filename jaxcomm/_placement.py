@@ -33,10 +33,12 @@ class GroupPlacement:
       processes: process of each device, group after group; empty if all devices belong to this process.
       ranks_per_node: None if each group is on one node. Otherwise the number of ranks of a group per node, if that
         number is the same everywhere and the ranks of a node are consecutive; else 1.
+      devices: JAX's id of each device, in the same order; empty if all devices belong to this process.
     """
 
     processes: np.ndarray
     ranks_per_node: int | None
+    devices: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
 
 
 def ranks_per_node(nodes: Iterable[Hashable]) -> int:
@@ -76,9 +78,11 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     _bootstrap.read_records(sorted({int(p) for p in processes.flat}))
     _bootstrap.connect(sorted({int(p) for row in processes if own in row for p in row}))
     sizes = {ranks_per_node([_bootstrap.node_of(int(p)) for p in row]) for row in processes}
+    ids = [device.id for device in mesh.devices.flat]
+    devices = np.array(ids, np.int32)[rows.reshape(-1)]
     if sizes == {rows.shape[1]}:
-        return GroupPlacement(processes.reshape(-1), None)
-    return GroupPlacement(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1)
+        return GroupPlacement(processes.reshape(-1), None, devices)
+    return GroupPlacement(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1, devices)
 
 
 def gpus_are_on_one_host(mesh: AnyMesh, rows: np.ndarray) -> bool:

@@ -277,6 +277,8 @@ def test_placement_of_groups(world, nodes, processes, rows, expected, connected)
     at = world(nodes)
     found = _placement.placement(mesh_of(processes), np.array(rows))
     assert (found.processes.tolist(), found.ranks_per_node) == expected
+    ids = [device.id for device in mesh_of(processes).devices.flat]
+    assert found.devices.tolist() == ([ids[rank] for row in rows for rank in row] if expected[0] else [])
     assert [call[0] for call in at.native.called("connect_process")] == connected
 
 

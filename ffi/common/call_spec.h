@@ -21,6 +21,7 @@ struct CallSpec {
   int64_t asynchronous = 0;        // not 0: XLA's threads do no work of the call (CPU)
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
+  std::vector<int32_t> devices;    // their ids in JAX, if there are several processes of CPUs; empty: unknown
   // Elements of a block that are contiguous in memory (BlockLayout in cpu/copy.h). 0: all.
   int64_t input_contiguous_count = 0;
   int64_t output_contiguous_count = 0;
@@ -58,6 +59,7 @@ template <typename Spec, typename Visit>
 void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit("groups", spec.groups);
   visit("processes", spec.processes);
+  visit("devices", spec.devices);
   switch (spec.collective) {
     case Collective::kAllToAll:
       visit("input_contiguous_count", spec.input_contiguous_count);

@@ -34,7 +34,7 @@ void ActiveMessages::Register(uint64_t key, std::shared_ptr<MessageHandler> hand
 void* ActiveMessages::AssignDestination(int process, uint64_t id, const Header& header, int64_t bytes,
                                         const std::shared_ptr<MessageHandler>& handler) {
   void* const destination =
-      handler->DestinationOf(header.fingerprint, header.to, header.space, header.offset_bytes, bytes);
+      handler->DestinationOf(process, header.fingerprint, header.to, header.space, header.offset_bytes, bytes);
   if (destination != nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (lost_.count(process) == 0) {

@@ -29,10 +29,10 @@ namespace jaxcomm {
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
-  // Where to write a payload from a process with this fingerprint. Null: drop it. Otherwise OnPutDone follows once
-  // nothing writes there any more.
-  virtual void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
-                              int64_t bytes) = 0;
+  // Where to write a payload from `process`, which has this fingerprint. Null: drop it. Otherwise OnPutDone follows
+  // once nothing writes there any more.
+  virtual void* DestinationOf(int32_t process, const Fingerprint& fingerprint, int32_t rank, Space space,
+                              int64_t offset_bytes, int64_t bytes) = 0;
   virtual void OnPutDone() = 0;
   virtual void OnSignal(int32_t from, int32_t to) = 0;
   virtual void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) = 0;

@@ -24,6 +24,7 @@ class BoundedWait {
   bool Expired(Clock::time_point now) const { return Seconds(now) >= timeout_s_; }
   bool Expired(Clock::time_point now, Clock::duration grace) const { return Expired(now - grace); }
 
+  double warn_s() const { return warn_s_; }
   // Whether a warning is due: after warn_s, then each time the wait has doubled.
   bool WarningDue(Clock::time_point now) {
     if (Seconds(now) < next_warning_s_) return false;
@@ -33,6 +34,9 @@ class BoundedWait {
 
   // " within 600 s (JAXCOMM_TIMEOUT_S)"
   std::string WithinTimeout() const { return Within(timeout_s_, "JAXCOMM_TIMEOUT_S"); }
+
+  // Whether an error was made by WithinTimeout(), perhaps in another process.
+  static bool IsTimeout(const std::string& error) { return error.find("(JAXCOMM_TIMEOUT_S)") != std::string::npos; }
 
   // Prints a line on standard error. late(within) returns its text; `within` is the time waited, such as " within 30
   // s".

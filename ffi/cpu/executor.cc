@@ -254,8 +254,9 @@ std::pair<int32_t, int32_t> Execution::WaitingPair() {
       const std::vector<Step>& steps = program_->plans[rank].steps;
       const bool waits = state.next_step < steps.size() && steps[state.next_step].kind == StepKind::kWait;
       const int32_t peer = waits ? steps[state.next_step].peer : -1;
+      const bool late = waits && signals_[rank][peer].load() <= waits_[static_cast<size_t>(rank) * num_ranks_ + peer];
       state.busy.store(false);
-      if (waits) return {rank, peer};
+      if (late) return {rank, peer};
     }
   }
   return {-1, -1};

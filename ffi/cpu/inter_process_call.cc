@@ -35,6 +35,7 @@ InterProcessCall::InterProcessCall(Node& node, ActiveMessages* active_messages, 
     }
   }
   has_entered_.reset(new std::atomic<bool>[distant_.size()]());
+  has_received_.reset(new std::atomic<bool>[distant_.size()]());
   has_exited_.reset(new std::atomic<bool>[distant_.size()]());
 }
 
@@ -327,10 +328,11 @@ bool InterProcessCall::Reclaim() {
 // Payloads of a process with another fingerprint are dropped. Its next message reports the mismatch, and a payload must
 // not delay that message. Nor may a payload be arriving when the mismatch makes the call fail: the call would have to
 // wait for it or drop its sender.
-void* InterProcessCall::DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
-                                      int64_t bytes) {
+void* InterProcessCall::DestinationOf(int32_t process, const Fingerprint& fingerprint, int32_t rank, Space space,
+                                      int64_t offset_bytes, int64_t bytes) {
   if (fingerprint != fingerprint_) return nullptr;
-  has_received_.store(true);
+  const auto sender = std::find(distant_.begin(), distant_.end(), process);
+  if (sender != distant_.end()) has_received_[sender - distant_.begin()].store(true);
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
@@ -372,15 +374,16 @@ void InterProcessCall::OnExited(int32_t process, const Fingerprint& fingerprint,
 }
 
 void InterProcessCall::OnAborted(int32_t process, const std::string& why) {
-  std::string text = "ranks " + RanksOf(process) + " aborted: " + why;
-  // The other process may have waited for this one, which waits for a third one: the cause.
-  const auto [rank, peer] = phase_.load() == Phase::kRunning ? execution_->WaitingPair() : std::pair(-1, -1);
+  std::string text = "ranks " + RanksOf(process) + " aborted";
+  // A process whose time limit has passed may have waited for this one, which waits for a third one: the cause.
+  const bool waiting = phase_.load() == Phase::kRunning && BoundedWait::IsTimeout(why);
+  const auto [rank, peer] = waiting ? execution_->WaitingPair() : std::pair(-1, -1);
   if (rank >= 0 && program_->process_of()[peer] != process) {
-    text += "; rank " + std::to_string(spec_.names->ranks[rank]) + " waits for rank " +
+    text += "; at that time, rank " + std::to_string(spec_.names->ranks[rank]) + " waited for rank " +
             std::to_string(spec_.names->ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) +
             ")";
   }
-  Fail(Wrong(StatusCode::kDeadlineExceeded, text));
+  Fail(Wrong(StatusCode::kDeadlineExceeded, text + ": " + why));
 }
 
 void InterProcessCall::OnLost(int32_t process) {

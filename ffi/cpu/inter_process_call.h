@@ -13,8 +13,8 @@
 // process that waits long sends its fingerprint earlier.
 //
 // The keys of calls contain XLA's run id, so processes that execute different programs never meet. A process in another
-// run of the same group is an error once that has lasted a second: XLA runs the programs of a device one after the
-// other, so neither process can enter the call of the other one.
+// run of the same group is an error once that has lasted JAXCOMM_WARN_S. XLA:CPU orders the programs of one device that
+// one thread dispatches. Programs that several threads dispatch may enter their calls in another order, for a while.
 //
 // After a failure, slot and block are free once no other process can touch them: every process of the node has finished
 // its part, never entered or has ended, and cannot find the slot any more; and no put from another node is in progress.
@@ -86,7 +86,7 @@ class InterProcessCall : public MessageHandler,
   bool failed() const { return (state_.load() & kFailed) != 0; }
   const InterProcessProgram& program() const { return *program_; }
 
-  void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+  void* DestinationOf(int32_t process, const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                       int64_t bytes) override;
   void OnPutDone() override;
   void OnSignal(int32_t from, int32_t to) override;
@@ -150,10 +150,10 @@ class InterProcessCall : public MessageHandler,
   std::vector<int32_t> distant_;  // processes of other nodes
   std::atomic<uint32_t> num_distant_exited_{0};
   // In the order of distant_.
-  std::unique_ptr<std::atomic<bool>[]> has_entered_;  // and has announced it
-  std::unique_ptr<std::atomic<bool>[]> has_exited_;   // for error messages
-  std::atomic<bool> has_received_{false};             // a payload from another node; it may not be complete
-  bool registered_ = false;                           // with the active messages
+  std::unique_ptr<std::atomic<bool>[]> has_entered_;   // and has announced it
+  std::unique_ptr<std::atomic<bool>[]> has_received_;  // a payload from that process; it may not be complete
+  std::unique_ptr<std::atomic<bool>[]> has_exited_;
+  bool registered_ = false;  // with the active messages
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;
@@ -172,7 +172,8 @@ class InterProcessCall : public MessageHandler,
   Clock::time_point cancel_puts_at_{};  // when it stops waiting for payloads and drops their senders
   bool sent_entered_ = false;
   std::optional<OtherRun> other_run_;
-  Clock::time_point other_run_since_{}, next_comparison_{};
+  int num_comparisons_ = 0;  // that have found other_run_, one after the other
+  Clock::time_point next_comparison_{};
   BoundedWait wait_{spec_.wait};
 };
 

@@ -14,10 +14,8 @@ constexpr auto kPatience = std::chrono::milliseconds(500);
 // Added to the deadline while running. A process blocked on another waiter lets that one report the root cause first.
 // Long enough for a few calls of Check() and a message.
 constexpr InterProcessCall::Clock::duration kGrace = std::chrono::milliseconds(300);
-// How often a waiting call is compared with the calls of other processes, and for how long a process must be in another
-// run before that is an error. Threads of a program that launch in any order have this time to catch up.
+// How often a waiting call is compared with the calls of other processes.
 constexpr auto kCompareEvery = std::chrono::milliseconds(200);
-constexpr auto kOtherRun = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -46,7 +44,7 @@ bool InterProcessCall::Agrees(int32_t process, const Fingerprint& fingerprint, c
 std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const {
   ControlSegment& own = node_.control_segment();
   bool in_several_runs = false;
-  own.VisitCalls([&](uint64_t, const Slot& slot) { in_several_runs |= slot.run_id.load() != spec_.run.run_id; });
+  own.VisitCalls([&](const ControlSegment::Call& call) { in_several_runs |= call.run_id != spec_.run.run_id; });
   if (in_several_runs) return std::nullopt;
   // Not yet aborted by a process that will do so, because this process has aborted the run.
   const auto is_over = [&](int64_t run_id) { return own.FindFailure(run_id).has_value(); };
@@ -55,37 +53,37 @@ std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const
     std::optional<OtherRun> found;
     std::optional<int64_t> their_run_id;
     bool skip = false;
-    other.peer->control_segment().VisitCalls([&](uint64_t key, const Slot& slot) {
-      const int64_t run_id = slot.run_id.load();
-      skip |= run_id == spec_.run.run_id || run_id != their_run_id.value_or(run_id);
-      their_run_id = run_id;
+    other.peer->control_segment().VisitCalls([&](const ControlSegment::Call& call) {
+      skip |= call.run_id == spec_.run.run_id || call.run_id != their_run_id.value_or(call.run_id);
+      their_run_id = call.run_id;
       // A process increments `exited` of a call that it has left.
-      if (slot.group.load() != spec_.run.group || slot.exited.load() != 0) return;
-      if (!found || key < found->key) found = {other.peer->process(), key, run_id, slot.What()};
+      if (call.group != spec_.run.group || call.exited != 0) return;
+      if (!found || call.key < found->key) found = {other.peer->process(), call.key, call.run_id, call.what};
     });
     if (found && !skip && !is_over(found->run_id)) return found;
   }
-  // A process may have left this call and be in its next run while its payloads for this call still arrive. The network
-  // announces them before the message about the next run. In earlier phases, no process can have left the call.
-  if (phase_.load() == Phase::kExitBarrier && has_received_.load()) return std::nullopt;
   for (size_t i = 0; i < distant_.size(); ++i) {
-    if (has_entered_[i].load()) continue;
+    // A process may have left this call and be in its next run, also while its payloads for this call still arrive. The
+    // network announces them before the message about the next run.
+    if (has_entered_[i].load() || has_received_[i].load() || has_exited_[i].load()) continue;
     const auto call = active_messages_->CallOfOtherRun(distant_[i], spec_.run);
     if (call && !is_over(call->run_id)) return OtherRun{distant_[i], call->key, call->run_id, call->what};
   }
   return std::nullopt;
 }
 
-// Fails this call and that of another process if that process has been in another run for a while.
+// Fails this call and that of another process if that process has been in another run for JAXCOMM_WARN_S. Threads of a
+// program that dispatch in any order, and late data, have this time. It is counted in comparisons, so that time in
+// which this process is stopped does not count.
 void InterProcessCall::CompareRuns(Clock::time_point now) {
   next_comparison_ = now + kCompareEvery;
   const std::optional<OtherRun> found = FindOtherRun();
   if (!found || !other_run_ || found->process != other_run_->process || found->key != other_run_->key) {
     other_run_ = found;
-    other_run_since_ = now;
+    num_comparisons_ = 0;
     return;
   }
-  if (now - other_run_since_ < kOtherRun) return;
+  if (++num_comparisons_ * std::chrono::duration<double>(kCompareEvery).count() < wait_.warn_s()) return;
   const Status error =
       Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what, ", in another program or execution"));
   if (std::find(distant_.begin(), distant_.end(), found->process) != distant_.end()) {
@@ -131,8 +129,8 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
     late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(other.peer->process());
     if (phase == Phase::kExitBarrier) continue;
     std::string elsewhere;
-    control_segment.VisitCalls([&](uint64_t, const Slot& slot) {
-      if (elsewhere.size() <= 600) elsewhere += (elsewhere.empty() ? " in " : " and in ") + slot.What();
+    control_segment.VisitCalls([&](const ControlSegment::Call& call) {
+      if (elsewhere.size() <= 600) elsewhere += (elsewhere.empty() ? " in " : " and in ") + call.what;
     });
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }

@@ -60,6 +60,13 @@ uint64_t HashOfGroups(const CallSpec& spec) {
   return hash;
 }
 
+// Groups on different devices of the same processes differ: nothing orders their programs. 0: the devices are unknown.
+uint64_t HashOfDevices(const CallSpec& spec, uint64_t hash) {
+  if (spec.devices.size() != spec.groups.size()) return 0;
+  for (const int32_t device : spec.devices) hash = Mix(hash, static_cast<uint64_t>(device));
+  return hash | 1;
+}
+
 // Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
 // are equal get an error at once if these differ.
 uint64_t IdentityOf(const CallSpec& spec, uint64_t hash_of_groups) {
@@ -159,8 +166,9 @@ Status Rendezvous::CountLocal() {
                                   " is not connected; call jaxcomm.register()");
     }
   }
-  groups_hash_ = HashOfGroups(spec_);
-  identity_ = IdentityOf(spec_, groups_hash_);
+  const uint64_t hash_of_groups = HashOfGroups(spec_);
+  identity_ = IdentityOf(spec_, hash_of_groups);
+  devices_hash_ = HashOfDevices(spec_, hash_of_groups);
   return OkStatus();
 }
 
@@ -248,7 +256,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
                  static_cast<uint64_t>(group)) |
              1;
-  spec.run = {run_id, Mix(groups_hash_, static_cast<uint64_t>(group)) | 1};
+  spec.run = {run_id, devices_hash_ == 0 ? 0 : Mix(devices_hash_, static_cast<uint64_t>(group)) | 1};
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
   spec.slices = group_call->slices;

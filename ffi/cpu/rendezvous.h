@@ -92,7 +92,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   CallSpec spec_;  // constant after Make
   // Read when the call site is made: all processes do that at the same point of their program.
   const CostParams cost_params_ = CostParams::Current();
-  uint64_t identity_ = 0, groups_hash_ = 0;     // of the call site, if it spans processes
+  uint64_t identity_ = 0, devices_hash_ = 0;    // of the call site, if it spans processes
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
   std::vector<int64_t> local_count_;            // ranks of this process, by group
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();

@@ -74,13 +74,25 @@ struct ControlSegment {
   void Free(int slot) { keys[slot].store(0); }
   void Retire(int slot) { keys[slot].store(kRetired); }
 
-  // Calls visit(key, slot) for each call that the owner has entered and has not aborted. The owner may leave the call
-  // and reuse the slot at any time.
+  // A copy of a slot.
+  struct Call {
+    uint64_t key = 0;
+    int64_t run_id = 0;
+    uint64_t group = 0;
+    uint32_t exited = 0;
+    std::string what;
+  };
+  // Calls visit(call) for each call that the owner has entered and has not aborted. The owner may leave a call and
+  // reuse its slot at any time. So the slot is copied, and the copy is dropped if the slot has another key by then.
   template <typename Visit>
   void VisitCalls(const Visit& visit) const {
     for (int slot = 0; slot < kNumSlots; ++slot) {
       const uint64_t key = keys[slot].load();
-      if (key != 0 && key != kRetired && slots[slot].failed.load() == 0) visit(key, slots[slot]);
+      const Slot& at = slots[slot];
+      if (key == 0 || key == kRetired || at.failed.load() != 0) continue;
+      const Call call{key, at.run_id.load(), at.group.load(), at.exited.load(), at.What()};
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (keys[slot].load() == key) visit(call);
     }
   }
 

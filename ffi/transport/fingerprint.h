@@ -22,7 +22,7 @@ struct Fingerprint {
 // The execution and the group of a call. Processes that run different programs have different run ids.
 struct RunAndGroup {
   int64_t run_id = 0;  // XLA's run id
-  uint64_t group = 0;  // a hash of the groups and their processes; 0: the call is not compared with calls of other runs
+  uint64_t group = 0;  // a hash of the groups and their devices; 0: the call is not compared with calls of other runs
 };
 
 }  // namespace jaxcomm

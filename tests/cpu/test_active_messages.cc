@@ -22,7 +22,7 @@ struct Notes : MessageHandler {
   std::vector<char> buffer = std::vector<char>(2 * kLarge, '-');
   bool wanted = true;
 
-  void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+  void* DestinationOf(int32_t, const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                       int64_t bytes) override {
     said.push_back("place of " + std::to_string(bytes) + " for rank " + std::to_string(rank));
     CHECK(space == Space::kScratch && offset_bytes + bytes <= static_cast<int64_t>(buffer.size()));

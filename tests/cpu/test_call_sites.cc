@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../ffi/cpu/process_context.h"
@@ -301,6 +303,35 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
       CHECK(part.counter.errors()[0].find("rank 9 is not in any group") != std::string::npos);
       next.Arrive(*first, 101, p);  // the next run works
       next.Expect({21});
+    });
+  }
+}
+
+// Each process waits in a run of its own, in groups that have these devices.
+TEST_CASE("processes in different runs get an error if their groups have the same devices") {
+  struct Case {
+    std::vector<int32_t> devices[2];
+    bool same;
+  };
+  for (const Case& one : {Case{{{1, 3}, {1, 3}}, true}, Case{{{0, 2}, {1, 3}}, false}, Case{{{}, {}}, false}}) {
+    InTwoProcesses([&one](int32_t p, const std::function<void()>& meet) {
+      Rendezvous::SetLimits({30, 0.2});
+      CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
+      spec.processes = {0, 1};
+      spec.devices = one.devices[p];
+      const auto site = ValueOf(Rendezvous::Make(std::move(spec)));
+      Part part(1);
+      part.Arrive(*site, 100 + p, p);
+      if (one.same) {
+        CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
+        CHECK(part.counter.errors()[0].find("calls do not match") != std::string::npos);
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+      CHECK(part.counter.count() == 0);
+      meet();
+      Rendezvous::FailRun(100 + p, InvalidArgumentError("the end"));
+      CHECK(part.counter.WaitFor(1));
     });
   }
 }

@@ -109,7 +109,8 @@ TEST_CASE("only the first failure counts, and none after success") {
   Pair pair = Pair::Ring();
   pair.Enter(1000);
   const InterProcessProgram& program = *pair.one.program;  // both come before the last thread has left
-  CHECK(pair.calls[0]->DestinationOf(program.fingerprint(), 1, Space::kOutput, 0, program.output_bytes()) != nullptr);
+  CHECK(pair.calls[0]->DestinationOf(1, program.fingerprint(), 1, Space::kOutput, 0, program.output_bytes()) !=
+        nullptr);
   pair.calls[0]->Fail(kEnough);
   pair.calls[0]->Fail(InvalidArgumentError("more than enough"));
   CHECK(pair.results.num_ended() == 0);
@@ -191,7 +192,8 @@ TEST_CASE("a block is free again when the last of its users is done") {
   const Block other = next();
   CHECK(other.offset != offset);
   const InterProcessProgram& program = *pair.one.program;  // of process 1, something is still at work when it fails
-  CHECK(pair.calls[1]->DestinationOf(program.fingerprint(), 0, Space::kOutput, 0, program.output_bytes()) != nullptr);
+  CHECK(pair.calls[1]->DestinationOf(0, program.fingerprint(), 0, Space::kOutput, 0, program.output_bytes()) !=
+        nullptr);
   pair.calls[1]->Check(Clock::now());
   CHECK(pair.calls[1]->failed() && pair.results.num_ended() == 1 && !pair.calls[0]->Reclaim());
   pair.calls[1]->OnPutDone();
@@ -345,7 +347,7 @@ TEST_CASE("payloads and signals of other nodes have valid destinations or are dr
     const uint64_t fingerprint = one.program->fingerprint();
     const int64_t size = one.program->output_bytes();
     const auto place = [&](int32_t rank, Space space, int64_t offset, int64_t bytes, uint64_t brings) {
-      void* const at = call->DestinationOf(brings, rank, space, offset, bytes);
+      void* const at = call->DestinationOf(1, brings, rank, space, offset, bytes);
       if (at != nullptr) call->OnPutDone();
       return static_cast<char*>(at);
     };
@@ -371,10 +373,10 @@ TEST_CASE("payloads and signals of other nodes have valid destinations or are dr
     for (const int32_t rank : {-1, 4}) call->OnSignal(rank, 0);
     CHECK(results.num_ended() == 0);
     // The call does not end while a payload has a destination.
-    CHECK(call->DestinationOf(fingerprint, 1, Space::kOutput, 0, size) != nullptr);
+    CHECK(call->DestinationOf(1, fingerprint, 1, Space::kOutput, 0, size) != nullptr);
     call->Fail(kEnough);
     CHECK(results.num_ended() == 0);
-    CHECK(call->DestinationOf(fingerprint, 1, Space::kOutput, 0, size) == nullptr);
+    CHECK(call->DestinationOf(1, fingerprint, 1, Space::kOutput, 0, size) == nullptr);
     CHECK(results.num_ended() == 0);
     call->OnPutDone();
     CHECK(results.num_ended() == 1 && results.error(0) == "had enough");

@@ -173,8 +173,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     for (const int32_t p : {0, 1}) world.progress_thread(p).Add(calls[p]);
     CHECK(results.WaitFor(2));
     CHECK(Has(results.error(1), "got no signal from rank 0 (process 0)"));
-    CHECK(Has(results.error(0), "ranks [1] (process 1) aborted") &&
-          Has(results.error(0), "; rank 0 waits for rank 2 (process 2)"));
+    CHECK(Has(results.error(0), "ranks [1] (process 1) aborted; at that time, rank 0 waited for rank 2 (process 2): "));
     world.progress_thread(2).Add(calls[2]);
     CHECK(results.WaitFor(3));
   }
@@ -461,6 +460,32 @@ TEST_CASE("failures free all resources") {
 TEST_CASE("failures free all resources, many rounds [full]") {
   FailuresAreReclaimed(3, 1, 20, 50);
   FailuresAreReclaimed(4, 2, 20, 50);
+}
+
+TEST_CASE("an error after the time limit of another process also says for whom this one waited, others do not") {
+  struct Case {
+    int32_t process;
+    const char* why;
+    const char* expected;
+  };
+  const char* const late = "no signal within 5 s (JAXCOMM_TIMEOUT_S)";
+  for (const Case& one :
+       {Case{1, late, " aborted; at that time, rank 0 waited for rank 2 (process 2): no signal within"},
+        Case{2, late, " aborted: no signal"}, Case{1, "had enough", " aborted: had enough"}}) {
+    World world(3, 3);
+    std::mt19937 random(5);
+    Request request = Sum(3, 100);
+    request.collective = Collective::kAllGather;
+    request.geometry = {3, 1, false, true};
+    Collective1 ring(Named(Collective::kAllGather, "ring"), request, Split(3, 3, false), false, random, &world, 3);
+    Results results(3);
+    const auto call = ring.CallOf(world, 0, 1001, results);
+    call->Enter();
+    while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+    }
+    call->OnAborted(one.process, one.why);
+    CHECK(Has(results.error(0), one.expected));
+  }
 }
 
 }  // namespace

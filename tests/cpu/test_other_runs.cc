@@ -11,6 +11,8 @@
 namespace jaxcomm {
 namespace {
 
+constexpr double kWarnS = 1;  // processes may be in other runs for as long
+
 // Calls of the same group, each in a run of its own or in that of another call.
 struct Calls {
   World& world;
@@ -23,7 +25,7 @@ struct Calls {
   // `work`: the progress thread advances the call.
   std::shared_ptr<InterProcessCall> Enter(Collective1& one, int32_t process, uint64_t key, int64_t run, Results& result,
                                           bool work = true) {
-    auto call = one.CallOf(world, process, key, result, 60, run);
+    auto call = one.CallOf(world, process, key, result, 60, run, kWarnS);
     call->Enter();
     if (work) world.progress_thread(process).Add(call);
     return call;
@@ -43,6 +45,20 @@ struct Calls {
     return *results.back();
   }
 };
+
+// Calls Check() as if the times since `began` had come.
+void CheckFrom(InterProcessCall& call, Clock::time_point began, int first_ms, int last_ms) {
+  for (int ms = first_ms; ms < last_ms; ms += 50) call.Check(began + std::chrono::milliseconds(ms));
+}
+
+// Waits until process 0 has the message that process 1 has entered a call.
+void WaitForAnnouncement(World& world) {
+  const Clock::time_point began = Clock::now();
+  while (world.active_messages(0)->OtherCallsOf(1).empty()) {
+    CHECK(Clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 // One of three processes executes another program. All get an error long before the time limit. At least one of the
 // processes that disagree shows both calls, and the others say who aborted. The next call works.
@@ -74,20 +90,111 @@ TEST_CASE("processes of several nodes that execute different programs get an err
 }
 
 // Without progress threads: the test sets the time.
-TEST_CASE("a process may be in another run for almost a second") {
+TEST_CASE("a process may be in another run for almost as long as the wait for the warning") {
   World world(2);
   Calls calls{world, 2};
   Results& result = calls.Result();
   const auto one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
   const auto other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
   const Clock::time_point began = Clock::now();
-  for (int ms = 0; ms < 1000; ms += 50) one->Check(began + std::chrono::milliseconds(ms));
+  CheckFrom(*one, began, 0, 1000);
   CHECK(result.num_ended() == 0);
-  for (int ms = 1000; ms < 1300; ms += 50) one->Check(began + std::chrono::milliseconds(ms));
+  CheckFrom(*one, began, 1000, 1300);
   CHECK(Has(result.error(0), "calls do not match: ranks [0] (process 0) are in call 1001"));
   other->Check(began);
   CHECK(Has(result.error(1), "ranks [0] (process 0) aborted: psum at test: in the entry barrier, calls do not match"));
   CHECK(one->Reclaim() && other->Reclaim());
+}
+
+TEST_CASE("time in which the process is stopped does not count") {
+  World world(2);
+  Calls calls{world, 2};
+  Results& result = calls.Result();
+  const auto one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
+  const auto other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
+  const Clock::time_point began = Clock::now();
+  CheckFrom(*one, began, 0, 400);
+  CheckFrom(*one, began, 20000, 20400);
+  CHECK(result.num_ended() == 0);
+  for (const auto& call : {one, other}) call->Fail(InvalidArgumentError("the end"));
+  CHECK(one->Reclaim() && other->Reclaim());
+}
+
+TEST_CASE("a process in one call after the other, and processes in turn, get no error") {
+  for (const int32_t second : {1, 2}) {
+    World world(3);
+    Calls calls{world, 3};
+    Collective1 &here = calls.Make(), &there = calls.Make();
+    Results& result = calls.Result();
+    std::vector<Results*> others;
+    for (int i = 0; i < 2; ++i) others.push_back(&calls.Result());
+    const auto one = calls.Enter(here, 0, 1001, 1, result, false);
+    const auto first = calls.Enter(there, 1, 2001, 2, *others[0], false);
+    const Clock::time_point began = Clock::now();
+    CheckFrom(*one, began, 0, 800);
+    first->Fail(InvalidArgumentError("the end"));
+    // Another call of this process, or the same call of another one.
+    const auto next = calls.Enter(there, second, second == 1 ? 3001 : 2001, second == 1 ? 3 : 2, *others[1], false);
+    CheckFrom(*one, began, 800, 1700);
+    CHECK(result.num_ended() == 0);
+    CheckFrom(*one, began, 1700, 2200);
+    CHECK(Has(result.error(0), "calls do not match"));
+    next->Fail(InvalidArgumentError("the end"));
+    for (const auto& call : {one, first, next}) CHECK(call->Reclaim());
+  }
+}
+
+TEST_CASE("a process of another node that has not noticed the end of its run gets no error") {
+  World world(2, 2);
+  Calls calls{world, 2};
+  Collective1& one = calls.Make();
+  Results &result = calls.Result(), &other = calls.Result(), &failed = calls.Result();
+  calls.Enter(calls.Make(), 0, 2003, 2, failed, false)->Fail(InvalidArgumentError("had enough"));
+  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+  calls.Enter(calls.Make(), 1, 2001, 2, other);
+  WaitForAnnouncement(world);
+  CheckFrom(*call, Clock::now(), 0, 2000);
+  CHECK(!call->failed());
+  call->Fail(InvalidArgumentError("the end"));
+  world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
+  CHECK(other.WaitFor(1));
+}
+
+TEST_CASE("a process that has left the call gets no error while the exit of a third one is late") {
+  World world(3, 3);
+  Calls calls{world, 3};
+  Request request = Sum(3, 0);
+  request.collective = Collective::kBarrier;
+  request.geometry = {3, 1, false, true};
+  Collective1 one(Named(Collective::kBarrier, "dissemination"), request, Split(3, 3, false), false, calls.random,
+                  &world, 3);
+  one.group = 5;
+  Results &result = calls.Result(), &next = calls.Result();
+  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+  for (const int32_t from : {1, 2}) call->OnSignal(from, 0);
+  while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+  }
+  call->OnExited(1, {one.program->fingerprint(), 0}, "the barrier");
+  calls.Enter(calls.Make(), 1, 2001, 2, next);
+  WaitForAnnouncement(world);
+  CheckFrom(*call, Clock::now(), 0, 2000);
+  CHECK(!call->failed());
+  call->OnExited(2, {one.program->fingerprint(), 0}, "the barrier");
+  call->Advance();
+  CHECK(result.num_ended() == 1 && result.error(0).empty());
+  world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
+  CHECK(next.WaitFor(1));
+}
+
+TEST_CASE("two nodes in one run and two in another one get an error, although each has a payload of its partner") {
+  World world(4, 4);
+  Calls calls{world, 4};
+  Collective1 &here = calls.Make(), &there = calls.Make();
+  Results& result = calls.Result();
+  for (const int32_t p : {0, 1}) calls.Enter(here, p, 1001, 1, result);
+  for (const int32_t p : {2, 3}) calls.Enter(there, p, 2001, 2, result);
+  CHECK(result.WaitFor(4));
+  for (int32_t p = 0; p < 4; ++p) CHECK(Has(result.error(p), "calls do not match"));
 }
 
 TEST_CASE("a process that has left the call gets no error while its payload still arrives") {
@@ -98,14 +205,10 @@ TEST_CASE("a process that has left the call gets no error while its payload stil
   const auto call = calls.Enter(one, 0, 1001, 1, result, false);
   while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
   }
-  CHECK(call->DestinationOf(one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
+  CHECK(call->DestinationOf(1, one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
   calls.Enter(calls.Make(), 1, 2001, 2, next);
-  const Clock::time_point began = Clock::now();
-  while (world.active_messages(0)->OtherCallsOf(1).empty()) {
-    CHECK(Clock::now() - began < std::chrono::seconds(60));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  for (int ms = 0; ms < 2000; ms += 50) call->Check(began + std::chrono::milliseconds(ms));
+  WaitForAnnouncement(world);
+  CheckFrom(*call, Clock::now(), 0, 2000);
   CHECK(!call->failed());
   call->Fail(InvalidArgumentError("the end"));
   call->OnPutDone();

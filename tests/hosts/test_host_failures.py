@@ -156,7 +156,7 @@ MISMATCHES = {
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", MISMATCHES)
 def test_errors_of_disagreeing_hosts_show_both_sides(start, scenario, round_):
-    ranks = start(f"{scenario} works_again", **LONG)
+    ranks = start(f"{scenario} works_again", JAXCOMM_WARN_S="0.6", **LONG)
     texts = [rank.wait_for("error")["text"] for rank in ranks]
     for text in texts:
         assert re.search(r"p(sum|max) at failing.py:\d+ \(.+?\): while ", text), text

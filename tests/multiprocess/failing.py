@@ -21,6 +21,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import meshes_failing
 import moe_failing
 import numpy as np
 from jax import lax
@@ -32,7 +33,7 @@ from jaxcomm import _kv_store
 
 if "STARTED" in os.environ:  # every sum is started and done
     jaxcomm.psum = lambda x, axis: jaxcomm.psum_start(x, axis).done(after=x * 2)
-SCENARIOS = {}
+SCENARIOS = {"meshes_of_different_devices": meshes_failing.meshes_of_different_devices}
 VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
 
 

@@ -294,8 +294,8 @@ MUTANTS = [
     Mutant(
         "groups of several nodes taken for one",
         "jaxcomm/_lowering.py",
-        "placement.ranks_per_node is None, {",
-        "True, {",
+        "placement.ranks_per_node is None, own",
+        "True, own",
         "tests/test_lowering.py",
     ),
     Mutant(

@@ -8,12 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../ffi/transport/node.h"
@@ -172,6 +175,30 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   const auto briefly = Clock::now();
   control_segment.Sleep(seen, 50'000'000);
   CHECK(Clock::now() - briefly >= std::chrono::milliseconds(50));
+}
+
+TEST_CASE("a call in a slot that is reused is seen as a whole or not at all") {
+  const auto owned = std::make_unique<ControlSegment>();
+  ControlSegment& segment = *owned;
+  std::atomic<bool> done{false};
+  std::thread owner([&] {
+    for (int64_t run = 1; !done.load(); ++run) {
+      segment.Free(0);
+      segment.slots[0].run_id.store(run);
+      segment.slots[0].group.store(static_cast<uint64_t>(run));
+      segment.Publish(0, 2 * static_cast<uint64_t>(run) + 1);
+    }
+  });
+  int64_t torn = 0;
+  const auto began = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - began < std::chrono::milliseconds(200)) {
+    segment.VisitCalls([&](const ControlSegment::Call& call) {
+      torn += call.key != 2 * call.group + 1 || call.run_id != static_cast<int64_t>(call.group);
+    });
+  }
+  done.store(true);
+  owner.join();
+  CHECK(torn == 0);
 }
 
 TEST_CASE("control segments hold calls and failures") {
