@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import subprocess
 
 import jax
 import numpy as np
@@ -126,16 +127,36 @@ def test_command_judges_rows(tmp_path, capsys):
     assert "Targets missed: p95." in capsys.readouterr().out
 
 
+BROKEN = "1 x 8,process,8,8,2,all_to_all,direct,512,0,{time},1,1,1\n"
+
+
 @pytest.mark.parametrize(
     ("break_", "message"),
     [
         (lambda text: text.replace("shape,", "form,", 1), ":1: expected the columns shape,"),
         (lambda text: text.replace(",8,8,2,", ",8,8,", 1), ":2: expected 13 columns, got 12"),
         (lambda text: text.replace(",8,8,2,", ",8,eight,2,", 1), ":2: ranks_per_node: got 'eight'"),
-        (lambda text: text.replace("all_to_all", "all_to_none", 1), ":2: expected a measured collective of barrier,"),
+        (lambda text: text.replace("all_to_all", "all_to_none", 1), ":2: op: got 'all_to_none'"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="nan"), 1),
+         ":2: time_us: got nan, expected a finite time of more than 0"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="0"), 1), ":2: time_us: got 0"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="-1"), 1), ":2: time_us: got -1"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="inf"), 1), ":2: time_us: got inf"),
+        (lambda text: text.replace("psum,one_shot,512,", "psum,one_shot,-512,", 1), "bytes: got -512"),
+        (lambda text: text.replace(",512,", f",{10**30},", 1), f"bytes: got {10**30}"),
+        (lambda text: text.replace(",process,8,8,", ",network,8,3,", 1),
+         ":2: ranks_per_node: got 3, expected a divisor of the 8 ranks"),
+        (lambda text: text.replace(",process,8,8,", ",process,8,4,", 1),
+         ":2: ranks_per_node: got 4, expected all 8 ranks in scope process"),
+        (lambda text: text.replace(",process,", ",cluster,", 1),
+         ":2: scope: got 'cluster', expected one of process, node, network"),
+        (lambda text: text.replace("all_to_all,direct", "all_to_all,root", 1),
+         ":2: algorithm: got 'root', expected one of direct,"),
         (lambda text: text.splitlines()[0] + "\n", "no rows"),
         (lambda text: "\n".join(line for line in text.splitlines() if ",2097152," not in line),
          "1 x 8: expected rows of psum, all_gather, all_to_all with 32768 and 2097152 bytes"),
+        (lambda text: "\n".join(line for line in text.splitlines() if "all_to_all,direct,32768," not in line),
+         "missing: all_to_all of 32768 bytes"),
     ],
 )  # fmt: skip
 def test_broken_tables(break_, message, tmp_path, capsys):
@@ -146,12 +167,44 @@ def test_broken_tables(break_, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_broken_shapes(capsys):
+def test_broken_shapes(capsys, monkeypatch):
+    monkeypatch.setattr(here.subprocess, "run", lambda *_, **__: pytest.fail("it measures"))
     for shape in ("8", "1x1", "ax2", "2x"):
         assert cli.main(["validate-here", "--shapes", shape]) == 2
         assert f"--shapes: got '{shape}'" in capsys.readouterr().err
     assert cli.main(["validate-here", "--rounds", "0"]) == 2
     assert cli.main(["validate-here", "--sizes", "4096,big"]) == 2
+    assert cli.main(["validate-here", "--sizes", "512,32768"]) == 2
+    assert "--sizes: got '512,32768', without 2097152 bytes" in capsys.readouterr().err
+
+
+def test_a_failed_measurement_keeps_rows(tmp_path, capsys, monkeypatch):
+    """Rows of an earlier measurement stay until the first shape ends; those of finished shapes stay then."""
+    out = tmp_path / "rows.csv"
+    command = ["validate-here", "--shapes", "1x8", "2x4", "--out", str(out)]
+
+    def run(fails):
+        def measured(command, **_):
+            name = command[command.index("--name") + 1]
+            if name == fails:
+                return subprocess.CompletedProcess(command, 1)
+            rows = [dataclasses.replace(row, shape=name) for row in _rows()]
+            here_rows.write(command[command.index("--out") + 1], rows)
+            return subprocess.CompletedProcess(command, 0)
+
+        monkeypatch.setattr(here.subprocess, "run", measured)
+        return cli.main(command)
+
+    assert run("1 x 8") == 2 and not out.exists()
+    out.write_text("earlier")
+    assert run("1 x 8") == 2 and out.read_text() == "earlier"
+    assert run("2 x 4") == 2
+    assert {row.shape for row in here_rows.read(str(out))} == {"1 x 8"}
+    assert "the measurement of 2x4 failed" in capsys.readouterr().err
+    assert run("") == 0
+    assert [row.shape for row in here_rows.read(str(out))] == ["1 x 8"] * len(_rows()) + ["2 x 4"] * len(_rows())
+    assert cli.main([*command[:-1], str(tmp_path / "missing" / "rows.csv")]) == 2
+    assert f"{tmp_path}/missing/rows.csv: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.full
