@@ -167,6 +167,9 @@ class Costs:
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
+        # All groups of a node call at once.
+        node = self.whole.levels[0].ranks
+        cluster = cluster.holding(calls.touched_bytes(op, 0 if op == "barrier" else bytes_of[0], n, node))
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
         def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> calls.Simulated:

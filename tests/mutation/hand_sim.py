@@ -456,8 +456,22 @@ MUTANTS = [
     Mutant(
         "a call touches the data of one rank",
         CALLS,
-        "min(cluster.levels[0].ranks, n) * (operand + result)",
-        "(operand + result) / n",
+        "return ranks * (operand + result)",
+        "return (operand + result) // n",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "one group of a node calls at a time",
+        STEPS,
+        "node = self.whole.levels[0].ranks\n",
+        "node = n\n",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "schedules have one bandwidth of copies",
+        SCHEDULES,
+        "    cluster = cluster.holding(calls.touched_bytes(op, operand, n, min(cluster.levels[0].ranks, n)))\n",
+        "    cluster = dataclasses.replace(cluster, memories=())\n",
         PREDICTED_HERE,
     ),
     Mutant(

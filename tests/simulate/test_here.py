@@ -8,10 +8,12 @@ import subprocess
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jaxcomm import simulate
 from jaxcomm._core import plan
-from jaxcomm.simulate import cli, here, here_rows
+from jaxcomm.simulate import cli, goal, here, here_rows
+from jaxcomm.simulate.cluster import Compute
 
 ROWS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "here.csv"
 N = 8
@@ -90,6 +92,32 @@ def test_the_memory_that_holds_the_data_sets_the_bandwidth():
     x = jax.ShapeDtypeStruct((1 << 22,), np.float32)
     small, large = (simulate.collective("ppermute", x, 8, cluster=c) for c in (made.holding(1e9), made))
     assert small.time_s == pytest.approx(large.time_s)  # 2 * 8 * 16 MiB is more than the larger size
+
+
+def test_steps_and_schedules_have_the_bandwidth_of_the_data():
+    """Two groups of four ranks on one node touch twice the data of one. Without a choice of memory there is no time."""
+    made = dataclasses.replace(here.fit(_rows()), memories=((1e4, 1.0), (1e8, 0.25)))
+    made = dataclasses.replace(made, compute=Compute(1e12, 1.0, 1.0, 0.0))
+    with pytest.raises(simulate.ClusterError, match="this machine: has several memories"):
+        made.native()
+    x = jax.ShapeDtypeStruct((1 << 18,), np.float32)
+    touched = 8 * 2 * (1 << 20)
+    share = 0.25 ** (np.log(touched / 1e4) / np.log(1e4))
+    flow, (overhead_s, copy) = made.levels[0].flow_bytes_per_s, made.copy
+    level = dataclasses.replace(made.levels[0], flow_bytes_per_s=flow * share)
+    plain = dataclasses.replace(made, levels=(level,), copy=(overhead_s, copy * share), memories=())
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+    def total(x):
+        return jax.lax.psum(x, "model")
+
+    run = jax.shard_map(total, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    found, wanted = (simulate.step(run, (x,), mesh=mesh, cluster=c) for c in (made, plain))
+    assert found.collectives[0].simulated.time_s == pytest.approx(wanted.collectives[0].simulated.time_s)
+    found, wanted = (goal.of("ppermute", x, 8, cluster=c, algorithm="direct") for c in (made, plain))
+    assert goal.text(found) == goal.text(wanted)
+    found, wanted = (goal.of("all_gather", x, 4, cluster=c, algorithm="ring") for c in (made, made.holding(20 << 20)))
+    assert goal.text(found) == goal.text(wanted)  # 4 ranks, 1 MiB and 4 MiB
 
 
 def test_errors_and_order_by_hand(capsys):
