@@ -285,10 +285,14 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
     try:
         with jax.sharding.use_abstract_mesh(getattr(given, "abstract_mesh", given)):
             jaxpr = jax.make_jaxpr(step_fn)(*args)
-    except ValueError as error:
-        if "context mesh" not in str(error):
+    except (NameError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "context mesh" in str(error):
+            lines = lines[:1]
+        elif not any(part in str(error) for part in ("unbound axis name", "is not bound here", "specs refers to")):
             raise
-        raise StepError(f"step: mesh: {str(error).splitlines()[0]}") from None
+        axes = ",".join(f"{name}={size}" for name, size in mesh.items())
+        raise StepError(f"step: mesh {axes}: {' '.join(lines)}") from None
     block = reader.block(jaxpr)
     for found, site in reader.meshes:
         if found != mesh:
