@@ -71,8 +71,9 @@ def pytest_configure(config):
 def _compile_quickly():
     """Compiles without LLVM's optimizations, here and in processes that inherit the environment.
 
-    Most tests compile for longer than they run. The other sizes compile as users do. Without its emitters of fusions,
-    XLA:CPU compiles a step of training in a third of the time; it has no others since 0.11.
+    Most tests compile for longer than they run. The other sizes compile as users do, and the full size runs the op
+    tests again, between processes. Without its emitters of fusions, XLA:CPU compiles a step of training in a third of
+    the time; it has no others since 0.11.
     """
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)

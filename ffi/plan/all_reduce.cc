@@ -278,6 +278,8 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   const int64_t max_chunk = MaxChunk(max_count, chunks);
   const int64_t slots = std::min(kSlots, chunks);
   Builder plan(request, rank);
+  // On each rail two exchanges of sums, signals and waits; in the node results come by pulls or go by puts.
+  plan.Reserve(chunks * (nodes + 2) * (locals + 6), chunks * nodes * (locals + 1));
 
   const auto part_at = [&](int32_t l, int32_t g, int64_t c) {
     return Subrange(Subrange(Subrange(block, locals, l), nodes, g), chunks, c);
@@ -286,8 +288,9 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
   const int64_t send_area = slots * nodes * max_chunk;
   int64_t sent = 0;
+  std::vector<Place> sources;
   const auto node_sum = [&](Range part, Place to) {
-    std::vector<Place> sources;
+    sources.clear();
     for (int32_t i = 0; i < locals; ++i) {
       sources.push_back(Builder::At(node * locals + i, Space::kInput, part.begin));
     }
@@ -314,7 +317,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   const auto combine = [&](int64_t c) {
     const Range part = part_of(node, c);
     for (int32_t d = 1; d < nodes; ++d) plan.Wait(rail_peer(-d));
-    std::vector<Place> sources;
+    sources.clear();
     for (int32_t from = 0; from < nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
     plan.Reduce(sources, plan.Output(part.begin), part.count);
     for (int32_t d = 1; d < nodes; ++d) {

@@ -18,6 +18,8 @@ class Builder {
   Place Scratch(int64_t offset) const { return {rank_, Space::kScratch, offset}; }
   static Place At(int32_t peer, Space space, int64_t offset) { return {peer, space, offset}; }
 
+  // Makes room for this many steps and operands of reductions. A plan may have more.
+  void Reserve(int64_t steps, int64_t sources);
   // dst = src: a copy, put or get, depending on the ranks of src and dst. No step if count is 0 or src and dst are the
   // same place.
   void Move(Place src, Place dst, int64_t count);

@@ -54,7 +54,8 @@ void BindClusters(nb::module_& m) {
       .def_rw("valiant", &Level::valiant)
       .def_rw("dims", &Level::dims);
   nb::class_<LinkFault>(m, "LinkFault", "Links with less bandwidth.")
-      .def(nb::init<int32_t, int64_t, bool, bool, double>(), "level"_a, "index"_a, "out"_a, "inward"_a, "capacity"_a);
+      .def(nb::init<int32_t, int64_t, bool, bool, double, double>(), "level"_a, "index"_a, "out"_a, "inward"_a,
+           "capacity"_a, "latency_s"_a = 0.0);
   nb::class_<SlowRank>(m, "SlowRank", "A rank whose own steps take `slow` times as long.")
       .def(nb::init<int32_t, double>(), "rank"_a, "slow"_a);
   nb::class_<Cluster>(m, "Cluster", "Levels of links, innermost first, and the parameters of a rank.")

@@ -168,6 +168,7 @@ Status Topology::AddFaults() {
       lost_.insert(owner);
       continue;
     }
+    if (fault.level == 1 && fault.latency_s > 0) hops_[owner] = fault.latency_s;
     const LinkType out = fault.level < 2 ? LinkType::kOut : LinkType::kUp;
     const LinkType in = fault.level < 2 ? LinkType::kIn : LinkType::kDown;
     if (fault.out) shares_[ShareKey(out, fault.level, owner)] = fault.capacity;
@@ -194,6 +195,11 @@ Status Topology::AddFaults() {
 double Topology::Slow(int32_t rank) const {
   const auto found = slow_.find(rank);
   return found == slow_.end() ? 1 : found->second;
+}
+
+double Topology::HopS(int32_t rank) const {
+  const auto found = hops_.find(rank);
+  return found == hops_.end() ? 0 : found->second;
 }
 
 double Topology::StartS(int32_t rank) const {
@@ -256,7 +262,7 @@ double Topology::LatencyS(int32_t src, int32_t dst) const {
   const auto [first, last] = Relays(src, dst);
   const bool over_domain = Rails() && levels.size() == 2 && first % levels[0].ranks != last % levels[0].ranks;
   const int hops = (over_domain ? 1 : 0) + (first != src ? 1 : 0) + (last != dst ? 1 : 0);
-  return latency_s + hops * levels[0].latency_s;
+  return latency_s + hops * levels[0].latency_s + HopS(src) + HopS(dst);
 }
 
 void Topology::RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {

@@ -51,6 +51,8 @@ struct LinkFault {
   bool out = true;  // the direction from the rank or group
   bool in = true;
   double capacity = 1;  // share that is left
+  // Added to transfers over the adapter of a rank: the hop to a relay that is not among these ranks.
+  double latency_s = 0;
 };
 
 // A rank whose own steps take `slow` times as long.
@@ -130,6 +132,8 @@ class Topology {
   bool Lost(int32_t rank) const { return lost_.count(rank) != 0; }
   // The ranks whose adapters carry a transfer between the domains of src and dst.
   std::pair<int32_t, int32_t> Relays(int32_t src, int32_t dst) const;
+  // What faults add to the latency of transfers over the rank's adapter.
+  double HopS(int32_t rank) const;
   void RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const;
   int64_t Group(int32_t rank, int32_t level) const { return rank / cluster_.levels[static_cast<size_t>(level)].ranks; }
   bool Rails() const { return cluster_.levels.size() > 1 && cluster_.levels[1].kind == LevelKind::kRails; }
@@ -145,7 +149,8 @@ class Topology {
   std::vector<int64_t> strides_;
   std::unordered_map<uint64_t, double> shares_;  // by Key of a link without `other`
   std::unordered_map<int32_t, double> slow_;
-  std::unordered_set<int32_t> lost_;  // ranks
+  std::unordered_map<int32_t, double> hops_;  // LinkFault::latency_s by rank
+  std::unordered_set<int32_t> lost_;          // ranks
 };
 
 }  // namespace jaxcomm

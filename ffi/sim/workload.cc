@@ -62,6 +62,7 @@ void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
   if (added) {
     workload_.links.push_back({id, capacity, count});
     sum_.push_back(0);
+    row_sum_.push_back(0);
   }
   double& sum = sum_[static_cast<size_t>(entry->second)];
   if (sum == 0) touched_.push_back(entry->second);
@@ -229,7 +230,7 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
   const double bytes = static_cast<double>(step.count) * bytes_per_item_;
   for (const Operands& operands : operands_) {
     if (is_short) {
-      for (const ClassUse& use : operands.uses) row_.uses.push_back({use.link, use.weight * bytes});
+      for (const ClassUse& use : operands.uses) AddToRow(use, bytes);
       AddToRow(operands.level, bytes * operands.count, operands.figures.limit);
       row_.new_overhead_s += operands.figures.overhead_s;
       continue;
@@ -246,6 +247,12 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
   }
 }
 
+void WorkloadBuilder::AddToRow(const ClassUse& use, double bytes) {
+  double& sum = row_sum_[static_cast<size_t>(use.link)];
+  if (sum == 0) row_.links.push_back(use.link);
+  sum += use.weight * bytes;
+}
+
 void WorkloadBuilder::AddToRow(int32_t level, double bytes, double limit) {
   const auto entry = static_cast<size_t>(level + 1);
   if (row_.busy_s.size() <= entry) row_.busy_s.resize(entry + 1, 0);
@@ -258,12 +265,11 @@ void WorkloadBuilder::RunRow(RankOps* program) {
   Op op;
   op.bytes = std::exchange(row_.bytes, 0);
   op.overhead_ps = Picoseconds(std::exchange(row_.new_overhead_s, 0));
-  for (const ClassUse& use : row_.uses) {
-    double& sum = sum_[static_cast<size_t>(use.link)];
-    if (sum == 0) touched_.push_back(use.link);
-    sum += use.weight;
+  for (int32_t link : row_.links) {
+    touched_.push_back(link);
+    sum_[static_cast<size_t>(link)] = std::exchange(row_sum_[static_cast<size_t>(link)], 0);
   }
-  row_.uses.clear();
+  row_.links.clear();
   const double busy_s = row_.busy_s.empty() ? 0 : *std::max_element(row_.busy_s.begin(), row_.busy_s.end());
   const double more_s = busy_s - std::exchange(row_.run_s, busy_s);
   op.route = TakeRoute(op.bytes > 0 ? 1 / op.bytes : 1, more_s > 0 ? op.bytes / more_s : kUnlimited);
@@ -323,8 +329,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
   if (joins) {
     const TransferRoute& route = workload_.routes[static_cast<size_t>(op.route)];
     for (int32_t i = route.first; i < route.first + route.count; ++i) {
-      const ClassUse& use = workload_.uses[static_cast<size_t>(i)];
-      row_.uses.push_back({use.link, use.weight * op.bytes});
+      AddToRow(workload_.uses[static_cast<size_t>(i)], op.bytes);
     }
     AddToRow(peer == rank ? -1 : topology_.CommonLevel(rank, peer), op.bytes, figures.limit);
     const double more_s = IsMove(step.kind) ? std::max(figures.overhead_s - row_.overhead_s, 0.0) : figures.overhead_s;

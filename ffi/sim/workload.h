@@ -113,6 +113,8 @@ class WorkloadBuilder {
   void FindOperands(const Plan& plan, const Step& step);
   void AddReduce(const Plan& plan, const Step& step, RankOps* program);
   void AddCopy(int32_t rank, int64_t count, RankOps* program);
+  // Adds bytes of a transfer to its use of a link in the row.
+  void AddToRow(const ClassUse& use, double bytes);
   // Adds bytes over `level` (-1: own memory) to the row, which alone take bytes / limit there.
   void AddToRow(int32_t level, double bytes, double limit);
   // The steps of the row so far become one transfer.
@@ -130,14 +132,15 @@ class WorkloadBuilder {
     double overhead_s = 0;                 // of its moves, which share it
     std::vector<double> busy_s;            // by level + 1: time of the bytes
     double run_s = 0;                      // the part of this time that transfers in the program take
-    std::vector<ClassUse> uses;            // of the steps that are not in the program; weight: bytes on each link
+    std::vector<int32_t> links;            // of the steps that are not in the program; row_sum_: bytes on each link
     double bytes = 0, new_overhead_s = 0;  // of these steps
     bool IsEmpty() const { return bytes == 0 && new_overhead_s == 0; }
   };
   Row row_;
-  double signals_s_ = 0;        // overhead of the signals since the last step that is none
-  std::vector<LinkUse> links_;  // scratch
-  std::vector<double> sum_;     // by class of link; 0 where not in touched_
+  double signals_s_ = 0;         // overhead of the signals since the last step that is none
+  std::vector<LinkUse> links_;   // scratch
+  std::vector<double> sum_;      // by class of link; 0 where not in touched_
+  std::vector<double> row_sum_;  // by class of link; 0 where not in Row::links
   std::vector<int32_t> touched_;
   std::unordered_map<uint64_t, int32_t> link_index_;
   Index route_index_;

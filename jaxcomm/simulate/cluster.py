@@ -16,7 +16,7 @@ from jaxcomm._core import plan, sim
 from jaxcomm.simulate import hashing
 from jaxcomm.simulate.faults import Fault
 from jaxcomm.simulate.faults import read as read_faults
-from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table
+from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table, unknown
 
 KINDS = ("switch", "mesh", "torus", "rails", "fat_tree", "dragonfly")
 
@@ -169,6 +169,8 @@ class Cluster:
         Raises:
           ClusterError: the cluster is too small, or the ranks cannot be spread evenly.
         """
+        if ranks > self.ranks:
+            raise ClusterError(f"{self.name} has {self.ranks} ranks, got {ranks}")
         levels: list[Level] = []
         below = 1
         for level in self.levels:
@@ -186,8 +188,8 @@ class Cluster:
                 level = dataclasses.replace(level, sharing=levels[-1].ranks // inner * level.sharers)
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
-                return dataclasses.replace(self, levels=tuple(levels))
-        raise ClusterError(f"{self.name} has {self.ranks} ranks, got {ranks}")
+                break
+        return dataclasses.replace(self, levels=tuple(levels))
 
     @staticmethod
     def here(calibration: Calibration | None = None) -> "Cluster":
@@ -286,7 +288,9 @@ class Cluster:
         result.ranks_per_processor = self.ranks_per_processor
         names = [level.name for level in self.levels]
         links = [f for f in self.faults if f.level in names and not f.planes]
-        result.faults = [sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity) for f in links]
+        result.faults = [
+            sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity, f.latency_s) for f in links
+        ]
         result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
         if self.scope is None:  # the kernel runs short moves at once
             result.together_bytes = channels * sim.TOGETHER_BYTES
@@ -371,8 +375,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
     for row in content.get("level", []):
         tables |= {name: values for name, values in row.items() if isinstance(values, dict)}
     if len(path) != 2 or path[0] not in tables:
-        names = ", ".join(f"{name}.KEY" for name in tables)
-        raise ClusterError(f"{file}: {key}: unknown key; known are {names}")
+        raise ClusterError(f"{file}: {key}: {unknown(key, [f'{name}.KEY' for name in tables])}")
     table, name = tables[path[0]], path[1]
     try:
         number: Any = float(value)
@@ -387,6 +390,34 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
         origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)
     if isinstance(origin, dict) and name not in ("ranks", "kind", "routing", "dims"):
         origin[name] = "guess: what-if"
+
+
+_TOP = ("name", "device", "kernel", "level", "fault")
+_DEVICE = ("kind", "hbm", "copy", "copy_overhead", "flops_bf16", *_COMPUTE)
+_KERNEL = ("launch", "sync", "channels", "channel", "ll", "ll_overhead", "ll_latency")
+
+
+def _level_keys(number: int, kind: Any) -> list[str]:
+    """Keys of a level, by its position and kind."""
+    keys = ["ranks", "kind", "latency", "overhead"]
+    if number < 2:
+        keys += ["bandwidth", "efficiency", "flow", *(("nics", "planes", "routing") if number == 1 else ())]
+    else:
+        keys += ["taper", *(() if kind in ("switch", "torus") else ("routing", "paths"))]
+    return keys if kind in KINDS and kind != "torus" else [*keys, "dims"]
+
+
+def _check_keys(content: dict[str, Any], file: str) -> None:
+    """Refuses unknown keys of all tables: a key that is written wrongly is missing too."""
+    Table(file, "", content, {}).only(_TOP)
+    for name, known in (("device", _DEVICE), ("kernel", _KERNEL)):
+        if isinstance(content.get(name), dict):
+            Table(file, name, content[name], {}).only(known)
+    rows = content.get("level")
+    for number, row in enumerate(rows if isinstance(rows, list) else ()):
+        for name, values in row.items() if isinstance(row, dict) and len(row) == 1 else ():
+            if isinstance(values, dict):
+                Table(file, name, values, {}).only(_level_keys(number, values.get("kind")))
 
 
 def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> Cluster:
@@ -405,6 +436,7 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> Clu
             added.append(f"{key.removeprefix('fault.')}={changed}")
         else:
             _change(content, key, changed, file)
+    _check_keys(content, file)
     origins: dict[str, str] = {}
 
     def table(path: str, values: Any) -> Table:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxcomm.simulate.figures import unknown
+
 _DIRECTIONS = {"": (True, True), "out": (True, False), "up": (True, False), "in": (False, True), "down": (False, True)}
 _KEYS = {
     "link": {"link", "capacity"},
@@ -28,6 +30,7 @@ class Fault:
       capacity: share of the link's bandwidth that is left; 0 for a lost one.
       slow: factor on the time of a rank's own steps; 0 for a lost rank.
       planes: lost planes of the level.
+      latency_s: added to transfers over an adapter: the hop to a relay outside of the group.
     """
 
     level: str = ""
@@ -37,6 +40,7 @@ class Fault:
     capacity: float = 1.0
     slow: float = 1.0
     planes: int = 0
+    latency_s: float = 0.0
 
     def __str__(self) -> str:
         if self.planes:
@@ -53,6 +57,10 @@ Error = Callable[[str, str], ValueError]
 
 def table(values: Mapping[str, Any], levels: Sequence[str], error: Error) -> Fault:
     """The fault of a TOML table. `error(key, text)` makes the exception."""
+    every = set().union(*_KEYS.values())
+    for key in values:
+        if key not in every:
+            raise error(key, unknown(key, every))
     kinds = [kind for kind in _KEYS if kind in values]
     if len(kinds) != 1:
         raise error("", f"needs exactly one of the keys {', '.join(_KEYS)}, got {', '.join(values) or 'none'}")

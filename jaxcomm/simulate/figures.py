@@ -1,5 +1,6 @@
 """Tables of a TOML file whose figures have units and origins."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,13 @@ FLOPS = {"flop/s": 1.0, "Tflop/s": 1e12, "Pflop/s": 1e15}
 
 class ClusterError(ValueError):
     """A file that describes no cluster. The text names file and key."""
+
+
+def unknown(key: str, known: Iterable[str]) -> str:
+    """The text of an error about an unknown key: the known key that it resembles, and all known keys."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, 1)
+    return f"unknown key{f' (did you mean {near[0]}?)' if near else ''}; known are {', '.join(names)}"
 
 
 class Table:
@@ -73,10 +81,18 @@ class Table:
             )
         self.origins[f"{self.path}.{key}"] = origin
 
-    def done(self) -> None:
-        extra = set(self.values) | (set(self.origin) - self.known if isinstance(self.origin, dict) else set())
+    def only(self, known: Iterable[str]) -> None:
+        """Refuses other keys, also in the table of origins."""
+        names = {"origin", *known}
+        extra = (set(self.values) | set(self.origin if isinstance(self.origin, dict) else ())) - names
         for key in sorted(extra):
-            raise self.error(key, f"unknown key; known are {', '.join(sorted(self.known))}")
+            raise self.error(key, unknown(key, names))
+
+    def done(self) -> None:
+        """Refuses keys that were not taken."""
+        self.only(self.known)
+        for key in sorted(self.values):
+            raise self.error(key, unknown(key, self.known))
 
 
 def _words(kind: type | tuple[type, ...]) -> str:

@@ -137,7 +137,8 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
     """The faults of a cluster that these ranks meet, in the numbers of the cluster that they see.
 
     Another rank of the group relays the transfers of a lost adapter, as in ``collective``. If the group has no other
-    rank of that domain, the next rank of the domain does, whose adapter two groups then share.
+    rank of that domain, the next rank of the domain does. Two groups then share its adapter, and the hop to it adds the
+    latency of the domain.
 
     Args:
       cluster: as spread for all ranks of the mesh, with its faults.
@@ -147,7 +148,7 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
     ranks = np.sort(ranks)
     names = [level.name for level in cluster.levels]
     inner, carried = cluster.levels[0].ranks, relays(cluster)
-    shares: dict[tuple[int, int, bool, bool], float] = {}  # by level, index and directions
+    shares: dict[tuple[int, int, bool, bool], tuple[float, float]] = {}  # and latency; by level, index and directions
     found = []
 
     def mates(rank: int) -> int:
@@ -167,13 +168,17 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
         if not fault.level or (fault.capacity == 0 and mates(fault.index)):
             found.append(dataclasses.replace(fault, index=index))
         elif fault.capacity > 0:
-            shares[number, index, fault.out, fault.inward] = fault.capacity
+            shares[number, index, fault.out, fault.inward] = fault.capacity, 0.0
     for rank, relay in carried.items() if len(seen.levels) > 1 else ():
         at = np.flatnonzero(ranks == rank)
         if len(at) and not mates(rank):
             own = min([f.capacity for f in cluster.faults if (f.level, f.index) == (names[1], relay)], default=1.0)
-            shares[1, int(at[0]), True, True] = own / (1 + list(carried.values()).count(relay))
-    found += [Fault(names[number], index, out, inward, share) for (number, index, out, inward), share in shares.items()]
+            share = own / (1 + list(carried.values()).count(relay))
+            shares[1, int(at[0]), True, True] = share, cluster.levels[0].latency_s
+    found += [
+        Fault(names[number], index, out, inward, share, latency_s=latency_s)
+        for (number, index, out, inward), (share, latency_s) in shares.items()
+    ]
     return tuple(found)
 
 

@@ -87,10 +87,17 @@ _PRIOR = {
 
 def _machine(base: Any, values: dict[str, float], rate: float) -> Any:
     """The machine of the cost model with this bandwidth of memory."""
-    node = (values["overhead_s"], rate, values.get("latency_s", 0.0))
-    names = ("network overhead_s", "network bytes_per_s", "network latency_s")
-    network = tuple(values.get(name, own) for name, own in zip(names, node, strict=True))
-    links = [("self", *node[:2], 0.0), ("node", *node), ("network", *network)]
+    overhead_s, latency_s = values["overhead_s"], values.get("latency_s", 0.0)
+    links = [
+        ("self", overhead_s, rate, 0.0),
+        ("node", overhead_s, rate, latency_s),
+        (
+            "network",
+            values.get("network overhead_s", overhead_s),
+            values.get("network bytes_per_s", rate),
+            values.get("network latency_s", latency_s),
+        ),
+    ]
     return plan.Machine(links, values["launch_s"], base.ranks_per_processor, base.shared_network)
 
 

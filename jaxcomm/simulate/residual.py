@@ -24,6 +24,7 @@ NUGGET = 0.015  # repeatability of a timing
 _LEAST_AMPLITUDE = 0.04
 
 _TEXTS = ("form", "repo", "interconnect", "op", "library", "hardware", "option")
+ENTRY = (*_TEXTS, "ranks", "size", "log_ratio", "noise")  # keys of a series in ``to_data``
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Costs:
         n = math.prod(mesh.values())
         if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
             raise StepError(f"step: skew has {len(skew.arrivals_s)} arrivals, expected one for each of {n} ranks")
+        if n > cluster.ranks:
+            raise ClusterError(f"{cluster.name}: the mesh has {n} ranks, but the cluster has {cluster.ranks}")
         self.notes: dict[str, int] = {}
         groups.check_faults(cluster)
         self.whole = dataclasses.replace(cluster, faults=()).spread(n)

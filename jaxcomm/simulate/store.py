@@ -12,10 +12,13 @@ import numpy as np
 
 from jaxcomm.simulate import judge, model, parameters, systems
 from jaxcomm.simulate.bands import SOURCES, Bands, calibrate
-from jaxcomm.simulate.residual import Residual
+from jaxcomm.simulate.figures import unknown
+from jaxcomm.simulate.residual import ENTRY, Residual
 from jaxcomm.simulate.table import Table
 
 _FORMAT = 1
+_KEYS = ("format", "origin", "units", "bands", "priors", "systems", "residual")
+_SYSTEM = ("key", "device", "rows", "parameters", "identified")
 
 
 class ParametersError(ValueError):
@@ -108,6 +111,7 @@ def _parse(path: str, data: Any) -> Fitted:
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise ParametersError(f"{path}: key format: expected {_FORMAT}; write the file anew with `fit`")
     try:
+        _check_keys(path, data)
         priors = {
             form: {n: parameters.Prior(*map(_positive, pair)) for n, pair in prior.items()}
             for form, prior in data["priors"].items()
@@ -124,12 +128,24 @@ def _parse(path: str, data: Any) -> Fitted:
         residual = Residual.from_data(data["residual"])
         bands = Bands({k: [(low, high) for low, high in v] for k, v in data["bands"].items()})
         return Fitted(model.Model(systems.Systems(fitted, priors), residual), bands, data["origin"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except ParametersError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ParametersError(f"{path}: missing or malformed key: {error}") from None
+
+
+def _check_keys(path: str, data: dict[str, Any]) -> None:
+    tables: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [("", data, _KEYS)]
+    tables += [(f"systems[{i}].", entry, _SYSTEM) for i, entry in enumerate(data.get("systems", []))]
+    tables += [(f"residual[{i}].", entry, ENTRY) for i, entry in enumerate(data.get("residual", []))]
+    for place, table, known in tables:
+        for key in table:
+            if key not in known:
+                raise ParametersError(f"{path}: {place}{key}: {unknown(key, known)}")
 
 
 def _positive(value: Any) -> float:
     number = float(value)
     if not (number > 0 and math.isfinite(number)):
-        raise ParametersError(f"got parameter {value!r}, expected a positive number")
+        raise ValueError(f"got parameter {value!r}, expected a positive number")
     return number

@@ -188,6 +188,8 @@ def text(report: Report, path: str) -> str:
         numbers = " | ".join(f"{100 * v:.1f}" for v in (x.median, x.p90, x.p95, x.within_25, x.bias))
         out.append(f"| {x.split} | {x.rows} | {x.count} | {numbers} | {target} | {met} |")
     out.append("")
+    if not report.lines:
+        out.append("There are no rows to judge.")
     for split, share in report.coverage.items():
         out.append(f"The 80 % band of split {split} holds {100 * share:.1f} % of rows that it was not made from.")
     if report.choice:

@@ -35,6 +35,17 @@ def same(result, want):
     return all(np.array_equal(np.asarray(shard.data), want[shard.index]) for shard in result.addressable_shards)
 
 
+# Algorithms that a group of all ranks refuses: those of GPUs, and those for several nodes or for one.
+ON_GPUS = {"all_gather": "multimem", "psum": "multimem", "pmax": "multimem", "psum_scatter": "multimem",
+           "all_gather_matmul": "fused", "matmul_psum_scatter": "fused"}  # fmt: skip
+ON_SEVERAL_NODES = dict.fromkeys(
+    ("all_to_all", "all_gather", "psum", "pmax", "psum_scatter", "pbroadcast", "barrier"), "hierarchical"
+)
+ON_ONE_NODE = {"all_to_all": "ll", "all_gather": "ll", "psum": "direct one_shot root ll ll_two_shot",
+               "pmax": "direct one_shot root ll ll_two_shot", "psum_scatter": "direct ll",
+               "pbroadcast": "scatter_all_gather"}  # fmt: skip
+
+
 def supports(op, body, algorithm, mesh, x):
     """Whether the algorithm supports a group of all ranks. The lowering checks it."""
     f = jax.shard_map(lambda x: body(x, algorithm), mesh=mesh, in_specs=ROWS, out_specs=ROWS, check_vma=False)
@@ -72,13 +83,15 @@ def every_op(mesh, count, all_algorithms):
             (x.sum(0).reshape(-1, 1) @ weights).reshape(n, -1)),
     }  # fmt: skip
     algorithms = {op: (None, *(jaxcomm.algorithms(op) if all_algorithms else ())) for op in cases}
-    calls = [(op, a) for op in cases for a in algorithms[op] if supports(op, cases[op][0], a, mesh, x)]
+    calls = [(op, a) for op in cases for a in algorithms[op]]
+    refused = {call for call in calls if not supports(call[0], cases[call[0]][0], call[1], mesh, x)}
+    calls = [call for call in calls if call not in refused]
     # One program with all calls: every process compiles, and a program has a cost of its own.
     run = program(lambda x: [cases[op][0](x, algorithm) for op, algorithm in calls], mesh, x)
     for _ in range(3):
         for (op, algorithm), result in zip(calls, run(), strict=True):
             assert same(result, cases[op][1]), (op, algorithm, count)
-    return len(calls)
+    return refused
 
 
 def groups_and_orders(mesh):
@@ -223,14 +236,21 @@ def experts(mesh, everything):
 
 
 def values(mesh):
-    """With SIZE=full, every algorithm has operands of all sizes."""
-    everything = os.environ.get("SIZE") == "full"
-    checked = every_op(mesh, mesh.size, everything) + every_op(mesh, 1000 * mesh.size, True)
+    """In the other sizes than the default, every algorithm has operands of all sizes."""
+    everything = os.environ["SIZE"] != "default"
+    refused = every_op(mesh, mesh.size, everything) | every_op(mesh, 1000 * mesh.size, True)
     if mesh.size % 2 == 0:
         groups_and_orders(mesh)
     ragged(mesh, everything)
     experts(mesh, everything)
-    return {"checked": checked}
+    nodes = jaxcomm.topology().nodes
+    others = ON_ONE_NODE if len(nodes) > 1 else ON_SEVERAL_NODES
+    expected = {(op, a) for table in (ON_GPUS, others) for op in table for a in table[op].split()}
+    assert expected <= refused, expected - refused
+    ranks = {sum(d.process_index in node for d in jax.devices()) for node in nodes}
+    regular = len(ranks) == 1 and mesh.size & (mesh.size - 1) == 0
+    assert refused == expected or not regular, refused - expected
+    return {"checked": True}
 
 
 MOE_SIZES = 512, 8, 64, 1024  # tokens per rank, choices, experts, elements of a row

@@ -14,6 +14,7 @@ SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
+FITTED = "tests/simulate/test_fit.py"
 HERE, PREDICTED_HERE = "jaxcomm/simulate/here.py", "tests/simulate/test_here.py"
 MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
 
@@ -217,6 +218,15 @@ MUTANTS = [
         "for key in []:",
         CLUSTERS,
     ),
+    Mutant("a missing key hides a wrong one", CLUSTER, "    _check_keys(content, file)\n", "", CLUSTERS),
+    Mutant(
+        "no key is near",
+        "jaxcomm/simulate/figures.py",
+        "get_close_matches(key, names, 1)",
+        "get_close_matches(key, [])",
+        CLUSTERS,
+    ),
+    Mutant("parameters may have any key", "jaxcomm/simulate/store.py", "if key not in known:", "if False:", FITTED),
     Mutant(
         "the bytes of one channel count",
         CALLS,
@@ -305,7 +315,13 @@ MUTANTS = [
         "pass",
         "tests/simulate/test_ask.py",
     ),
-    Mutant("steps after a wait repeat bytes", WORKLOAD, "  row_.uses.clear();\n", "", TESTS),
+    Mutant(
+        "steps after a wait repeat bytes",
+        WORKLOAD,
+        "std::exchange(row_sum_[static_cast<size_t>(link)], 0);\n  }\n  row_.links.clear();",
+        "row_sum_[static_cast<size_t>(link)];\n  }",
+        TESTS,
+    ),
     Mutant(
         "only the first group of a step counts",
         STEPS,

@@ -103,6 +103,13 @@ TEST_CASE("a relay adds the latency of the domain on both sides") {
   CheckClose("source", topology.LatencyS(5, 9), healthy.LatencyS(5, 9) + 2e-6);  // rank 6, and rank 10 to rank 9
   CheckClose("target", topology.LatencyS(1, 5), healthy.LatencyS(1, 5) + 2e-6);
   CheckClose("others", topology.LatencyS(4, 8), healthy.LatencyS(4, 8));
+
+  rails.faults = {{1, 5, true, true, 0.5, 3e-6}};  // the relay is not among these ranks
+  const Topology apart = ValueOf(Topology::Make(rails, 16));
+  CheckClose("to a relay", apart.LatencyS(5, 9), healthy.LatencyS(5, 9) + 3e-6);
+  CheckClose("from a relay", apart.LatencyS(13, 5), healthy.LatencyS(13, 5) + 3e-6);
+  CheckClose("no relay", apart.LatencyS(4, 8), healthy.LatencyS(4, 8));
+  CheckClose("in the domain", apart.LatencyS(5, 6), healthy.LatencyS(5, 6));
 }
 
 TEST_CASE("a slow rank takes longer for its own steps only") {

@@ -85,13 +85,13 @@ TEST_CASE("rounds of long rings repeat") {
 }
 
 TEST_CASE("long rings of random levels take the time of all rounds") {
-  // In some, the rounds change after more groups than are simulated; the error stays below a thousandth.
+  // In a few, the rounds change after more groups than are simulated; the error stays below a thousandth.
   std::mt19937_64 random(7);
   const auto between = [&](double low, double high) {
     return low * std::pow(high / low, std::uniform_real_distribution<double>(0, 1)(random));
   };
   const auto whole = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  int extended = 0;
+  int extended = 0, inexact = 0;
   for (int number = 0; number < 120; ++number) {
     Cluster cluster;
     const int64_t inner = whole(2, 8), leaf = inner * whole(1, 4), groups = whole(17, 28);
@@ -115,9 +115,11 @@ TEST_CASE("long rings of random levels take the time of all rounds") {
     const Simulation found = run(0), all = run(1);
     extended += found.num_ops != all.num_ops ? 1 : 0;
     CheckClose("random ring", found.time_s, all.time_s, 1e-3);
+    inexact += std::abs(found.time_s - all.time_s) > 1e-6 * all.time_s ? 1 : 0;
   }
   std::fprintf(stderr, "%d extended\n", extended);
   CHECK(extended > 60);
+  CHECK(inexact <= 2);  // a wrong slope would change all that are extended
 }
 
 TEST_CASE("a ring of 131072 ranks takes the time of its rounds") {

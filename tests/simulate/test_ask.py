@@ -266,8 +266,8 @@ def test_plots_that_cannot_be(options, message, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"leaf.bandwith": "1"}, "dgx-h100: leaf.bandwith: unknown key; known are "),
-        ({"rack.latency": "1"}, "dgx-h100: rack.latency: unknown key; known are device.KEY, kernel.KEY, nvlink.KEY"),
+        ({"leaf.bandwith": "1"}, "leaf.bandwith: unknown key (did you mean bandwidth?); known are "),
+        ({"rack.latency": "1"}, "dgx-h100: rack.latency: unknown key; known are device.KEY, kernel.KEY, leaf.KEY"),
         ({"latency": "1"}, "dgx-h100: latency: unknown key"),
         ({"leaf.latency": "1 parsec"}, "leaf.latency: got '1 parsec', expected a number with one of the units us"),
         ({"leaf.latency": "-1"}, "leaf.latency: got -1 us, expected at least 0"),

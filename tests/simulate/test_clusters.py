@@ -65,7 +65,25 @@ def test_units_and_origins():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("hbm = 3350", "hbm = 3350\nhbn = 1", r"two.toml: device.hbn: unknown key; known are .*hbm"),
+        (
+            "hbm = 3350",
+            "hbm = 3350\nhbn = 1",
+            r"two.toml: device.hbn: unknown key \(did you mean hbm\?\); known are .*",
+        ),
+        ("hbm = 3350", "hbmm = 3350", r"two.toml: device.hbmm: unknown key \(did you mean hbm\?\); known are copy, "),
+        ("hbm = 3350", "zzz = 3350", r"two.toml: device.zzz: unknown key; known are copy, .*, hbm, "),
+        (
+            "ranks = 256",
+            "rank = 256",
+            r"two.toml: leaf.rank: unknown key \(did you mean ranks\?\); known are bandwidth",
+        ),
+        ("launch = 2", "launched = 2", r"two.toml: kernel.launched: unknown key \(did you mean launch\?\)"),
+        # Before a table that is missing too.
+        ("[device]", "[devise]", r"two.toml: devise: unknown key \(did you mean device\?\); known are device, fault, "),
+        ("taper = 2,", "tapper = 2,", r"two.toml: spine.tapper: unknown key \(did you mean taper\?\)"),
+        ('"fat_tree"', '"dragon_fly", dims = 1', r"spine.kind: got 'dragon_fly', expected one of switch"),
+        ("spine = {", "spine = { paths = 2,", r"spine.paths: unknown key"),
+        ("spine = {", "spine = { dims = [2],", r"spine.dims: unknown key"),
         ("hbm = 3350\n", "", r"two.toml: device.hbm: is missing"),
         ("hbm = 3350", "hbm = -1", r"device.hbm: got -1 GB/s, expected more than 0"),
         ("hbm = 3350", "hbm = true", r"device.hbm: got True, expected an integer or a number or a text"),
@@ -84,8 +102,13 @@ def test_units_and_origins():
         ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
         ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
-        ("[kernel]", "[colonel]", r"kernel: is missing"),
-        ('name = "two levels"', 'name = "two levels"\nfaults = 3', r"two.toml: faults: unknown key"),
+        ("[kernel]", "[colonel]", r"two.toml: colonel: unknown key"),
+        ('name = "two levels"', "", r"two.toml: name: is missing"),
+        (
+            'name = "two levels"',
+            'name = "two levels"\nfaults = 3',
+            r"two.toml: faults: unknown key \(did you mean fault\?\)",
+        ),
         ("[[level]]\nspine", "[[level]]\nother = 1\nspine", r"level 3: expected one table with the name of the level"),
         ("hbm = 3350", "hbm = ", r"two.toml: .*line 6"),
     ],
@@ -121,7 +144,10 @@ def test_ranks_are_spread_evenly(ranks, groups):
     assert tuple(level.ranks for level in parse(TEXT, "two.toml").spread(ranks).levels) == groups
 
 
-@pytest.mark.parametrize(("ranks", "message"), [(13, "13 ranks cannot be spread evenly"), (8192, "has 4096 ranks")])
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [(13, "13 ranks cannot be spread evenly"), (8192, "has 4096 ranks, got 8192"), (4099, "has 4096 ranks, got 4099")],
+)
 def test_ranks_that_do_not_fit(ranks, message):
     with pytest.raises(ClusterError, match=message):
         parse(TEXT, "two.toml").spread(ranks)

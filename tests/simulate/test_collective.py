@@ -150,7 +150,8 @@ def test_the_errors_of_a_calibration_become_the_band():
         ({"fidelity": "exact"}, "fidelity must be one of bounds, folded, full"),
         ({"axis_sizes": (2, 0)}, "axis_sizes must be positive"),
         ({"op": "all_to_all", "axis_sizes": 3}, "cannot be split into 3 equal blocks"),
-        ({"axis_sizes": 999983}, "cannot be spread evenly"),
+        ({"axis_sizes": 131071}, "cannot be spread evenly"),
+        ({"axis_sizes": 999983}, "has 131072 ranks, got 999983"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -30,6 +30,7 @@ from jaxcomm.simulate.cluster import parse
 H100 = Cluster.load("dgx-h100")
 ADAPTER = 50e9 * 0.97
 SIZE = 64 << 20
+HOP = 1e-6  # latency of NVLink in the file
 START = 2.2e-6 + 5e-6
 
 
@@ -226,6 +227,21 @@ def test_a_relay_inside_a_group_of_a_step_is_that_of_the_collective():
     assert both.collectives[0].time_s == alone.time_s > collective("psum", _operand(1 << 20), 16, cluster=H100).time_s
 
 
+@pytest.mark.parametrize(("size", "messages"), [(4, 3), (2, 2)])
+def test_a_relay_outside_of_a_group_adds_the_latency_of_the_domain(size, messages):
+    """To each signal of the relayed rank and to it. All rounds of a ring but the last send a signal to the next round.
+
+    Of five signals around a ring of four, three have the rank at one end. In a ring of two, the last message has a hop
+    too. Without the hop, the rank has half an adapter.
+    """
+
+    def f(x):
+        return jaxcomm.psum(x, "data", algorithm="ring")
+
+    relayed, half = (_step(f, (size, 8), _with(f"leaf[11]={share}"), 4096) for share in ("lost", "0.5"))
+    assert relayed.collectives[0].time_s - half.collectives[0].time_s == pytest.approx(messages * HOP, rel=1e-6)
+
+
 def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
     def f(x):
         return jaxcomm.psum(x * 2, "model")
@@ -407,6 +423,7 @@ outer = { ranks = 16, kind = "fat_tree", bandwidth = 10, latency = 1, origin = "
     [
         ("", "fault 1: needs exactly one of the keys link, plane, rank"),
         ('link = "outer[1]"\nrank = 2', "needs exactly one of the keys link, plane, rank, got link, rank"),
+        ('lnik = "outer[1]"\ncapacity = 0.5', r"fault 1.lnik: unknown key \(did you mean link\?\); known are "),
         ('link = "outer"\ncapacity = 0.5', r"fault 1.link: got 'outer', expected LEVEL\[INDEX\]"),
         ('link = "other[1]"\ncapacity = 0.5', "fault 1.link: got 'other', expected one of the levels inner, outer"),
         ('link = "outer[1]"\ncapacity = 1.5', "fault 1.capacity: got 1.5, expected a share"),

@@ -118,7 +118,10 @@ def test_rows_kept_apart_are_judged_by_parameters_that_never_saw_them(tmp_path, 
     assert cli.main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
     command = ["validate", str(tmp_path / "all.csv"), "--split", "kept-apart", "--parameters", str(tmp_path / "f.json")]
     assert cli.main([*command, "--report", str(tmp_path / "r.md")]) == 0
-    assert "| kept apart | all | 60 |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| kept apart | all | 60 |" in printed and "no rows to judge" not in printed
+    assert cli.main([command[0], str(tmp_path / "seen.csv"), *command[2:], "--report", str(tmp_path / "r.md")]) == 0
+    assert "There are no rows to judge." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
