@@ -319,21 +319,34 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
         )
     if mesh is None:
         raise ValueError("step: --mesh is missing, such as --mesh data=16,model=8")
-    made = _target(args.target)(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+    target = _target(args.target)
+    try:
+        made = target(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+    except KeyError as error:
+        if not error.args or not isinstance(error.args[0], str) or error.args[0] in mesh:
+            raise
+        raise ValueError(f"step: {args.target}: --mesh {args.mesh} has no axis {error.args[0]!r}") from error
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], tuple | list):
         raise ValueError(f"step: {args.target} must return the step and a tuple of its arguments, got {made!r:.200}")
     step_fn, arguments = made
-    return lambda cluster: steps.step(
-        step_fn,
-        arguments,
-        mesh=mesh,
-        cluster=cluster,
-        while_trips=args.while_trips,
-        fidelity=args.fidelity,
-        skew=skews.parse(args.skew) if args.skew else None,
-        seed=args.seed,
-        symmetric_buffers=args.symmetric_buffers,
-    )
+
+    def predict(cluster: Cluster) -> Step:
+        try:
+            return steps.step(
+                step_fn,
+                arguments,
+                mesh=mesh,
+                cluster=cluster,
+                while_trips=args.while_trips,
+                fidelity=args.fidelity,
+                skew=skews.parse(args.skew) if args.skew else None,
+                seed=args.seed,
+                symmetric_buffers=args.symmetric_buffers,
+            )
+        except steps.StepError as error:
+            raise ValueError(f"{args.target}: {error}") from None
+
+    return predict
 
 
 def step(args: argparse.Namespace) -> int:

@@ -141,6 +141,12 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
 
 
+def touched_bytes(op: str, operand: int, n: int, ranks: int) -> int:
+    """Operands and results of the ranks of a node that call at once, each in a group of n ranks."""
+    result = {"all_gather": operand * n, "psum_scatter": operand // n}.get(op, operand)
+    return ranks * (operand + result)
+
+
 def _channels(cluster: Cluster, block_bytes: int, block_count: int, max_sms: int | None = None) -> int:
     most = min(max_sms or cluster.channels, cluster.channels)
     return max(1, min(block_bytes // _CHANNEL_BYTES, block_count, most))
@@ -280,8 +286,7 @@ def collective(
     in_use = ("", *(level.name for level in cluster.levels))
     notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
     request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
-    result = {"all_gather": operand * n, "psum_scatter": operand // n}.get(op, operand)
-    cluster = cluster.holding(min(cluster.levels[0].ranks, n) * (operand + result))
+    cluster = cluster.holding(touched_bytes(op, operand, n, min(cluster.levels[0].ranks, n)))
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,

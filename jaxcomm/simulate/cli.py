@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -98,8 +99,19 @@ def _predict(args: argparse.Namespace) -> int:
     return 0
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--mtbf=-5y`` for ``--mtbf -5y``, which argparse takes for two options: the command judges the value."""
+    found: list[str] = []
+    for word in argv:
+        if re.match(r"-\d", word) and found and re.fullmatch("--[a-z-]+", found[-1]):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
     run = {
         "validate": _validate,
         "fit": _fit,

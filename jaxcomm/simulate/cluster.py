@@ -258,7 +258,13 @@ class Cluster:
         return dataclasses.replace(self, levels=(level, *self.levels[1:]), copy=(overhead_s, rate * share), memories=())
 
     def native(self, channels: int = 1) -> Any:
-        """The cluster of the engine, for calls with this number of channels."""
+        """The cluster of the engine, for calls with this number of channels.
+
+        Raises:
+          ClusterError: the bandwidth depends on the data of a call; ``holding`` selects it.
+        """
+        if self.memories:
+            raise ClusterError(f"{self.name}: has several memories; holding() selects that of a call")
         result = sim.Cluster()
         levels = []
         for number, level in enumerate(self.levels):

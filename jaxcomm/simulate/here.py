@@ -110,10 +110,12 @@ def fit(rows: Sequence[Row]) -> Cluster:
       ValueError: there are no rows to fit.
     """
     given = [row for row in rows if is_fitted(row)]
-    if {row.bytes for row in given} != set(FIT_BYTES):
+    found = {(row.op, row.bytes) for row in given}
+    if lacking := [pair for pair in itertools.product(FIT_OPS, FIT_BYTES) if pair not in found]:
         sizes = " and ".join(map(str, FIT_BYTES))
         raise ValueError(
-            f"{rows[0].shape}: expected rows of {', '.join(FIT_OPS)} with {sizes} bytes, to fit parameters"
+            f"{rows[0].shape}: expected rows of {', '.join(FIT_OPS)} with {sizes} bytes, to fit parameters; "
+            f"missing: {', '.join(f'{op} of {size} bytes' for op, size in lacking)}"
         )
     first = given[0]
     made = plan.machine_of(first.scope, first.ranks, first.ranks_per_node)
@@ -237,7 +239,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--shapes", nargs="+", metavar="PxD", default=_SHAPES, help=text)
     text = "measurements, each of all collectives in another order; times are medians over rounds (default: 7)"
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help=text)
-    text = "bytes of the larger of operand and result, as numbers separated by commas (default: 512 B to 16 MiB)"
+    text = "bytes of the larger of operand and result, separated by commas (default: 512 B to 16 MiB). The fit needs "
+    text += " and ".join(map(str, FIT_BYTES))
     parser.add_argument("--sizes", default=",".join(map(str, here_rows.SIZES)), metavar="N,...", help=text)
     parser.add_argument("--out", default="here.csv", metavar="ROWS.csv", help="measured rows (default: here.csv)")
     text = "judge these measured rows instead of measuring; `here_rows` writes them on several hosts too"
@@ -258,8 +261,16 @@ def _measure(args: argparse.Namespace) -> list[Row]:
         raise ValueError(f"--rounds: got {args.rounds}, expected at least 1")
     if not all(part.isdigit() and int(part) for part in args.sizes.split(",")):
         raise ValueError(f"--sizes: got {args.sizes!r}, expected numbers of bytes separated by commas")
-    pathlib.Path(args.out).write_bytes(b"")  # an error before the measurement
-    rows = []
+    if lacking := sorted(set(FIT_BYTES) - set(map(int, args.sizes.split(",")))):
+        missing = " and ".join(map(str, lacking))
+        raise ValueError(f"--sizes: got {args.sizes!r}, without {missing} bytes, which the fit needs")
+    out = pathlib.Path(args.out)
+    new = not out.exists()
+    with out.open("a"):  # an error before the measurement; rows of an earlier one stay
+        pass
+    if new:
+        out.unlink()
+    rows: list[Row] = []
     for processes, devices in shapes:
         part = f"{args.out}.part"
         # Chunks follow the constants of the cost model, not a calibration of this machine.
@@ -272,7 +283,7 @@ def _measure(args: argparse.Namespace) -> list[Row]:
             raise ValueError(f"validate-here: the measurement of {processes}x{devices} failed; see above")
         rows += here_rows.read(part)
         pathlib.Path(part).unlink()
-    here_rows.write(args.out, rows)
+        here_rows.write(args.out, rows)
     return rows
 
 

@@ -9,6 +9,7 @@ import argparse
 import csv
 import dataclasses
 import itertools
+import math
 import os
 import random
 import sys
@@ -28,6 +29,7 @@ from jaxcomm._core import plan
 from jaxcomm.distributed import initialize
 
 SIZES = tuple(512 << (3 * k) for k in range(6))  # 512 B to 16 MiB
+SCOPES = ("process", "node", "network")
 _SHORT_BYTES = 512 << 10  # up to this size, chains are long and repeated more often
 _ITEM_BYTES = 4
 _SEED = 16
@@ -204,6 +206,31 @@ def write(path: str, rows: Sequence[Row]) -> None:
         writer.writerows(dataclasses.astuple(row) for row in rows)
 
 
+def _wrong(row: Row) -> str | None:
+    """The first value of a row that cannot be measured."""
+    times = {name: getattr(row, name) for name in ("time_us", "low_us", "high_us")}
+    for name, value in times.items():
+        if not math.isfinite(value) or value <= 0:
+            return f"{name}: got {value:g}, expected a finite time of more than 0"
+    least = {"bytes": 0, "chunk": 0, "ranks": 2, "ranks_per_node": 1, "processors": 1, "rounds": 1}
+    for name, limit in least.items():
+        if not limit <= getattr(row, name) < 1 << 62:
+            return f"{name}: got {getattr(row, name)}, expected at least {limit} and less than 2^62"
+    if row.op not in OPS:
+        return f"op: got {row.op!r}, expected a measured collective of {', '.join(OPS)}"
+    if row.scope not in SCOPES:
+        return f"scope: got {row.scope!r}, expected one of {', '.join(SCOPES)}"
+    if row.ranks % row.ranks_per_node:
+        return f"ranks_per_node: got {row.ranks_per_node}, expected a divisor of the {row.ranks} ranks"
+    if row.scope != "network" and row.ranks != row.ranks_per_node:
+        return f"ranks_per_node: got {row.ranks_per_node}, expected all {row.ranks} ranks in scope {row.scope}"
+    asked = request(row.op, row.bytes, row.scope, row.ranks, row.ranks_per_node)
+    asked.chunk_count = row.chunk
+    names = [name for name, _ in plan.algorithms(asked.collective) if plan.supports(asked, name)]
+    names = [name for name in names if plan.protocol(asked.collective, name) == "steps"]
+    return None if row.algorithm in names else f"algorithm: got {row.algorithm!r}, expected one of {', '.join(names)}"
+
+
 def read(path: str) -> list[Row]:
     """Raises ValueError, which names file and line, if the table is not one of `write`."""
     fields = dataclasses.fields(Row)
@@ -223,8 +250,8 @@ def read(path: str) -> list[Row]:
                 except ValueError:
                     raise ValueError(f"{where}: {field.name}: got {cell!r}") from None
             row = Row(**values)
-            if row.op not in OPS or row.time_us <= 0 or row.ranks < 2 or row.processors < 1 or row.ranks_per_node < 1:
-                raise ValueError(f"{where}: expected a measured collective of {', '.join(OPS)}")
+            if wrong := _wrong(row):
+                raise ValueError(f"{where}: {wrong}")
             rows.append(row)
     return rows
 

@@ -169,6 +169,9 @@ class Costs:
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
+        # All groups of a node call at once.
+        node = self.whole.levels[0].ranks
+        cluster = cluster.holding(calls.touched_bytes(op, 0 if op == "barrier" else bytes_of[0], n, node))
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
         def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> calls.Simulated:
@@ -284,10 +287,14 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
     try:
         with jax.sharding.use_abstract_mesh(getattr(given, "abstract_mesh", given)):
             jaxpr = jax.make_jaxpr(step_fn)(*args)
-    except ValueError as error:
-        if "context mesh" not in str(error):
+    except (NameError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "context mesh" in str(error):
+            lines = lines[:1]
+        elif not any(part in str(error) for part in ("unbound axis name", "is not bound here", "specs refers to")):
             raise
-        raise StepError(f"step: mesh: {str(error).splitlines()[0]}") from None
+        axes = ",".join(f"{name}={size}" for name, size in mesh.items())
+        raise StepError(f"step: mesh {axes}: {' '.join(lines)}") from None
     block = reader.block(jaxpr)
     for found, site in reader.meshes:
         if found != mesh:

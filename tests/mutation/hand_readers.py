@@ -1,4 +1,4 @@
-"""Mistakes in the readers of jaxcomm/simulate: HLO, profiles and execution traces."""
+"""Mistakes in the readers of jaxcomm/simulate: HLO, profiles and execution traces. Mistakes in `validate-here`."""
 
 from mutation.hand import Mutant
 
@@ -8,6 +8,9 @@ PROFILE, PROFILES = "jaxcomm/simulate/profile.py", "tests/simulate/test_profile.
 HLO, HLO_TEXT, WORK = (f"jaxcomm/simulate/{name}.py" for name in ("hlo", "hlo_text", "hlo_kernels"))
 PROGRAMS, ORDER = "tests/simulate/test_hlo.py", "tests/simulate/test_hlo_order.py"
 PYTHON_KERNELS = "jaxcomm/simulate/kernels.py"
+HERE, PREDICTED_HERE = "jaxcomm/simulate/here.py", "tests/simulate/test_here.py"
+CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
+STEPS, SCHEDULES = "jaxcomm/simulate/steps.py", "jaxcomm/simulate/goal.py"
 
 MUTANTS = [
     Mutant("rare kernels multiply the time", PROFILE, "high if _RARE * low < high else low", "min(counts)", PROFILES),
@@ -151,4 +154,56 @@ MUTANTS = [
         "kernels of an instruction do not add up", PROFILE, "return sum(statistics", "return max(statistics", PROFILES
     ),
     Mutant("loops count in a median", PROFILE, "statistics.median(own) * len(own) / executions", "sum(own)", PROFILES),
+    Mutant(
+        "pairs of equal algorithms count", HERE, "if max(measured, 1 / measured) >= APART:", "if True:", PREDICTED_HERE
+    ),
+    Mutant(
+        "all data lies in the cache",
+        CLUSTER,
+        "np.log([share for _, share in self.memories])",
+        "0 * np.log([share for _, share in self.memories])",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "copies have one bandwidth",
+        CLUSTER,
+        "copy=(overhead_s, rate * share)",
+        "copy=(overhead_s, rate)",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "a call touches the data of one rank",
+        CALLS,
+        "return ranks * (operand + result)",
+        "return (operand + result) // n",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "one group of a node calls at a time",
+        STEPS,
+        "node = self.whole.levels[0].ranks\n",
+        "node = n\n",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "schedules have one bandwidth of copies",
+        SCHEDULES,
+        "    cluster = cluster.holding(calls.touched_bytes(op, operand, n, min(cluster.levels[0].ranks, n)))\n",
+        "    cluster = dataclasses.replace(cluster, memories=())\n",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "processors are those of this machine",
+        HERE,
+        "sharing / first.processors",
+        "sharing / os.cpu_count() / 1",
+        PREDICTED_HERE,
+    ),
+    Mutant(
+        "fitted rows are judged",
+        HERE,
+        "test = [one for one in judged if not one.fitted]\n    lines",
+        "test = judged\n    lines",
+        PREDICTED_HERE,
+    ),
 ]

@@ -15,7 +15,6 @@ STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 FITTED = "tests/simulate/test_fit.py"
-HERE, PREDICTED_HERE = "jaxcomm/simulate/here.py", "tests/simulate/test_here.py"
 MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
 
 MUTANTS = [
@@ -451,43 +450,5 @@ MUTANTS = [
         "CeilDiv(request.block_count, n) * ranks;",
         "request.block_count;",
         TESTS,
-    ),
-    Mutant(
-        "pairs of equal algorithms count", HERE, "if max(measured, 1 / measured) >= APART:", "if True:", PREDICTED_HERE
-    ),
-    Mutant(
-        "all data lies in the cache",
-        CLUSTER,
-        "np.log([share for _, share in self.memories])",
-        "0 * np.log([share for _, share in self.memories])",
-        PREDICTED_HERE,
-    ),
-    Mutant(
-        "copies have one bandwidth",
-        CLUSTER,
-        "copy=(overhead_s, rate * share)",
-        "copy=(overhead_s, rate)",
-        PREDICTED_HERE,
-    ),
-    Mutant(
-        "a call touches the data of one rank",
-        CALLS,
-        "min(cluster.levels[0].ranks, n) * (operand + result)",
-        "(operand + result) / n",
-        PREDICTED_HERE,
-    ),
-    Mutant(
-        "processors are those of this machine",
-        HERE,
-        "sharing / first.processors",
-        "sharing / os.cpu_count() / 1",
-        PREDICTED_HERE,
-    ),
-    Mutant(
-        "fitted rows are judged",
-        HERE,
-        "test = [one for one in judged if not one.fitted]\n    lines",
-        "test = judged\n    lines",
-        PREDICTED_HERE,
     ),
 ]

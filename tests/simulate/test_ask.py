@@ -24,6 +24,17 @@ def step(mesh):
 def wrong(mesh):
     return 3
 
+def split(mesh):
+    run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
+
+def whole(mesh):
+    run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
+
+def sized(mesh):
+    return mesh.shape["data"]
+
 number = 4
 """
 STEP = ["--mesh", "data=2,model=8", "--cluster", "dgx-h100"]
@@ -295,6 +306,13 @@ def test_a_change_is_a_guess():
         (["step", "{}:wrong", *STEP], "must return the step and a tuple of its arguments, got 3"),
         (["step", "{}:step", "--mesh", "data=2,model", "--cluster", "dgx-h100"], "--mesh: got 'model'"),
         (["step", "{}:step", "--mesh", "data=2,data=2", "--cluster", "dgx-h100"], "--mesh: got 'data=2'"),
+        (["step", "{}:step", "--mesh", "dat=8", "--cluster", "dgx-h100"],
+         "{}:step: step: mesh dat=8: psum: axis_name 'model' is not bound here"),
+        (["step", "{}:whole", "--mesh", "dat=8", "--cluster", "dgx-h100"],
+         "{}:whole: step: mesh dat=8: Found an unbound axis name: data"),
+        (["step", "{}:split", "--mesh", "dat=8", "--cluster", "dgx-h100"], "{}:split: step: mesh dat=8: shard_map "),
+        (["step", "{}:sized", "--mesh", "dat=8", "--cluster", "dgx-h100"],
+         "step: {}:sized: --mesh dat=8 has no axis 'data'"),
         (["step", "{}:step", *STEP, "--what-if", "leaf.latency"], "--what-if: got 'leaf.latency', expected KEY=VALUE"),
         (["step", "{}:step", *STEP, "--compare", "nope"], "neither a file"),
         ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
@@ -303,7 +321,7 @@ def test_a_change_is_a_guess():
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),
         (["collective", "psum", *CALL[2:-1], "torus-512", "--ranks", "512", "--compare", "nccl-2.28"], "of TPU v5p"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(program, command, message, capsys):
     assert cli.main([part.replace("{}", program) for part in command]) == 2
-    assert message in capsys.readouterr().err
+    assert message.replace("{}", program) in capsys.readouterr().err

@@ -3,14 +3,17 @@
 import dataclasses
 import itertools
 import pathlib
+import subprocess
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jaxcomm import simulate
 from jaxcomm._core import plan
-from jaxcomm.simulate import cli, here, here_rows
+from jaxcomm.simulate import cli, goal, here, here_rows
+from jaxcomm.simulate.cluster import Compute
 
 ROWS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "here.csv"
 N = 8
@@ -91,6 +94,32 @@ def test_the_memory_that_holds_the_data_sets_the_bandwidth():
     assert small.time_s == pytest.approx(large.time_s)  # 2 * 8 * 16 MiB is more than the larger size
 
 
+def test_steps_and_schedules_have_the_bandwidth_of_the_data():
+    """Two groups of four ranks on one node touch twice the data of one. Without a choice of memory there is no time."""
+    made = dataclasses.replace(here.fit(_rows()), memories=((1e4, 1.0), (1e8, 0.25)))
+    made = dataclasses.replace(made, compute=Compute(1e12, 1.0, 1.0, 0.0))
+    with pytest.raises(simulate.ClusterError, match="this machine: has several memories"):
+        made.native()
+    x = jax.ShapeDtypeStruct((1 << 18,), np.float32)
+    touched = 8 * 2 * (1 << 20)
+    share = 0.25 ** (np.log(touched / 1e4) / np.log(1e4))
+    flow, (overhead_s, copy) = made.levels[0].flow_bytes_per_s, made.copy
+    level = dataclasses.replace(made.levels[0], flow_bytes_per_s=flow * share)
+    plain = dataclasses.replace(made, levels=(level,), copy=(overhead_s, copy * share), memories=())
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+    def total(x):
+        return jax.lax.psum(x, "model")
+
+    run = jax.shard_map(total, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    found, wanted = (simulate.step(run, (x,), mesh=mesh, cluster=c) for c in (made, plain))
+    assert found.collectives[0].simulated.time_s == pytest.approx(wanted.collectives[0].simulated.time_s)
+    found, wanted = (goal.of("ppermute", x, 8, cluster=c, algorithm="direct") for c in (made, plain))
+    assert goal.text(found) == goal.text(wanted)
+    found, wanted = (goal.of("all_gather", x, 4, cluster=c, algorithm="ring") for c in (made, made.holding(20 << 20)))
+    assert goal.text(found) == goal.text(wanted)  # 4 ranks, 1 MiB and 4 MiB
+
+
 def test_errors_and_order_by_hand(capsys):
     rows = [
         _row("psum_scatter", "direct", 512, 100.0),
@@ -126,16 +155,36 @@ def test_command_judges_rows(tmp_path, capsys):
     assert "Targets missed: p95." in capsys.readouterr().out
 
 
+BROKEN = "1 x 8,process,8,8,2,all_to_all,direct,512,0,{time},1,1,1\n"
+
+
 @pytest.mark.parametrize(
     ("break_", "message"),
     [
         (lambda text: text.replace("shape,", "form,", 1), ":1: expected the columns shape,"),
         (lambda text: text.replace(",8,8,2,", ",8,8,", 1), ":2: expected 13 columns, got 12"),
         (lambda text: text.replace(",8,8,2,", ",8,eight,2,", 1), ":2: ranks_per_node: got 'eight'"),
-        (lambda text: text.replace("all_to_all", "all_to_none", 1), ":2: expected a measured collective of barrier,"),
+        (lambda text: text.replace("all_to_all", "all_to_none", 1), ":2: op: got 'all_to_none'"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="nan"), 1),
+         ":2: time_us: got nan, expected a finite time of more than 0"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="0"), 1), ":2: time_us: got 0"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="-1"), 1), ":2: time_us: got -1"),
+        (lambda text: text.replace("rounds\n", "rounds\n" + BROKEN.format(time="inf"), 1), ":2: time_us: got inf"),
+        (lambda text: text.replace("psum,one_shot,512,", "psum,one_shot,-512,", 1), "bytes: got -512"),
+        (lambda text: text.replace(",512,", f",{10**30},", 1), f"bytes: got {10**30}"),
+        (lambda text: text.replace(",process,8,8,", ",network,8,3,", 1),
+         ":2: ranks_per_node: got 3, expected a divisor of the 8 ranks"),
+        (lambda text: text.replace(",process,8,8,", ",process,8,4,", 1),
+         ":2: ranks_per_node: got 4, expected all 8 ranks in scope process"),
+        (lambda text: text.replace(",process,", ",cluster,", 1),
+         ":2: scope: got 'cluster', expected one of process, node, network"),
+        (lambda text: text.replace("all_to_all,direct", "all_to_all,root", 1),
+         ":2: algorithm: got 'root', expected one of direct,"),
         (lambda text: text.splitlines()[0] + "\n", "no rows"),
         (lambda text: "\n".join(line for line in text.splitlines() if ",2097152," not in line),
          "1 x 8: expected rows of psum, all_gather, all_to_all with 32768 and 2097152 bytes"),
+        (lambda text: "\n".join(line for line in text.splitlines() if "all_to_all,direct,32768," not in line),
+         "missing: all_to_all of 32768 bytes"),
     ],
 )  # fmt: skip
 def test_broken_tables(break_, message, tmp_path, capsys):
@@ -146,12 +195,44 @@ def test_broken_tables(break_, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_broken_shapes(capsys):
+def test_broken_shapes(capsys, monkeypatch):
+    monkeypatch.setattr(here.subprocess, "run", lambda *_, **__: pytest.fail("it measures"))
     for shape in ("8", "1x1", "ax2", "2x"):
         assert cli.main(["validate-here", "--shapes", shape]) == 2
         assert f"--shapes: got '{shape}'" in capsys.readouterr().err
     assert cli.main(["validate-here", "--rounds", "0"]) == 2
     assert cli.main(["validate-here", "--sizes", "4096,big"]) == 2
+    assert cli.main(["validate-here", "--sizes", "512,32768"]) == 2
+    assert "--sizes: got '512,32768', without 2097152 bytes" in capsys.readouterr().err
+
+
+def test_a_failed_measurement_keeps_rows(tmp_path, capsys, monkeypatch):
+    """Rows of an earlier measurement stay until the first shape ends; those of finished shapes stay then."""
+    out = tmp_path / "rows.csv"
+    command = ["validate-here", "--shapes", "1x8", "2x4", "--out", str(out)]
+
+    def run(fails):
+        def measured(command, **_):
+            name = command[command.index("--name") + 1]
+            if name == fails:
+                return subprocess.CompletedProcess(command, 1)
+            rows = [dataclasses.replace(row, shape=name) for row in _rows()]
+            here_rows.write(command[command.index("--out") + 1], rows)
+            return subprocess.CompletedProcess(command, 0)
+
+        monkeypatch.setattr(here.subprocess, "run", measured)
+        return cli.main(command)
+
+    assert run("1 x 8") == 2 and not out.exists()
+    out.write_text("earlier")
+    assert run("1 x 8") == 2 and out.read_text() == "earlier"
+    assert run("2 x 4") == 2
+    assert {row.shape for row in here_rows.read(str(out))} == {"1 x 8"}
+    assert "the measurement of 2x4 failed" in capsys.readouterr().err
+    assert run("") == 0
+    assert [row.shape for row in here_rows.read(str(out))] == ["1 x 8"] * len(_rows()) + ["2 x 4"] * len(_rows())
+    assert cli.main([*command[:-1], str(tmp_path / "missing" / "rows.csv")]) == 2
+    assert f"{tmp_path}/missing/rows.csv: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -171,7 +252,11 @@ def test_measures_here(tmp_path, capsys):
 
 def test_rows_of_the_benchmark():
     """The table of docs/internals/simulate.md rests on these rows. The limits are a little above its errors."""
-    judged = [one for one in here.judge(here_rows.read(str(ROWS))) if not one.fitted]
+    every = here.judge(here_rows.read(str(ROWS)))
+    fitted = {(one.row.op, one.row.bytes) for one in every if one.fitted}
+    assert fitted == set(itertools.product(("psum", "all_gather", "all_to_all"), (32 << 10, 2 << 20)))
+    judged = [one for one in every if not one.fitted]
+    assert (len(judged), len(every)) == (363, 475)
     hosts = [one for one in judged if one.row.scope == "network"]
     assert len(hosts) > 80 and here.missed(hosts) == []
     median, p95 = np.quantile([np.expm1(abs(one.error)) for one in judged], [0.5, 0.95])

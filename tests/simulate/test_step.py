@@ -278,7 +278,7 @@ def _psum(x):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"mesh": {"data": 8, "model": 4}}, StepError, r"step: mesh: The context mesh .*'data': 8"),
+        ({"mesh": {"data": 8, "model": 4}}, StepError, r"step: mesh data=8,model=4: The context mesh .*'data': 8"),
         ({"mesh": {"data": 0}}, StepError, "mesh: expected names of axes with positive sizes"),
         ({"step_fn": lambda x: x + 1}, StepError, "no collective"),
         ({"while_trips": 0}, StepError, "while_trips must be at least 1, got 0"),
