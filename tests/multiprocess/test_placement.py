@@ -33,7 +33,9 @@ class Mesh:
     """A mesh of fake devices of several processes."""
 
     def __init__(self, processes):
-        self.devices = np.array([types.SimpleNamespace(process_index=p, platform="cpu") for p in processes])
+        self.devices = np.array(
+            [types.SimpleNamespace(id=i, process_index=p, platform="cpu") for i, p in enumerate(processes)]
+        )
 
 
 @pytest.fixture
