@@ -72,6 +72,8 @@ $(MODULE_BUILD)/libraries.cmake:
 libraries: $(MODULE_BUILD)/libraries.cmake
 	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
 	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers jaxcomm_attributes
+# nvcc reads a variable of this name from the environment.
+unexport LIBRARIES
 
 # The compiler and NCCL's headers are in a separate folder: the environment of the tests has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
