@@ -325,6 +325,7 @@ struct Sparse {
   char* memory = nullptr;
 };
 
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their shadows take memory
 // Two rows for each rank lie behind 4 GiB: in the result, and if peers put also in the operand and the arena.
 void TestLarge(bool puts) {
   constexpr int64_t kRow = 64 << 10, kRows = 80 << 10, kSize = 2, kFirst = 72 << 10;
@@ -378,7 +379,6 @@ void TestLarge(bool puts) {
   }
 }
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their shadows take memory
 TEST_CASE("peers put rows behind 4 GiB") { TestLarge(true); }
 TEST_CASE("peers read rows to places behind 4 GiB") { TestLarge(false); }
 #endif
