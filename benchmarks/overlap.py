@@ -4,7 +4,7 @@
     python benchmarks/overlap.py --scripts zero3 ring --layers 4    # some scripts, deeper models
     python benchmarks/overlap.py --hosts 2 --rate 1e9 --delay 0.2e-3 --scripts zero3 ring    # needs root
 
-Each round runs every side once, in another order. `--hosts` starts one process with one device on each host; the hosts
+Each round runs every side once, in a random order. `--hosts` starts one process with one device on each host; the hosts
 are network namespaces, whose links have the given rate (bits per second) and one-way delay (seconds).
 
 | side | collectives |
@@ -28,6 +28,7 @@ import functools
 import json
 import os
 import pathlib
+import random
 import shlex
 import statistics
 import subprocess
@@ -246,8 +247,11 @@ def measure(name, arguments):
             sides[side] = side_of(module, side, make(**more), mesh)
         sides["alone"] = alone(of_step(module, make(), mesh), mesh)
     order, seconds = list(sides), {side: [] for side in sides}
+    shuffle = random.Random(0).shuffle  # the same on all processes, and no side always follows the same other one
     for i in range(-arguments.warmup, arguments.rounds):
-        for side in order[i % len(order) :] + order[: i % len(order)]:
+        turns = list(order)
+        shuffle(turns)
+        for side in turns:
             took = sides[side].run()
             if i >= 0:
                 seconds[side].append(took)
