@@ -71,7 +71,7 @@ def ulysses(query, key, value, positions, comm):
     def exchange(x, split_axis, concat_axis):
         return comm.all_to_all(x, AXIS, split_axis=split_axis, concat_axis=concat_axis, tiled=True)
 
-    query, key, value = (exchange(x, 2, 1) for x in (query, key, value))
+    query, key, value = exchange(jnp.stack([query, key, value]), 3, 2)
     places = jnp.asarray(positions.reshape(-1))  # ranks in order, each with its positions
     output, _ = block(query, key, value, places[:, None] >= places[None, :])
     return exchange(output.astype(query.dtype), 1, 2)
