@@ -110,7 +110,8 @@ build/cuda/%/configured: $(VENV)/deps $(CUDA_WHEELS)/installed | $(MODULE_BUILD)
 	touch $@
 
 # Installs the module next to jaxcomm._core. It is not part of pip's records, so a new build of jaxcomm keeps it.
-cuda: $(VENV)/installed $(CUDA_CONFIGURED)
+cuda: $(VENV)/installed
+	$(MAKE) --no-print-directory $(CUDA_CONFIGURED)  # not beside the installation, which builds in the same folder
 	MAKEFLAGS= $(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
@@ -127,7 +128,8 @@ test:
 	$(MAKE) --no-print-directory -j2 run-native run-python
 
 # Runs tests of concurrency and failures 20 times in a row, and all op tests between processes. Takes hours.
-stress: setup $(VENV)/test-deps build-native
+stress: setup $(VENV)/test-deps
+	$(MAKE) --no-print-directory build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
@@ -192,7 +194,8 @@ EVERY_MODEL := test_scripts.py test_scripts_processes.py test_moe.py test_moe_co
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
   multiprocess/test_bench_processes.py multiprocess/test_strangers.py \
   $(filter-out $(EVERY_MODEL:%=models/%),$(patsubst tests/%,%,$(wildcard tests/models/test_*.py)))
-test-jax: setup $(VENV)/test-deps libraries $(NATIVE_BUILD)/build.ninja
+test-jax: setup $(VENV)/test-deps
+	$(MAKE) --no-print-directory $(NATIVE_BUILD)/build.ninja
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target jaxlib_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -L jaxlib --output-on-failure
 	$(PYTEST) $(WITHOUT_JAX:%=--ignore=tests/%) $(SHOWN_BY_OTHERS:%=--ignore=tests/%) $(PYTEST_ARGS)
