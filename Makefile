@@ -55,7 +55,9 @@ $(VENV)/test-deps: $(VENV)/deps
 MODULE_BUILD := build/module$(patsubst .venv%,%,$(VENV))
 # Such a folder of another environment, whose libraries the module uses: they depend neither on Python nor on jaxlib.
 LIBRARIES ?=
-CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD))
+# Host code of the CUDA module in that environment's build of the native tests, if there is one.
+CUDA_LIBRARIES := $(patsubst %/cuda_host.cmake,%,$(wildcard $(LIBRARIES:build/module%=build/native%)/cuda_host.cmake))
+CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD)) -DJAXCOMM_CUDA_LIBRARIES=$(abspath $(CUDA_LIBRARIES))
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -C build-dir=$(MODULE_BUILD) \
 	  -C cmake.define.JAXCOMM_WERROR=$(if $(CI),ON,OFF) -C cmake.define.JAXCOMM_LIBRARIES=$(abspath $(LIBRARIES)) -e .
@@ -72,6 +74,7 @@ $(MODULE_BUILD)/libraries.cmake:
 libraries: $(MODULE_BUILD)/libraries.cmake
 	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
 	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers jaxcomm_attributes
+	$(if $(CUDA_LIBRARIES),MAKEFLAGS= $(BIN)/cmake --build $(CUDA_LIBRARIES) --target jaxcomm_cuda_objects)
 # nvcc reads a variable of this name from the environment.
 unexport LIBRARIES
 

@@ -148,7 +148,7 @@ MUTANTS = [
         "an error names a pair of ranks whose signal has arrived",
         EXECUTOR,
         "      if (late) return {rank, peer};",
-        "      if (waits) return {rank, peer};",
+        "      if (late || waits) return {rank, peer};",
         "test_executor",
     ),
     Mutant(

@@ -146,7 +146,9 @@ class Runner:
             if code is None:
                 continue
             wanted -= 1
-            candidates = [(name, functools.partial(forked, pytest, name, tree.with_suffix(".log"))) for name in (row.test, test)]
+            candidates = [
+                (name, functools.partial(forked, pytest, name, tree.with_suffix(".log"))) for name in (row.test, test)
+            ]
             self.judge(row, candidates, prepare=changed(tree / row.file, code))
         pytest.close()
 
