@@ -57,7 +57,7 @@ MODULE_BUILD := build/module$(patsubst .venv%,%,$(VENV))
 LIBRARIES ?=
 # Host code of the CUDA module in that environment's build of the native tests, if there is one.
 CUDA_LIBRARIES := $(patsubst %/cuda_host.cmake,%,$(wildcard $(LIBRARIES:build/module%=build/native%)/cuda_host.cmake))
-CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD)) -DJAXCOMM_CUDA_LIBRARIES=$(abspath $(CUDA_LIBRARIES))
+CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD))
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -C build-dir=$(MODULE_BUILD) \
 	  -C cmake.define.JAXCOMM_WERROR=$(if $(CI),ON,OFF) -C cmake.define.JAXCOMM_LIBRARIES=$(abspath $(LIBRARIES)) -e .
@@ -168,7 +168,8 @@ $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/installed CMake
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
-	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_CUDA) -DCMAKE_CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
+	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_CUDA) -DCMAKE_CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES) \
+	    -DJAXCOMM_CUDA_LIBRARIES=$(abspath $(CUDA_LIBRARIES)))
 	touch $@
 $(NATIVE_BUILD)/build.ninja: | libraries
 
