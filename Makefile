@@ -55,6 +55,8 @@ $(VENV)/test-deps: $(VENV)/deps
 MODULE_BUILD := build/module$(patsubst .venv%,%,$(VENV))
 # Such a folder of another environment, whose libraries the module uses: they depend neither on Python nor on jaxlib.
 LIBRARIES ?=
+# Host code of the CUDA module in that environment's build of the native tests, if there is one.
+CUDA_LIBRARIES := $(patsubst %/cuda_host.cmake,%,$(wildcard $(LIBRARIES:build/module%=build/native%)/cuda_host.cmake))
 CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD))
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -C build-dir=$(MODULE_BUILD) \
@@ -72,6 +74,7 @@ $(MODULE_BUILD)/libraries.cmake:
 libraries: $(MODULE_BUILD)/libraries.cmake
 	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
 	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers jaxcomm_attributes
+	$(if $(CUDA_LIBRARIES),MAKEFLAGS= $(BIN)/cmake --build $(CUDA_LIBRARIES) --target jaxcomm_cuda_objects)
 # nvcc reads a variable of this name from the environment.
 unexport LIBRARIES
 
@@ -110,7 +113,8 @@ build/cuda/%/configured: $(VENV)/deps $(CUDA_WHEELS)/installed | $(MODULE_BUILD)
 	touch $@
 
 # Installs the module next to jaxcomm._core. It is not part of pip's records, so a new build of jaxcomm keeps it.
-cuda: $(VENV)/installed $(CUDA_CONFIGURED)
+cuda: $(VENV)/installed
+	$(MAKE) --no-print-directory $(CUDA_CONFIGURED)  # not beside the installation, which builds in the same folder
 	MAKEFLAGS= $(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
@@ -127,7 +131,8 @@ test:
 	$(MAKE) --no-print-directory -j2 run-native run-python
 
 # Runs tests of concurrency and failures 20 times in a row, and all op tests between processes. Takes hours.
-stress: setup $(VENV)/test-deps build-native
+stress: setup $(VENV)/test-deps
+	$(MAKE) --no-print-directory build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
@@ -163,7 +168,8 @@ $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/installed CMake
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
-	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_CUDA) -DCMAKE_CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
+	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_CUDA) -DCMAKE_CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES) \
+	    -DJAXCOMM_CUDA_LIBRARIES=$(abspath $(CUDA_LIBRARIES)))
 	touch $@
 $(NATIVE_BUILD)/build.ninja: | libraries
 
@@ -192,7 +198,8 @@ EVERY_MODEL := test_scripts.py test_scripts_processes.py test_moe.py test_moe_co
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
   multiprocess/test_bench_processes.py multiprocess/test_strangers.py \
   $(filter-out $(EVERY_MODEL:%=models/%),$(patsubst tests/%,%,$(wildcard tests/models/test_*.py)))
-test-jax: setup $(VENV)/test-deps libraries $(NATIVE_BUILD)/build.ninja
+test-jax: setup $(VENV)/test-deps
+	$(MAKE) --no-print-directory $(NATIVE_BUILD)/build.ninja
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target jaxlib_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -L jaxlib --output-on-failure
 	$(PYTEST) $(WITHOUT_JAX:%=--ignore=tests/%) $(SHOWN_BY_OTHERS:%=--ignore=tests/%) $(PYTEST_ARGS)

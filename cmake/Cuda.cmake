@@ -106,8 +106,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # find_package(CUDAToolkit) requires an unversioned libcudart.so, which the wheels lack
 
-set(JAXCOMM_CUDA_HEADERS
-  ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_NCCL_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+set(JAXCOMM_CUDA_HEADERS ${JAXCOMM_NCCL_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(FILTER JAXCOMM_CUDA_HEADERS EXCLUDE REGEX "/cccl$")  # for kernels only; nvcc finds it
 include(cmake/CudaHost.cmake)
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
@@ -121,7 +120,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/slices.cu
   ffi/cuda/kernels/watchdog.cu)
-target_include_directories(_cuda SYSTEM PRIVATE ${JAXCOMM_CUDA_HEADERS})
+target_include_directories(_cuda SYSTEM PRIVATE ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_CUDA_HEADERS})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(ffi/cuda/module.cc PROPERTIES
   COMPILE_DEFINITIONS "JAXCOMM_CUDA_ARCHITECTURES=\"${architectures}\"")

@@ -1,5 +1,35 @@
 # Host code of the CUDA module, compiled without nvcc. The module and the native tests link it. JAXCOMM_CUDA_HEADERS:
-# folders with the headers of jaxlib, NCCL and CUDA.
+# folders with the headers of NCCL and CUDA. JAXLIB_INCLUDE_DIR: that with XLA's.
+set(JAXCOMM_CUDA_LIBRARIES "" CACHE PATH "Another build folder, whose host code without XLA's headers is used")
+function(jaxcomm_set_cuda_host)
+  foreach(library IN LISTS ARGN)
+    target_link_libraries(${library} PUBLIC jaxcomm_plans)
+    target_include_directories(${library} PUBLIC ${PROJECT_SOURCE_DIR}/ffi/include)
+    if(NOT library STREQUAL "jaxcomm_cuda_programs")  # programs do not depend on CUDA
+      target_include_directories(${library} SYSTEM PUBLIC ${JAXCOMM_CUDA_HEADERS})
+    endif()
+    # The tests take longer to compile than to run.
+    target_compile_options(${library} PRIVATE $<IF:$<BOOL:${JAXCOMM_NATIVE_TESTS}>,-O1,-Os>)
+  endforeach()
+endfunction()
+add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_communicator.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/xla_collectives.cc)
+target_include_directories(jaxcomm_cuda_xla SYSTEM PUBLIC ${JAXLIB_INCLUDE_DIR})
+jaxcomm_set_cuda_host(jaxcomm_cuda_xla)
+set(without_xla
+  jaxcomm_cuda_programs jaxcomm_cuda_host jaxcomm_cublaslt_library jaxcomm_nccl_library jaxcomm_nccl_capabilities)
+set(JAXCOMM_CUDA_HOST ${without_xla} jaxcomm_cuda_xla)
+if(JAXCOMM_CUDA_LIBRARIES)
+  include(${JAXCOMM_CUDA_LIBRARIES}/cuda_host.cmake)
+  return()
+endif()
+
 add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/call_program.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/packing.cc
@@ -23,29 +53,12 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_communicator.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/xla_collectives.cc)
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)
 # Some tests replace or observe these.
 add_library(jaxcomm_cublaslt_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/cublas/cublaslt_library.cc)
 add_library(jaxcomm_nccl_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_library.cc)
 add_library(jaxcomm_nccl_capabilities OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/capabilities.cc)
-set(JAXCOMM_CUDA_HOST
-  jaxcomm_cuda_programs jaxcomm_cuda_host jaxcomm_cublaslt_library jaxcomm_nccl_library jaxcomm_nccl_capabilities)
-foreach(library IN LISTS JAXCOMM_CUDA_HOST)
-  target_link_libraries(${library} PUBLIC jaxcomm_plans)
-  target_include_directories(${library} PUBLIC ${PROJECT_SOURCE_DIR}/ffi/include)
-  if(NOT library STREQUAL "jaxcomm_cuda_programs")  # programs do not depend on CUDA
-    target_include_directories(${library} SYSTEM PUBLIC ${JAXCOMM_CUDA_HEADERS})
-  endif()
-  if(JAXCOMM_NATIVE_TESTS)
-    target_link_libraries(${library} PRIVATE jaxcomm_test_options)
-  else()
-    target_compile_options(${library} PRIVATE -Os)
-  endif()
-endforeach()
+jaxcomm_set_cuda_host(${without_xla})
+export(TARGETS ${without_xla} FILE ${CMAKE_BINARY_DIR}/cuda_host.cmake)
+add_custom_target(jaxcomm_cuda_objects)
+add_dependencies(jaxcomm_cuda_objects ${without_xla})

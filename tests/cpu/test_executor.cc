@@ -174,6 +174,38 @@ TEST_CASE("a reduction of unreadable memory does not finish") {
   munmap(gone, in.size() * sizeof(int32_t));
 }
 
+// A rank that waits for a signal that has arrived only waits for a thread.
+TEST_CASE("the pair of ranks of an error has no signal that has arrived") {
+  constexpr int32_t kRanks = 3, kLate = 2;
+  std::vector<Plan> plans;
+  std::vector<RankBuffers> buffers(kRanks);
+  std::vector<std::vector<std::atomic<uint32_t>>> signals;
+  for (int32_t r = 0; r < kRanks; ++r) signals.emplace_back(kRanks);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    Plan plan;
+    plan.rank = r;
+    plan.num_ranks = kRanks;
+    Step wait;
+    wait.kind = StepKind::kWait;
+    wait.peer = kLate;
+    if (r != kLate) plan.steps.assign(2, wait);
+    plans.push_back(plan);
+    buffers[r].local = r != kLate;
+    buffers[r].signals = signals[r].data();
+  }
+  Execution execution(Program::Make(plans, {}, {}, 1, nullptr), buffers);
+  using Pair = std::pair<int32_t, int32_t>;
+  CHECK(!execution.Work() && execution.WaitingPair() == Pair(0, kLate));
+  signals[0][kLate].store(1);
+  CHECK(execution.WaitingPair() == Pair(1, kLate));
+  CHECK(!execution.Work() && execution.WaitingPair() == Pair(0, kLate));  // now for the second signal
+  signals[0][kLate].store(2);
+  CHECK(execution.WaitingPair() == Pair(1, kLate));
+  signals[1][kLate].store(2);
+  CHECK(execution.WaitingPair() == Pair(-1, -1));
+  CHECK(execution.Work());
+}
+
 #if defined(__x86_64__)
 // XLA's threads flush subnormals to zero, worker threads do not. The sum must not depend on the thread.
 TEST_CASE("sums of subnormals are kept on threads that flush them, and those threads flush afterwards") {

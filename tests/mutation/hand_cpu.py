@@ -145,6 +145,13 @@ MUTANTS = [
         "test_executor",
     ),
     Mutant(
+        "an error names a pair of ranks whose signal has arrived",
+        EXECUTOR,
+        "      if (late) return {rank, peer};",
+        "      if (late || waits) return {rank, peer};",
+        "test_executor",
+    ),
+    Mutant(
         "a put to another node reads memory that later steps write",
         EXECUTOR,
         "CopyElements({data.get(), BlockLayout{}}, 0, from, src.offset, count, program_->item_bytes, false);",

@@ -49,14 +49,19 @@ class Runner:
 
         self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
-        self.normal, self.configured, self.pytest = {}, set(), None
+        self.normal, self.configured, self.modules, self.pytest = {}, set(), (), None
 
-    def ninja(self, name, targets, *options):
-        """Builds the targets. Returns success."""
-        if name not in self.configured:
-            self.build.cmake(name, *options)
-            self.configured.add(name)
-        return self.build.ninja(name, targets)[0]
+    def native(self, targets):
+        """Builds native tests. Returns success."""
+        if "native" not in self.configured:
+            self.build.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
+            self.configured.add("native")
+        return self.build.ninja("native", targets)[0]
+
+    def module(self):
+        """Builds the module _core. Returns success."""
+        self.modules = self.modules or self.build.module()
+        return all(self.build.ninja(name, targets)[0] for name, targets in self.modules)
 
     def close(self):
         if self.pytest:
@@ -75,13 +80,13 @@ class Runner:
     def runs(self, mutant):
         """Returns [(command, folder, environment)], or None if the mutant does not compile."""
         if ".py" in mutant.tests:
-            if not self.ninja("module", ["_core"]):
+            if not self.module():
                 return None
             built = next((self.build.builds / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
         names = mutant.tests.split()
-        if not self.ninja("native", names, "-DJAXCOMM_NATIVE_TESTS=ON"):
+        if not self.native(names):
             return None
         tests = [test for test in self.build.programs() if test["name"] in names]
         return [(test["command"], self.place, test["environment"]) for test in tests]

@@ -1,12 +1,15 @@
 """Runs a sample of the recorded mutants, each against the test that caught it, for continuous integration.
 
-The generated mutants are switches in one copy of the tree. Only the programs that they need are built.
+The generated mutants of C++ are switches in one copy of the tree. Only the programs that they need are built.
+Meanwhile, mutants of Python run one after the other in another copy.
 """
 
+import concurrent.futures
 import contextlib
+import functools
 import re
 
-from . import cxx, hand_run, operators, python, record, schemata, trees
+from . import cxx, forks, hand_run, operators, python, record, schemata, trees
 
 SHARES = {"cxx": 11, "python": 6, "hand": 3}
 SLOW_S = 15  # slower mutants are not in the sample
@@ -39,6 +42,14 @@ def program(row):
     return found.group(1) if found else ""
 
 
+def runs(unit):
+    return lambda limit_s, more: trees.run(unit.command, unit.folder, limit_s, {**unit.environment, **more})
+
+
+def forked(pytest, test, log, limit_s, environment):
+    return pytest.run([test], limit_s, log, environment)
+
+
 def whole(unit):
     """The unit of all cases of the same program."""
     return unit._replace(command=unit.command[:1])
@@ -65,17 +76,18 @@ class Runner:
         self.results.append(row._replace(result=result, seconds=round(seconds, 1)))
 
     def judge(self, row, candidates, environment=None, prepare=None):
-        """Runs the first of the candidates, (command, folder, environment), that passes without the mutant."""
-        for command, folder, own in candidates:
-            key = tuple(map(str, command))
+        """Runs the first of the candidates, (key, run), that passes without the mutant.
+
+        `run`: limit in seconds, environment -> trees.Run.
+        """
+        for key, run in candidates:
             if key not in self.ok:
-                run = trees.run(command, folder, LIMIT_S, own)
-                self.ok[key] = run.seconds if run.passed else None
+                usual = run(LIMIT_S, {})
+                self.ok[key] = usual.seconds if usual.passed else None
             if self.ok[key] is not None:
                 with prepare or contextlib.nullcontext():
-                    limit_s = 3 * self.ok[key] + 10
-                    run = trees.run(command, folder, limit_s, {**own, **(environment or {})})
-                return self.add(row, run.passed, run.seconds)
+                    ran = run(3 * self.ok[key] + 10, environment or {})
+                return self.add(row, ran.passed, ran.seconds)
         print(f"{row.test}: missing, or fails without a mutant", flush=True)
         return self.results.append(row._replace(result=record.SURVIVED))
 
@@ -87,10 +99,10 @@ class Runner:
                 break
             if ".py" in row.test and not (trees.ROOT / row.test.split("::")[0]).exists():
                 continue
-            if row.folder not in parts:
+            if row.file not in parts:
                 first = max((part.end for part in parts.values()), default=0)
-                parts[row.folder] = schemata.Sources(row.folder, first)
-            match = [mutant for mutant in parts[row.folder].mutants if mutant.key == row.key]
+                parts[row.file] = schemata.Sources(row.folder, first, row.file)
+            match = [mutant for mutant in parts[row.file].mutants if mutant.key == row.key]
             if match:
                 chosen.append((row, match[0]))
         if not chosen:
@@ -116,13 +128,13 @@ class Runner:
             else:
                 candidates.append(units[row.test.split("::")[0]])
             left = {"JAXCOMM_MUTANT": str(mutant.number)} if mutant in build.left() else {}
-            self.judge(row, [(unit.command, unit.folder, unit.environment) for unit in candidates], left)
+            self.judge(row, [(unit.command, runs(unit)) for unit in candidates], left)
 
     def python(self, rows, wanted):
         if not wanted:
             return
         tree = python.copy(0)
-        environment = trees.python_environment(tree)
+        pytest = forks.Pytest(tree, [name for names in python.IMPORTS.values() for name in names])
         for row in rows:
             if wanted == 0:
                 break
@@ -134,8 +146,11 @@ class Runner:
             if code is None:
                 continue
             wanted -= 1
-            candidates = [(trees.pytest([name]), tree, environment) for name in (row.test, test)]
+            candidates = [
+                (name, functools.partial(forked, pytest, name, tree.with_suffix(".log"))) for name in (row.test, test)
+            ]
             self.judge(row, candidates, prepare=changed(tree / row.file, code))
+        pytest.close()
 
     def hand(self, rows, wanted):
         """Uses the copy with the generated mutants, all switched off."""
@@ -151,8 +166,16 @@ class Runner:
 
 def run(count, seed, folders, jobs=2, only=None):
     runner = Runner(jobs)
-    for name, (rows, wanted) in choose(count, seed, folders).items():
-        if only not in (None, name):
-            continue
-        getattr(runner, name)(rows, wanted)
+    chosen = {name: part for name, part in choose(count, seed, folders).items() if only in (None, name)}
+
+    def native():
+        for name in ("cxx", "hand"):  # in one build folder
+            if name in chosen:
+                getattr(runner, name)(*chosen[name])
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit(runner.python, *chosen["python"]) if "python" in chosen else None
+        native()
+        if other:
+            other.result()
     return runner.results

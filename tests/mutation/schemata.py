@@ -42,14 +42,17 @@ def relative(path):
 
 
 class Sources:
-    """The mutants of a folder. Their numbers begin at `first`."""
+    """The mutants of a folder, or of one of its files only. Their numbers begin at `first`."""
 
-    def __init__(self, folder, first=0):
+    def __init__(self, folder, first=0, file=None):
         paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         units = [path for path in paths if path.suffix == ".cc"]
         if folder == "ffi/common":  # only other folders include most of its headers
             units += sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
+        if file:
+            paths = [path for path in paths if path == trees.ROOT / file]
+            units.sort(key=lambda path: path.stem != pathlib.Path(file).stem)  # parsed until one includes the file
         self.sources = syntax.read(units, {str(path) for path in paths})
         self.mutants, self.edits = [], {}
         for index, (path, source) in enumerate(sorted(self.sources.items())):
@@ -139,11 +142,14 @@ class Build:
         (self.place / f"{name}.log").write_text(done.stdout)
         return done.returncode == 0, done.stdout
 
-    def compile(self, name, targets):
-        """Builds the targets. Drops mutants that do not compile."""
+    def compile(self, *builds):
+        """Builds each (folder, targets). Drops mutants that do not compile."""
         for _ in range(12):
-            built, said = self.ninja(name, targets, "-k", "0")
-            if built:
+            for name, targets in builds:
+                built, said = self.ninja(name, targets, "-k", "0")
+                if not built:
+                    break
+            else:
                 return
             dropped = self.drop(said)
             print(f"{self.place.name}: {dropped} mutants do not compile", flush=True)
@@ -152,10 +158,16 @@ class Build:
             self.write()
         raise SystemExit(f"{self.place.name}: see {self.place / name}.log")
 
+    def module(self):
+        """Configures the module _core. Returns what to build: its libraries are those of the native tests."""
+        self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
+        self.cmake("module", f"-DJAXCOMM_LIBRARIES={self.builds / 'native'}")
+        return ("native", ["jaxcomm_native"]), ("module", ["_core"])
+
     def native(self, targets, folders=None):
         """Builds the targets. Returns the units of the programs in `folders` of tests/; None: of all programs built."""
         self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
-        self.compile("native", targets)
+        self.compile(("native", targets))
         units = []
         for test in self.programs():
             here = folders is None or pathlib.Path(test["command"][0]).parent.name in folders
@@ -185,8 +197,7 @@ class Build:
 
     def python(self, arguments):
         """Builds the module _core. Returns a unit for each string of arguments of pytest."""
-        self.cmake("module")
-        self.compile("module", ["_core"])
+        self.compile(*self.module())
         built = next((self.builds / "module").glob("_core*.so"))
         trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
         environment = trees.python_environment(self.tree)
