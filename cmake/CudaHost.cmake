@@ -19,6 +19,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/wait_for_stream.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/call_names.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
@@ -29,7 +30,9 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_arguments.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_windows.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/xla_collectives.cc)
 # Some tests replace or observe these.
 add_library(jaxcomm_cublaslt_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/cublas/cublaslt_library.cc)
