@@ -18,7 +18,9 @@ add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_arguments.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_windows.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/xla_collectives.cc)
 target_include_directories(jaxcomm_cuda_xla SYSTEM PUBLIC ${JAXLIB_INCLUDE_DIR})
 jaxcomm_set_cuda_host(jaxcomm_cuda_xla)
@@ -49,6 +51,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/wait_for_stream.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/call_names.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc

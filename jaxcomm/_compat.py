@@ -6,7 +6,7 @@ state (`jax._src`) and return False if it is missing. _kv_store.py uses the priv
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -171,9 +171,11 @@ def has_windows() -> bool:
     return _jaxlib() >= (0, 12)
 
 
-def in_collective_memory(operand: int, result: int) -> contextlib.AbstractContextManager:
-    """Context in which XLA:GPU allocates an operand and a result of custom calls in memory that can have windows."""
-    return set_xla_metadata(operands_memory_spaces=f"{{{operand}:1}}", results_memory_spaces=f"{{{result}:1}}")
+def in_collective_memory(operands: Sequence[int], results: Sequence[int]) -> contextlib.AbstractContextManager:
+    """Context in which XLA:GPU allocates operands and results of custom calls in memory that can have windows."""
+    numbers = {"operands_memory_spaces": operands, "results_memory_spaces": results}
+    spaces = {name: ",".join(f"{i}:1" for i in which) for name, which in numbers.items() if which}
+    return set_xla_metadata(**{name: f"{{{text}}}" for name, text in spaces.items()})
 
 
 def on_communication_stream(call: Callable[..., list[Any]], *xs: Any) -> list[Any]:

@@ -3,10 +3,11 @@
 jaxcomm/host.h provides their handlers with a communicator.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +62,8 @@ def ffi_call(
     axis_index_groups: Any = None,
     max_sms: int | None = None,
     has_side_effect: bool = True,
+    operand_windows: Sequence[int] = (),
+    result_windows: Sequence[int] = (),
     **options: Any,
 ) -> Callable[..., Any]:
     """Like jax.ffi.ffi_call, for a target of register_ffi_target inside jax.shard_map.
@@ -76,6 +79,10 @@ def ffi_call(
         JAXCOMM_MAX_SMS, which is an upper limit in any case.
       has_side_effect: as in jax.ffi.ffi_call. If False, XLA may drop or merge calls; it must then do the same on all
         devices.
+      operand_windows: numbers of the operands that kernels of the node's other ranks read
+        (jaxcomm::host::Call::Window); at most 8 with those of `result_windows`. Where peers can't address the buffers
+        of XLA, as without JAXCOMM_SYMMETRIC_BUFFERS=1, jaxcomm::host::Setup::CheckWindows returns the reason.
+      result_windows: the same for results, in the order of the custom call, to which the other ranks write.
       options: further arguments of jax.ffi.ffi_call.
 
     Returns:
@@ -85,7 +92,9 @@ def ffi_call(
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map.
-      ValueError: invalid groups, or a mesh axis that is not manual (when tracing).
+      ValueError: invalid groups, a mesh axis that is not manual, or too many windows, of a negative number or twice the
+        same (when tracing).
+      IndexError: a window of an operand or result that the call does not have (when tracing).
       NotImplementedError: an axis belongs to vmap.
     """
     axes = _check.axes(target_name, axis_name)
@@ -105,6 +114,8 @@ def ffi_call(
         "group_size": np.int64(rows.shape[1]),
         "max_sms": np.int64(sms or 0),
     }
+    windows = {"operand": tuple(operand_windows), "result": tuple(result_windows)}
+    _check_windows(target_name, windows)
     call = jax.ffi.ffi_call(target_name, result_shape_dtypes, has_side_effect=has_side_effect, **options)
 
     def wrapped(*xs: Any, **more: Any) -> Any:
@@ -116,10 +127,26 @@ def ffi_call(
         def run(own: dict[str, Any], *xs: Any) -> Any:
             return call(*xs, jaxcomm=attributes, jaxcomm_groups=rows.reshape(-1).astype(np.int64), **own, **more)
 
-        tree = jax.tree.structure(jax.eval_shape(lambda *xs: run({}, *xs), *xs))
-        return jax.tree.unflatten(tree, _user_call_p.bind(*xs, user_call=_UserCall(run, rows)))
+        ys, tree = jax.tree.flatten(jax.eval_shape(lambda *xs: run({}, *xs), *xs))
+        for name, numbers, arrays in (("operand", windows["operand"], xs), ("result", windows["result"], ys)):
+            if numbers and max(numbers) >= len(arrays):
+                raise IndexError(
+                    f"{target_name}: {name}_windows has {max(numbers)}, but the call has {len(arrays)} {name}s"
+                )
+        return jax.tree.unflatten(tree, _user_call_p.bind(*xs, user_call=_UserCall(run, rows, windows)))
 
     return wrapped
+
+
+_MOST_WINDOWS = 8  # kMostBuffers of ffi/cuda/kernels/exchange_offsets.cuh
+
+
+def _check_windows(target_name: str, windows: dict[str, tuple[int, ...]]) -> None:
+    for name, numbers in windows.items():
+        if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+            raise ValueError(f"{target_name}: {name}_windows must be different numbers from 0 on, got {list(numbers)}")
+    if (count := sum(map(len, windows.values()))) > _MOST_WINDOWS:
+        raise ValueError(f"{target_name}: a call can have {_MOST_WINDOWS} windows, got {count}")
 
 
 class _UserCall:
@@ -128,10 +155,11 @@ class _UserCall:
     Attributes:
       run: (further attributes, *operands) -> results.
       rows: logical device ids of the groups.
+      windows: numbers of the operands ("operand") and results ("result") that are to have windows.
     """
 
-    def __init__(self, run: Callable[..., Any], rows: np.ndarray):
-        self.run, self.rows = run, rows
+    def __init__(self, run: Callable[..., Any], rows: np.ndarray, windows: dict[str, tuple[int, ...]]):
+        self.run, self.rows, self.windows = run, rows, windows
 
     def results(self, own: dict[str, Any], *xs: Any) -> list[Any]:
         return jax.tree.leaves(self.run(own, *xs))
@@ -143,13 +171,25 @@ def _shape(*xs: Any, user_call: _UserCall) -> Any:
 
 
 def _lower(ctx: Any, *xs: Any, platform: str, user_call: _UserCall) -> Any:
-    own = {}
+    own: dict[str, Any] = {}
     axis_context = ctx.module_context.axis_context
     if platform == "cuda" and _compat.in_spmd_region(axis_context) and not _compat.is_exported(ctx):
         processes = _placement.gpu_processes(axis_context.mesh, user_call.rows)
         if processes is not None:  # else the GPUs of a process do not meet before the first run
             own["jaxcomm_processes"] = processes
-    run = functools.partial(user_call.results, own)
+    windows = {name: numbers for name, numbers in user_call.windows.items() if numbers}
+    wanted = platform == "cuda" and bool(windows)
+    if wanted:
+        own |= {f"jaxcomm_{name}_windows": np.array(numbers, np.int64) for name, numbers in windows.items()}
+    if wanted and (reason := _lowering.no_windows(axis_context.mesh)) is not None:
+        own["jaxcomm_no_windows"] = reason
+        wanted = False
+
+    def run(*xs: Any) -> Any:
+        memory = _compat.in_collective_memory(user_call.windows["operand"], user_call.windows["result"])
+        with memory if wanted else contextlib.nullcontext():
+            return user_call.results(own, *xs)
+
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 
@@ -157,7 +197,7 @@ def _batch(xs: Any, dimensions: Any, *, user_call: _UserCall) -> Any:
     def run(own: dict[str, Any], *xs: Any) -> Any:
         return jax.vmap(functools.partial(user_call.results, own), in_axes=tuple(dimensions))(*xs)
 
-    ys = _user_call_p.bind(*xs, user_call=_UserCall(run, user_call.rows))
+    ys = _user_call_p.bind(*xs, user_call=_UserCall(run, user_call.rows, user_call.windows))
     return ys, [0] * len(ys)
 
 

@@ -97,7 +97,7 @@ def _place(
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
             # No windows for starts yet: docs/internals/cuda.md, Lanes.
-            elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
+            elif not call.asynchronous and no_windows(mesh) is None:
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
         register()
@@ -111,6 +111,19 @@ def _place(
     if placement.devices.size and not exported:
         own["devices"] = placement.devices
     return per_node, placement.ranks_per_node is None, own
+
+
+def no_windows(mesh: AnyMesh) -> str | None:
+    """Why XLA makes no windows on its buffers; None if it does. The same in all processes of the mesh.
+
+    Raises:
+      RuntimeError: as _bootstrap.symmetric_buffers.
+    """
+    if not _compat.has_windows():
+        return "XLA has windows on its buffers from jax 0.12 on"
+    if not _bootstrap.symmetric_buffers(mesh):
+        return "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"
+    return None
 
 
 def _call_attributes(
@@ -378,7 +391,7 @@ def lower(
 
         # No peer reads the operands of a barrier.
         symmetric = "symmetric_buffers" in common and aliases is None and not own_stream
-        with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
+        with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
             ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 

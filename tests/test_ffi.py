@@ -12,7 +12,7 @@ from harness import on_ranks
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _native, _placement
+from jaxcomm import _bootstrap, _compat, _config, _native, _placement
 
 X = np.zeros((8, 4), np.float32)
 
@@ -69,6 +69,81 @@ def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_progra
     assert "jaxcomm_groups" in exported.mlir_module() and "jaxcomm_processes" not in exported.mlir_module()
     monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
     assert "jaxcomm_processes" not in lowered(bodies[0], mesh)
+
+
+WINDOWS = {"operand_windows": [1], "result_windows": [0]}
+
+
+def with_windows(x, **options):
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * 2
+    return jaxcomm.ffi_call("mine", types, "gpu", **WINDOWS | options)(x, 2 * x)[0]
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """XLA makes windows on its buffers. Returns a function that sets JAXCOMM_SYMMETRIC_BUFFERS."""
+    jax.clear_caches()  # lowerings without the setting
+    monkeypatch.setattr(_compat, "has_windows", lambda: True)
+
+    def set_to(wanted):
+        monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=wanted))
+
+    set_to(True)
+    yield set_to
+    jax.clear_caches()
+
+
+def test_windows_are_in_collective_memory(mesh, windows):
+    """Only operands and results of the custom call itself, also under vmap."""
+    both = 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1}", results_memory_spaces = "{0:1}"}'
+    bodies = [
+        with_windows,
+        lambda x: jax.vmap(lambda x: with_windows(x, vmap_method="broadcast_all"))(x),
+        lambda x: jax.lax.cond(x[0] > 0, with_windows, lambda x: x, x),
+    ]
+    for body in bodies:
+        text = lowered(body, mesh)
+        (line,) = [line for line in text.splitlines() if "custom_call @mine" in line]
+        assert both in line
+        assert text.count("memory_spaces") == 2
+        assert "jaxcomm_operand_windows = dense<1> : tensor<1xi64>" in line
+        assert "jaxcomm_result_windows = dense<0> : tensor<1xi64>" in line
+        assert "jaxcomm_no_windows" not in line
+    text = lowered(lambda x: with_windows(x, operand_windows=[1, 0], result_windows=[]), mesh)
+    assert 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1,0:1}"}' in text
+    assert "jaxcomm_operand_windows = dense<[1, 0]> : tensor<2xi64>" in text
+    assert "jaxcomm_result_windows" not in text
+    assert "windows" not in lowered(lambda x: call(x, "gpu"), mesh)
+
+
+def test_handlers_learn_why_there_are_no_windows(mesh, windows, monkeypatch):
+    windows(False)
+    text = lowered(with_windows, mesh)
+    assert 'jaxcomm_no_windows = "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"' in text
+    assert "memory_spaces" not in text
+    assert "jaxcomm_operand_windows" in text
+    windows(True)
+    monkeypatch.setattr(_compat, "has_windows", lambda: False)
+    assert 'jaxcomm_no_windows = "XLA has windows on its buffers from jax 0.12 on"' in lowered(with_windows, mesh)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"operand_windows": [2]}, IndexError, "mine: operand_windows has 2, but the call has 2 operands"),
+        ({"result_windows": [0, 2]}, IndexError, "mine: result_windows has 2, but the call has 2 results"),
+        (
+            {"operand_windows": [-1]},
+            ValueError,
+            r"mine: operand_windows must be different numbers from 0 on, got \[-1\]",
+        ),
+        ({"result_windows": [1, 1]}, ValueError, r"mine: result_windows must be different .*, got \[1, 1\]"),
+        ({"operand_windows": range(8)}, ValueError, "mine: a call can have 8 windows, got 9"),
+    ],
+)
+def test_windows_that_do_not_exist(mesh, options, error, message):
+    with pytest.raises(error, match=message):
+        lowered(lambda x: with_windows(x, **options), mesh)
 
 
 def test_calls_are_like_those_of_jax(mesh):

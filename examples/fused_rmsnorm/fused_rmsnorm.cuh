@@ -27,13 +27,14 @@ struct Args {
   using Storage = typename Codec::Storage;
 
   device::Comm comm;           // the sum is over the ranks of comm.local
+  device::BufferWindow x_of;   // x at every rank of comm.local. Without places, x goes through `window`
   device::Window window;       // of comm.local; peers read x here
   int64_t window_bytes = 0;    // per rank
   uint64_t* rounds = nullptr;  // [comm.signals.num_channels], of this rank only. Zero at first; belongs to the window
   const Storage* x = nullptr;  // [tokens, hidden], this rank's part of the sum
   const Storage* residual = nullptr;  // [tokens, hidden], the same on all ranks
   const Storage* weight = nullptr;    // [hidden]
-  Storage* out = nullptr;             // [tokens, hidden]; may be x
+  Storage* out = nullptr;             // [tokens, hidden]; may be x if x goes through `window`
   Storage* new_residual = nullptr;    // [tokens, hidden]; may be residual
   int64_t tokens = 0;
   int64_t hidden = 0;
@@ -44,6 +45,12 @@ struct Args {
 template <typename Codec>
 JAXCOMM_BOTH int64_t HalfBytes(const Args<Codec>& args) {
   return args.window_bytes / args.comm.signals.num_channels / 2 / 16 * 16;
+}
+
+// Whether peers read x where XLA has it.
+template <typename Codec>
+JAXCOMM_BOTH bool ReadsInPlace(const Args<Codec>& args) {
+  return args.x_of.places != nullptr;
 }
 
 template <typename Codec>
@@ -92,6 +99,9 @@ const char* FindProblem(const Args<Codec>& args, int32_t channels) {
     return "fused_rmsnorm: channels must be at least 1 and at most those of the communicator";
   }
   if (args.tokens < 0 || args.hidden < 1) return "fused_rmsnorm: tokens must be at least 0, hidden at least 1";
+  if (ReadsInPlace(args)) {
+    return args.out == args.x && args.tokens > 0 ? "fused_rmsnorm: out is x, which peers read" : nullptr;
+  }
   if (HalfBytes(args) < RowBytes(args)) return "fused_rmsnorm: the window must hold two rows per channel";
   return nullptr;
 }
@@ -123,6 +133,9 @@ JAXCOMM_DEVICE void Normalise(const Args<Codec>& args, int64_t token, float* sha
 // overwrites in round r + 2 the data that its peers read in round r. By then it has passed the barrier of round r + 1,
 // which a peer reaches only after it has read all data of round r. So one barrier per round is enough.
 //
+// If peers read x in place, there is no round: the ranks have met before the kernel, and meet again at its end, because
+// XLA may reuse the memory of x from then on.
+//
 // If a peer does not arrive in time, the barrier writes comm.report, and the kernel ends. out and new_residual are then
 // undefined, and the communicator cannot be used any more. Later kernels do nothing.
 template <typename Codec>
@@ -132,25 +145,34 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   const auto channel = static_cast<int32_t>(blockIdx.x);
   const int64_t channels = gridDim.x;
   const int64_t end = args.tokens * (channel + 1) / channels;
-  const int64_t most = HalfBytes(args) / RowBytes(args);
+  const bool in_place = ReadsInPlace(args);
+  const int64_t most = in_place ? args.tokens : HalfBytes(args) / RowBytes(args);
   if (device::IsAborted(args.comm)) return;
-  const uint64_t rounds_before = args.rounds[channel];
+  const uint64_t rounds_before = in_place ? 0 : args.rounds[channel];
   uint64_t round = rounds_before;
   for (int64_t first = args.tokens * channel / channels; first < end; first += most, ++round) {
     const int64_t tokens = end - first < most ? end - first : most;
     const int64_t half = 2 * channel + static_cast<int64_t>(round % 2);
     const int64_t place = half * HalfBytes(args);
     const int64_t begin = first * args.hidden;
-    device::Put(args.window, args.comm.local.rank, place, args.x + begin, tokens * RowBytes(args));
-    if (!device::Barrier(args.comm, channel, static_cast<int32_t>(first))) return;
+    if (!in_place) {
+      device::Put(args.window, args.comm.local.rank, place, args.x + begin, tokens * RowBytes(args));
+      if (!device::Barrier(args.comm, channel, static_cast<int32_t>(first))) return;
+    }
     device::Reduce<Codec, arithmetic::Sum>(
         args.new_residual + begin, 1 + args.comm.local.size,
         [&](int source) {
-          return source == 0 ? args.residual + begin : args.window.template At<const Storage>(source - 1, place);
+          if (source == 0) return args.residual + begin;
+          return in_place ? args.x_of.template At<const Storage>(source - 1) + begin
+                          : args.window.template At<const Storage>(source - 1, place);
         },
         tokens * args.hidden);
     __syncthreads();
     for (int64_t token = first; token < first + tokens; ++token) Normalise(args, token, shared);
+  }
+  if (in_place) {
+    device::Barrier(args.comm, channel, static_cast<int32_t>(end));
+    return;
   }
   // If there was a round, all threads have read the count before its barrier.
   if (threadIdx.x == 0 && round != rounds_before) args.rounds[channel] = round;

@@ -39,9 +39,8 @@ def fused_rmsnorm(x: jax.Array, residual: jax.Array, weight: jax.Array, axis_nam
     Returns:
       The normalised rows and the new residual, both of x's shape and the same on all ranks.
     """
-    call = jaxcomm.ffi_call(
-        f"fused_rmsnorm_{_TYPES[str(x.dtype)]}", [jax.ShapeDtypeStruct(x.shape, x.dtype)] * 2, axis_name
-    )
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * 2
+    call = jaxcomm.ffi_call(f"fused_rmsnorm_{_TYPES[str(x.dtype)]}", results, axis_name, operand_windows=[0])
     return call(x, residual, weight, epsilon=np.float32(epsilon))
 
 

@@ -37,13 +37,15 @@ ffi::Error Check(const char* what, cudaError_t status) {
   return ffi::Error::Internal(std::string("fused_rmsnorm: ") + what + ": " + cudaGetErrorString(status));
 }
 
-// Before the first run, on all ranks: allocates memory that peers can read, and loads the kernel's code. The code must
-// be loaded while no kernel waits for this one.
+// Before the first run, on all ranks: allocates memory that peers can read, unless they can read x itself, and loads
+// the kernel's code. The code must be loaded while no kernel waits for this one.
 template <ffi::DataType type>
 ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingArgs, ffi::RemainingRets) {
   using Codec = typename CodecOf<type>::Codec;
   const int64_t bytes = ArenaBytes<Codec>(setup.comm(), setup.max_channels(), x.dimensions()[0], x.dimensions()[1]);
-  if (ffi::Error error = setup.Reserve(bytes); error.failure()) return error;
+  if (!setup.has_windows()) {
+    if (ffi::Error error = setup.Reserve(bytes); error.failure()) return error;
+  }
   return Check("cudaFuncGetAttributes", Load<Codec>());
 }
 
@@ -57,6 +59,11 @@ ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, 
   const ffi::ErrorOr<float> epsilon = attributes.get<float>("epsilon");
   if (!epsilon) return epsilon.error();
   Args<Codec> args = WithArena<Codec>(call.comm());
+  if (call.has_windows()) {
+    const ffi::ErrorOr<jaxcomm::device::BufferWindow> x_of = call.Window(x.untyped_data());
+    if (!x_of) return x_of.error();
+    args.x_of = *x_of;
+  }
   args.x = static_cast<const Storage*>(x.untyped_data());
   args.residual = static_cast<const Storage*>(residual.untyped_data());
   args.weight = static_cast<const Storage*>(weight.untyped_data());

@@ -11,13 +11,8 @@ namespace cuda {
 namespace {
 
 struct Ranks {
-  Ranks(int32_t n, int32_t num_channels, uint64_t timeout_ns)
-      : counters(MakeCounters(memory, n, n, num_channels)),
-        reports(n),
-        abort_flags(n),
-        own(n),
-        input_at(n),
-        output_at(n) {
+  Ranks(int32_t n, int32_t num_channels, uint64_t timeout_ns, int32_t num_buffers)
+      : counters(MakeCounters(memory, n, n, num_channels)), reports(n), abort_flags(n), own(n), at(n) {
     char* const offset_table = memory.Take(n * OffsetTableBytes(n));
     for (int32_t r = 0; r < n; ++r) {
       ExchangeOffsetsArgs rank;
@@ -27,11 +22,11 @@ struct Ranks {
       rank.comm.report = &reports[r];
       rank.comm.abort_flag = &abort_flags[r];
       rank.offset_table = {offset_table, OffsetTableBytes(n)};
-      rank.own = &own[r];
-      input_at[r].resize(n, -1);
-      output_at[r].resize(n, -1);
-      rank.input_at = input_at[r].data();
-      rank.output_at = output_at[r].data();
+      own[r].resize(num_buffers);
+      rank.own = own[r].data();
+      at[r].resize(num_buffers * n, -1);
+      rank.at = at[r].data();
+      rank.num_buffers = num_buffers;
       args.push_back(rank);
     }
   }
@@ -40,31 +35,34 @@ struct Ranks {
   const Counters counters;
   std::vector<device::Report> reports;
   std::vector<uint64_t> abort_flags;
-  std::vector<OwnBuffers> own;
-  std::vector<std::vector<int64_t>> input_at, output_at;
+  std::vector<std::vector<BufferPlace>> own;
+  std::vector<std::vector<int64_t>> at;
   std::vector<ExchangeOffsetsArgs> args;
 };
 
-BufferOffsets OffsetsOf(int32_t rank, int32_t call) { return {1000000 * call + rank, -1000000 * call - rank}; }
+int64_t OffsetOf(int32_t rank, int32_t call, int32_t buffer) { return 1000000 * call + 1000 * buffer + rank; }
 // Every rank has XLA's windows at other addresses, as processes have.
-BufferOffsets WindowsOf(int32_t rank, int32_t call) { return {100 * rank + call, 1000 * rank - call}; }
+int64_t WindowOf(int32_t rank, int32_t call, int32_t buffer) { return 100 * rank + call - 5000 * buffer; }
 
 TEST_CASE("series of calls") {
   constexpr int32_t kCalls = 5;
   int num_runs = 0;
   for (const int32_t n : {1, 2, 3, 8}) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
-      Ranks ranks(n, 3, 1'000'000'000);
+      // Calls of one communicator share the table, whatever number of buffers they have.
+      const auto num_buffers = static_cast<int32_t>(1 + seed % kMostBuffers);
+      Ranks ranks(n, 3, 1'000'000'000, num_buffers);
       emulation::Launch(1, static_cast<unsigned>(n), 4, seed, [&] {
         const auto rank = static_cast<int32_t>(blockIdx.y);
         for (int32_t call = 0; call < kCalls; ++call) {
-          if (threadIdx.x == 0) ranks.own[rank] = {OffsetsOf(rank, call), WindowsOf(rank, call)};
+          for (int32_t i = 0; i < num_buffers && threadIdx.x == 0; ++i) {
+            ranks.own[rank][i] = {OffsetOf(rank, call, i), WindowOf(rank, call, i)};
+          }
           __syncthreads();
           ExchangeOffsets(ranks.args[rank]);
           __syncthreads();
-          for (int32_t r = 0; r < n && threadIdx.x == 0; ++r) {
-            CHECK(ranks.input_at[rank][r] == WindowsOf(rank, call).input + OffsetsOf(r, call).input);
-            CHECK(ranks.output_at[rank][r] == WindowsOf(rank, call).output + OffsetsOf(r, call).output);
+          for (int32_t i = 0; i < num_buffers * n && threadIdx.x == 0; ++i) {
+            CHECK(ranks.at[rank][i] == WindowOf(rank, call, i / n) + OffsetOf(i % n, call, i / n));
           }
           __syncthreads();
         }
@@ -76,7 +74,7 @@ TEST_CASE("series of calls") {
 }
 
 TEST_CASE("a rank with a missing peer runs no plan") {
-  Ranks ranks(3, 4, 100'000);
+  Ranks ranks(3, 4, 100'000, 2);
   emulation::Launch(1, 3, 4, 1, [&] {
     if (blockIdx.y != 1) ExchangeOffsets(ranks.args[blockIdx.y]);
   });
@@ -88,9 +86,9 @@ TEST_CASE("a rank with a missing peer runs no plan") {
     CHECK(ranks.abort_flags[r] != 0);
     // A CUDA graph may be replayed: it writes nothing and signals nobody.
     const uint64_t sent = ranks.counters.sent[r][3 * 3 + (r + 1) % 3];
-    ranks.own[r].in_window.input = 77;
+    ranks.own[r][0].in_window = 77;
     emulation::Launch(1, 1, 4, 1, [&] { ExchangeOffsets(ranks.args[r]); });
-    CHECK(ranks.counters.sent[r][3 * 3 + (r + 1) % 3] == sent && ranks.input_at[r][r] != 77);
+    CHECK(ranks.counters.sent[r][3 * 3 + (r + 1) % 3] == sent && ranks.at[r][r] != 77);
   }
 }
 

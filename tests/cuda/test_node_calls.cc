@@ -22,6 +22,7 @@ constexpr int64_t kArenaBytes = 1000;
 // The next call of the handlers on this thread, and its results.
 thread_local bool uses_gin = true;
 thread_local bool reserves_first = false;
+thread_local bool needs_windows = false;
 thread_local int32_t nccl_version = NCCL_VERSION_CODE;
 thread_local int64_t arena_bytes = kArenaBytes;
 thread_local device::Comm comm;
@@ -29,6 +30,7 @@ thread_local device::GinHandle gin;
 thread_local const ncclDevComm* nccl_comm = nullptr;
 
 ffi::Error Initialize(host::Setup setup, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (needs_windows) return setup.CheckWindows();
   if (reserves_first) {
     if (ffi::Error error = setup.Reserve(arena_bytes); error.failure()) return error;
     return setup.UseGin(nccl_version);
@@ -70,7 +72,9 @@ struct Site {
     std::vector<int64_t> groups;
     for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
     all.AddArray("jaxcomm_groups", groups);
-    return Invoke(handler, stage, execution, all, XLA_FFI_DataType_F32, {}, {});
+    all.AddArray("jaxcomm_operand_windows", std::vector<int64_t>{0});
+    float x = 0;
+    return Invoke(handler, stage, execution, all, XLA_FFI_DataType_F32, {{&x, {1}}}, {});
   }
 
   // All stages of a run. Initialize reports its errors in Execute.
@@ -175,6 +179,18 @@ ALONE_TEST_CASE("a group without GIN") {
     CHECK(Has(site.Run(of_xla),
               "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and there is no GIN between "
               "them (standard error has the reason): call the target over groups of 2 ranks"));
+  });
+}
+
+ALONE_TEST_CASE("a kernel that needs windows on XLA's buffers") {
+  cuda::Communicator::Configure(10'000, 3);
+  const Site site(4);
+  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+    needs_windows = true;
+    CHECK(
+        Has(site.Run(of_xla),
+            "jaxcomm: exchange at model.py:7: peers can't address the call's buffers: the group's GPUs are of several "
+            "nodes; peers of other nodes can't address XLA's buffers, and GIN can't use their windows"));
   });
 }
 

@@ -218,6 +218,21 @@ ALONE_TEST_CASE("local devices fail together") {
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
 }
 
+ALONE_TEST_CASE("each device of a call has one process") {
+  const XLA_FFI_Attrs none = {};
+  for (const size_t number : {0, 1, 2, 3}) {
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+    spec.groups = {0, 1};
+    spec.processes.assign(number, 0);
+    std::vector<Member> members;
+    const ffi::Error error = DecodeMembers(spec, ffi::Dictionary(&none), &members);
+    CHECK(error.success() == (number == 0 || number == 2));
+    if (error.success()) continue;
+    CHECK(error.message() ==
+          "jaxcomm: all_reduce at here.py:1: attribute processes has " + std::to_string(number) + " devices, groups 2");
+  }
+}
+
 // Four GPUs of a process form two groups. An allocation waits for the kernels of all four, and nothing can be launched
 // meanwhile. A kernel on GPU 2 waits for a launch on GPU 3, which comes late. `processes`: of the
 // GPUs.

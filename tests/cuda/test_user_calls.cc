@@ -95,9 +95,21 @@ ALONE_TEST_CASE("impossible requests are refused") {
     CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
     Site differs = site;
     differs.tokens = rank == 0 ? 1000 : 1;
-    differs.hidden = 30000;
+    differs.hidden = 3000;
     CHECK(Initialize(differs, execution).empty());
     CHECK(Has(Execute(differs, execution, operands), "make this call with different shapes, types or arguments"));
+  });
+  Site of_attributes[2];
+  for (int rank : {0, 1}) {
+    of_attributes[rank].epsilon = static_cast<float>(1 + rank);
+    CHECK(of_attributes[rank].Instantiate().empty());
+  }
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    CHECK(Initialize(of_attributes[rank], execution).empty());
+    Operands operands = OperandsOf(of_attributes[rank], rank, 1);
+    CHECK(Has(Execute(of_attributes[rank], execution, operands),
+              "make this call with different shapes, types or arguments"));
   });
   Site of_rank[2];
   for (int rank : {0, 1}) {

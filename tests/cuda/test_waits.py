@@ -19,6 +19,7 @@ WAITS = {
     r"cudaLaunchHostFunc": {},
     # Wait for the GPU, so for kernels, which end within their own timeouts.
     r"\bcudaFree\(": {
+        "runtime/buffer_places.cc": "memory of a call that has ended",
         "runtime/communicator.cc": "counts of GIN that no kernel has used",
         "runtime/device_call.cc": "the image of a call that has ended",
         "runtime/fused_matmul.cc": "scratch memory of a product that has ended",

@@ -68,6 +68,9 @@ struct Site {
   int num_ranks = 2, num_groups = 1;
   std::vector<int32_t> processes;  // of the devices
   void* state = nullptr;
+  std::vector<int64_t> operand_windows, result_windows;
+  std::string no_windows;
+  float epsilon = 1e-6F;
   bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
   Attributes AttributesOf() const {
@@ -76,12 +79,15 @@ struct Site {
     call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
     call.AddText("site", "model.py:7");
     call.AddText("target", target);
-    all.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
+    all.AddScalar("epsilon", XLA_FFI_DataType_F32, epsilon);
     all.AddDictionary("jaxcomm", call);
     std::vector<int64_t> groups;
     for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
     all.AddArray("jaxcomm_groups", groups);
+    if (!no_windows.empty()) all.AddText("jaxcomm_no_windows", no_windows);
+    if (!operand_windows.empty()) all.AddArray("jaxcomm_operand_windows", operand_windows);
     if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);
+    if (!result_windows.empty()) all.AddArray("jaxcomm_result_windows", result_windows);
     return all;
   }
 
@@ -99,6 +105,7 @@ struct Site {
 
 struct Operands {
   std::vector<float> x, residual, weight, out, new_residual;
+  float* x_at = nullptr;  // where XLA has x, if not in the vector
 };
 
 float Value(int seed, int64_t i) { return static_cast<float>((seed * 37 + i * 11) % 17 - 8) / 4; }
@@ -135,7 +142,8 @@ void CheckResults(const Site& site, const Operands& operands, int seed) {
 
 std::vector<Array> ArgsOf(const Site& site, Operands& operands) {
   const std::vector<int64_t> matrix = {site.tokens, site.hidden};
-  return {{operands.x.data(), matrix}, {operands.residual.data(), matrix}, {operands.weight.data(), {site.hidden}}};
+  float* const x = operands.x_at != nullptr ? operands.x_at : operands.x.data();
+  return {{x, matrix}, {operands.residual.data(), matrix}, {operands.weight.data(), {site.hidden}}};
 }
 
 std::vector<Array> RetsOf(const Site& site, Operands& operands) {
@@ -144,8 +152,9 @@ std::vector<Array> RetsOf(const Site& site, Operands& operands) {
 }
 
 // The stages Prepare and Initialize on one device.
-std::string Initialize(const Site& site, CallOnDevice& execution) {
+std::string Initialize(const Site& site, CallOnDevice& execution, float* x_at = nullptr) {
   Operands none = OperandsOf(site, 0, 0);
+  none.x_at = x_at;
   execution.state = site.state;
   ++execution.run;
   const std::string problem = Invoke(&CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, execution, site.AttributesOf(),

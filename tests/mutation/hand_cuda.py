@@ -10,6 +10,7 @@ OWN = "ffi/cuda/runtime/own_communicators.cc"
 PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
 CALL = "ffi/cuda/xla/call.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
+PLACES = "ffi/cuda/runtime/buffer_places.cc"
 PROGRAM = "ffi/cuda/program/call_program.cc"
 ROUNDS = "ffi/cuda/program/send_recv_schedule.h"
 LIMITS = "ffi/cuda/program/launch_limits.h"
@@ -253,9 +254,9 @@ MUTANTS = [
     ),
     Mutant(
         "a new address of the result alone is not sent",
-        DEVICE_CALL,
-        "if (placed_ && std::memcmp(&own, &own_, sizeof own) == 0) return OkStatus();",
-        "if (placed_) return OkStatus();",
+        PLACES,
+        "own_.size() == own.size() && std::memcmp(own_.data(), own.data(), bytes) == 0",
+        "own_.size() == own.size()",
         "test_cuda_device_call",
     ),
     Mutant(
@@ -317,7 +318,7 @@ MUTANTS = [
     ),
     Mutant(
         "users' calls are compared without their shapes",
-        USER,
+        "ffi/cuda/xla/user_arguments.cc",
         "  for (const int64_t size : buffer.dimensions()) hash = Mix(hash, static_cast<uint64_t>(size));\n",
         "",
         "test_cuda_user_calls",
@@ -367,7 +368,7 @@ MUTANTS = [
     Mutant(
         "kernels are called for several nodes without GIN",
         USER,
-        "if (!HasOneNode(call) && gin == nullptr) {",
+        "if (!call.HasOneNode() && gin == nullptr) {",
         "if (false) {",
         "test_cuda_node_calls",
     ),

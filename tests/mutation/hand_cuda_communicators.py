@@ -13,6 +13,7 @@ FUSED, PRODUCT, FUSED_CALL = (
 CALLS_OF_NCCL = "ffi/cuda/nccl/nccl_calls.cc"
 CONTACT = "ffi/cuda/nccl/first_contact.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
+WINDOWS = "ffi/cuda/xla/user_windows.cc"
 OWN = "ffi/cuda/runtime/own_communicators.cc"
 PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
 THREADS = "ffi/cuda/nccl/threads.cc"
@@ -50,8 +51,8 @@ MUTANTS = [
     Mutant(
         "the window's place is not added",
         DEVICE_CALL,
-        "  *window_at = *found;\n",
-        "  *window_at = 0;\n",
+        "  *place = {window.offset, *found};\n",
+        "  *place = {window.offset, 0};\n",
         "test_cuda_own_communicators",
     ),
     Mutant(
@@ -264,5 +265,75 @@ MUTANTS = [
         "if (state->processes.size() != state->groups.size()) {",
         "if (false) {",
         "test_cuda_user_calls",
+    ),
+    Mutant(
+        "processes of own calls are not of the groups' devices",
+        "ffi/cuda/xla/call_site.cc",
+        "if (!spec.processes.empty() && spec.processes.size() != spec.groups.size()) {",
+        "if (false) {",
+        "test_cuda_stages",
+    ),
+    Mutant(
+        "users' calls are compared without their attributes",
+        "ffi/cuda/xla/user_call.cc",
+        "Mix(state.arguments[*device], cuda::HashOf(frame->attrs));",
+        "Mix(state.arguments[*device], 0);",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "each rank decides alone whether a user's call has windows",
+        WINDOWS,
+        "if (!*all_have) {",
+        "if (!own.ok()) {",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "users' buffers are looked for only in the first run",
+        WINDOWS,
+        "if (!first && call.places == nullptr) return OkStatus();",
+        "if (!first) return OkStatus();",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "the window of a user's operand is that of the first buffer",
+        WINDOWS,
+        "call.places->At(static_cast<int32_t>(found - call.buffers.begin()))",
+        "call.places->At(0)",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "users' kernels start without an exchange of places",
+        "ffi/cuda/xla/user_call.cc",
+        "  if (call->places == nullptr) return OkStatus();\n",
+        "  return OkStatus();\n",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "users' calls over several nodes have windows",
+        WINDOWS,
+        "if (!call.HasOneNode()) {",
+        "if (false) {",
+        "test_cuda_node_calls",
+    ),
+    Mutant(
+        "XLA's refusal of a user's window is forgotten",
+        WINDOWS,
+        "if (!requested.ok()) state.requested = requested;",
+        "",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "windows are requested on empty buffers",
+        WINDOWS,
+        "if (buffer.bytes > 0) wanted",
+        "wanted",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "a call has any number of windows",
+        WINDOWS,
+        "if (num_windows > static_cast<size_t>(kMostBuffers)) {",
+        "if (false) {",
+        "test_cuda_user_windows",
     ),
 ]

@@ -131,8 +131,8 @@ MUTANTS = [
     Mutant(
         "windows on buffers of starts",
         LOWERING,
-        "_compat.has_windows() and not call.asynchronous and",
-        "_compat.has_windows() and",
+        "elif not call.asynchronous and no_windows(",
+        "elif no_windows(",
         LANE,
     ),
     Mutant(

@@ -1,4 +1,4 @@
-// The ranks of a node exchange the addresses of their operands and results, in a kernel before that of the plan.
+// The ranks of a node exchange the addresses of their operands and results, in a kernel before that of the call.
 //
 // XLA may place a buffer at a new address in every run, different on each rank, and only the rank itself has this
 // address. All memory of NCCL's windows lies in one address range per communicator, with the same stride from rank to
@@ -13,30 +13,27 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Bytes.
-struct BufferOffsets {
-  int64_t input = 0;
-  int64_t output = 0;
-};
+// Buffers that a call can exchange.
+constexpr int32_t kMostBuffers = 8;
 
-// The buffers of a rank in one run.
-struct OwnBuffers {
-  BufferOffsets in_window;  // of this rank's buffers; the other ranks get them
-  BufferOffsets window_at;  // of the windows, from the signals, as this rank addresses them
+// A buffer of a rank in one run, in bytes.
+struct BufferPlace {
+  int64_t in_window = 0;  // the other ranks get this
+  int64_t window_at = 0;  // of the window, from the signals, as this rank addresses it
 };
 
 // Plain data. Pointers point to device memory.
 struct ExchangeOffsetsArgs {
   device::Comm comm;
-  device::Window offset_table;  // BufferOffsets [2][sender], on every rank
-  const OwnBuffers* own = nullptr;
-  int64_t* input_at = nullptr;   // [rank], out: bytes from the rank's signals
-  int64_t* output_at = nullptr;  // [rank], out
+  device::Window offset_table;       // int64_t [2][sender][kMostBuffers], on every rank
+  const BufferPlace* own = nullptr;  // [num_buffers]
+  int64_t* at = nullptr;             // [buffer][rank], out: bytes from the rank's signals
+  int32_t num_buffers = 0;           // the same on all ranks
 };
 
 // Bytes of a rank's offset table.
 JAXCOMM_BOTH int64_t OffsetTableBytes(int32_t num_ranks) {
-  return 2 * num_ranks * static_cast<int64_t>(sizeof(BufferOffsets));
+  return 2 * num_ranks * kMostBuffers * static_cast<int64_t>(sizeof(int64_t));
 }
 
 // The channel of this kernel. No plan uses it.
@@ -56,8 +53,11 @@ JAXCOMM_DEVICE int64_t Slot(uint64_t count, int32_t sender, int32_t num_ranks) {
   return static_cast<int64_t>(count % 2) * num_ranks + sender;
 }
 
-// Called by all threads of one block. If a rank does not arrive in time, this rank aborts and the plan does not run,
-// because it would use the addresses of another run.
+// Called by all threads of one block. If a rank does not arrive in time, this rank aborts and the call's kernel does
+// not run, because it would use the addresses of another run.
+//
+// The exchange is a barrier too: a kernel after it may access the buffers of all ranks. Whatever a rank's stream ran
+// before the call has then ended, and its writes are visible.
 JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
   const device::Comm& comm = args.comm;
   const int32_t channel = OffsetChannel(comm);
@@ -67,15 +67,16 @@ JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const auto num_threads = static_cast<int32_t>(blockDim.x);
   if (device::IsAborted(comm)) return;
-  const BufferOffsets own = args.own->in_window;
-  const BufferOffsets window_at = args.own->window_at;
   for (int32_t peer = thread; peer < num_ranks; peer += num_threads) {
     if (peer == rank) {
-      args.input_at[rank] = window_at.input + own.input;
-      args.output_at[rank] = window_at.output + own.output;
+      for (int32_t i = 0; i < args.num_buffers; ++i) {
+        args.at[i * num_ranks + rank] = args.own[i].window_at + args.own[i].in_window;
+      }
       continue;
     }
-    args.offset_table.At<BufferOffsets>(peer)[Slot(comm.signals.sent[row + peer], rank, num_ranks)] = own;
+    const int64_t slot = Slot(comm.signals.sent[row + peer], rank, num_ranks);
+    int64_t* const to = args.offset_table.At<int64_t>(peer) + slot * kMostBuffers;
+    for (int32_t i = 0; i < args.num_buffers; ++i) to[i] = args.own[i].in_window;
     device::Signal(comm, channel, peer);
   }
   bool reached = true;
@@ -83,9 +84,8 @@ JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
     if (peer == rank) continue;
     const int64_t slot = Slot(comm.signals.received[row + peer], peer, num_ranks);
     reached = device::Wait(comm, channel, peer, kOffsetExchange);
-    const BufferOffsets theirs = args.offset_table.At<BufferOffsets>(rank)[slot];
-    args.input_at[peer] = window_at.input + theirs.input;
-    args.output_at[peer] = window_at.output + theirs.output;
+    const int64_t* const theirs = args.offset_table.At<int64_t>(rank) + slot * kMostBuffers;
+    for (int32_t i = 0; i < args.num_buffers; ++i) args.at[i * num_ranks + peer] = args.own[i].window_at + theirs[i];
   }
 }
 

@@ -3,13 +3,12 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <cstring>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/launch_exchange_offsets.h"
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
@@ -22,6 +21,8 @@ namespace {
 // Owner of the arena of multimem calls. No target of a user has this name.
 constexpr const char* kMultimemArena = "jaxcomm: multimem";
 constexpr const char* kCopy = "the end of a copy to the GPU";
+// Numbers of the buffers in an exchange of places.
+constexpr int32_t kInput = 0, kOutput = 1, kNumBuffers = 2;
 
 }  // namespace
 
@@ -82,8 +83,10 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     return made;
   }
   made->where_ = spec.Where();
-  made->exchanges_offsets_ = exchanges_offsets && communicator.placement().ranks_per_node == communicator.size() &&
-                             (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
+  if (exchanges_offsets && communicator.placement().ranks_per_node == communicator.size() &&
+      (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty()) {
+    made->places_ = std::make_unique<BufferPlaces>(communicator, comm, kNumBuffers);
+  }
   SendRecvProxy* const send_recv_proxy = communicator.send_recv_proxy();
   Status ready = made->Upload();
   if (ready.ok() && send_recv_proxy) ready = send_recv_proxy->MakeEvents(made->call_.schedule, &made->events_);
@@ -114,35 +117,28 @@ Status DeviceCall::Upload() {
   ScopedDevice keep;
   const ProgramImage image(call_.program);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  const size_t image_bytes = (image.bytes.size() + sizeof(OwnBuffers) - 1) / sizeof(OwnBuffers) * sizeof(OwnBuffers);
-  const size_t table_bytes = sizeof(int64_t) * static_cast<size_t>(communicator_.size());
-  const size_t offset_bytes = exchanges_offsets_ ? sizeof(OwnBuffers) + 2 * table_bytes : 0;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image_bytes + offset_bytes)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image.bytes.size())));
   // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
                                                                        cudaMemcpyHostToDevice, cudaStreamPerThread)));
   JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy));
   args_ = MakeArgs(call_, args_.comm, image_, image);
-  if (!exchanges_offsets_) return OkStatus();
-  offset_args_.comm = args_.comm;
-  offset_args_.offset_table = communicator_.offset_table();
-  offset_args_.own = reinterpret_cast<const OwnBuffers*>(image_ + image_bytes);
-  offset_args_.input_at = reinterpret_cast<int64_t*>(image_ + image_bytes + sizeof(OwnBuffers));
-  offset_args_.output_at = offset_args_.input_at + communicator_.size();
-  // Relative to the begin of the signals, as `input_at` and `output_at` are.
+  if (!places_) return OkStatus();
+  JAXCOMM_RETURN_IF_ERROR(places_->Allocate());
+  // Relative to the begin of the signals, as the places are.
   if (shares_input()) {
     args_.input = args_.comm.signals.pad;
-    args_.input_at = offset_args_.input_at;
+    args_.input_at = places_->At(kInput);
   }
   if (shares_output()) {
     args_.output = args_.comm.signals.pad;
-    args_.output_at = offset_args_.output_at;
+    args_.output_at = places_->At(kOutput);
   }
-  return CheckCuda("kernels", LoadExchangeOffsets());
+  return OkStatus();
 }
 
 Status DeviceCall::Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
-                         Shared* shared, int64_t* in_window, int64_t* window_at) const {
+                         Shared* shared, BufferPlace* place) const {
   const StatusOr<int64_t> found = window.window != nullptr ? communicator_.PlaceOf(window.window)
                                                            : StatusOr<int64_t>(UnavailableError("XLA gives no window"));
   if (!found.ok()) WarnOfCopies(where_, std::string("of the ") + name + ": " + found.status().message());
@@ -153,38 +149,27 @@ Status DeviceCall::Place(const char* name, const void* address, const XlaWindow&
     if (found.ok() && !*all_have) WarnOfCopies(where_, std::string("of the ") + name + ": another rank has no window");
   }
   if (!shared->in_place) {
-    *in_window = in_arena;
-    *window_at = communicator_.PlaceOf(args_.comm.arena);
+    *place = {in_arena, communicator_.PlaceOf(args_.comm.arena)};
     return OkStatus();
   }
   JAXCOMM_RETURN_IF_ERROR(
       WithPrefix(std::string("the ") + name + " was in a window of XLA's before, but is not now: ", found.status()));
   shared->address = address;
-  *in_window = window.offset;
-  *window_at = *found;
+  *place = {window.offset, *found};
   return OkStatus();
 }
 
 Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                                    cudaStream_t stream) {
-  if (!exchanges_offsets_) return OkStatus();
-  OwnBuffers own;
+  if (!places_) return OkStatus();
+  std::vector<BufferPlace> own(kNumBuffers);
   if (shares_input()) {
-    JAXCOMM_RETURN_IF_ERROR(
-        Place("operand", x, input, call_.arena.input, &input_, &own.in_window.input, &own.window_at.input));
+    JAXCOMM_RETURN_IF_ERROR(Place("operand", x, input, call_.arena.input, &input_, &own[kInput]));
   }
   if (shares_output()) {
-    JAXCOMM_RETURN_IF_ERROR(
-        Place("result", y, output, call_.arena.output, &output_, &own.in_window.output, &own.window_at.output));
+    JAXCOMM_RETURN_IF_ERROR(Place("result", y, output, call_.arena.output, &output_, &own[kOutput]));
   }
-  if (placed_ && std::memcmp(&own, &own_, sizeof own) == 0) return OkStatus();
-  // Copied in the order of the stream, because earlier runs may still read the old offsets. Not an argument of the
-  // kernel, because a captured CUDA graph keeps its arguments.
-  ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<OwnBuffers*>(offset_args_.own), &own,
-                                                                       sizeof own, cudaMemcpyHostToDevice, stream)));
-  own_ = own;
+  JAXCOMM_RETURN_IF_ERROR(places_->Write(own, stream));
   placed_ = true;
   return OkStatus();
 }
@@ -215,7 +200,7 @@ Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const Row
   if (call_.empty()) return OkStatus();
   ScopedDevice keep;
   const cudaError_t selected = cudaSetDevice(communicator_.device());
-  if (exchanges_offsets_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
+  if (places_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
     return InvalidArgumentError("XLA runs the call with other buffers than it has initialized it with");
   }
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", selected));
@@ -237,7 +222,7 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   }
   if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
   if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
-  if (exchanges_offsets_) JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchExchangeOffsets(offset_args_, stream)));
+  if (places_) JAXCOMM_RETURN_IF_ERROR(places_->Exchange(stream));
   RankArgs args = WithBuffers(call_, args_, x, y);
   const auto in_arena = [&](int64_t offset) { return args.comm.arena.At(args.comm.local.rank, offset); };
   if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};

@@ -7,8 +7,8 @@
 
 #include "common/call_spec.h"
 #include "common/status.h"
-#include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/program/call_program.h"
+#include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
 
@@ -59,7 +59,7 @@ class DeviceCall {
 
   DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
   Status Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena, Shared* shared,
-               int64_t* in_window, int64_t* window_at) const;
+               BufferPlace* place) const;
   Status Upload();
   // Of dispatch and combine.
   Status AllocateState();
@@ -72,10 +72,8 @@ class DeviceCall {
   char* image_ = nullptr;  // device memory
   RankArgs args_;          // without XLA's buffers
   std::string where_;
-  bool exchanges_offsets_ = false;
-  ExchangeOffsetsArgs offset_args_;
-  bool placed_ = false;  // ExchangeOffsets() has been called
-  OwnBuffers own_;       // the copy on the device
+  std::unique_ptr<BufferPlaces> places_;  // null if ranks exchange none
+  bool placed_ = false;                   // ExchangeOffsets() has been called
   Shared input_, output_;
   GinNetworkArgs gin_args_;  // for groups of several nodes with GIN
   RoundEvents events_;       // for groups of several nodes without GIN

@@ -69,6 +69,10 @@ ffi::Error DecodeMembers(const CallSpec& spec, const ffi::Dictionary& attributes
       members->push_back({static_cast<uint64_t>(found->begin()[i]), found->begin()[i + 1]});
     }
   }
+  if (!spec.processes.empty() && spec.processes.size() != spec.groups.size()) {
+    return Invalid(spec, "attribute processes has " + std::to_string(spec.processes.size()) + " devices, groups " +
+                             std::to_string(spec.groups.size()));
+  }
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size < 1 || num_devices % spec.group_size != 0) {
     return Invalid(spec, std::to_string(num_devices) + " devices cannot be split into groups of " +

@@ -8,6 +8,8 @@
 
 #include "common/hash.h"
 #include "cuda/xla/call_communicator.h"
+#include "cuda/xla/user_arguments.h"
+#include "cuda/xla/user_windows.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -69,30 +71,10 @@ void Fill(OnDevice& call, host::CallData* data) {
   data->nccl_comm = call.nccl_comm;
 }
 
-template <typename Buffer>
-uint64_t MixArray(uint64_t hash, const Buffer& buffer) {
-  hash = Mix(hash, static_cast<uint64_t>(buffer.element_type()));
-  for (const int64_t size : buffer.dimensions()) hash = Mix(hash, static_cast<uint64_t>(size));
-  return Mix(hash, buffer.dimensions().size());
-}
-
-uint64_t HashOf(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  uint64_t hash = args.size();
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (const auto operand = args.get<ffi::AnyBuffer>(i)) hash = MixArray(hash, *operand);
-  }
-  for (size_t i = 0; i < rets.size(); ++i) {
-    if (auto result = rets.get<ffi::AnyBuffer>(i)) hash = MixArray(hash, **result);
-  }
-  return hash;
-}
-
-// Equal on all ranks that make the call. It leaves out max_sms, which has an error of its own, and the attributes of
-// the user.
+// Equal on all ranks that make the call. It leaves out max_sms, which has an error of its own.
 uint64_t Identity(UserCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
-  uint64_t hash = Mix(Mix(state.arrays[device], state.target), state.site);
-  for (const int64_t rank : state.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
+  const uint64_t hash = Mix(Mix(state.arguments[device], state.target), state.site);
   return Mix(hash, static_cast<uint64_t>(state.group_size));
 }
 
@@ -125,7 +107,7 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
   }
   JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameOnAllRanks("max_sms", static_cast<uint64_t>(made.max_channels)));
   std::lock_guard<std::mutex> lock(state.mutex);
-  return &(state.calls[device] = made);
+  return &(state.calls[device] = std::move(made));
 }
 
 // As the first run of a call of jaxcomm's own. Where the lowering did not know the processes, only a process that is
@@ -147,22 +129,23 @@ Status TryStart(const Context& given, host::CallData* data) {
   JAXCOMM_RETURN_IF_ERROR(state.status());
   const auto device = given.Get<ffi::DeviceOrdinal>();
   JAXCOMM_RETURN_IF_ERROR(device.status());
+  const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
+  JAXCOMM_RETURN_IF_ERROR(stream.status());
   const std::string prefix = (*state)->Where() + ": ";
-  if (Find(**state, *device) == nullptr) {
-    const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
-    JAXCOMM_RETURN_IF_ERROR(stream.status());
+  const bool first = Find(**state, *device) == nullptr;
+  if (first) {
     const auto run = given.Get<ffi::RunId>();
     JAXCOMM_RETURN_IF_ERROR(run.status());
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, BeginFirstRun(**state, *stream, run->run_id)));
   }
-  const StatusOr<OnDevice*> call = FindOrMake(**state, XlaCollectives(given.api, given.context), *device);
+  const XlaCollectives collectives(given.api, given.context);
+  const StatusOr<OnDevice*> call = FindOrMake(**state, collectives, *device);
   JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, call.status()));
   JAXCOMM_RETURN_IF_ERROR(FailureOf(**call));
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(**state, **call, first, collectives, *device, *stream)));
   Fill(**call, data);
   return OkStatus();
 }
-
-bool HasOneNode(const OnDevice& call) { return call.comm.local.size == call.comm.world.size; }
 
 // `reason`: why the kernel can't reach ranks of other nodes.
 Status SeveralNodes(const OnDevice& call, const std::string& reason) {
@@ -171,7 +154,7 @@ Status SeveralNodes(const OnDevice& call, const std::string& reason) {
 }
 
 Status CheckNodes(const OnDevice& call) {
-  if (HasOneNode(call) || call.nccl_comm != nullptr) return OkStatus();
+  if (call.HasOneNode() || call.nccl_comm != nullptr) return OkStatus();
   return SeveralNodes(call, "and Initialize has not called jaxcomm::host::Setup::UseGin");
 }
 
@@ -195,7 +178,7 @@ Status TryUseGin(host::CallData* data, int32_t nccl_version) {
           ", expected those for which jaxcomm was built: " + NcclVersionText(NCCL_VERSION_CODE));
     }
     const Gin* const gin = call.communicator->gin();
-    if (!HasOneNode(call) && gin == nullptr) {
+    if (!call.HasOneNode() && gin == nullptr) {
       return SeveralNodes(call, "and there is no GIN between them (standard error has the reason)");
     }
     call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : &Gin::NoNcclComm();
@@ -232,8 +215,14 @@ Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_devic
   }
   JAXCOMM_RETURN_IF_ERROR(CheckNodes(*call));
   Fill(*call, data);
-  return FailureOf(*call);
+  JAXCOMM_RETURN_IF_ERROR(FailureOf(*call));
+  if (call->places == nullptr) return OkStatus();
+  const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
+  JAXCOMM_RETURN_IF_ERROR(stream.status());
+  return WithPrefix((*state)->Where() + ": ", call->places->Exchange(*stream));
 }
+
+const OnDevice& CallOf(const host::CallData& data) { return *static_cast<const OnDevice*>(data.call); }
 
 // The functions of host::Api.
 
@@ -248,6 +237,15 @@ bool Reserve(host::CallData* data, int64_t bytes, host::OnError on_error, void* 
 
 bool UseGin(host::CallData* data, int32_t nccl_version, host::OnError on_error, void* sink) {
   return Report(on_error, sink, TryUseGin(data, nccl_version));
+}
+
+bool CheckWindows(const host::CallData* data, host::OnError on_error, void* sink) {
+  return Report(on_error, sink, cuda::CheckWindows(CallOf(*data)));
+}
+
+bool FindWindow(const host::CallData* data, const void* buffer, device::BufferWindow* window, host::OnError on_error,
+                void* sink) {
+  return Report(on_error, sink, cuda::FindWindow(CallOf(*data), buffer, window));
 }
 
 bool FindCall(const void* api, void* context, host::CallData* data, host::OnError on_error, void* sink) {
@@ -288,14 +286,18 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
                                                        std::to_string(state->group_size)));
   }
   state->split.emplace(state->groups, state->group_size);
+  if (ffi::Error error = DecodeWindows(attributes, state.get()); !error.success()) {
+    return ffi::Unexpected(std::move(error));
+  }
   std::lock_guard<std::mutex> lock(GetInitializers().mutex);
   const auto found = GetInitializers().of_target.find(state->target);
   if (found != GetInitializers().of_target.end()) state->initialize = found->second;
   return state;
 }
 
-ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  const Status status = collectives.Request(*state->split);
+ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  Status status = collectives.Request(*state->split);
+  if (status.ok()) status = RequestWindows(*state, collectives, args, rets);
   return status.ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + status.message());
 }
 
@@ -306,10 +308,13 @@ ffi::Error Begin(UserCallState* state, ffi::RunId run, int32_t device, ffi::Rema
     return ffi::Error::InvalidArgument(state->Where() +
                                        ": the target has not been registered by jaxcomm.register_ffi_target");
   }
-  if (Find(*state, device) == nullptr) {
-    const uint64_t arrays = HashOf(args, rets);
+  StatusOr<std::vector<UserCallState::Buffer>> buffers = BuffersOf(*state, args, rets);
+  if (!buffers.ok()) return ffi::Error::InvalidArgument(state->Where() + ": " + buffers.status().message());
+  const bool first = Find(*state, device) == nullptr;
+  {
     std::lock_guard<std::mutex> lock(state->mutex);
-    state->arrays[device] = arrays;
+    if (first) state->arguments[device] = HashOf(args, rets);
+    state->buffers[device] = *std::move(buffers);
   }
   const Status failure = state->run_status.Of(run.run_id, [&] {
     std::lock_guard<std::mutex> lock(state->mutex);
@@ -334,8 +339,8 @@ void SetUserInitialize(const std::string& target, XLA_FFI_Handler* initialize) {
 }
 
 const host::Api& HostApi() {
-  static const host::Api api = {
-      sizeof(host::Api), sizeof(host::CallData), JAXCOMM_VERSION, &Start, &Reserve, &FindCall, &UseGin};
+  static const host::Api api = {sizeof(host::Api), sizeof(host::CallData), JAXCOMM_VERSION, &Start, &Reserve, &FindCall,
+                                &UseGin,           &CheckWindows,          &FindWindow};
   return api;
 }
 
@@ -364,6 +369,10 @@ extern "C" XLA_FFI_Error* CudaUserInitialize(XLA_FFI_CallFrame* frame) {
   cuda::UserCallState& state = **given.Get<ffi::State<cuda::UserCallState>>();  // no error: CudaUserBegin has it too
   const auto device = given.Get<ffi::DeviceOrdinal>();
   if (device.ok() && !cuda::ProblemOf(state, *device).ok()) return nullptr;
+  if (device.ok() && cuda::Find(state, *device) == nullptr) {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    state.arguments[*device] = Mix(state.arguments[*device], cuda::HashOf(frame->attrs));
+  }
   XLA_FFI_Error* const error = state.initialize(frame);
   if (error == nullptr || !device.ok()) return error;
   Status problem = UnavailableError(::xla::ffi::internal::GetErrorMessage(frame->api, error));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
 #include "cuda/xla/local_rendezvous.h"
@@ -25,8 +26,10 @@ namespace jaxcomm {
 
 namespace ffi = ::xla::ffi;
 
-// The attribute `jaxcomm` of jaxcomm.ffi_call. Arrays are attributes of their own: `jaxcomm_groups`, and
-// `jaxcomm_processes` where the lowering knows the mesh's devices.
+// The attribute `jaxcomm` of jaxcomm.ffi_call. Arrays are attributes of their own: `jaxcomm_groups`;
+// `jaxcomm_processes` where the lowering knows the mesh's devices; `jaxcomm_operand_windows` and
+// `jaxcomm_result_windows`, numbers of buffers, if there are any; and `jaxcomm_no_windows`, a text, if the lowering
+// could not place these buffers in memory that can have windows.
 struct UserCallAttributes {
   std::string_view target;
   std::string_view site;
@@ -50,6 +53,16 @@ struct UserCallState {
     // Once Initialize has called UseGin.
     const ncclDevComm* nccl_comm = nullptr;
     device::GinHandle gin;
+    std::unique_ptr<BufferPlaces> places;  // null if peers can't address the buffers
+    std::string no_windows;                // the reason
+    std::vector<const void*> buffers;      // that have windows, in this run
+
+    bool HasOneNode() const { return comm.local.size == comm.world.size; }
+  };
+  // A buffer that is to have a window.
+  struct Buffer {
+    const void* address = nullptr;
+    int64_t bytes = 0;
   };
 
   std::string Where() const { return "jaxcomm: " + target + " at " + site; }
@@ -60,12 +73,17 @@ struct UserCallState {
   int64_t group_size = 1;
   std::optional<DeviceGroups> split;  // the same, for XLA
   int64_t max_sms = 0;
-  XLA_FFI_Handler* initialize = nullptr;  // the user's
+  std::vector<int64_t> operand_windows, result_windows;  // numbers of operands and results
+  std::string no_windows;                                // why none is requested
+  XLA_FFI_Handler* initialize = nullptr;                 // the user's
   RunStatus run_status;
   LocalRendezvous first_run;
   std::mutex mutex;
-  std::map<int32_t, OnDevice> calls;   // by local device
-  std::map<int32_t, uint64_t> arrays;  // by local device: a hash of the types and shapes of operands and results
+  std::map<int32_t, OnDevice> calls;  // by local device
+  // By local device: a hash of the types and shapes of operands and results, and of the attributes.
+  std::map<int32_t, uint64_t> arguments;
+  std::map<int32_t, std::vector<Buffer>> buffers;  // by local device: those of the windows, in this run
+  Status requested;                                // why XLA has refused a request for windows
   std::map<int32_t, Status> problems;  // by local device: the error of the user's Initialize, which is not called again
 };
 

@@ -31,6 +31,18 @@ struct Window {
   }
 };
 
+// An operand or result of XLA's at every rank of a node. Each rank has it at a place of its own, which may change from
+// one run to the next. A kernel before that of the call writes `places`, so only kernels use At().
+struct BufferWindow {
+  Window window;
+  const int64_t* places = nullptr;  // [local rank], in bytes from the begin of `window`; memory of the GPU
+
+  template <typename T = char>
+  JAXCOMM_BOTH T* At(int32_t local_rank, int64_t byte_offset = 0) const {
+    return window.At<T>(local_rank, places[local_rank] + byte_offset);
+  }
+};
+
 // An address range that stands for the memory of all ranks of a node at once. A store writes to every rank, and a load
 // returns the sum over the ranks (multimem.h). Null if the GPUs, the switches or NCCL do not support multicast. The
 // addresses are valid only for the functions of multimem.h.

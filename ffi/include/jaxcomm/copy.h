@@ -127,21 +127,25 @@ JAXCOMM_DEVICE void Zero(void* dst, int64_t bytes) {
   for (int64_t i = head + units * 16 + thread; i < bytes; i += num_threads) to[i] = 0;
 }
 
-// Writes to the window of a peer of this node. The data is visible to a peer that waits for this rank's next signal.
-JAXCOMM_DEVICE void Put(const Window& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes,
+// Writes to the window of a peer of this node: a Window or a BufferWindow. The data is visible to a peer that waits for
+// this rank's next signal.
+template <typename AnyWindow = Window>
+JAXCOMM_DEVICE void Put(const AnyWindow& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes,
                         Threads threads = OfBlock()) {
   Copy(window.At(peer, byte_offset), src, bytes, threads);
 }
 
 // Reads from the window of a peer of this node. The peer must have signalled that the data is ready. It must not change
 // the data before this rank has signalled that the read is complete.
-JAXCOMM_DEVICE void Get(void* dst, const Window& window, int32_t peer, int64_t byte_offset, int64_t bytes,
+template <typename AnyWindow = Window>
+JAXCOMM_DEVICE void Get(void* dst, const AnyWindow& window, int32_t peer, int64_t byte_offset, int64_t bytes,
                         Threads threads = OfBlock()) {
   Copy(dst, window.At(peer, byte_offset), bytes, threads);
 }
 
 // Put by all threads of the group, followed by one Signal once all of them have written.
-JAXCOMM_DEVICE void PutSignal(const Comm& comm, Channel channel, const Window& window, int32_t peer,
+template <typename AnyWindow = Window>
+JAXCOMM_DEVICE void PutSignal(const Comm& comm, Channel channel, const AnyWindow& window, int32_t peer,
                               int64_t byte_offset, const void* src, int64_t bytes,
                               const ThreadGroup& threads = OfBlock()) {
   Put(window, peer, byte_offset, src, bytes, threads);

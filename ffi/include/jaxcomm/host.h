@@ -21,6 +21,12 @@ __attribute__((visibility("hidden"))) inline const Api* api_of_library = nullptr
 
 inline void KeepText(void* sink, const char* text) { *static_cast<std::string*>(sink) = text; }
 
+inline ::xla::ffi::Error CheckWindows(const CallData& data) {
+  std::string problem;
+  if (api_of_library->check_windows(&data, &KeepText, &problem)) return ::xla::ffi::Error::Success();
+  return ::xla::ffi::Error::InvalidArgument(problem);
+}
+
 // The communicator of this call's group, in the stage Initialize. Collective: all ranks must reach their calls in the
 // same order, and the first run on a device waits for the other ranks. The stage ends with an error if there is no
 // communicator, if the ranks differ, or if a rank does not arrive within JAXCOMM_TIMEOUT_S. It also ends with an error
@@ -62,6 +68,11 @@ class Setup {
     return ::xla::ffi::Error::InvalidArgument(problem);
   }
 
+  // Whether peers can address the operands and results that jaxcomm.ffi_call lists as windows: all of them, or none.
+  // The same on all ranks, and in all runs of the call. The error has the reason.
+  ::xla::ffi::Error CheckWindows() const { return host::CheckWindows(data_); }
+  bool has_windows() const { return CheckWindows().success(); }
+
  private:
   CallData data_;
 };
@@ -69,6 +80,9 @@ class Setup {
 // The communicator of this call's group in the stage Execute, with the arena. If Initialize failed on this device, the
 // stage ends with that error. After a kernel of this communicator has aborted, the stage ends with an error that names
 // the call of that kernel, the rank, and the peer that did not signal.
+//
+// If the call has windows, this enqueues a kernel first, in which all ranks meet and exchange the places of their
+// buffers.
 class Call {
  public:
   explicit Call(const CallData& data) : data_(data) {}
@@ -81,6 +95,21 @@ class Call {
   // comm(). In a group of one node, the kernel may receive them, but must not use them.
   const device::GinHandle& gin() const { return data_.gin; }
   const ncclDevComm& nccl_comm() const { return *data_.nccl_comm; }
+
+  // As Setup::has_windows.
+  bool has_windows() const { return CheckWindows(data_).success(); }
+  // A buffer of this call at every rank of the node, where `buffer` is its untyped_data(). Passed to the kernel by
+  // value. Valid as long as the executable exists, so the launch may be part of a CUDA graph. An error: the call has no
+  // windows, or the buffer is none of those that jaxcomm.ffi_call lists.
+  //
+  // The ranks have met: from its begin on, the kernel may read operands of its peers and write to their results. It
+  // must not end before its peers have done so with those of this rank.
+  ::xla::ffi::ErrorOr<device::BufferWindow> Window(const void* buffer) const {
+    std::string problem;
+    device::BufferWindow window;
+    if (api_of_library->find_window(&data_, buffer, &window, &KeepText, &problem)) return window;
+    return ::xla::ffi::Unexpected(::xla::ffi::Error::InvalidArgument(problem));
+  }
 
  private:
   CallData data_;

@@ -17,7 +17,7 @@ namespace host {
 struct CallData {
   device::Comm comm;
   int32_t max_channels = 0;
-  void* call = nullptr;  // for Api::reserve and Api::use_gin
+  void* call = nullptr;  // for the functions of the table
   device::GinHandle gin;
   const ncclDevComm* nccl_comm = nullptr;
 };
@@ -38,6 +38,11 @@ struct Api {
   bool (*find)(const void* api, void* context, CallData* call, OnError on_error, void* sink);
   // Stage Initialize. Collective at the first run on a device.
   bool (*use_gin)(CallData* call, int32_t nccl_version, OnError on_error, void* sink);
+  // Stages Initialize and Execute.
+  bool (*check_windows)(const CallData* call, OnError on_error, void* sink);
+  // Stage Execute.
+  bool (*find_window)(const CallData* call, const void* buffer, device::BufferWindow* window, OnError on_error,
+                      void* sink);
 };
 
 }  // namespace host

@@ -25,6 +25,12 @@ struct CallOnDevice {
   void* state = nullptr;
   bool requested = false;
   int64_t run = 0;
+  // Collective memory. Buffers outside of it have no window.
+  void* window = nullptr;
+  char* memory = nullptr;
+  int64_t memory_bytes = 0;
+  bool refuses_windows = false;
+  std::vector<xla_abi::Region> regions;  // that windows were requested for in this run
 };
 
 // The table of XLA's functions, with room for the functions of newer runtimes at its end.
@@ -68,8 +74,9 @@ inline Xla MakeXla() {
   };
   // One extension per context, because the functions do not receive their caller.
   const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
-    thread_local xla_abi::Collectives collectives;
-    collectives.base = {sizeof collectives, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 1, nullptr};
+    thread_local xla_abi::CollectivesWithWindows with_windows;
+    xla_abi::Collectives& collectives = with_windows.communicators;
+    collectives.base = {sizeof with_windows, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 2, nullptr};
     collectives.state = args->context;
     collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::RequestArgs* args) {
       CHECK(args->num_groups >= 1);
@@ -79,6 +86,23 @@ inline Xla MakeXla() {
     collectives.get_communicator = [](const xla_abi::Collectives* self, xla_abi::GetArgs* args) {
       CHECK(static_cast<CallOnDevice*>(self->state)->requested);
       args->communicator = static_cast<CallOnDevice*>(self->state)->nccl_comm;
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    };
+    with_windows.request_window = [](const xla_abi::Collectives* self, xla_abi::RequestWindowArgs* args) {
+      auto& execution = *static_cast<CallOnDevice*>(self->state);
+      CHECK(execution.requested);
+      if (execution.refuses_windows) return NewError("not now");
+      execution.regions.assign(args->regions, args->regions + args->num_regions);
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    };
+    with_windows.get_window = [](const xla_abi::Collectives* self, xla_abi::GetWindowArgs* args) {
+      const auto& execution = *static_cast<CallOnDevice*>(self->state);
+      const int64_t offset = static_cast<const char*>(args->buffer) - execution.memory;
+      for (const xla_abi::Region& region : execution.regions) {
+        if (region.buffer != args->buffer || offset < 0 || offset >= execution.memory_bytes) continue;
+        args->window = execution.window;
+        args->offset = static_cast<size_t>(offset);
+      }
       return static_cast<XLA_FFI_Error*>(nullptr);
     };
     args->extension = &collectives.base;
@@ -100,6 +124,7 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
                           std::vector<Array> rets) {
   static const Xla xla = MakeXla();
   state_type->type_id = 1;  // as XLA does when the type is registered
+  if (stage == XLA_FFI_ExecutionStage_PREPARE) execution.regions.clear();
   std::vector<XLA_FFI_Buffer> buffers;
   for (std::vector<Array>* arrays : {&args, &rets}) {
     for (Array& array : *arrays) {

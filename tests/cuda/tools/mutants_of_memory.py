@@ -154,6 +154,13 @@ MODEL = [
         "litmus",
     ),
     Mutant(
+        "a rank waits for no offsets of its peers",
+        OFFSETS,
+        "reached = device::Wait(comm, channel, peer, kOffsetExchange);",
+        "++comm.signals.received[row + peer];",
+        "litmus",
+    ),
+    Mutant(
         "signals don't wait for other threads",
         EXECUTOR,
         "__syncthreads();  // all earlier writes",

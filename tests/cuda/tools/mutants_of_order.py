@@ -402,8 +402,8 @@ THREAD = [
     Mutant(
         "a peer's window is where the peer addresses it",
         OFFSETS,
-        "args.input_at[peer] = window_at.input + theirs.input;",
-        "args.input_at[peer] = theirs.input;",
+        "args.own[i].window_at + theirs[i];",
+        "theirs[i];",
         "exchange_offsets",
     ),
     Mutant(

@@ -120,6 +120,11 @@ FEATURES = (
         rungs=("windows", "processes-windows"),
     ),
     Feature(
+        "windows on operands and results of user calls; refusals",
+        "handlers on fakes of XLA, CUDA and NCCL; the order of accesses in all executions",
+        ("test_cuda_user_windows", "test_cuda_litmus", "test_cuda_node_calls"),
+    ),
+    Feature(
         "inside JAX: all operations, element types, loops, gradients, together with XLA's collectives",
         "only the text of the lowering; handlers on a fake of XLA",
         ("test_cuda_lowering.py", "test_handlers.py", "test_cuda_stages"),
