@@ -14,6 +14,7 @@ import numpy as np
 from jaxcomm._calibrate import Calibration
 from jaxcomm._core import plan, sim
 from jaxcomm.simulate import hashing
+from jaxcomm.simulate.cpus import Cpus
 from jaxcomm.simulate.faults import Fault
 from jaxcomm.simulate.faults import read as read_faults
 from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table, unknown
@@ -102,6 +103,7 @@ class Cluster:
       memories: (bytes, share of the bandwidth of the first level): on CPUs, the data of a call that all ranks of a node
         touch, and the bandwidth in the cache or memory that holds it. ``holding`` interpolates.
       errors: measured / predicted - 1 of the calibration that the figures come from.
+      cpus: processors and memory of the only node, on CPUs; None: ``levels`` alone give the times.
       compute: computation of a device; None if the file has no ``flops_bf16``.
       faults: degraded and lost links, planes and ranks, and slow ranks.
     """
@@ -121,6 +123,7 @@ class Cluster:
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
     memories: tuple[tuple[float, float], ...] = ()
+    cpus: Cpus | None = None
     compute: Compute | None = None
     faults: tuple[Fault, ...] = ()
 
