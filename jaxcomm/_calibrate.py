@@ -77,7 +77,7 @@ class Calibration:
 
     cells: tuple[Cell, ...]
     path: pathlib.Path | None
-    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{'scope':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]

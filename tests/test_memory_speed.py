@@ -20,7 +20,14 @@ def test_figures_of_a_known_machine(monkeypatch):
     monkeypatch.setattr(speed, "_remote_s", lambda size: 2e-6 + size / 4e9)
     found = speed.measure()
     all_of_them = len(os.sched_getaffinity(0)) * speed._MEMORY_BYTES / 0.01
-    wanted = {"private": 64e9, "shared": 32e9, "memory": 8e9, "memory_of_all": all_of_them, "remote": 4e9, "call_s": 2e-6}
+    wanted = {
+        "private": 64e9,
+        "shared": 32e9,
+        "memory": 8e9,
+        "memory_of_all": all_of_them,
+        "remote": 4e9,
+        "call_s": 2e-6,
+    }
     assert found == pytest.approx(wanted)
     cpus.Cpus(8, 2, 1e-7, **found)
     monkeypatch.setattr(speed, "_remote_s", lambda size: None)

@@ -367,7 +367,9 @@ def collective(
     before_s = late - max(start_s) if start_s else late
     time_s = found.time_s + before_s
     if processors is not None:
-        time_s = cluster.launch_s + cpus.work(choice.request, choice.algorithm, item_bytes, processors).time_s(processors)
+        time_s = cluster.launch_s + cpus.work(choice.request, choice.algorithm, item_bytes, processors).time_s(
+            processors
+        )
     return Simulated(
         **common,
         time_s=time_s,

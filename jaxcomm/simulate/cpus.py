@@ -152,7 +152,8 @@ def _steps(made: Any, item_bytes: int) -> list[_Step]:
     sources = [place(one) for one in made.sources]
     found = []
     for step in made.steps:
-        size, dst, read = step.count * item_bytes, None, ()
+        size, dst = step.count * item_bytes, None
+        read: tuple[tuple[int, str, int], ...] = ()
         if step.kind not in ("signal", "wait"):
             dst = place(step.dst)
             if step.kind == "reduce":
@@ -177,7 +178,10 @@ class _Call:
         read = {place[1] for rank, step in data for place in step.sources if self._foreign(rank, place)}
         written = {step.dst[1] for rank, step in data if step.dst and self._foreign(rank, step.dst)}
         small = max(self.input, self.output) < _SMALL_BYTES
-        self.window = {"input": "input" in read and small, "output": "output" in written or ("output" in read and small)}
+        self.window = {
+            "input": "input" in read and small,
+            "output": "output" in written or ("output" in read and small),
+        }
         self.stream = moved >= _STREAM_BYTES and not self.window["output"]
         self.parallel = moved >= _PARALLEL_BYTES
         self.threads = max(1, cpus.processors // self.processes) if self.parallel else 1

@@ -135,7 +135,7 @@ def _work(row: Row) -> cpus.Work:
 
 
 def _cpus(row: Row, values: dict[str, float]) -> cpus.Cpus:
-    figures = {name: middle for name, (middle, _) in _CPUS_PRIOR.items()} | values
+    figures: dict[str, Any] = {name: middle for name, (middle, _) in _CPUS_PRIOR.items()} | values
     figures.pop("launch_s")
     return cpus.Cpus(_devices(row), row.processors, **figures)
 
@@ -162,9 +162,7 @@ def _fit_cpus(given: Sequence[Row]) -> Cluster:
     made = plan.machine_of(first.scope, first.ranks, first.ranks_per_node)
     rate = figures.shared / 2  # of a copy: read and written
     links = [(name, figures.step_s, rate, 0.0) for name, *_ in made.links]
-    machine = plan.Machine(
-        links, values["launch_s"], max(1.0, first.ranks / first.processors), made.shared_network
-    )
+    machine = plan.Machine(links, values["launch_s"], max(1.0, first.ranks / first.processors), made.shared_network)
     cluster = Cluster.of_machine(machine, first.scope, first.ranks, first.ranks_per_node, "fitted: validate-here")
     return dataclasses.replace(cluster, cpus=figures)
 
@@ -233,8 +231,8 @@ def _check_machine(shape: str, rows: Sequence[Row]) -> None:
         for name in ("scope", "ranks", "ranks_per_node", "processors"):
             if getattr(row, name) != getattr(rows[0], name):
                 raise ValueError(
-                    f"{shape}: rows of different machines: {name} is {getattr(rows[0], name)} and {getattr(row, name)}; "
-                    "give one of the shapes another name"
+                    f"{shape}: rows of different machines: {name} is {getattr(rows[0], name)} and "
+                    f"{getattr(row, name)}; give one of the shapes another name"
                 )
         key = row.op, row.algorithm, row.bytes
         if key in seen:

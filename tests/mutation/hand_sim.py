@@ -454,7 +454,13 @@ MUTANTS = [
         TESTS,
     ),
     Mutant("empty transfers take no overhead", ENGINE, "empty_ps += duration_ps;", "", TESTS),
-    Mutant("one peer has the figures of the last", WORKLOAD, "if (peer == last_peer_) return", "if (last_figures_) return", TESTS),
+    Mutant(
+        "one peer has the figures of the last",
+        WORKLOAD,
+        "if (peer == last_peer_) return",
+        "if (last_figures_) return",
+        TESTS,
+    ),
     Mutant(
         "a signal of the queue has the latency of the last",
         WORKLOAD,
@@ -464,9 +470,19 @@ MUTANTS = [
     ),
     Mutant("one thread does all small work", CPUS, "if not self.parallel:  #", "if False:  #", WORK),
     Mutant("the second thread is awake", CPUS, "total + (cpus.processors - 1) * _WAKE_S", "total", WORK),
-    Mutant("several threads run one rank", CPUS, "time = max(ranks.max(), min(total, most))", "time = min(total, most)", WORK),
-    Mutant("memory has no limit", CPUS, "return float(max(time, moved / cpus.memory_of_all))", "return float(time)", WORK),
-    Mutant("the first in a cache leaves it last", CPUS, "found = cache.pop(key, 0) is None", "found = key in cache", WORK),
+    Mutant(
+        "several threads run one rank",
+        CPUS,
+        "time = max(ranks.max(), min(total, most))",
+        "time = min(total, most)",
+        WORK,
+    ),
+    Mutant(
+        "memory has no limit", CPUS, "return float(max(time, moved / cpus.memory_of_all))", "return float(time)", WORK
+    ),
+    Mutant(
+        "the first in a cache leaves it last", CPUS, "found = cache.pop(key, 0) is None", "found = key in cache", WORK
+    ),
     Mutant("caches hold data that another processor wrote", CPUS, "if other != processor:", "if False:", WORK),
     Mutant("results stay in the cache", CPUS, "self.stream = moved >= _STREAM_BYTES", "self.stream = False", WORK),
     Mutant("operands never pass through windows", CPUS, '"input" in read and small,', "False,", WORK),
@@ -474,6 +490,8 @@ MUTANTS = [
     Mutant("processes read each other as themselves", CPUS, 'foreign and place[1] != "scratch"', "False", WORK),
     Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
     Mutant("the first call is counted", CPUS, "    call.run()\n    return", "    return", WORK),
-    Mutant("parts of a node have its processors", CALLS, "cluster.cpus if n == cluster.ranks and", "cluster.cpus if", HERE),
+    Mutant(
+        "parts of a node have its processors", CALLS, "cluster.cpus if n == cluster.ranks and", "cluster.cpus if", HERE
+    ),
     Mutant("rows of two machines mix", HERE_CODE, "        _check_machine(shape, members)\n", "", HERE),
 ]
