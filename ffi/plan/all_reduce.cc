@@ -83,6 +83,7 @@ Plan RingAllReduce(const Request& request, int32_t rank) {
   const int32_t next = (rank + 1) % n;
   const int32_t prev = (rank + n - 1) % n;
   Builder plan(request, rank);
+  plan.Reserve(2 * (n - 1) * chunks * 4, (n - 1) * chunks * 2);
   // The first n - 1 steps forward partial sums, the others results. In step n - 1, this rank's piece becomes a result.
   for (int64_t s = 0; s <= 2 * (n - 1) - 1; ++s) {
     const Range piece = Subrange(block, n, (rank + 2 * n - 1 - s) % n);

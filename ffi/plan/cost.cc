@@ -239,26 +239,23 @@ int32_t BusiestSource(const Request& request) {
 }
 
 // A sample that includes the ends of chains, the roots of trees and their neighbours, which differ from other ranks.
-std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request) {
+std::vector<int32_t> SampleRanks(const Request& request) {
   const int32_t n = request.geometry.num_ranks();
   int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
   if (request.collective == Collective::kPermute) root = BusiestSource(request);
-  std::vector<Plan> plans;
-  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(BuildPlan(algorithm, request, (root + distance) % n));
-  return plans;
+  std::vector<int32_t> ranks;
+  for (int32_t distance : {0, 1, n / 2, n - 1}) ranks.push_back((root + distance) % n);
+  return ranks;
 }
 
 // The plans of all ranks; none if they have too many steps or take too long to make. (Making one plan of a permutation
-// takes time proportional to the number of ranks.)
-std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request,
-                                   const std::vector<Plan>& sample) {
+// takes time proportional to the number of ranks.) `sampled`: numbers of steps of the plans of a sample.
+std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request, std::vector<size_t> sampled) {
   constexpr int32_t kMaxPermuted = 1 << 13;
   const int32_t n = request.geometry.num_ranks();
   if (request.collective == Collective::kPermute && n > kMaxPermuted) return {};
   const size_t max_steps = std::max(kMaxSteps, kMaxStepsPerRank * static_cast<size_t>(n));
   // Stops early if all but one plan of the sample have far too many steps.
-  std::vector<size_t> sampled;
-  for (const Plan& plan : sample) sampled.push_back(plan.steps.size());
   std::sort(sampled.begin(), sampled.end());
   if (sampled[1] > 2 * max_steps / static_cast<size_t>(n)) return {};
   std::vector<Plan> plans;
@@ -322,16 +319,17 @@ ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
   small.chunk_count = 0;
   bool input = false, output = false;
-  std::vector<Plan> sample = BuildSample(algorithm, small);
+  std::vector<int32_t> sample = SampleRanks(small);
   if (request.collective == Collective::kPermute) {
     // Pairs may leave out the ranks of the sample, so it needs a pair.
     for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
       if (request.source_of[r] < 0 || request.source_of[r] == r) continue;
-      for (const int32_t rank : {r, request.source_of[r]}) sample.push_back(BuildPlan(algorithm, small, rank));
+      sample.insert(sample.end(), {r, request.source_of[r]});
       break;
     }
   }
-  for (const Plan& plan : sample) {
+  for (const int32_t sampled : sample) {
+    const Plan plan = BuildPlan(algorithm, small, sampled);
     const auto add = [&](const Place& place) {
       if (place.rank == plan.rank) return;
       input = input || place.space == Space::kInput;
@@ -357,28 +355,34 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kLlTwoShot);
   }
   const Model model(request.geometry, item_bytes, machine, 1);
-  const std::vector<Plan> sample = BuildSample(algorithm, request);
-  std::vector<Plan> plans = BuildWithinLimit(algorithm, request, sample);
+  const Machine divided = Divided(machine, request.geometry);
+  const Model alone(request.geometry, item_bytes, divided, 1);
   std::vector<RankTime> times;
+  std::vector<Cost> counted;  // of the sample
+  std::vector<size_t> sampled;
+  // One plan at a time: that of a ring has as many steps as there are ranks.
+  for (const int32_t rank : SampleRanks(request)) {
+    const Plan plan = InOrder(BuildPlan(algorithm, request, rank), request.geometry, item_bytes, machine);
+    sampled.push_back(plan.steps.size());
+    counted.push_back(Count(plan, model, item_bytes));
+    counted.back().rank = rank;
+    times.push_back(SimulateOne(plan, alone));
+  }
   double least_s = 0;
-  const auto in_order = [&](std::vector<Plan> all) {
-    for (Plan& plan : all) plan = InOrder(std::move(plan), request.geometry, item_bytes, machine);
-    return all;
-  };
+  std::vector<Plan> plans = BuildWithinLimit(algorithm, request, sampled);
   if (!plans.empty()) {
-    plans = in_order(std::move(plans));
+    for (Plan& plan : plans) plan = InOrder(std::move(plan), request.geometry, item_bytes, machine);
     times = Simulate(plans, model);
   } else {
-    plans = in_order(sample);
-    const Machine divided = Divided(machine, request.geometry);
-    const Model alone(request.geometry, item_bytes, divided, 1);
-    for (const Plan& plan : plans) times.push_back(SimulateOne(plan, alone));
     // A sample does not show the length of a chain or the depth of a tree of ranks. The same plan without data does.
     Request skeleton = request;
     skeleton.block_count = std::min<int64_t>(request.block_count, 1);
     skeleton.chunk_count = 0;
-    for (const RankTime& rank :
-         Simulate(BuildWithinLimit(algorithm, skeleton, BuildSample(algorithm, skeleton)), model)) {
+    sampled.clear();
+    for (const int32_t rank : SampleRanks(skeleton)) {
+      sampled.push_back(BuildPlan(algorithm, skeleton, rank).steps.size());
+    }
+    for (const RankTime& rank : Simulate(BuildWithinLimit(algorithm, skeleton, sampled), model)) {
       least_s = std::max(least_s, End(rank));
     }
   }
@@ -387,13 +391,13 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   double end_s = least_s;
   double work_s = 0;
   const auto effort = [&](size_t i) { return times[i].work_s + times[i].network_s; };
-  for (size_t i = 0; i < plans.size(); ++i) {
+  for (size_t i = 0; i < times.size(); ++i) {
     end_s = std::max(end_s, End(times[i]));
-    work_s += times[i].work_s / static_cast<double>(plans.size());
+    work_s += times[i].work_s / static_cast<double>(times.size());
     if (effort(i) > effort(busiest)) busiest = i;
   }
-  Cost cost = Count(plans[busiest], model, item_bytes);
-  cost.rank = plans[busiest].rank;
+  Cost cost = plans.empty() ? counted[busiest] : Count(plans[busiest], model, item_bytes);
+  cost.rank = plans.empty() ? counted[busiest].rank : plans[busiest].rank;
   // Ranks that share a processor take turns. The time is that of all their work, but at least that of the dependent
   // steps.
   cost.time_s = machine.launch_s + machine.sync_overhead_s + std::max(end_s, work_s * machine.ranks_per_processor) +

@@ -18,23 +18,39 @@ struct Counter {
   int32_t waiter = -1;  // rank that is blocked
 };
 
+// A time, and what it would be if all transfers were empty. Both follow from the same steps: the k-th wait on a counter
+// ends with its k-th signal in either case.
+struct Moment {
+  int64_t ps = 0;
+  int64_t empty_ps = 0;
+
+  void Add(int64_t duration_ps) {
+    ps += duration_ps;
+    empty_ps += duration_ps;
+  }
+  void AtLeast(const Moment& other) {
+    ps = std::max(ps, other.ps);
+    empty_ps = std::max(empty_ps, other.empty_ps);
+  }
+};
+
 struct Arrival {
-  int64_t time_ps = 0;
+  Moment time;
   int32_t next = -1;
 };
 
 struct QueueEntry {
   ProgramOp op;
-  int64_t ready_ps = 0;
+  Moment ready;
 };
 
 struct RankState {
   size_t next = 0;        // position in the program
-  int64_t clock_ps = 0;   // of the processor; may be later than the present
+  Moment clock;           // of the processor; may be later than the present
   int32_t transfer = -1;  // op under way or about to start on the processor
   std::vector<QueueEntry> queue;
   size_t queue_next = 0;
-  int64_t queue_free_ps = 0;
+  Moment queue_free;
   int32_t queue_transfer = -1;
   int64_t busy_ps = 0;
   int64_t waited_ps = 0;
@@ -53,9 +69,8 @@ struct Event {
 // Slots of transfers: 2 * rank for the processor, 2 * rank + 1 for the queue.
 class Engine {
  public:
-  Engine(const Workload& workload, bool with_bytes, size_t max_slices)
+  Engine(const Workload& workload, size_t max_slices)
       : workload_(workload),
-        with_bytes_(with_bytes),
         max_slices_(max_slices),
         rates_(workload, 2 * workload.programs.size()),
         ranks_(workload.programs.size()),
@@ -66,7 +81,7 @@ class Engine {
 
   StatusOr<EngineResult> Run() {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_[rank].clock_ps = workload_.programs[rank].start_ps;
+      ranks_[rank].clock.Add(workload_.programs[rank].start_ps);
       ready_.push_back(static_cast<int32_t>(rank));
     }
     RunReady();
@@ -121,24 +136,24 @@ class Engine {
           counter.waiter = rank;
           return;
         }
-        const int64_t arrival_ps = TakeArrival(&counter);
-        state.waited_ps += std::max<int64_t>(arrival_ps - state.clock_ps, 0);
-        Record({rank, current.op, false, state.clock_ps, arrival_ps});
-        state.clock_ps = std::max(state.clock_ps, arrival_ps);
+        const Moment arrival = TakeArrival(&counter);
+        state.waited_ps += std::max<int64_t>(arrival.ps - state.clock.ps, 0);
+        Record({rank, current.op, false, state.clock.ps, arrival.ps});
+        state.clock.AtLeast(arrival);
       } else if (op.queued) {
-        state.queue.push_back({current, state.clock_ps});
+        state.queue.push_back({current, state.clock});
         ++state.next;
         if (state.queue_transfer < 0) RunQueue(rank);
         continue;
       } else {
-        state.clock_ps += op.overhead_ps;
+        state.clock.Add(op.overhead_ps);
         state.busy_ps += op.overhead_ps;
         if (op.kind == OpKind::kSignal) {
-          Send(op, current.counter, state.clock_ps);
+          Send(op, current.counter, state.clock);
         } else if (TakesTime(op)) {
           ++state.next;
           state.transfer = current.op;
-          return StartAt(2 * rank, state.clock_ps);
+          return StartAt(2 * rank, state.clock.ps);
         }
       }
       ++state.next;
@@ -150,35 +165,37 @@ class Engine {
     while (state.queue_next < state.queue.size()) {
       const QueueEntry entry = state.queue[state.queue_next++];
       const Op& op = OpAt(entry.op.op);
-      state.queue_free_ps = std::max(state.queue_free_ps, entry.ready_ps) + op.overhead_ps;
+      state.queue_free.AtLeast(entry.ready);
+      state.queue_free.Add(op.overhead_ps);
       if (op.kind == OpKind::kSignal) {
-        Send(op, entry.op.counter, state.queue_free_ps);
+        Send(op, entry.op.counter, state.queue_free);
       } else if (TakesTime(op)) {
         state.queue_transfer = entry.op.op;
-        return StartAt(2 * rank + 1, state.queue_free_ps);
+        return StartAt(2 * rank + 1, state.queue_free.ps);
       }
     }
     state.queue.clear();
     state.queue_next = 0;
   }
 
-  int64_t TakeArrival(Counter* counter) {
+  Moment TakeArrival(Counter* counter) {
     const int32_t entry = counter->first;
     Arrival& arrival = arrivals_[static_cast<size_t>(entry)];
     counter->first = std::exchange(arrival.next, free_arrival_);
     free_arrival_ = entry;
-    return arrival.time_ps;
+    return arrival.time;
   }
 
-  void Send(const Op& op, int32_t target, int64_t time_ps) {
-    if (target >= 0) return Arrive(target, time_ps + op.latency_ps);
+  void Send(const Op& op, int32_t target, Moment time) {
+    time.Add(op.latency_ps);
+    if (target >= 0) return Arrive(target, time);
     const auto list = static_cast<size_t>(-1 - target);
     for (int32_t i = workload_.target_first[list]; i < workload_.target_first[list + 1]; ++i) {
-      Arrive(workload_.target_counters[static_cast<size_t>(i)], time_ps + op.latency_ps);
+      Arrive(workload_.target_counters[static_cast<size_t>(i)], time);
     }
   }
 
-  void Arrive(int32_t target, int64_t time_ps) {
+  void Arrive(int32_t target, const Moment& time) {
     Counter& counter = counters_[static_cast<size_t>(target)];
     int32_t entry = free_arrival_;
     if (entry < 0) {
@@ -187,7 +204,7 @@ class Engine {
     } else {
       free_arrival_ = arrivals_[static_cast<size_t>(entry)].next;
     }
-    arrivals_[static_cast<size_t>(entry)] = {time_ps, -1};
+    arrivals_[static_cast<size_t>(entry)] = {time, -1};
     (counter.first < 0 ? counter.first : arrivals_[static_cast<size_t>(counter.last)].next) = entry;
     counter.last = entry;
     if (counter.waiter < 0) return;
@@ -206,7 +223,6 @@ class Engine {
   // Counts the bytes of a transfer. Returns whether it takes time.
   bool TakesTime(const Op& op) {
     const TransferRoute& route = workload_.routes[static_cast<size_t>(op.route)];
-    if (!with_bytes_) return false;
     for (int32_t i = route.first; i < route.first + route.count; ++i) {
       const ClassUse& use = workload_.uses[static_cast<size_t>(i)];
       result_.bytes_on[static_cast<size_t>(use.link)] += op.bytes * use.weight;
@@ -233,11 +249,11 @@ class Engine {
     Record({slot / 2, queued ? state.queue_transfer : state.transfer, queued, state.started_ps[slot % 2], now_ps_});
     if (queued) {
       state.queue_transfer = -1;
-      state.queue_free_ps = now_ps_;
+      state.queue_free.ps = now_ps_;
       return RunQueue(slot / 2);
     }
-    state.busy_ps += now_ps_ - state.clock_ps;
-    state.clock_ps = now_ps_;
+    state.busy_ps += now_ps_ - state.clock.ps;
+    state.clock.ps = now_ps_;
     state.transfer = -1;
     ready_.push_back(slot / 2);
   }
@@ -250,7 +266,8 @@ class Engine {
         return InvalidArgumentError("simulation: program " + std::to_string(i) +
                                     " waits for a signal that is never sent");
       }
-      result_.time_ps = std::max({result_.time_ps, state.clock_ps, state.queue_free_ps});
+      result_.time_ps = std::max({result_.time_ps, state.clock.ps, state.queue_free.ps});
+      result_.empty_ps = std::max({result_.empty_ps, state.clock.empty_ps, state.queue_free.empty_ps});
       result_.num_ops += static_cast<int64_t>(state.next);
       const auto weight = static_cast<double>(workload_.programs[i].ranks);
       ranks += weight;
@@ -263,7 +280,6 @@ class Engine {
   }
 
   const Workload& workload_;
-  const bool with_bytes_;
   const size_t max_slices_;
   Rates rates_;
   std::vector<RankState> ranks_;
@@ -279,8 +295,8 @@ class Engine {
 
 }  // namespace
 
-StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes, size_t max_slices) {
-  return Engine(workload, with_bytes, max_slices).Run();
+StatusOr<EngineResult> RunEngine(const Workload& workload, size_t max_slices) {
+  return Engine(workload, max_slices).Run();
 }
 
 }  // namespace jaxcomm

@@ -24,6 +24,7 @@ struct Interval {
 
 struct EngineResult {
   int64_t time_ps = 0;           // until the last rank has finished
+  int64_t empty_ps = 0;          // the same if all transfers were empty
   double mean_work_s = 0;        // time of a rank on its own steps, on average
   double mean_wait_s = 0;        // time in which a rank waits for signals, on average
   std::vector<double> bytes_on;  // bytes on one link of each class
@@ -31,8 +32,7 @@ struct EngineResult {
   std::vector<Interval> slices;  // the first ones that ended
 };
 
-// Fails if ranks wait for signals that never come. `with_bytes`: otherwise all transfers are empty. Records at most
-// `max_slices` slices.
-StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes, size_t max_slices = 0);
+// Fails if ranks wait for signals that never come. Records at most `max_slices` slices.
+StatusOr<EngineResult> RunEngine(const Workload& workload, size_t max_slices = 0);
 
 }  // namespace jaxcomm

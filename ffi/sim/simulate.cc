@@ -235,10 +235,8 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
   }
   const Workload workload = std::move(*builder).Finish();
   builder.reset();  // frees its tables
-  auto result = RunEngine(workload, true, static_cast<size_t>(std::max<int64_t>(max_entries, 0)));
+  auto result = RunEngine(workload, static_cast<size_t>(std::max<int64_t>(max_entries, 0)));
   if (!result.ok()) return result.status();
-  auto empty = RunEngine(workload, false);
-  if (!empty.ok()) return empty.status();
 
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
@@ -248,7 +246,7 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
   const double entry_s = topology.StartsTogether() ? late_s : 0;
   const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s) + entry_s;
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
-  simulation.bounds.alpha_s = static_cast<double>((*empty).time_ps) * 1e-12 + last_s + entry_s;
+  simulation.bounds.alpha_s = static_cast<double>(result->empty_ps) * 1e-12 + last_s + entry_s;
   simulation.work_s = result->mean_work_s;
   simulation.wait_s = result->mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());

@@ -38,6 +38,7 @@ WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, con
     : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item), copies_(copies) {
   counter_row_.assign(static_cast<size_t>(topology.num_ranks()), -1);
   const std::vector<Level>& levels = topology.cluster().levels;
+  by_crossed_.resize(size_t{2} << levels.size());
   by_role_ =
       !fold.HasColours() && !topology.HasFaults() && std::all_of(levels.begin(), levels.end(), [](const Level& level) {
         return level.kind == LevelKind::kSwitch || level.kind == LevelKind::kRails || level.kind == LevelKind::kFatTree;
@@ -51,6 +52,32 @@ WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) 
   const int32_t top = topology_.CommonLevel(rank, peer);
   const Level& level = cluster.levels[static_cast<size_t>(top)];
   return {level.overhead_s * slow, level.flow_bytes_per_s / slow, top > 0 && !geometry_.all_addressable};
+}
+
+uint32_t WorkloadBuilder::Crossed(int32_t rank, int32_t peer) const {
+  const std::vector<Level>& levels = topology_.cluster().levels;
+  uint32_t crossed = 0;
+  for (const Level& level : levels) {
+    const auto ranks = static_cast<int32_t>(level.ranks);
+    crossed = crossed << 1 | (rank / ranks != peer / ranks ? 1U : 0U);
+  }
+  const auto locals = static_cast<int32_t>(levels[0].ranks);
+  return crossed << 1 | (rank % locals == peer % locals ? 1U : 0U);
+}
+
+WorkloadBuilder::PeerFigures& WorkloadBuilder::FiguresOfPeer(int32_t rank, int32_t peer) {
+  if (peer == last_peer_) return *last_figures_;
+  last_peer_ = peer;
+  const auto compute = [&] { return PeerFigures{FiguresOf(rank, peer), topology_.LatencyS(rank, peer), -1}; };
+  if (!by_role_ || peer == rank) {
+    other_figures_ = compute();
+    last_figures_ = &other_figures_;
+    return other_figures_;
+  }
+  std::optional<PeerFigures>& known = by_crossed_[Crossed(rank, peer)];
+  if (!known) known = compute();
+  last_figures_ = &*known;
+  return *known;
 }
 
 void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
@@ -160,10 +187,8 @@ uint64_t WorkloadBuilder::RouteKey(int32_t rank, int32_t src, int32_t dst) const
   if (src == dst) return Pair(-1, src);
   // The links of the peer are those of its representative. Which levels a transfer crosses follows from both numbers.
   const int32_t peer = src == rank ? dst : src;
-  const std::vector<Level>& levels = topology_.cluster().levels;
-  uint32_t crossed = src == rank ? 1 : 2;
-  for (const Level& level : levels) crossed = crossed << 1 | (src / level.ranks != dst / level.ranks ? 1U : 0U);
-  crossed = crossed << 1 | (src % levels[0].ranks == dst % levels[0].ranks ? 1U : 0U);
+  const uint32_t direction = src == rank ? 1 : 2;
+  const uint32_t crossed = direction << (topology_.cluster().levels.size() + 1) | Crossed(rank, peer);
   return Pair(static_cast<int32_t>(crossed), fold_.RepresentativeOf(peer));
 }
 
@@ -291,7 +316,13 @@ std::vector<size_t> WorkloadBuilder::OrderOf(const Plan& plan) const {
 }
 
 void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* program) {
-  const Figures figures = FiguresOf(plan.rank, step.peer);
+  PeerFigures& peer = FiguresOfPeer(plan.rank, step.peer);
+  const Figures& figures = peer.figures;
+  const int32_t counter = TargetsOf(plan.rank, &step - plan.steps.data(), step.peer);
+  if (figures.queued && peer.signal_op >= 0) {
+    program->ops.push_back({peer.signal_op, counter});
+    return;
+  }
   double overhead_s = figures.overhead_s;
   if (topology_.cluster().together_bytes > 0 && !figures.queued) {  // by a thread each
     overhead_s = std::max(overhead_s - signals_s_, 0.0);
@@ -301,26 +332,30 @@ void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* pro
   op.kind = OpKind::kSignal;
   op.queued = figures.queued;
   op.overhead_ps = Picoseconds(overhead_s);
-  op.latency_ps = Picoseconds(topology_.LatencyS(plan.rank, step.peer));
-  Append(op, program, TargetsOf(plan.rank, &step - plan.steps.data(), step.peer));
+  op.latency_ps = Picoseconds(peer.latency_s);
+  const int32_t index = OpOf(op);
+  if (figures.queued) peer.signal_op = index;
+  program->ops.push_back({index, counter});
 }
 
 void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
   const int32_t rank = plan.rank, peer = step.peer >= 0 ? step.peer : rank;
   const bool moves_data = step.kind != StepKind::kSignal && step.kind != StepKind::kWait;
   const bool is_short = moves_data && IsShort(step), reduces = step.kind == StepKind::kReduce;
-  const Figures figures = reduces ? Figures() : FiguresOf(rank, peer);
+  const bool waits = step.kind == StepKind::kWait;
+  const Figures figures = reduces || waits ? Figures() : FiguresOfPeer(rank, peer).figures;
   const bool joins = is_short && !figures.queued;
-  const bool ends_row = step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !is_short;
+  const bool ends_row = waits ? geometry_.num_nodes > 1 : !is_short;
   if (!joins) RunRow(program);
   if (ends_row) row_ = Row();
   if (step.kind == StepKind::kSignal) return AddSignal(plan, step, program);
   signals_s_ = 0;
   if (reduces) return AddReduce(plan, step, program);
   Op op;
-  if (step.kind == StepKind::kWait) {
+  if (waits) {
     op.kind = OpKind::kWait;
-    Append(op, program, CounterOf(fold_.CounterOf(peer, rank)));
+    if (wait_op_ < 0) wait_op_ = OpOf(op);
+    program->ops.push_back({wait_op_, CounterOf(fold_.CounterOf(peer, rank))});
     return;
   }
   const bool reads = step.kind == StepKind::kGet;
@@ -339,7 +374,13 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
   }
   op.queued = figures.queued;
   op.overhead_ps = Picoseconds(figures.overhead_s);
-  Append(op, program);
+  program->ops.push_back({TransferOp(op), 0});
+}
+
+int32_t WorkloadBuilder::TransferOp(const Op& op) {
+  if (last_transfer_op_ >= 0 && op == last_transfer_) return last_transfer_op_;
+  last_transfer_ = op;
+  return last_transfer_op_ = OpOf(op);
 }
 
 void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {
@@ -357,7 +398,8 @@ void WorkloadBuilder::Add(const Plan& plan) {
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();
   peer_routes_.clear();
-  last_src_ = last_dst_ = -1;
+  last_src_ = last_dst_ = last_peer_ = -1;
+  by_crossed_.assign(by_crossed_.size(), std::nullopt);
   operand_ranks_.clear();
   program.ops.reserve(plan.steps.size());
   row_ = Row();

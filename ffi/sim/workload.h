@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -92,6 +93,16 @@ class WorkloadBuilder {
     bool queued = false;
   };
   Figures FiguresOf(int32_t rank, int32_t peer) const;
+  // What steps between a rank and a peer have in common.
+  struct PeerFigures {
+    Figures figures;
+    double latency_s = 0;
+    int32_t signal_op = -1;  // of a queued signal; -1: not known yet
+  };
+  // The reference is valid until the next call.
+  PeerFigures& FiguresOfPeer(int32_t rank, int32_t peer);
+  // Which levels a transfer between this rank and the peer crosses, as bits.
+  uint32_t Crossed(int32_t rank, int32_t peer) const;
   // Adds to the weight of the link's class in sum_.
   void AddUse(const LinkId& link, double weight);
   // The route with the weights of sum_, multiplied by `scale`. Clears sum_.
@@ -104,6 +115,8 @@ class WorkloadBuilder {
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
   // What determines the route between a rank and a peer: both numbers, or less.
   uint64_t RouteKey(int32_t rank, int32_t src, int32_t dst) const;
+  // The op of a transfer; repeated ones are found without a search.
+  int32_t TransferOp(const Op& op);
   // Whether the data step runs at once with its neighbours if they are short too.
   bool IsShort(const Step& step) const;
   // The order in which the steps of a plan run.
@@ -156,6 +169,13 @@ class WorkloadBuilder {
   Index peer_index_;
   std::vector<std::pair<uint64_t, int32_t>> peer_routes_;
   int32_t last_src_ = -1, last_dst_ = -1, last_route_ = -1;
+  int32_t last_peer_ = -1;
+  PeerFigures* last_figures_ = nullptr;
+  std::vector<std::optional<PeerFigures>> by_crossed_;  // by_role_: figures follow from the crossed levels
+  PeerFigures other_figures_;
+  int32_t wait_op_ = -1;
+  Op last_transfer_;
+  int32_t last_transfer_op_ = -1;
   // The operands of the last reduction on each level, which others of this rank repeat.
   struct Operands {
     int32_t level = 0;

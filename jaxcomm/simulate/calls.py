@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomm import _request
 from jaxcomm._core import plan, sim
-from jaxcomm.simulate import faults, hashing
+from jaxcomm.simulate import cpus, faults, hashing
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.skew import Skew
@@ -282,6 +282,8 @@ def collective(
     n = math.prod(sizes)
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
     x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
+    # Groups of fewer ranks share the processors with others, which the levels count.
+    processors = cluster.cpus if n == cluster.ranks and not cluster.faults and skew is None else None
     cluster = cluster.spread(n)
     in_use = ("", *(level.name for level in cluster.levels))
     notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
@@ -364,6 +366,10 @@ def collective(
     # With start_s the engine counts from the first arrival.
     before_s = late - max(start_s) if start_s else late
     time_s = found.time_s + before_s
+    if processors is not None:
+        time_s = cluster.launch_s + cpus.work(choice.request, choice.algorithm, item_bytes, processors).time_s(
+            processors
+        )
     return Simulated(
         **common,
         time_s=time_s,

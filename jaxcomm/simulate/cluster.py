@@ -14,6 +14,7 @@ import numpy as np
 from jaxcomm._calibrate import Calibration
 from jaxcomm._core import plan, sim
 from jaxcomm.simulate import hashing
+from jaxcomm.simulate.cpus import Cpus
 from jaxcomm.simulate.faults import Fault
 from jaxcomm.simulate.faults import read as read_faults
 from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table, unknown
@@ -102,6 +103,7 @@ class Cluster:
       memories: (bytes, share of the bandwidth of the first level): on CPUs, the data of a call that all ranks of a node
         touch, and the bandwidth in the cache or memory that holds it. ``holding`` interpolates.
       errors: measured / predicted - 1 of the calibration that the figures come from.
+      cpus: processors and memory of the only node, on CPUs; None: ``levels`` alone give the times.
       compute: computation of a device; None if the file has no ``flops_bf16``.
       faults: degraded and lost links, planes and ranks, and slow ranks.
     """
@@ -121,6 +123,7 @@ class Cluster:
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
     memories: tuple[tuple[float, float], ...] = ()
+    cpus: Cpus | None = None
     compute: Compute | None = None
     faults: tuple[Fault, ...] = ()
 
@@ -196,7 +199,8 @@ class Cluster:
         """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
 
         Args:
-          calibration: result of ``calibrate()``; its errors become the band of predictions.
+          calibration: result of ``calibrate()``; its errors become the band of predictions, and times on one node those
+            of the processors and the memory that it measured (``cpus``).
         """
         # Only here: the others need no devices.
         from jaxcomm._topology import topology
@@ -209,7 +213,12 @@ class Cluster:
         errors = (
             [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
         )
-        return Cluster.of_machine(plan.machine_of(scope, n, per_node), scope, n, per_node, origin, tuple(errors))
+        machine = plan.machine_of(scope, n, per_node)
+        cluster = Cluster.of_machine(machine, scope, n, per_node, origin, tuple(errors))
+        if scope == "network" or calibration is None or not calibration.memory or len(set(found.ranks)) > 1:
+            return cluster
+        step_s, processors = cluster.levels[0].overhead_s, len(os.sched_getaffinity(0))
+        return dataclasses.replace(cluster, cpus=Cpus(n // processes, processors, step_s, **calibration.memory))
 
     @staticmethod
     def of_machine(

@@ -1,14 +1,16 @@
 """The command `validate-here`: how well the simulator predicts jaxcomm on the CPUs of this machine.
 
 It measures all collectives, sizes and algorithms, fits the parameters of `calibrate()` to few of the rows, and predicts
-the others with the engine.
+the others: in one node with the model of its processors (`cpus.py`), between nodes with the engine.
 """
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxcomm._core import plan, sim
-from jaxcomm.simulate import here_rows, optimize
+from jaxcomm.simulate import cpus, here_rows, optimize
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.here_rows import Row
 
@@ -40,7 +42,7 @@ class Judged:
 
     Attributes:
       row: the measurement.
-      predicted_us: time by the engine.
+      predicted_us: time by the model.
       fitted: whether the parameters were fitted to this row.
     """
 
@@ -101,13 +103,77 @@ def _machine(base: Any, values: dict[str, float], rate: float) -> Any:
     return plan.Machine(links, values["launch_s"], base.ranks_per_processor, base.shared_network)
 
 
-def fit(rows: Sequence[Row]) -> Cluster:
-    """The cluster that is fitted to rows of one shape: the parameters of `calibrate`, and a bandwidth for each size.
+# The same for the parameters of `cpus.Cpus`, after the start of a call.
+_CPUS_PRIOR = {
+    "launch_s": (2e-5, 2.0),
+    "step_s": (1e-7, 1.0),
+    "private": (6e10, 0.7),
+    "shared": (4e10, 0.7),
+    "memory": (1.5e10, 0.7),
+    "memory_of_all": (4e10, 0.7),
+    "call_s": (2e-6, 1.0),
+    "remote": (8e9, 0.7),
+}
 
-    Small operands lie in a cache, and large ones in memory.
+
+def _devices(row: Row) -> int:
+    """Ranks of one process. The shape of several processes names them last: 2 x 4."""
+    if row.scope == "process":
+        return row.ranks
+    found = re.search(r"x (\d+)$", row.shape)
+    devices = int(found[1]) if found else 0
+    if not devices or row.ranks % devices:
+        raise ValueError(
+            f"shape {row.shape!r} of {row.ranks} ranks: expected processes x devices of each process, such as '2 x 4'"
+        )
+    return devices
+
+
+@functools.lru_cache(maxsize=4096)
+def _work(row: Row) -> cpus.Work:
+    return cpus.work(_request(row), row.algorithm, _ITEM_BYTES, _cpus(row, {}))
+
+
+def _cpus(row: Row, values: dict[str, float]) -> cpus.Cpus:
+    figures: dict[str, Any] = {name: middle for name, (middle, _) in _CPUS_PRIOR.items()} | values
+    figures.pop("launch_s")
+    return cpus.Cpus(_devices(row), row.processors, **figures)
+
+
+def _fit_cpus(given: Sequence[Row]) -> Cluster:
+    first = given[0]
+    names = list(_CPUS_PRIOR) if first.scope == "node" else list(_CPUS_PRIOR)[:-2]  # one process reads its own memory
+    target = np.log([row.time_us * 1e-6 for row in given])
+    done = [_work(row) for row in given]
+
+    def times(theta: np.ndarray) -> np.ndarray:
+        values = dict(zip(names, np.exp(theta).tolist(), strict=True))
+        figures = _cpus(first, values)
+        return np.log([values["launch_s"] + work.time_s(figures) for work in done])
+
+    mean = np.log([_CPUS_PRIOR[name][0] for name in names])
+    spread = np.array([_CPUS_PRIOR[name][1] for name in names])
+    starts = [mean, mean + spread * (-1.0) ** np.arange(len(mean))]
+    best = min(
+        (optimize.minimize(times, target, mean, spread, start) for start in starts), key=lambda found: found.loss
+    )
+    values = dict(zip(names, np.exp(best.theta).tolist(), strict=True))
+    figures = _cpus(first, values)
+    made = plan.machine_of(first.scope, first.ranks, first.ranks_per_node)
+    rate = figures.shared / 2  # of a copy: read and written
+    links = [(name, figures.step_s, rate, 0.0) for name, *_ in made.links]
+    machine = plan.Machine(links, values["launch_s"], max(1.0, first.ranks / first.processors), made.shared_network)
+    cluster = Cluster.of_machine(machine, first.scope, first.ranks, first.ranks_per_node, "fitted: validate-here")
+    return dataclasses.replace(cluster, cpus=figures)
+
+
+def fit(rows: Sequence[Row]) -> Cluster:
+    """The cluster that is fitted to rows of one shape: the parameters of `calibrate`.
+
+    Between nodes, each of both sizes has a bandwidth: small operands lie in a cache, and large ones in memory.
 
     Raises:
-      ValueError: there are no rows to fit.
+      ValueError: there are no rows to fit, or the shape does not name the devices of a process.
     """
     given = [row for row in rows if is_fitted(row)]
     found = {(row.op, row.bytes) for row in given}
@@ -117,14 +183,16 @@ def fit(rows: Sequence[Row]) -> Cluster:
             f"{rows[0].shape}: expected rows of {', '.join(FIT_OPS)} with {sizes} bytes, to fit parameters; "
             f"missing: {', '.join(f'{op} of {size} bytes' for op, size in lacking)}"
         )
+    return _fit_links(given) if given[0].scope == "network" else _fit_cpus(given)
+
+
+def _fit_links(given: Sequence[Row]) -> Cluster:
     first = given[0]
     made = plan.machine_of(first.scope, first.ranks, first.ranks_per_node)
-    sharing = first.ranks_per_node if first.scope == "network" else first.ranks
     # The processors may be those of another machine.
-    base = plan.Machine(made.links, made.launch_s, max(1.0, sharing / first.processors), made.shared_network)
-    names = ["launch_s", "overhead_s"]
-    names += ["latency_s"] if first.scope != "process" else []
-    names += [name for name in _PRIOR if name.startswith("network ")] if first.scope == "network" else []
+    sharing = max(1.0, first.ranks_per_node / first.processors)
+    base = plan.Machine(made.links, made.launch_s, sharing, made.shared_network)
+    names = [name for name in _PRIOR if name != "bytes_per_s"]
     requests = [(_request(row), row.algorithm) for row in given]
     touched = np.log([touched_bytes(row) for row in given])
     held = [max(size for size, row in zip(touched, given, strict=True) if row.bytes == b) for b in FIT_BYTES]
@@ -156,18 +224,46 @@ def fit(rows: Sequence[Row]) -> Cluster:
     return dataclasses.replace(cluster, memories=shares)
 
 
+def _check_machine(shape: str, rows: Sequence[Row]) -> None:
+    """Rows of one shape are of one measurement."""
+    seen: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        for name in ("scope", "ranks", "ranks_per_node", "processors"):
+            if getattr(row, name) != getattr(rows[0], name):
+                raise ValueError(
+                    f"{shape}: rows of different machines: {name} is {getattr(rows[0], name)} and "
+                    f"{getattr(row, name)}; give one of the shapes another name"
+                )
+        key = row.op, row.algorithm, row.bytes
+        if key in seen:
+            raise ValueError(
+                f"{shape}: two rows of {row.op} by {row.algorithm} of {row.bytes} bytes, {seen[key].time_us:g} and "
+                f"{row.time_us:g} us; judge each measurement by itself, or give one of the shapes another name"
+            )
+        seen[key] = row
+
+
+def _predict_us(cluster: Cluster, row: Row) -> float:
+    if cluster.cpus is not None:
+        return 1e6 * (cluster.launch_s + _work(row).time_s(cluster.cpus))
+    native = cluster.holding(touched_bytes(row)).native()
+    return 1e6 * sim.simulate(_request(row), row.algorithm, _ITEM_BYTES, native, "folded", _MAX_STEPS, 0).time_s
+
+
 def judge(rows: Sequence[Row]) -> list[Judged]:
-    """Fits each shape, and predicts all of its rows."""
+    """Fits each shape, and predicts all of its rows.
+
+    Raises:
+      ValueError: rows of one shape are of several measurements, or those to fit are missing.
+    """
     shapes: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         shapes[row.shape].append(row)
     found = []
-    for members in shapes.values():
+    for shape, members in shapes.items():
+        _check_machine(shape, members)
         cluster = fit(members)
-        for row in members:
-            native = cluster.holding(touched_bytes(row)).native()
-            made = sim.simulate(_request(row), row.algorithm, _ITEM_BYTES, native, "folded", _MAX_STEPS, 0)
-            found.append(Judged(row, made.time_s * 1e6, is_fitted(row)))
+        found += [Judged(row, _predict_us(cluster, row), is_fitted(row)) for row in members]
     return found
 
 

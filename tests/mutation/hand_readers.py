@@ -195,8 +195,8 @@ MUTANTS = [
     Mutant(
         "processors are those of this machine",
         HERE,
-        "sharing / first.processors",
-        "sharing / os.cpu_count() / 1",
+        "cpus.Cpus(_devices(row), row.processors,",
+        "cpus.Cpus(_devices(row), os.cpu_count() or 1,",
         PREDICTED_HERE,
     ),
     Mutant(

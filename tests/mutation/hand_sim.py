@@ -15,6 +15,8 @@ STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 FITTED = "tests/simulate/test_fit.py"
+CPUS, WORK = "jaxcomm/simulate/cpus.py", "tests/simulate/test_cpus.py"
+HERE_CODE, HERE = "jaxcomm/simulate/here.py", "tests/simulate/test_here.py"
 MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
 
 MUTANTS = [
@@ -83,8 +85,8 @@ MUTANTS = [
     Mutant(
         "a wait between nodes does not end a row of steps",
         WORKLOAD,
-        "step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !is_short;",
-        "step.kind == StepKind::kWait ? false : !is_short;",
+        "waits ? geometry_.num_nodes > 1 : !is_short;",
+        "waits ? false : !is_short;",
         TESTS,
     ),
     Mutant(
@@ -170,7 +172,7 @@ MUTANTS = [
     Mutant("a fault slows both directions", TOPOLOGY, "if (fault.in) shares_[", "shares_[", TESTS),
     Mutant("a relay adds no latency", TOPOLOGY, "+ (first != src ? 1 : 0) + (last != dst ? 1 : 0)", "", TESTS),
     Mutant("a slow rank keeps its rates", WORKLOAD, "level.flow_bytes_per_s / slow", "level.flow_bytes_per_s", TESTS),
-    Mutant("all ranks are on time", ENGINE, "ranks_[rank].clock_ps = workload_.programs[rank].start_ps;", "", TESTS),
+    Mutant("all ranks are on time", ENGINE, "ranks_[rank].clock.Add(workload_.programs[rank].start_ps);", "", TESTS),
     Mutant(
         "no barrier waits for a late rank", "ffi/sim/simulate.cc", "topology.StartsTogether() ? late_s : 0", "0", TESTS
     ),
@@ -192,8 +194,8 @@ MUTANTS = [
     Mutant(
         "the network does not delay the entries of its queue",
         ENGINE,
-        "state.queue_free_ps = std::max(state.queue_free_ps, entry.ready_ps) + op.overhead_ps;",
-        "state.queue_free_ps = std::max(state.queue_free_ps, entry.ready_ps);",
+        "state.queue_free.Add(op.overhead_ps);",
+        "",
         TESTS,
     ),
     Mutant(
@@ -422,7 +424,7 @@ MUTANTS = [
     Mutant(
         "all peers of a role have one route",
         WORKLOAD,
-        "(src / level.ranks != dst / level.ranks ? 1U : 0U)",
+        "(rank / ranks != peer / ranks ? 1U : 0U)",
         "0U",
         TESTS,
     ),
@@ -451,4 +453,45 @@ MUTANTS = [
         "request.block_count;",
         TESTS,
     ),
+    Mutant("empty transfers take no overhead", ENGINE, "empty_ps += duration_ps;", "", TESTS),
+    Mutant(
+        "one peer has the figures of the last",
+        WORKLOAD,
+        "if (peer == last_peer_) return",
+        "if (last_figures_) return",
+        TESTS,
+    ),
+    Mutant(
+        "a signal of the queue has the latency of the last",
+        WORKLOAD,
+        "if (figures.queued) peer.signal_op = index;",
+        "for (auto& known : by_crossed_) if (known) known->signal_op = index;",
+        TESTS,
+    ),
+    Mutant("one thread does all small work", CPUS, "if not self.parallel:  #", "if False:  #", WORK),
+    Mutant("the second thread is awake", CPUS, "total + (cpus.processors - 1) * _WAKE_S", "total", WORK),
+    Mutant(
+        "several threads run one rank",
+        CPUS,
+        "time = max(ranks.max(), min(total, most))",
+        "time = min(total, most)",
+        WORK,
+    ),
+    Mutant(
+        "memory has no limit", CPUS, "return float(max(time, moved / cpus.memory_of_all))", "return float(time)", WORK
+    ),
+    Mutant(
+        "the first in a cache leaves it last", CPUS, "found = cache.pop(key, 0) is None", "found = key in cache", WORK
+    ),
+    Mutant("caches hold data that another processor wrote", CPUS, "if other != processor:", "if False:", WORK),
+    Mutant("results stay in the cache", CPUS, "self.stream = moved >= _STREAM_BYTES", "self.stream = False", WORK),
+    Mutant("operands never pass through windows", CPUS, '"input" in read and small,', "False,", WORK),
+    Mutant("results never pass through windows", CPUS, '"output" in written or', "", WORK),
+    Mutant("processes read each other as themselves", CPUS, 'foreign and place[1] != "scratch"', "False", WORK),
+    Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
+    Mutant("the first call is counted", CPUS, "    call.run()\n    return", "    return", WORK),
+    Mutant(
+        "parts of a node have its processors", CALLS, "cluster.cpus if n == cluster.ranks and", "cluster.cpus if", HERE
+    ),
+    Mutant("rows of two machines mix", HERE_CODE, "        _check_machine(shape, members)\n", "", HERE),
 ]
