@@ -65,6 +65,11 @@ class atomic_ref {
     if (order != memory_order_relaxed) std::abort();
     return memory_model::CompareExchange(word_, &expected, desired, kModelScope);
   }
+  T fetch_add(T value, memory_order order) const {
+    T seen = load(order);
+    while (!compare_exchange_strong(seen, seen + value, order)) continue;
+    return seen;
+  }
 
  private:
   T* const word_;
