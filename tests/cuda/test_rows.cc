@@ -251,6 +251,14 @@ TEST_CASE("slices beyond the choices of a rank") {
   CheckRefused(group, drawn, kUnknownRow, 0, end, 10);
 }
 
+TEST_CASE("slices that are not packed at their sender") {
+  NodeGroup group(2, 2);
+  Drawn drawn = Small(group, false, 1);
+  const int32_t begin = drawn.routed.table[3] - 1;
+  SetTable(drawn, 0, 0, 3, begin);
+  CheckRefused(group, drawn, kUnknownRow, 0, begin + drawn.routed.table[4 + 3], 10);
+}
+
 // Never an address. The row counts as zero.
 TEST_CASE("a list that names a row that does not exist") {
   for (const int32_t row : {-1, 5, 1 << 30}) {

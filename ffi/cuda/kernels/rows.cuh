@@ -271,7 +271,7 @@ class RowCall {
     auto* const counters = reinterpret_cast<uint64_t*>(places + args_.num_choices);
     const auto counter = [&](int64_t i, int32_t row) {
       const int64_t to = FirstEndBehind(args_.num_experts, i) / num_local_;
-      return counters + to * (args_.num_rows + 1) + (Exists(row) ? row : args_.num_rows);
+      return counters + to * args_.num_rows + (Exists(row) ? row : 0);
     };
     if (groups) {
       const int64_t num = NumPlaceCounters(args_);

@@ -49,13 +49,13 @@ struct alignas(8) RowPlace {
 };
 
 // The arena. combine: the packed choices. dispatch: the payload; then, for each channel, a place per packed choice, and
-// a counter for each rank and row of the payload, and one for wrong rows.
+// a counter for each rank and row of the payload.
 JAXCOMM_BOTH int64_t ArenaRowsBytes(const RowArgs& args) {
   const int64_t rows = args.combines ? args.num_choices : args.num_rows;
   return (rows * args.row_bytes + 255) / 256 * 256;
 }
 JAXCOMM_BOTH int64_t NumPlaceCounters(const RowArgs& args) {
-  return GroupsPlaces(args) ? args.num_ranks * (args.num_rows + 1) : 0;
+  return GroupsPlaces(args) ? args.num_ranks * args.num_rows : 0;
 }
 JAXCOMM_BOTH int64_t ArenaPlacesBytes(const RowArgs& args) {
   const int64_t places = args.num_choices * static_cast<int64_t>(sizeof(RowPlace));

@@ -66,9 +66,8 @@ class atomic_ref {
     return memory_model::CompareExchange(word_, &expected, desired, kModelScope);
   }
   T fetch_add(T value, memory_order order) const {
-    T seen = load(order);
-    while (!compare_exchange_strong(seen, seen + value, order)) continue;
-    return seen;
+    if (order != memory_order_relaxed) std::abort();
+    return memory_model::FetchAdd(word_, value, kModelScope);
   }
 
  private:
