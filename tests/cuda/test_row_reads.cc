@@ -73,7 +73,7 @@ int64_t CheckReads(NodeGroup& group, Drawn& drawn, unsigned threads, uint64_t se
 
 TEST_CASE("dispatch reads each row once per rank that needs it") {
   int grouped = 0;
-  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 60; ++seed) {
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 40; ++seed) {
     std::mt19937_64 random(seed);
     const int32_t sizes[] = {1, 2, 3, 5, 8}, choice_counts[] = {1, 2, 3, 9};
     const int32_t n = sizes[seed % 5], experts = n * (1 + static_cast<int32_t>(random() % 3));
@@ -87,7 +87,7 @@ TEST_CASE("dispatch reads each row once per rank that needs it") {
     grouped += GroupsPlaces(drawn.args[0]) ? 1 : 0;
     CheckReads(group, drawn, 16, seed);
   }
-  CHECK(grouped > 15);
+  CHECK(grouped > 10);
 }
 
 // The case of docs/internals/cuda-moe.md.

@@ -50,7 +50,7 @@ MUTANTS = [
         LOOPS,
         "reinterpret_cast<Unit*>(slots + rows.slot[k] * row_bytes)[static_cast<int32_t>(i) - token * units] = unit;",
         "const auto at = static_cast<int32_t>(i) - token * units;\n"
-        "          const auto* const from = reinterpret_cast<const Unit*>(rows.from[k]);\n"
+        "          const auto* const from = reinterpret_cast<const Unit*>(rows.from[token]);\n"
         "          reinterpret_cast<Unit*>(slots + rows.slot[k] * row_bytes)[at] = from != nullptr ? from[at] : unit;",
         "test_cuda_row_reads",
     ),

@@ -69,9 +69,9 @@ JAXCOMM_DEVICE_CALLED void CopyMoves(const RowMove* moves, int32_t num, int32_t 
 
 // Choices of the payload that a thread block reads at once, in shared memory. Those of one token are next to each other.
 struct PlacedRows {
-  const char** from;  // null: zeros
-  int32_t* slot;
-  int32_t* begin;  // of each token, among these choices
+  const char** from;  // of each choice, then of each token; null: zeros
+  int32_t* slot;      // of each choice
+  int32_t* begin;     // of each token, among the choices
 };
 
 // Loads a piece of `units` units of `tokens` rows, and stores each of them to all slots of its token, by all threads of
@@ -80,13 +80,15 @@ template <typename Unit>
 JAXCOMM_DEVICE_CALLED void CopyTokens(const PlacedRows rows, int32_t tokens, int32_t end, int32_t units, char* slots,
                                       int64_t row_bytes) {
 #if defined(__CUDACC__)
-  __builtin_assume(__isShared(rows.from) && __isShared(rows.slot) && __isShared(rows.begin));
+  __builtin_assume(__isShared(rows.from));
+  __builtin_assume(__isShared(rows.slot));
+  __builtin_assume(__isShared(rows.begin));
 #endif
   device::Pass(
       static_cast<int64_t>(tokens) * units, device::OfBlock(),
       [&](int64_t i) {
         const auto token = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
-        const auto* const from = reinterpret_cast<const Unit*>(rows.from[rows.begin[token]]);
+        const auto* const from = reinterpret_cast<const Unit*>(rows.from[token]);
         return from != nullptr ? from[static_cast<uint32_t>(i) - token * units] : Unit{};
       },
       [&](int64_t i, const Unit& unit) {

@@ -355,16 +355,25 @@ class RowCall {
     }
   }
 
-  // Sets placed_.begin and returns the number of tokens among `num` choices.
+  // Returns the number of tokens among `num` choices, and makes placed_.from and placed_.begin those of the tokens.
   JAXCOMM_DEVICE int32_t FindTokens(int32_t num) const {
-    const int32_t begin = Thread() * kRowsPerThread;
-    const auto begins = [&](int32_t j) { return j < num && (j == 0 || placed_.from[j] != placed_.from[j - 1]); };
+    const char* from[kRowsPerThread];
+    bool begins[kRowsPerThread];
     int32_t own = 0;
-    for (int32_t j = begin; j < begin + kRowsPerThread; ++j) own += begins(j) ? 1 : 0;
+    JAXCOMM_UNROLL
+    for (int32_t k = 0; k < kRowsPerThread; ++k) {
+      const int32_t j = Thread() * kRowsPerThread + k;
+      begins[k] = j < num && (j == 0 || placed_.from[j] != placed_.from[j - 1]);
+      from[k] = begins[k] ? placed_.from[j] : nullptr;
+      own += begins[k] ? 1 : 0;
+    }
     const ThreadSum sum = SumOfThreads(own, placed_.begin);
     int32_t token = sum.before;
-    for (int32_t j = begin; j < begin + kRowsPerThread; ++j) {
-      if (begins(j)) placed_.begin[token++] = j;
+    JAXCOMM_UNROLL
+    for (int32_t k = 0; k < kRowsPerThread; ++k) {
+      if (!begins[k]) continue;
+      placed_.from[token] = from[k];
+      placed_.begin[token++] = Thread() * kRowsPerThread + k;
     }
     __syncthreads();
     return sum.all;
