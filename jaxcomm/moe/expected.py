@@ -39,8 +39,8 @@ class Rows:
     def __str__(self) -> str:
         return (
             f"rows      {self.tokens_sent:.0f} to other ranks in dispatch, once per token and rank; {self.sent:.0f} of "
-            f"{self.choices} choices back in combine, worst case {self.most_sent}; slots for {self.received:.0f}, worst "
-            f"case {self.most_received}; assumes that tokens choose experts evenly"
+            f"{self.choices} choices back in combine, worst case {self.most_sent}; slots for {self.received:.0f}, "
+            f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
 

@@ -42,9 +42,7 @@ void CheckDispatch(bool other, unsigned threads) {
     own.table = other ? runs.Upload(kOtherTable, "table") : runs.Upload(kTable, "table");
     own.index = runs.Upload(kRows, "index");
   }
-  const auto y = [other](int32_t rank, int32_t slot, int32_t run) {
-    return LitmusValue(other ? 1 - rank : slot, run);
-  };
+  const auto y = [other](int32_t rank, int32_t slot, int32_t run) { return LitmusValue(other ? 1 - rank : slot, run); };
   runs.Check(
       threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),  //
       1, [](int32_t rank, int32_t, int32_t run) { return LitmusValue(rank, run); }, 2, y, Run);
@@ -63,7 +61,7 @@ void CheckCombine(unsigned threads) {
   }
   // Slot s of a rank belongs to rank s.
   runs.Check(
-      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),  //
+      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),    //
       2, [](int32_t, int32_t s, int32_t run) { return LitmusValue(s, run); },  //
       1, [](int32_t rank, int32_t, int32_t run) { return 2 * LitmusValue(rank, run); }, Run);
 }

@@ -24,9 +24,9 @@ void CheckSlices(bool puts, unsigned threads) {
     own.table = runs.Upload(kTable, "table");
   }
   runs.Check(
-      threads, SliceSharedBytes(static_cast<int32_t>(threads)),  //
+      threads, SliceSharedBytes(static_cast<int32_t>(threads)),                      //
       1, [](int32_t rank, int32_t, int32_t run) { return LitmusValue(rank, run); },  //
-      2, [](int32_t, int32_t s, int32_t run) { return LitmusValue(s, run); },  //
+      2, [](int32_t, int32_t s, int32_t run) { return LitmusValue(s, run); },        //
       [](const SliceArgs& args, char* shared) { SliceCall(args, 0, shared).Run(); });
 }
 

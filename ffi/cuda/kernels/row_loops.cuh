@@ -1,5 +1,5 @@
-// Work of all threads of a block, for rows.cuh: sums of numbers, and loops over a piece of each row, which copy, zero or
-// add.
+// Work of all threads of a block, for rows.cuh: sums of numbers, and loops over a piece of each row, which copy, zero
+// or add.
 #pragma once
 
 #include "cuda/program/row_args.h"
@@ -67,7 +67,8 @@ JAXCOMM_DEVICE_CALLED void CopyMoves(const RowMove* moves, int32_t num, int32_t 
       });
 }
 
-// Choices of the payload that a thread block reads at once, in shared memory. Those of one token are next to each other.
+// Choices of the payload that a thread block reads at once, in shared memory. Those of one token are next to each
+// other.
 struct PlacedRows {
   const char** from;  // of each choice, then of each token; null: zeros
   int32_t* slot;      // of each choice

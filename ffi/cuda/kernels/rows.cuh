@@ -347,9 +347,7 @@ class RowCall {
       int32_t tokens = FindTokens(num), end = num;
       // The last token may have more choices, which belong to the next turn.
       if (first + num < total && tokens > 1) end = placed_.begin[--tokens];
-      WithUnit([&](auto unit) {
-        CopyTokens<decltype(unit)>(placed_, tokens, end, units(), Slot(0), args_.row_bytes);
-      });
+      WithUnit([&](auto unit) { CopyTokens<decltype(unit)>(placed_, tokens, end, units(), Slot(0), args_.row_bytes); });
       __syncthreads();
       first += end;
     }
@@ -397,9 +395,8 @@ class RowCall {
   }
   JAXCOMM_DEVICE void Zero(int64_t begin, int64_t end, device::Threads threads) const {
     if (begin >= end) return;
-    WithUnit([&](auto unit) {
-      ZeroPieces<decltype(unit)>(Slot(begin), args_.row_bytes, end - begin, units(), threads);
-    });
+    WithUnit(
+        [&](auto unit) { ZeroPieces<decltype(unit)>(Slot(begin), args_.row_bytes, end - begin, units(), threads); });
   }
 
   JAXCOMM_DEVICE bool Combine() {

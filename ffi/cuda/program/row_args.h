@@ -28,7 +28,7 @@ struct RowArgs {
   int64_t num_slots = 0;            // of a rank
   int64_t num_choices = 0;          // of a rank
   int64_t row_bytes = 0;
-  int64_t piece_bytes = 0;      // of every row, for each channel but the last
+  int64_t piece_bytes = 0;  // of every row, for each channel but the last
   int32_t num_ranks = 1;
   int32_t num_experts = 1;      // of all ranks
   int32_t choices_per_row = 1;  // of the payload

@@ -43,14 +43,14 @@ void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
 }
 void* __tsan_memset(void* to, int value, size_t bytes) { return std::memset(to, value, bytes); }
 
-#define JAXCOMM_ATOMICS(bits, type)                                                                               \
-  type __tsan_atomic##bits##_load(const volatile type* word, int) { return __atomic_load_n(word, 5); }            \
-  void __tsan_atomic##bits##_store(volatile type* word, type value, int) { __atomic_store_n(word, value, 5); }    \
-  type __tsan_atomic##bits##_fetch_add(volatile type* word, type value, int) {                                    \
-    return __atomic_fetch_add(word, value, 5);                                                                    \
-  }                                                                                                               \
+#define JAXCOMM_ATOMICS(bits, type)                                                                                \
+  type __tsan_atomic##bits##_load(const volatile type* word, int) { return __atomic_load_n(word, 5); }             \
+  void __tsan_atomic##bits##_store(volatile type* word, type value, int) { __atomic_store_n(word, value, 5); }     \
+  type __tsan_atomic##bits##_fetch_add(volatile type* word, type value, int) {                                     \
+    return __atomic_fetch_add(word, value, 5);                                                                     \
+  }                                                                                                                \
   int __tsan_atomic##bits##_compare_exchange_strong(volatile type* word, type* expected, type desired, int, int) { \
-    return __atomic_compare_exchange_n(word, expected, desired, false, 5, 5) ? 1 : 0;                             \
+    return __atomic_compare_exchange_n(word, expected, desired, false, 5, 5) ? 1 : 0;                              \
   }
 JAXCOMM_ATOMICS(32, int32_t)
 JAXCOMM_ATOMICS(64, int64_t)

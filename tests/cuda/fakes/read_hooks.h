@@ -1,4 +1,5 @@
-// Plain reads of a program that is compiled with -fsanitize=thread and linked with read_hooks.cc instead of a sanitizer.
+// Plain reads of a program that is compiled with -fsanitize=thread and linked with read_hooks.cc instead of a
+// sanitizer.
 #pragma once
 
 #include <cstddef>

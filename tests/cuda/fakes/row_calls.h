@@ -28,7 +28,7 @@ struct Drawn {
 };
 
 inline std::vector<std::vector<int32_t>> DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts,
-                                          std::mt19937_64& random) {
+                                                 std::mt19937_64& random) {
   const uint64_t kind = random() % 5;
   std::vector<std::vector<int32_t>> ids(n);
   for (int32_t r = 0; r < n; ++r) {

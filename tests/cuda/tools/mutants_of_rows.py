@@ -102,10 +102,20 @@ ROUTED = [
         "rows.begin[token + 1] + 1 : end;",
         "rows",
     ),
-    Mutant("only the first place of a token is written", ROW_LOOPS, "k < last; ++k)", "k == rows.begin[token]; ++k)", "rows"),
+    Mutant(
+        "only the first place of a token is written",
+        ROW_LOOPS,
+        "k < last; ++k)",
+        "k == rows.begin[token]; ++k)",
+        "rows",
+    ),
     Mutant("places of the last token are lost", ROWS, "      first += end;", "      first += num;", "rows"),
     Mutant(
-        "each rank lists the places of all from the first", ROWS, "EndOfChoices(home, rank() * num_local_ - 1)", "0", "rows"
+        "each rank lists the places of all from the first",
+        ROWS,
+        "EndOfChoices(home, rank() * num_local_ - 1)",
+        "0",
+        "rows",
     ),
     Mutant("slices may overlap at their sender", ROWS, "input != EndOfChoices(from, expert - 1) ||", "", "rows"),
     Mutant(
@@ -137,7 +147,11 @@ ROUTED = [
         "rows",
     ),
     Mutant(
-        "only the first rows of a token are added", ROW_LOOPS, "k < sums.choices; k += kRowLoads) {", "k < 1; ++k) {", "rows"
+        "only the first rows of a token are added",
+        ROW_LOOPS,
+        "k < sums.choices; k += kRowLoads) {",
+        "k < 1; ++k) {",
+        "rows",
     ),
     Mutant(
         "rows are added in another order",
