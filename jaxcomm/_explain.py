@@ -223,7 +223,8 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    rows, rows_of_token = None, 1.0
+    rows: Rows | None = None
+    rows_of_token = 1.0
     if op in _request.MOE:
         if platform != "cuda" or ranks_per_node != n or algorithm not in (None, "direct"):
             raise ValueError(
