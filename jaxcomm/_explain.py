@@ -10,7 +10,7 @@ from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
-from jaxcomm.moe.expected import Rows, rows_of
+from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 
 def algorithms(op: str) -> tuple[str, ...]:
@@ -126,12 +126,15 @@ class Explanation:
         ]
 
 
-def _rows(op: str, x: Any, n: int, num_experts: int | None, choices: int | None) -> Rows:
+def _rows(op: str, x: Any, n: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:
+    """The rows of a rank, and those of a token that the op moves."""
     if num_experts is None or choices is None:
         raise ValueError(f"{op}: pass num_experts and choices")
     if num_experts < 1 or num_experts % n or not 1 <= choices <= num_experts:
         raise ValueError(f"{op}: {num_experts} experts and {choices} choices do not fit {n} ranks")
-    return rows_of(x.shape[0], choices, num_experts, n)
+    # dispatch moves a row once per rank that needs it, combine one per choice.
+    moved = groups_of_token(n, num_experts, choices) if op == "moe.dispatch" else choices
+    return rows_of(x.shape[0], choices, num_experts, n), moved
 
 
 def _replace(
@@ -220,14 +223,15 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    rows = None
+    rows: Rows | None = None
+    rows_of_token = 1.0
     if op in _request.MOE:
         if platform != "cuda" or ranks_per_node != n or algorithm not in (None, "direct"):
             raise ValueError(
                 f"{op} is explained for GPUs of one node and algorithm 'direct' only: pass platform='cuda' and one "
                 "axis size"
             )
-        rows = _rows(op, x, n, num_experts, choices)
+        rows, rows_of_token = _rows(op, x, n, num_experts, choices)
         algorithm = "direct"
     if op == "ragged_all_to_all" and platform == "cuda":
         if ranks_per_node != n or algorithm not in (None, "direct"):
@@ -236,7 +240,7 @@ def explain(
                 "collective runs, which has no plan"
             )
         algorithm = "direct"
-    of_call, item_bytes = _request.blocks(op, x, n, source, perm, choices or 1)
+    of_call, item_bytes = _request.blocks(op, x, n, source, perm, rows_of_token)
     if op == "ragged_all_to_all" and platform == "cuda":  # the kernel cuts every slice over the channels
         of_call["block_count"], item_bytes = item_bytes, 1
     if platform not in ("cpu", "cuda"):

@@ -46,7 +46,7 @@ def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def blocks(
-    op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None, choices: int = 1
+    op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None, rows_of_token: float = 1
 ) -> tuple[dict[str, Any], int]:
     """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element.
 
@@ -56,12 +56,12 @@ def blocks(
       n: number of ranks.
       source: rank that broadcasts.
       perm: pairs of a permutation; None means a shift by one.
-      choices: of a token, in a mixture of experts.
+      rows_of_token: in a mixture of experts, to all ranks.
     """
     native = native_name(op, moe=True)
     count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
     if op in MOE:  # an even load; channels divide rows by bytes
-        count, item_bytes = count * item_bytes * choices // n, 1
+        count, item_bytes = int(count * item_bytes * rows_of_token) // n, 1
     if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
         count, item_bytes = 1, count * item_bytes // n
     if native in ("all_to_all", "reduce_scatter"):

@@ -18,14 +18,14 @@ def groups_of_token(groups: int, num_experts: int, choices: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of one rank in dispatch(); combine() moves as many in the other direction.
+    """Rows of one rank. On GPUs of one node, dispatch() moves the row of a token once to each rank that needs it.
 
     Attributes:
       choices: rows of all choices of the rank's tokens.
-      sent: expected number of them for other ranks.
-      tokens_sent: expected number if a token were sent once per rank.
-      most_sent: in the worst case, all of them.
-      received: expected number of rows that a rank receives, its own included.
+      sent: expected number of them for other ranks. As many come back in combine().
+      tokens_sent: expected number of rows for other ranks in dispatch(): once per token and rank.
+      most_sent: in the worst case, all choices.
+      received: expected number of slots that a rank fills, those of its own tokens included.
       most_received: in the worst case; the default capacity without `align`.
     """
 
@@ -38,9 +38,9 @@ class Rows:
 
     def __str__(self) -> str:
         return (
-            f"rows      {self.sent:.0f} of {self.choices} to other ranks ({self.tokens_sent:.0f} if once per token and "
-            f"rank), worst case {self.most_sent}; {self.received:.0f} received, worst case {self.most_received}; "
-            "assumes that tokens choose experts evenly"
+            f"rows      {self.tokens_sent:.0f} to other ranks in dispatch, once per token and rank; {self.sent:.0f} of "
+            f"{self.choices} choices back in combine, worst case {self.most_sent}; slots for {self.received:.0f}, "
+            f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
 

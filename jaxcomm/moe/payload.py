@@ -37,7 +37,7 @@ def dispatch(
       jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
         run time).
 
-    Cost: one row per choice whose expert is on another rank.
+    Cost: one row per choice whose expert is on another rank. On GPUs of one node, one per token and such rank.
     """
     op = "moe.dispatch"
     layout = _layout(op, routing, per_choice, algorithm, max_sms)

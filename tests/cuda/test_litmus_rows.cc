@@ -1,97 +1,84 @@
 // The kernel of dispatch and combine on the smallest group, in all executions that a relaxed memory model allows.
-#include <cstdio>
-#include <vector>
-
 #include "../../ffi/cuda/kernels/rows.cuh"
 #include "../check.h"
-#include "fakes/litmus_ranks.h"
+#include "fakes/litmus_runs.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using memory_model::EndKernel;
-using memory_model::Program;
-using memory_model::Require;
-
-constexpr int32_t kRanks = 2;
+constexpr int32_t kRanks = 2, kChoices = 2;
 constexpr int64_t kArenaBytes = 1024;
 
-// One token per rank, which goes to the experts of both ranks: by rank the first packed choice of each expert, sizes,
-// slots, sizes. Not in vectors of int32_t: the model uses functions of these, which would be compiled as parts of the
-// program.
-constexpr int32_t kTable[] = {0, 1, 1, 1, 0, 0, 1, 1, /**/ 0, 1, 1, 1, 1, 1, 1, 1};
-constexpr int32_t kExperts[kRanks][2] = {{0, 1}, {1, 0}};  // by rank and choice
-constexpr int32_t kSlots[kRanks][2] = {{0, 0}, {1, 1}};
-constexpr int32_t kRows[2] = {0, 0};  // of the payload
+// Tables of one token per rank have by rank the first packed choice of each expert, sizes, slots, sizes. Not in vectors
+// of int32_t: the model uses functions of these, which would be compiled as parts of the program.
+constexpr int32_t kRows[kChoices] = {0, 0};  // of the payload
 
-template <size_t kNum>
-int32_t* Upload(Program& program, const int32_t (&values)[kNum], const char* name) {
-  auto* const to = program.Words<int32_t>(kNum, name);
-  for (size_t i = 0; i < kNum; ++i) to[i] = values[i];
-  return to;
+// The token goes to the experts of both ranks, which have one each.
+constexpr int32_t kTable[] = {0, 1, 1, 1, 0, 0, 1, 1, /**/ 0, 1, 1, 1, 1, 1, 1, 1};
+constexpr int32_t kExperts[kRanks][kChoices] = {{0, 1}, {1, 0}};  // by rank and choice
+constexpr int32_t kSlots[kRanks][kChoices] = {{0, 0}, {1, 1}};
+
+// The token goes to both experts of the other rank.
+constexpr int32_t kOtherTable[] = {0, 0, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, /**/
+                                   0, 1, 2, 2, 1, 1, 0, 0, 0, 1, 1, 2, 0, 0, 1, 1};
+
+void SetSizes(RowArgs& args, int32_t num_experts) {
+  args.dtype = DType::kF32;
+  args.num_rows = 1, args.num_slots = 2, args.num_choices = kChoices;
+  args.row_bytes = sizeof(float), args.piece_bytes = 128;
+  args.num_ranks = kRanks, args.num_experts = num_experts, args.choices_per_row = kChoices;
+  CHECK(ArenaBytes(args) <= kArenaBytes);
 }
 
-float Value(int32_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
+void Run(const RowArgs& args, char* shared) { RowCall(args, 0, shared).Run(); }
 
-// Two runs on one arena: a rank writes its operand just before the kernel begins, and reads and overwrites the result
-// as soon as the kernel has ended, as XLA's kernels do.
-void CheckRows(bool combines, unsigned threads) {
-  Program program;
-  LitmusRanks ranks(program, kRanks, 1);
-  const device::Window arena = ranks.Window(program, kArenaBytes, "arena");
-  std::vector<RowArgs> args(kRanks);
-  std::vector<char*> shared;
-  for (int32_t r = 0; r < kRanks; ++r) {
-    RowArgs& own = args[r];
-    own.comm = ranks.comm(r);
-    own.comm.arena = arena;
-    own.comm.arena_bytes = kArenaBytes;
-    own.combines = combines;
-    own.state = program.Words<uint64_t>(1, "state");
-    own.dtype = DType::kF32;
-    own.num_rows = 1, own.num_slots = 2, own.num_choices = 2;
-    own.row_bytes = sizeof(float), own.piece_bytes = 128;
-    own.num_experts = kRanks, own.choices_per_row = 2;
-    CHECK(ArenaBytes(own) <= kArenaBytes);
-    own.x = reinterpret_cast<char*>(program.Words<float>(2, "x"));
-    own.y = reinterpret_cast<char*>(program.Words<float>(2, "y"));
-    own.table = Upload(program, kTable, "table");
-    own.index = Upload(program, combines ? kSlots[r] : kRows, "index");
-    own.expert = Upload(program, kExperts[r], "expert");
-    shared.push_back(program.Take(RowSharedBytes(own, static_cast<int32_t>(threads)), "shared memory"));
+void CheckDispatch(bool other, unsigned threads) {
+  LitmusRuns<RowArgs> runs(kRanks, kArenaBytes);
+  for (RowArgs& own : runs.args) {
+    SetSizes(own, other ? 4 : 2);
+    CHECK(GroupsPlaces(own) == other);
+    own.state = runs.program.Words<uint64_t>(1, "state");
+    own.table = other ? runs.Upload(kOtherTable, "table") : runs.Upload(kTable, "table");
+    own.index = runs.Upload(kRows, "index");
   }
+  const auto y = [other](int32_t rank, int32_t slot, int32_t run) { return LitmusValue(other ? 1 - rank : slot, run); };
+  runs.Check(
+      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),  //
+      1, [](int32_t rank, int32_t, int32_t run) { return LitmusValue(rank, run); }, 2, y, Run);
+}
+
+void CheckCombine(unsigned threads) {
+  LitmusRuns<RowArgs> runs(kRanks, kArenaBytes);
   for (int32_t r = 0; r < kRanks; ++r) {
-    program.AddBlock(r, 0, threads, [=, &args, &shared] {
-      auto* const x = reinterpret_cast<float*>(const_cast<char*>(args[r].x));
-      auto* const y = reinterpret_cast<float*>(args[r].y);
-      for (int32_t run = 1; run <= 2; ++run) {
-        // Slot s of a rank belongs to rank s.
-        for (int32_t s = 0; s < (combines ? kRanks : 1) && threadIdx.x == 0; ++s) {
-          x[s] = combines ? Value(s, run) : Value(r, run);
-        }
-        EndKernel();
-        RowCall(args[r], 0, shared[r]).Run();
-        EndKernel();
-        for (int32_t s = 0; s < (combines ? 1 : kRanks) && threadIdx.x == 0; ++s) {
-          Require(y[s] == (combines ? 2 * Value(r, run) : Value(s, run)), "a wrong result");
-          y[s] = -1;
-        }
-        EndKernel();
-      }
-    });
+    RowArgs& own = runs.args[r];
+    own.combines = true;
+    SetSizes(own, 2);
+    own.state = runs.program.Words<uint64_t>(1, "state");
+    own.table = runs.Upload(kTable, "table");
+    own.index = runs.Upload(kSlots[r], "index");
+    own.expert = runs.Upload(kExperts[r], "expert");
   }
-  ExpectSound(program);
+  // Slot s of a rank belongs to rank s.
+  runs.Check(
+      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),    //
+      2, [](int32_t, int32_t s, int32_t run) { return LitmusValue(s, run); },  //
+      1, [](int32_t rank, int32_t, int32_t run) { return 2 * LitmusValue(rank, run); }, Run);
 }
 
 TEST_CASE("dispatch by one thread and by two") {
-  CheckRows(false, 1);
-  CheckRows(false, 2);
+  CheckDispatch(false, 1);
+  CheckDispatch(false, 2);
+}
+
+TEST_CASE("dispatch of tokens with two experts at one rank, by one thread and by two") {
+  CheckDispatch(true, 1);
+  CheckDispatch(true, 2);
 }
 
 TEST_CASE("combine by one thread and by two") {
-  CheckRows(true, 1);
-  CheckRows(true, 2);
+  CheckCombine(1);
+  CheckCombine(2);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ ACCESSES = {
     "LoadRelaxed": ("*out = LoadRelaxed(word)", "ld.relaxed.cta.b64", "a relaxed load, block scope"),
     "StoreRelaxed": ("StoreRelaxed(word, *out)", "st.relaxed.cta.b64", "a relaxed store, block scope"),
     "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.gpu.b64", "a relaxed exchange, device scope"),
+    "FetchAdd": ("*out = FetchAdd(word, 1)", "atom.add.relaxed.cta.u64", "a relaxed sum, block scope"),
     "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64", "two relaxed loads, system scope"),
     "StorePair": ("StorePair(word, *out, 0)", "st.relaxed.sys.global.v2.b64", "two relaxed stores, system scope"),
     "FenceAliases": ("FenceAliases()", "fence.proxy.alias", "an alias fence"),
@@ -45,7 +46,7 @@ KERNELS = {
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
-    "ExchangeRows": SIGNALS | {"FenceAliases"},
+    "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
     "ExchangeSlices": SIGNALS | {"FenceAliases"},
 }
 ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)

@@ -14,36 +14,14 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../check.h"
 #include "fakes/emulated.h"
+#include "fakes/node_group.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr uint64_t kDeadlineNs = 1'000'000'000;
-constexpr int64_t kArenaBytes = 1 << 20;
-
 int num_calls = 0, num_read = 0, num_put = 0;
-
-struct Group {
-  explicit Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
-      : n(n), num_channels(num_channels), ranks(memory, {1, n, true, true}, num_channels, timeout_ns) {
-    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
-  }
-
-  device::Comm CommOf(int32_t rank) const {
-    device::Comm comm = ranks.CommOfNode(rank);
-    comm.arena = arena;
-    comm.arena_bytes = kArenaBytes;
-    return comm;
-  }
-  const device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
-
-  HostMemory memory;
-  const int32_t n, num_channels;
-  const VirtualRanks ranks;
-  device::Window arena;
-};
 
 // A call of all ranks.
 struct Drawn {
@@ -107,7 +85,7 @@ void DrawTable(Drawn& drawn, std::mt19937_64& random) {
 }
 
 // Copies the table to the memory of every rank.
-void SetTable(Group& group, Drawn& drawn, bool wide) {
+void SetTable(NodeGroup& group, Drawn& drawn, bool wide) {
   const std::vector<int32_t> narrow(drawn.table.begin(), drawn.table.end());
   for (SliceArgs& args : drawn.args) {
     RowOperands operands;
@@ -120,7 +98,7 @@ void SetTable(Group& group, Drawn& drawn, bool wide) {
   }
 }
 
-void Prepare(Group& group, Drawn& drawn, int32_t num_channels, int64_t x_shift, int64_t y_shift, bool wide,
+void Prepare(NodeGroup& group, Drawn& drawn, int32_t num_channels, int64_t x_shift, int64_t y_shift, bool wide,
              std::mt19937_64& random) {
   CallSpec spec;
   spec.collective = Collective::kAllToAllV;
@@ -204,7 +182,7 @@ std::vector<Bytes> Exchanged(Drawn& drawn) {
   return y;
 }
 
-void CheckDrawn(const Group& group, Drawn& drawn, uint64_t seed, size_t place) {
+void CheckDrawn(const NodeGroup& group, Drawn& drawn, uint64_t seed, size_t place) {
   const std::vector<Bytes> expected = Exchanged(drawn);
   for (int32_t r = 0; r < group.n; ++r) {
     const bool same = expected[r] == drawn.y[r];
@@ -221,7 +199,7 @@ void CheckDrawn(const Group& group, Drawn& drawn, uint64_t seed, size_t place) {
   }
 }
 
-Drawn DrawCall(Group& group, std::mt19937_64& random) {
+Drawn DrawCall(NodeGroup& group, std::mt19937_64& random) {
   Drawn drawn;
   drawn.n = group.n;
   drawn.per_pair = 1 + static_cast<int32_t>(random() % 3);
@@ -238,7 +216,7 @@ Drawn DrawCall(Group& group, std::mt19937_64& random) {
 
 void RunSeries(uint64_t seed, int32_t n, int length) {
   std::mt19937_64 random(seed);
-  Group group(n, 1 + static_cast<int32_t>(random() % 5));
+  NodeGroup group(n, 1 + static_cast<int32_t>(random() % 5));
   std::vector<Drawn> series;
   for (int i = 0; i < length; ++i) series.push_back(DrawCall(group, random));
   std::vector<Drawn*> calls;
@@ -263,7 +241,7 @@ TEST_CASE("many series [full]") {
 }
 
 // Three ranks, two slices per pair, five rows each, one after the other.
-Drawn Small(Group& group, bool wide, uint64_t seed) {
+Drawn Small(NodeGroup& group, bool wide, uint64_t seed) {
   std::mt19937_64 random(seed);
   Drawn drawn;
   drawn.n = 3, drawn.per_pair = 2, drawn.row_bytes = 320;
@@ -284,7 +262,7 @@ Drawn Small(Group& group, bool wide, uint64_t seed) {
 // One channel alone moves its stripes of every slice, and no other byte.
 TEST_CASE("slices are cut over channels") {
   for (const bool puts : {false, true}) {
-    Group group(3, 3);
+    NodeGroup group(3, 3);
     Drawn drawn = Small(group, false, 1);
     for (SliceArgs& args : drawn.args) {
       if (puts) args.input_rows = 31;  // of which 30 are used
@@ -331,7 +309,7 @@ void TestLarge(bool puts) {
   constexpr int64_t kRow = 64 << 10, kRows = 80 << 10, kSize = 2, kFirst = 72 << 10;
   const Sparse x(2 * kRows * kRow), y(2 * kRows * kRow), arenas(2 * kRows * kRow);
   const int64_t sent = puts ? kFirst : 0, input_rows = puts ? kRows : 2 * kSize, output_rows = kRows - (puts ? 1 : 0);
-  Group group(2, 3);
+  NodeGroup group(2, 3);
   group.arena = {arenas.memory, kRows * kRow};
   CallSpec spec;
   spec.collective = Collective::kAllToAllV;
@@ -384,7 +362,7 @@ TEST_CASE("peers read rows to places behind 4 GiB") { TestLarge(false); }
 #endif
 
 // All ranks report the same, nothing moves, and the next call does not run.
-void CheckRefused(Group& group, Drawn& drawn, int32_t step, const std::string& text) {
+void CheckRefused(NodeGroup& group, Drawn& drawn, int32_t step, const std::string& text) {
   Drawn next = Small(group, false, 7);
   const Bytes arena(group.arena.base, group.arena.base + 3 * kArenaBytes);
   Launch({&drawn, &next}, 3, group.num_channels, 4, 3);
@@ -406,7 +384,7 @@ struct Wrong {
 };
 
 void CheckWrong(const std::vector<Wrong>& changes, bool wide, int32_t step, const std::string& text) {
-  Group group(3, 3);
+  NodeGroup group(3, 3);
   Drawn drawn = Small(group, wide, 1);
   for (const Wrong& wrong : changes) drawn.At(wrong.rank, wrong.vector, wrong.peer, wrong.i) = wrong.value;
   SetTable(group, drawn, wide);
@@ -467,7 +445,7 @@ TEST_CASE("slices that overlap at their receiver") {
 }
 
 TEST_CASE("a rank that does not arrive") {
-  Group group(3, 2, 1'000'000);
+  NodeGroup group(3, 2, 1'000'000);
   Drawn drawn = Small(group, false, 1);
   emulation::Launch(
       2, 3, 4, 1,

@@ -7,6 +7,8 @@ ROUTING = "jaxcomm/moe/routing.py"
 CALL, PROGRAM = "ffi/cuda/xla/call.cc", "ffi/cuda/program/call_program.cc"
 ROW_ARGS, DEVICE_CALL = "ffi/cuda/program/row_args.cc", "ffi/cuda/runtime/device_call.cc"
 
+ROWS, LOOPS, ROW_HEADER = "ffi/cuda/kernels/rows.cuh", "ffi/cuda/kernels/row_loops.cuh", "ffi/cuda/program/row_args.h"
+
 LOWERING, EXPLAINED = "tests/cuda/test_moe_lowering.py", "tests/moe/test_expected.py"
 
 MUTANTS = [
@@ -43,6 +45,29 @@ MUTANTS = [
     ),
     Mutant("a rank receives every choice of a token", EXPECTED, "min(choices, local)", "choices", EXPLAINED),
     Mutant("groups have one expert", EXPECTED, "num_experts - num_experts // groups", "num_experts - 1", EXPLAINED),
+    Mutant(
+        "a row is read for each of its slots",
+        LOOPS,
+        "reinterpret_cast<Unit*>(slots + rows.slot[k] * row_bytes)[static_cast<int32_t>(i) - token * units] = unit;",
+        "const auto at = static_cast<int32_t>(i) - token * units;\n"
+        "          const auto* const from = reinterpret_cast<const Unit*>(rows.from[token]);\n"
+        "          reinterpret_cast<Unit*>(slots + rows.slot[k] * row_bytes)[at] = from != nullptr ? from[at] : unit;",
+        "test_cuda_row_reads",
+    ),
+    Mutant(
+        "places are not grouped",
+        ROW_HEADER,
+        "args.choices_per_row > 1 && args.num_experts > args.num_ranks",
+        "args.choices_per_row > 1 && false",
+        "test_cuda_row_reads",
+    ),
+    Mutant(
+        "the last token of a turn is read in two parts",
+        ROWS,
+        "if (first + num < total && tokens > 1) end",
+        "if (first + num < 0 && tokens > 1) end",
+        "test_cuda_row_reads",
+    ),
     Mutant(
         "experts and slots are confused",
         CALL,

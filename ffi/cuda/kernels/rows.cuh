@@ -3,14 +3,16 @@
 //
 // A channel has the same piece of every row, so thread blocks of a rank wait for each other neither to copy rows nor to
 // add them. Every rank has the table of slices, so every rank knows where each row lies at both ends.
-// - dispatch: a rank copies its payload and the list of its packed choices to its arena. After a barrier the ranks of
-//   the experts read the rows that the lists name, straight into their slots.
+// - dispatch: a rank copies its payload to its arena, and lists the places of its choices: which row, and which slot at
+//   the rank of the expert. Choices of a token at one rank follow each other. After a barrier the ranks of the experts
+//   read each row once and store it to all its slots.
 // - combine: the ranks of the experts put their rows to the packed choices in the arena of the rank that adds them.
 //   After a barrier that rank adds the rows of each token in the order of the choices.
 // dispatch reads and combine writes, because the arena then has T and T K rows of a rank, whatever the number of slots.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls, for the two stages; the order of the rows is jaxcomm's.
 #pragma once
 
+#include "cuda/kernels/row_loops.cuh"
 #include "cuda/program/program.h"
 #include "cuda/program/row_args.h"
 #include "include/jaxcomm/device.h"
@@ -18,104 +20,6 @@
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
 namespace cuda {
-
-// Rows of a token that a thread loads before it adds the first.
-constexpr int kRowLoads = 8;
-
-// A product and a sum, each rounded, as on CPUs. nvcc would make one fused operation of `a * b + c`.
-JAXCOMM_DEVICE float RoundedProduct(float a, float b) {
-#if defined(__CUDACC__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-JAXCOMM_DEVICE double RoundedProduct(double a, double b) {
-#if defined(__CUDACC__)
-  return __dmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-// Copies a piece of `units` units of moves[0] .. moves[num - 1], by all threads of the block.
-template <typename Unit>
-JAXCOMM_DEVICE_CALLED void CopyMoves(const RowMove* moves, int32_t num, int32_t units) {
-#if defined(__CUDACC__)
-  __builtin_assume(__isShared(moves));
-#endif
-  device::Pass(
-      static_cast<int64_t>(num) * units, device::OfBlock(),
-      [&](int64_t i) {
-        const auto row = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
-        const auto* const from = reinterpret_cast<const Unit*>(moves[row].from);
-        return from != nullptr ? from[static_cast<uint32_t>(i) - row * units] : Unit{};
-      },
-      [&](int64_t i, const Unit& unit) {
-        const auto row = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
-        reinterpret_cast<Unit*>(moves[row].to)[static_cast<uint32_t>(i) - row * units] = unit;
-      });
-}
-
-template <typename Unit>
-JAXCOMM_DEVICE_CALLED void ZeroPieces(char* first, int64_t row_bytes, int64_t num, int32_t units,
-                                      device::Threads threads) {
-  for (int64_t i = threads.rank; i < num * units; i += threads.size) {
-    reinterpret_cast<Unit*>(first + i / units * row_bytes)[i % units] = Unit{};
-  }
-}
-
-// Where the sums of some tokens come from and go to: a piece of every row.
-template <typename Acc>
-struct TokenSums {
-  const char* rows;          // packed choices
-  char* y;                   // of the first token
-  const int32_t* positions;  // [token][choice], packed; -1: no row
-  const Acc* weights;        // [token][choice]; null: ones
-  int64_t row_bytes;
-  int32_t choices;
-  int32_t units;  // of kLanes elements, in a piece
-};
-
-// The sums of `num` tokens, by all threads of the block. A thread loads up to kRowLoads rows before it adds the first.
-template <typename Codec, int kLanes>
-JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc> sums, int32_t num) {
-  using Acc = typename Codec::Acc;
-  using Units = device::Unit<Codec, kLanes>;
-  using Loaded = device::Raw<sizeof(Units)>;
-#if defined(__CUDACC__)
-  __builtin_assume(__isShared(sums.positions));
-#endif
-  const auto units = static_cast<uint32_t>(sums.units);
-  for (auto i = static_cast<uint32_t>(threadIdx.x); i < static_cast<uint32_t>(num) * units; i += blockDim.x) {
-    const uint32_t token = i / units, unit = i - token * units;
-    const int64_t choice = static_cast<int64_t>(token) * sums.choices;
-    device::Accumulator<Codec, kLanes> sum = {};
-    for (int32_t k = 0; k < sums.choices; k += kRowLoads) {
-      int32_t at[kRowLoads];
-      Acc weights[kRowLoads];
-      Loaded rows[kRowLoads] = {};
-      JAXCOMM_UNROLL
-      for (int j = 0; j < kRowLoads; ++j) at[j] = k + j < sums.choices ? sums.positions[choice + k + j] : -1;
-      JAXCOMM_UNROLL
-      for (int j = 0; j < kRowLoads; ++j) {
-        weights[j] = at[j] >= 0 && sums.weights != nullptr ? sums.weights[choice + k + j] : Acc(1);
-        if (at[j] >= 0) rows[j] = reinterpret_cast<const Loaded*>(sums.rows + at[j] * sums.row_bytes)[unit];
-      }
-      JAXCOMM_UNROLL
-      for (int j = 0; j < kRowLoads; ++j) {
-        Units row;
-        std::memcpy(&row, &rows[j], sizeof(row));
-        JAXCOMM_UNROLL
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Acc added = sum.lanes[lane] + RoundedProduct(weights[j], Acc(Codec::Decode(row.lanes[lane])));
-          sum.lanes[lane] = at[j] >= 0 ? added : sum.lanes[lane];
-        }
-      }
-    }
-    reinterpret_cast<Units*>(sums.y + token * sums.row_bytes)[unit] = sum.Get();
-  }
-}
 
 // A thread block's part of a call.
 class RowCall {
@@ -129,6 +33,8 @@ class RowCall {
         piece_at_(channel * args.piece_bytes),
         moves_(static_cast<RowMove*>(shared)),
         positions_(static_cast<int32_t*>(shared)),
+        placed_{static_cast<const char**>(shared), static_cast<int32_t*>(shared) + 2 * kRowsPerThread * Threads(),
+                static_cast<int32_t*>(shared) + 3 * kRowsPerThread * Threads()},
         ends_(reinterpret_cast<int32_t*>(static_cast<char*>(shared) +
                                          RowMovesBytes(args, static_cast<int32_t>(blockDim.x)))) {
     const int64_t left = args.row_bytes - piece_at_;
@@ -158,8 +64,13 @@ class RowCall {
   JAXCOMM_DEVICE char* ArenaRow(int32_t of, int64_t row) const {
     return comm_.arena.At(of, row * args_.row_bytes + piece_at_);
   }
-  JAXCOMM_DEVICE int32_t* List(int32_t of) const {
-    return comm_.arena.At<int32_t>(of, ArenaRowsBytes(args_) + channel_ * ArenaListBytes(args_));
+  JAXCOMM_DEVICE RowPlace* Places(int32_t of) const {
+    return comm_.arena.At<RowPlace>(of, ArenaRowsBytes(args_) + channel_ * ArenaPlacesBytes(args_));
+  }
+
+  // Behind the packed choices of rank `from` for the experts 0 .. `expert`.
+  JAXCOMM_DEVICE int64_t EndOfChoices(int32_t from, int32_t expert) const {
+    return expert < 0 ? 0 : At(from, kInputOffset, expert) + At(from, kSize, expert);
   }
 
   // The slot behind the slice of `from` for `expert`: the first of the next rank or of the next expert.
@@ -198,7 +109,8 @@ class RowCall {
     if (output < 0 || output + size > Limit(from, expert)) {
       return from + 1 == n() && expert % num_local_ + 1 < num_local_ ? kExpertOverflows : kRankOverflows;
     }
-    return input < 0 || input + size > args_.num_choices ? kOutsideOfChoices : kNoProblem;
+    // Slices are packed.
+    return input != EndOfChoices(from, expert - 1) || input + size > args_.num_choices ? kOutsideOfChoices : kNoProblem;
   }
 
   JAXCOMM_DEVICE void ReportSlice(int32_t from, int32_t expert, int32_t problem) const {
@@ -259,64 +171,58 @@ class RowCall {
     device::SetAbortFlag(comm_);
   }
 
+  // Rows that are copied at once. They fit into shared memory, and 31 bits count their units.
+  JAXCOMM_DEVICE int32_t MostRows() const {
+    const int64_t most = (int64_t{1} << 30) / units(), fit = kRowsPerThread * Threads();
+    return static_cast<int32_t>(most < fit ? most : fit);
+  }
+  JAXCOMM_DEVICE int32_t units() const { return static_cast<int32_t>(piece_bytes_ / unit_bytes_); }
+
+  // Calls f with a value of the type of loads and stores.
+  template <typename F>
+  JAXCOMM_DEVICE void WithUnit(F f) const {
+    switch (unit_bytes_) {
+      case 1:
+        return f(uint8_t{});
+      case 2:
+        return f(uint16_t{});
+      case 4:
+        return f(uint32_t{});
+      case 8:
+        return f(uint64_t{});
+      default:
+        return f(device::Bytes16{});
+    }
+  }
+
   // Calls moves[i] = make(j) for j = 0 .. total - 1 and copies them, many at a time.
   template <typename Make>
   JAXCOMM_DEVICE void Move(int64_t total, Make make) {
-    const auto units = static_cast<int32_t>(piece_bytes_ / unit_bytes_);
-    int64_t most = (int64_t{1} << 30) / units;
-    if (most > kRowsPerThread * Threads()) most = kRowsPerThread * Threads();
+    const int32_t most = MostRows();
     for (int64_t first = 0; first < total; first += most) {
       const auto num = static_cast<int32_t>(total - first < most ? total - first : most);
       for (int32_t i = Thread(); i < num; i += Threads()) moves_[i] = make(first + i);
       __syncthreads();
-      switch (unit_bytes_) {
-        case 1:
-          CopyMoves<uint8_t>(moves_, num, units);
-          break;
-        case 2:
-          CopyMoves<uint16_t>(moves_, num, units);
-          break;
-        case 4:
-          CopyMoves<uint32_t>(moves_, num, units);
-          break;
-        case 8:
-          CopyMoves<uint64_t>(moves_, num, units);
-          break;
-        default:
-          CopyMoves<device::Bytes16>(moves_, num, units);
-      }
+      WithUnit([&](auto unit) { CopyMoves<decltype(unit)>(moves_, num, units()); });
       __syncthreads();
     }
   }
 
-  // ends_[i]: the rows of the slices 0 .. i of this rank's experts, which are ordered by expert and then by sender.
-  JAXCOMM_DEVICE void SumSizes() {
-    for (int32_t base = 0; base < args_.num_experts; base += Threads()) {
-      const int32_t i = base + Thread();
-      const bool own = i < args_.num_experts;
-      if (own) {
-        int32_t value = static_cast<int32_t>(At(i % n(), kSize, rank() * num_local_ + i / n()));
-        if (Thread() == 0 && base > 0) value += ends_[base - 1];
-        ends_[i] = value;
-      }
-      __syncthreads();
-      for (int32_t step = 1; step < Threads(); step *= 2) {
-        const int32_t before = own && Thread() >= step ? ends_[i - step] : 0;
-        __syncthreads();
-        if (own) ends_[i] += before;
-        __syncthreads();
-      }
+  // ends_[i]: the sum of size(0) .. size(i), for i < num.
+  template <typename Size>
+  JAXCOMM_DEVICE void SumSizes(int32_t num, Size size) {
+    int32_t total = 0;
+    for (int32_t base = 0; base < num; base += Threads()) {
+      const int32_t i = base + Thread(), own = i < num ? static_cast<int32_t>(size(i)) : 0;
+      const ThreadSum sum = SumOfThreads(own, positions_);
+      if (i < num) ends_[i] = total + sum.before + own;
+      total += sum.all;
     }
+    __syncthreads();
   }
-
-  // Row number `j` of this rank's slots.
-  struct Row {
-    int32_t home;    // the rank whose token it belongs to
-    int64_t packed;  // the choice of that rank
-    int64_t slot;
-  };
-  JAXCOMM_DEVICE Row FindRow(int64_t j) const {
-    int32_t low = 0, high = args_.num_experts - 1;  // the first slice that ends behind j
+  // The first of `num` ends that lies behind j.
+  JAXCOMM_DEVICE int32_t FirstEndBehind(int32_t num, int64_t j) const {
+    int32_t low = 0, high = num - 1;
     while (low < high) {
       const int32_t middle = (low + high) / 2;
       if (ends_[middle] > j) {
@@ -325,27 +231,150 @@ class RowCall {
         low = middle + 1;
       }
     }
-    const int32_t home = low % n(), expert = rank() * num_local_ + low / n();
-    const int64_t k = j - (low > 0 ? ends_[low - 1] : 0);
+    return low;
+  }
+  JAXCOMM_DEVICE int64_t BeginOf(int32_t i) const { return i > 0 ? ends_[i - 1] : 0; }
+
+  // Row number `j` of this rank's slots.
+  struct Row {
+    int32_t home;    // the rank whose token it belongs to
+    int64_t packed;  // the choice of that rank
+    int64_t slot;
+  };
+  JAXCOMM_DEVICE Row FindRow(int64_t j) const {
+    const int32_t slice = FirstEndBehind(args_.num_experts, j);
+    const int32_t home = slice % n(), expert = rank() * num_local_ + slice / n();
+    const int64_t k = j - BeginOf(slice);
     return {home, At(home, kInputOffset, expert) + k, At(home, kOutputOffset, expert) + k};
   }
-  JAXCOMM_DEVICE int64_t NumSlotRows() const { return ends_[args_.num_experts - 1]; }
 
   JAXCOMM_DEVICE bool Dispatch() {
-    SumSizes();
     Move(args_.num_rows,
          [&](int64_t row) { return RowMove{ArenaRow(rank(), row), args_.x + row * args_.row_bytes + piece_at_}; });
-    device::Copy(List(rank()), args_.index, args_.num_choices * static_cast<int64_t>(sizeof(int32_t)));
+    ListPlaces();
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;
-    Move(NumSlotRows(), [&](int64_t j) {
-      const Row found = FindRow(j);
-      const int32_t row = List(found.home)[found.packed];
-      const bool exists = row >= 0 && row < args_.num_rows;
-      if (!exists) RememberRow(row);
-      return RowMove{Slot(found.slot), exists ? ArenaRow(found.home, row) : nullptr};
-    });
+    ReadPlaces();
     ZeroGaps();
     return device::Barrier(comm_, channel_, kExitBarrier);  // the next call may overwrite the arena
+  }
+
+  // Lists the places of the own packed choices, rank by rank. Those of one rank are sorted by row: a counting sort. The
+  // order of the choices of one row depends on the threads, the slots do not.
+  JAXCOMM_DEVICE void ListPlaces() {
+    for (int32_t e = Thread(); e < args_.num_experts; e += Threads()) {
+      ends_[e] = static_cast<int32_t>(EndOfChoices(rank(), e));
+    }
+    __syncthreads();
+    const int64_t total = ends_[args_.num_experts - 1];
+    const bool groups = GroupsPlaces(args_);
+    RowPlace* const places = Places(rank());
+    auto* const counters = reinterpret_cast<uint64_t*>(places + args_.num_choices);
+    const auto counter = [&](int64_t i, int32_t row) {
+      const int64_t to = FirstEndBehind(args_.num_experts, i) / num_local_;
+      return counters + to * args_.num_rows + (Exists(row) ? row : 0);
+    };
+    if (groups) {
+      const int64_t num = NumPlaceCounters(args_);
+      for (int64_t i = Thread(); i < num; i += Threads()) counters[i] = 0;
+      __syncthreads();
+      device::Pass(
+          total, device::OfBlock(), [&](int64_t i) { return args_.index[i]; },
+          [&](int64_t i, int32_t row) { device::FetchAdd(counter(i, row), 1); });
+      __syncthreads();
+      AddCounters(counters, num);
+    }
+    constexpr int kUnroll = device::kUnroll;
+    for (int64_t first = Thread(); first < total; first += int64_t{kUnroll} * Threads()) {
+      int32_t rows[kUnroll] = {};
+      int64_t at[kUnroll] = {};
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kUnroll; ++k) {
+        const int64_t i = first + int64_t{k} * Threads();
+        if (i < total) rows[k] = args_.index[i];
+      }
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kUnroll; ++k) {
+        const int64_t i = first + int64_t{k} * Threads();
+        if (i < total) at[k] = groups ? static_cast<int64_t>(device::FetchAdd(counter(i, rows[k]), 1)) : i;
+      }
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kUnroll; ++k) {
+        const int64_t i = first + int64_t{k} * Threads();
+        if (i >= total) continue;
+        if (!Exists(rows[k])) RememberRow(rows[k]);
+        const int32_t expert = FirstEndBehind(args_.num_experts, i);
+        const int64_t slot = At(rank(), kOutputOffset, expert) + i - BeginOf(expert);
+        places[at[k]] = {Exists(rows[k]) ? rows[k] : -1, static_cast<int32_t>(slot)};
+      }
+    }
+  }
+  JAXCOMM_DEVICE bool Exists(int32_t row) const { return row >= 0 && row < args_.num_rows; }
+
+  // Replaces each of `num` counters by the sum of those before it.
+  JAXCOMM_DEVICE void AddCounters(uint64_t* counters, int64_t num) {
+    const int64_t each = (num + Threads() - 1) / Threads();
+    const int64_t begin = each * Thread(), end = begin + each < num ? begin + each : num;
+    uint64_t own = 0;
+    for (int64_t i = begin; i < end; ++i) own += counters[i];
+    auto sum = static_cast<uint64_t>(SumOfThreads(static_cast<int32_t>(own), positions_).before);
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t count = counters[i];
+      counters[i] = sum;
+      sum += count;
+    }
+    __syncthreads();
+  }
+
+  // Reads the rows of this rank's experts and stores each of them to all its slots. Channels begin with the places of
+  // different ranks, so that all links are in use.
+  JAXCOMM_DEVICE void ReadPlaces() {
+    const auto home_of = [&](int32_t i) { return (rank() + 1 + channel_ + i) % n(); };
+    const auto first_choice = [&](int32_t home) { return EndOfChoices(home, rank() * num_local_ - 1); };
+    SumSizes(n(), [&](int32_t i) {
+      return EndOfChoices(home_of(i), (rank() + 1) * num_local_ - 1) - first_choice(home_of(i));
+    });
+    const int64_t total = ends_[n() - 1];
+    const int32_t most = MostRows();
+    for (int64_t first = 0; first < total;) {
+      const auto num = static_cast<int32_t>(total - first < most ? total - first : most);
+      for (int32_t j = Thread(); j < num; j += Threads()) {
+        const int32_t i = FirstEndBehind(n(), first + j), home = home_of(i);
+        const RowPlace place = Places(home)[first_choice(home) + first + j - BeginOf(i)];
+        placed_.from[j] = place.row >= 0 ? ArenaRow(home, place.row) : nullptr;
+        placed_.slot[j] = place.slot;
+      }
+      __syncthreads();
+      int32_t tokens = FindTokens(num), end = num;
+      // The last token may have more choices, which belong to the next turn.
+      if (first + num < total && tokens > 1) end = placed_.begin[--tokens];
+      WithUnit([&](auto unit) { CopyTokens<decltype(unit)>(placed_, tokens, end, units(), Slot(0), args_.row_bytes); });
+      __syncthreads();
+      first += end;
+    }
+  }
+
+  // Returns the number of tokens among `num` choices, and makes placed_.from and placed_.begin those of the tokens.
+  JAXCOMM_DEVICE int32_t FindTokens(int32_t num) const {
+    const char* from[kRowsPerThread];
+    bool begins[kRowsPerThread];
+    int32_t own = 0;
+    JAXCOMM_UNROLL
+    for (int32_t k = 0; k < kRowsPerThread; ++k) {
+      const int32_t j = Thread() * kRowsPerThread + k;
+      begins[k] = j < num && (j == 0 || placed_.from[j] != placed_.from[j - 1]);
+      from[k] = begins[k] ? placed_.from[j] : nullptr;
+      own += begins[k] ? 1 : 0;
+    }
+    const ThreadSum sum = SumOfThreads(own, placed_.begin);
+    int32_t token = sum.before;
+    JAXCOMM_UNROLL
+    for (int32_t k = 0; k < kRowsPerThread; ++k) {
+      if (!begins[k]) continue;
+      placed_.from[token] = from[k];
+      placed_.begin[token++] = Thread() * kRowsPerThread + k;
+    }
+    __syncthreads();
+    return sum.all;
   }
 
   JAXCOMM_DEVICE char* Slot(int64_t slot) const { return args_.y + slot * args_.row_bytes + piece_at_; }
@@ -366,23 +395,16 @@ class RowCall {
   }
   JAXCOMM_DEVICE void Zero(int64_t begin, int64_t end, device::Threads threads) const {
     if (begin >= end) return;
-    const auto units = static_cast<int32_t>(piece_bytes_ / unit_bytes_);
-    switch (unit_bytes_) {
-      case 16:
-        return ZeroPieces<device::Bytes16>(Slot(begin), args_.row_bytes, end - begin, units, threads);
-      case 8:
-        return ZeroPieces<uint64_t>(Slot(begin), args_.row_bytes, end - begin, units, threads);
-      default:
-        return ZeroPieces<uint8_t>(Slot(begin), args_.row_bytes, end - begin, static_cast<int32_t>(piece_bytes_),
-                                   threads);
-    }
+    WithUnit(
+        [&](auto unit) { ZeroPieces<decltype(unit)>(Slot(begin), args_.row_bytes, end - begin, units(), threads); });
   }
 
   JAXCOMM_DEVICE bool Combine() {
-    SumSizes();
+    // By expert and then by sender, as the slots are.
+    SumSizes(args_.num_experts, [&](int32_t i) { return At(i % n(), kSize, rank() * num_local_ + i / n()); });
     // A late rank may still copy the result of an earlier call out of its arena.
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;
-    Move(NumSlotRows(), [&](int64_t j) {
+    Move(ends_[args_.num_experts - 1], [&](int64_t j) {
       const Row found = FindRow(j);
       return RowMove{ArenaRow(found.home, found.packed), args_.x + found.slot * args_.row_bytes + piece_at_};
     });
@@ -462,6 +484,7 @@ class RowCall {
   int32_t unit_bytes_ = 1;    // of loads and stores
   RowMove* const moves_;      // shared memory
   int32_t* const positions_;  // the same memory
+  const PlacedRows placed_;   // the same memory
   int32_t* const ends_;
 };
 

@@ -44,6 +44,7 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
   if (std::max({args.num_choices, args.num_slots, spec.num_experts, choices}) > kMost) {
     return InvalidArgumentError("more than 2^31 rows, choices or experts");
   }
+  args.num_ranks = static_cast<int32_t>(spec.group_size);
   args.num_experts = static_cast<int32_t>(spec.num_experts);
   args.choices_per_row = static_cast<int32_t>(choices);
   if (args.combines && (choices > 1 || spec.weighted != 0) && !HasSums(dtype)) {

@@ -28,7 +28,8 @@ struct RowArgs {
   int64_t num_slots = 0;            // of a rank
   int64_t num_choices = 0;          // of a rank
   int64_t row_bytes = 0;
-  int64_t piece_bytes = 0;      // of every row, for each channel but the last
+  int64_t piece_bytes = 0;  // of every row, for each channel but the last
+  int32_t num_ranks = 1;
   int32_t num_experts = 1;      // of all ranks
   int32_t choices_per_row = 1;  // of the payload
   int32_t num_channels = 1;
@@ -36,16 +37,32 @@ struct RowArgs {
   bool combines = false;
 };
 
-// Rows of the arena. dispatch: the payload. combine: the packed choices. Then, for dispatch, `index` for each channel.
+// Whether a token may have several choices at one rank, which reads its row once. (A rank with one expert has several
+// only if a token names the expert twice: then it reads the row twice.)
+JAXCOMM_BOTH bool GroupsPlaces(const RowArgs& args) {
+  return !args.combines && args.choices_per_row > 1 && args.num_experts > args.num_ranks;
+}
+
+// dispatch: where a row of the payload goes at the rank of the experts. Row -1: zeros.
+struct alignas(8) RowPlace {
+  int32_t row, slot;
+};
+
+// The arena. combine: the packed choices. dispatch: the payload; then, for each channel, a place per packed choice, and
+// a counter for each rank and row of the payload.
 JAXCOMM_BOTH int64_t ArenaRowsBytes(const RowArgs& args) {
   const int64_t rows = args.combines ? args.num_choices : args.num_rows;
   return (rows * args.row_bytes + 255) / 256 * 256;
 }
-JAXCOMM_BOTH int64_t ArenaListBytes(const RowArgs& args) {
-  return (args.num_choices * static_cast<int64_t>(sizeof(int32_t)) + 255) / 256 * 256;
+JAXCOMM_BOTH int64_t NumPlaceCounters(const RowArgs& args) {
+  return GroupsPlaces(args) ? args.num_ranks * args.num_rows : 0;
+}
+JAXCOMM_BOTH int64_t ArenaPlacesBytes(const RowArgs& args) {
+  const int64_t places = args.num_choices * static_cast<int64_t>(sizeof(RowPlace));
+  return (places + NumPlaceCounters(args) * static_cast<int64_t>(sizeof(uint64_t)) + 255) / 256 * 256;
 }
 JAXCOMM_BOTH int64_t ArenaBytes(const RowArgs& args) {
-  return ArenaRowsBytes(args) + (args.combines ? 0 : args.num_channels * ArenaListBytes(args));
+  return ArenaRowsBytes(args) + (args.combines ? 0 : args.num_channels * ArenaPlacesBytes(args));
 }
 
 // A row that a thread block copies. From null: zeros.
@@ -59,7 +76,8 @@ constexpr int kRowThreads = 512;  // per thread block
 // Rows that a thread block copies at once: so many per thread.
 constexpr int32_t kRowsPerThread = 2;
 
-// Bytes of shared memory of a thread block: its moves or the choices of a token, then a sum per expert.
+// Bytes of shared memory of a thread block: its moves, the places that it reads or the choices of a token, then a sum
+// per expert.
 JAXCOMM_BOTH int64_t RowMovesBytes(const RowArgs& args, int32_t num_threads) {
   const int64_t moves = num_threads * kRowsPerThread * static_cast<int64_t>(sizeof(RowMove));
   const int64_t choices = args.choices_per_row * static_cast<int64_t>(sizeof(int32_t));

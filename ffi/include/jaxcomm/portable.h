@@ -62,6 +62,11 @@ JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
                                                                                  atomics::memory_order_relaxed);
 }
 
+// Adds to the word and returns what it was. Atomic between the threads of a block. Orders nothing.
+JAXCOMM_DEVICE uint64_t FetchAdd(uint64_t* word, uint64_t add) {
+  return AtomicWord<atomics::thread_scope_block>(*word).fetch_add(add, atomics::memory_order_relaxed);
+}
+
 // Stores two words. Each word is stored atomically, but one may become visible before the other. Visible to all GPUs.
 // Orders nothing.
 JAXCOMM_DEVICE void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {

@@ -7,7 +7,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// What the last product of this thread was made with.
+// The settings of the last product that this thread has enqueued.
 struct LastProduct {
   int compute_type = 0;
   uint32_t alignment_bytes = 0;

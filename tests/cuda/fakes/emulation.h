@@ -161,6 +161,7 @@ class atomic_ref {
   bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
     return __atomic_compare_exchange_n(word_, &expected, desired, false, order, order);
   }
+  T fetch_add(T value, memory_order order) const { return __atomic_fetch_add(word_, value, order); }
 
  private:
   T* const word_;

@@ -65,6 +65,10 @@ class atomic_ref {
     if (order != memory_order_relaxed) std::abort();
     return memory_model::CompareExchange(word_, &expected, desired, kModelScope);
   }
+  T fetch_add(T value, memory_order order) const {
+    if (order != memory_order_relaxed) std::abort();
+    return memory_model::FetchAdd(word_, value, kModelScope);
+  }
 
  private:
   T* const word_;

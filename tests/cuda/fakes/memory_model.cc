@@ -173,7 +173,7 @@ std::vector<int> Execution::Outcomes(size_t thread) {
   }
   for (size_t i = first; i < word.messages.size(); ++i) {
     const bool joined = i + 1 < word.messages.size() && word.messages[i + 1].joined;
-    const bool writes = operation.kind == Operation::kStore ||
+    const bool writes = operation.kind == Operation::kStore || operation.kind == Operation::kAdd ||
                         (operation.kind == Operation::kExchange && word.messages[i].value == operation.expected);
     if (!writes || !joined) outcomes.push_back(static_cast<int>(i));
   }
@@ -313,24 +313,39 @@ void Execution::Store(uint64_t* address, uint64_t value, Scope scope, Order orde
   Append(WordAt(address), after, value, order, false, running, self.knowledge);
 }
 
-bool Execution::CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
+// The message that a read-modify-write of the running thread reads.
+size_t Execution::ReadToModify(Operation operation, Scope scope) {
   ThreadState& self = threads[running];
-  CheckWordRaces(WordAt(address), scope, true);
-  self.operation = {Operation::kExchange, address, *expected, desired};
+  CheckWordRaces(WordAt(operation.word), scope, true);
+  self.operation = operation;
   Leave(ThreadState::kParked);
   HaveEffect();
-  CountStore(running, reinterpret_cast<uintptr_t>(address));
-  Word& word = WordAt(address);
+  CountStore(running, reinterpret_cast<uintptr_t>(operation.word));
+  Word& word = WordAt(operation.word);
   const auto outcome = static_cast<size_t>(self.outcome);
-  const uint64_t seen = word.messages[outcome].value;
   Observe(word, outcome, kRelaxed);
-  Log("exchanges", word.address, seen);
+  Log("exchanges", word.address, word.messages[outcome].value);
+  return outcome;
+}
+
+bool Execution::CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
+  const size_t outcome = ReadToModify({Operation::kExchange, address, *expected, desired}, scope);
+  Word& word = WordAt(address);
+  const uint64_t seen = word.messages[outcome].value;
   if (seen != *expected) {
     *expected = seen;
     return false;
   }
-  Append(word, outcome, desired, kRelaxed, true, running, self.knowledge);
+  Append(word, outcome, desired, kRelaxed, true, running, threads[running].knowledge);
   return true;
+}
+
+uint64_t Execution::FetchAdd(uint64_t* address, uint64_t add, Scope scope) {
+  const size_t outcome = ReadToModify({Operation::kAdd, address}, scope);
+  Word& word = WordAt(address);
+  const uint64_t seen = word.messages[outcome].value;
+  Append(word, outcome, seen + add, kRelaxed, true, running, threads[running].knowledge);
+  return seen;
 }
 
 // ---- Plain accesses ----

@@ -97,6 +97,8 @@ uint64_t Load(const uint64_t* word, Scope scope, Order order);
 void Store(uint64_t* word, uint64_t value, Scope scope, Order order);
 // Returns whether the word was `expected`. Relaxed.
 bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope);
+// Returns what the word was. Relaxed.
+uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope);
 
 const Program::Thread& Self();
 // The blocks of the thread's GPU.

@@ -238,6 +238,8 @@ bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope
   return Execution::current->CompareExchange(word, expected, desired, scope);
 }
 
+uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope) { return Execution::current->FetchAdd(word, add, scope); }
+
 const Program::Thread& Self() { return Execution::current->program.threads()[Execution::current->running]; }
 
 unsigned NumBlocks() {

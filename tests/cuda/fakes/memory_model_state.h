@@ -72,7 +72,7 @@ struct Cell {
 };
 
 struct Operation {
-  enum Kind { kLoad, kStore, kExchange } kind = kLoad;
+  enum Kind { kLoad, kStore, kExchange, kAdd } kind = kLoad;
   const uint64_t* word = nullptr;
   uint64_t expected = 0, desired = 0;
 };
@@ -136,7 +136,9 @@ struct Execution {
   int Choose();
   uint64_t Load(const uint64_t* word, Scope scope, Order order);
   void Store(uint64_t* word, uint64_t value, Scope scope, Order order);
+  size_t ReadToModify(Operation operation, Scope scope);
   bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope);
+  uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope);
   void CheckWordRaces(Word& word, Scope scope, bool write);
   void Observe(Word& word, size_t index, Order order);
   int Wait(Barrier& barrier, size_t size, int value);

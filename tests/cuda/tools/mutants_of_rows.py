@@ -1,15 +1,14 @@
 """Mutants of dispatch and combine: the lists of rows, the sums, the barriers and the checks of a routing."""
 
-from kernel_mutant import ROWS, Mutant
+from kernel_mutant import ROW_LOOPS, ROWS, Mutant
 
 ROUTED = [
     # Barriers, in all executions of the memory model.
     Mutant(
         "rows are read before they are in the arena",
         ROWS,
-        "    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;\n"
-        "    Move(NumSlotRows(), [&](int64_t j) {\n      const Row found = FindRow(j);\n      const int32_t row",
-        "    Move(NumSlotRows(), [&](int64_t j) {\n      const Row found = FindRow(j);\n      const int32_t row",
+        "    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;\n    ReadPlaces();",
+        "    ReadPlaces();",
         "litmus_rows",
     ),
     Mutant(
@@ -22,9 +21,8 @@ ROUTED = [
     Mutant(
         "rows are put while those of the last call are added",
         ROWS,
-        "    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;\n"
-        "    Move(NumSlotRows(), [&](int64_t j) {\n      const Row found = FindRow(j);\n      return",
-        "    Move(NumSlotRows(), [&](int64_t j) {\n      const Row found = FindRow(j);\n      return",
+        "    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;\n    Move(",
+        "    Move(",
         "litmus_rows",
     ),
     Mutant(
@@ -37,23 +35,89 @@ ROUTED = [
     Mutant(
         "rows are copied before all of them have been found",
         ROWS,
-        "      __syncthreads();\n      switch (unit_bytes_) {",
-        "      switch (unit_bytes_) {",
+        "      __syncthreads();\n      WithUnit([&](auto unit) { CopyMoves",
+        "      WithUnit([&](auto unit) { CopyMoves",
         "rows",
     ),
     # Lists and sums.
     Mutant(
         "the next rows are found while these are copied",
         ROWS,
-        "          CopyMoves<device::Bytes16>(moves_, num, units);\n      }\n      __syncthreads();",
-        "          CopyMoves<device::Bytes16>(moves_, num, units);\n      }",
+        "(moves_, num, units()); });\n      __syncthreads();",
+        "(moves_, num, units()); });",
         "rows",
     ),
     Mutant(
         "a row is looked for one slice too late", ROWS, "if (ends_[middle] > j) {", "if (ends_[middle] >= j) {", "rows"
     ),
-    Mutant("a sum of sizes leaves out a slice", ROWS, "own && Thread() >= step ?", "own && Thread() > step ?", "rows"),
-    Mutant("sums of sizes begin anew", ROWS, "if (Thread() == 0 && base > 0) value", "if (false) value", "rows"),
+    Mutant(
+        "a sum of sizes leaves out a slice",
+        ROW_LOOPS,
+        "before = thread >= step ?",
+        "before = thread > step ?",
+        "rows",
+    ),
+    Mutant("sums of sizes begin anew", ROWS, "total += sum.all;", "total += 0;", "rows"),
+    Mutant(
+        "the next sum begins before all have read the last",
+        ROW_LOOPS,
+        "  __syncthreads();  // the caller may overwrite them\n",
+        "",
+        "rows",
+    ),
+    # Places of dispatch.
+    Mutant(
+        "the next rows are found while these are copied by tokens",
+        ROWS,
+        "      __syncthreads();\n      first += end;",
+        "      first += end;",
+        "rows",
+    ),
+    Mutant(
+        "places are listed while they are counted",
+        ROWS,
+        "{ device::FetchAdd(counter(i, row), 1); });\n      __syncthreads();",
+        "{ device::FetchAdd(counter(i, row), 1); });",
+        "litmus_rows",
+    ),
+    Mutant(
+        "choices are counted before all counters are zero",
+        ROWS,
+        "counters[i] = 0;\n      __syncthreads();",
+        "counters[i] = 0;",
+        "litmus_rows",
+    ),
+    Mutant(
+        "two threads take the same place",
+        ROWS,
+        "? static_cast<int64_t>(device::FetchAdd(counter(i, rows[k]), 1)) : i;",
+        "? static_cast<int64_t>(*counter(i, rows[k])) : i;",
+        "rows",
+    ),
+    Mutant("choices for all ranks are sorted together", ROWS, "to * args_.num_rows +", "0 * to +", "rows"),
+    Mutant(
+        "a token has the places of the next one",
+        ROW_LOOPS,
+        "rows.begin[token + 1] : end;",
+        "rows.begin[token + 1] + 1 : end;",
+        "rows",
+    ),
+    Mutant(
+        "only the first place of a token is written",
+        ROW_LOOPS,
+        "k < last; ++k)",
+        "k == rows.begin[token]; ++k)",
+        "rows",
+    ),
+    Mutant("places of the last token are lost", ROWS, "      first += end;", "      first += num;", "rows"),
+    Mutant(
+        "each rank lists the places of all from the first",
+        ROWS,
+        "EndOfChoices(home, rank() * num_local_ - 1)",
+        "0",
+        "rows",
+    ),
+    Mutant("slices may overlap at their sender", ROWS, "input != EndOfChoices(from, expert - 1) ||", "", "rows"),
     Mutant(
         "the last piece has the length of all",
         ROWS,
@@ -77,17 +141,21 @@ ROUTED = [
     ),
     Mutant(
         "every token has the weights of the first",
-        ROWS,
+        ROW_LOOPS,
         "? sums.weights[choice + k + j]",
         "? sums.weights[k + j]",
         "rows",
     ),
     Mutant(
-        "only the first rows of a token are added", ROWS, "k < sums.choices; k += kRowLoads) {", "k < 1; ++k) {", "rows"
+        "only the first rows of a token are added",
+        ROW_LOOPS,
+        "k < sums.choices; k += kRowLoads) {",
+        "k < 1; ++k) {",
+        "rows",
     ),
     Mutant(
         "rows are added in another order",
-        ROWS,
+        ROW_LOOPS,
         "for (int32_t k = 0; k < sums.choices; k += kRowLoads) {",
         "for (int32_t k = (sums.choices - 1) / kRowLoads * kRowLoads; k >= 0; k -= kRowLoads) {",
         "rows",
@@ -141,8 +209,8 @@ ROUTED = [
     Mutant(
         "a list may name any row",
         ROWS,
-        "exists ? ArenaRow(found.home, row) : nullptr",
-        "ArenaRow(found.home, row)",
+        "{Exists(rows[k]) ? rows[k] : -1, ",
+        "{rows[k], ",
         "rows",
     ),
     Mutant("a choice may have the slot of another rank", ROWS, "k < At(rank(), kSize, expert)", "k < 1000", "rows"),

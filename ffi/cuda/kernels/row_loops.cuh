@@ -1,0 +1,166 @@
+// Work of all threads of a block, for rows.cuh: sums of numbers, and loops over a piece of each row, which copy, zero
+// or add.
+#pragma once
+
+#include "cuda/program/row_args.h"
+#include "include/jaxcomm/device.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+// The sum of the values of the threads before this one, and of all threads. Called by all threads. `sums`: shared
+// memory, an integer per thread.
+struct ThreadSum {
+  int32_t before, all;
+};
+JAXCOMM_DEVICE ThreadSum SumOfThreads(int32_t value, int32_t* sums) {
+  const auto thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
+  sums[thread] = value;
+  __syncthreads();
+  for (int32_t step = 1; step < threads; step *= 2) {
+    const int32_t before = thread >= step ? sums[thread - step] : 0;
+    __syncthreads();
+    sums[thread] += before;
+    __syncthreads();
+  }
+  const ThreadSum sum = {sums[thread] - value, sums[threads - 1]};
+  __syncthreads();  // the caller may overwrite them
+  return sum;
+}
+
+// Rows of a token that a thread loads before it adds the first.
+constexpr int kRowLoads = 8;
+
+// A product and a sum, each rounded, as on CPUs. nvcc would make one fused operation of `a * b + c`.
+JAXCOMM_DEVICE float RoundedProduct(float a, float b) {
+#if defined(__CUDACC__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+JAXCOMM_DEVICE double RoundedProduct(double a, double b) {
+#if defined(__CUDACC__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// Copies a piece of `units` units of moves[0] .. moves[num - 1], by all threads of the block.
+template <typename Unit>
+JAXCOMM_DEVICE_CALLED void CopyMoves(const RowMove* moves, int32_t num, int32_t units) {
+#if defined(__CUDACC__)
+  __builtin_assume(__isShared(moves));
+#endif
+  device::Pass(
+      static_cast<int64_t>(num) * units, device::OfBlock(),
+      [&](int64_t i) {
+        const auto row = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
+        const auto* const from = reinterpret_cast<const Unit*>(moves[row].from);
+        return from != nullptr ? from[static_cast<uint32_t>(i) - row * units] : Unit{};
+      },
+      [&](int64_t i, const Unit& unit) {
+        const auto row = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
+        reinterpret_cast<Unit*>(moves[row].to)[static_cast<uint32_t>(i) - row * units] = unit;
+      });
+}
+
+// Choices of the payload that a thread block reads at once, in shared memory. Those of one token are next to each
+// other.
+struct PlacedRows {
+  const char** from;  // of each choice, then of each token; null: zeros
+  int32_t* slot;      // of each choice
+  int32_t* begin;     // of each token, among the choices
+};
+
+// Loads a piece of `units` units of `tokens` rows, and stores each of them to all slots of its token, by all threads of
+// the block. `slots`: the piece of slot 0. `end`: of the last token.
+template <typename Unit>
+JAXCOMM_DEVICE_CALLED void CopyTokens(const PlacedRows rows, int32_t tokens, int32_t end, int32_t units, char* slots,
+                                      int64_t row_bytes) {
+#if defined(__CUDACC__)
+  __builtin_assume(__isShared(rows.from));
+  __builtin_assume(__isShared(rows.slot));
+  __builtin_assume(__isShared(rows.begin));
+#endif
+  device::Pass(
+      static_cast<int64_t>(tokens) * units, device::OfBlock(),
+      [&](int64_t i) {
+        const auto token = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
+        const auto* const from = reinterpret_cast<const Unit*>(rows.from[token]);
+        return from != nullptr ? from[static_cast<uint32_t>(i) - token * units] : Unit{};
+      },
+      [&](int64_t i, const Unit& unit) {
+        const auto token = static_cast<int32_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(units));
+        const int32_t last = token + 1 < tokens ? rows.begin[token + 1] : end;
+        for (int32_t k = rows.begin[token]; k < last; ++k) {
+          reinterpret_cast<Unit*>(slots + rows.slot[k] * row_bytes)[static_cast<int32_t>(i) - token * units] = unit;
+        }
+      });
+}
+
+template <typename Unit>
+JAXCOMM_DEVICE_CALLED void ZeroPieces(char* first, int64_t row_bytes, int64_t num, int32_t units,
+                                      device::Threads threads) {
+  for (int64_t i = threads.rank; i < num * units; i += threads.size) {
+    reinterpret_cast<Unit*>(first + i / units * row_bytes)[i % units] = Unit{};
+  }
+}
+
+// Where the sums of some tokens come from and go to: a piece of every row.
+template <typename Acc>
+struct TokenSums {
+  const char* rows;          // packed choices
+  char* y;                   // of the first token
+  const int32_t* positions;  // [token][choice], packed; -1: no row
+  const Acc* weights;        // [token][choice]; null: ones
+  int64_t row_bytes;
+  int32_t choices;
+  int32_t units;  // of kLanes elements, in a piece
+};
+
+// The sums of `num` tokens, by all threads of the block. A thread loads up to kRowLoads rows before it adds the first.
+template <typename Codec, int kLanes>
+JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc> sums, int32_t num) {
+  using Acc = typename Codec::Acc;
+  using Units = device::Unit<Codec, kLanes>;
+  using Loaded = device::Raw<sizeof(Units)>;
+#if defined(__CUDACC__)
+  __builtin_assume(__isShared(sums.positions));
+#endif
+  const auto units = static_cast<uint32_t>(sums.units);
+  for (auto i = static_cast<uint32_t>(threadIdx.x); i < static_cast<uint32_t>(num) * units; i += blockDim.x) {
+    const uint32_t token = i / units, unit = i - token * units;
+    const int64_t choice = static_cast<int64_t>(token) * sums.choices;
+    device::Accumulator<Codec, kLanes> sum = {};
+    for (int32_t k = 0; k < sums.choices; k += kRowLoads) {
+      int32_t at[kRowLoads];
+      Acc weights[kRowLoads];
+      Loaded rows[kRowLoads] = {};
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) at[j] = k + j < sums.choices ? sums.positions[choice + k + j] : -1;
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) {
+        weights[j] = at[j] >= 0 && sums.weights != nullptr ? sums.weights[choice + k + j] : Acc(1);
+        if (at[j] >= 0) rows[j] = reinterpret_cast<const Loaded*>(sums.rows + at[j] * sums.row_bytes)[unit];
+      }
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) {
+        Units row;
+        std::memcpy(&row, &rows[j], sizeof(row));
+        JAXCOMM_UNROLL
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const Acc added = sum.lanes[lane] + RoundedProduct(weights[j], Acc(Codec::Decode(row.lanes[lane])));
+          sum.lanes[lane] = at[j] >= 0 ? added : sum.lanes[lane];
+        }
+      }
+    }
+    reinterpret_cast<Units*>(sums.y + token * sums.row_bytes)[unit] = sum.Get();
+  }
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

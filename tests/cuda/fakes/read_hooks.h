@@ -1,0 +1,13 @@
+// Plain reads of a program that is compiled with -fsanitize=thread and linked with read_hooks.cc instead of a
+// sanitizer.
+#pragma once
+
+#include <cstddef>
+
+namespace fake {
+
+// Called before each read, unless it is null or runs already.
+using ReadObserver = void (*)(const void* address, size_t bytes);
+extern ReadObserver read_observer;
+
+}  // namespace fake

@@ -1,0 +1,117 @@
+// The bytes that dispatch reads from each rank, as the compiler reports the loads of the emulated kernel: the row of a
+// token once, however many of its experts the reading rank has.
+#include <numeric>
+#include <set>
+
+#include "fakes/read_hooks.h"
+#include "fakes/row_calls.h"
+#include "fakes/seed.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr int32_t kMaxRanks = 8;
+
+// By reading rank and rank that is read.
+struct Counts {
+  const char* base = nullptr;
+  int64_t rows_bytes = 0;  // of an arena, before the places
+  int64_t rows[kMaxRanks][kMaxRanks] = {}, places[kMaxRanks][kMaxRanks] = {};
+} counts;
+
+void Count(const void* address, size_t bytes) {
+  const int64_t offset = static_cast<const char*>(address) - counts.base;
+  if (emulation::TheMachine().current == nullptr || offset < 0 || offset >= kMaxRanks * kArenaBytes) return;
+  const bool row = offset % kArenaBytes < counts.rows_bytes;
+  (row ? counts.rows : counts.places)[blockIdx.y][offset / kArenaBytes] += static_cast<int64_t>(bytes);
+}
+
+// The rows that rank `to` needs of rank `from`, and its choices.
+struct Needed {
+  int64_t rows = 0, choices = 0;
+};
+Needed Need(const Drawn& drawn, int32_t to, int32_t from) {
+  const Routed& routed = drawn.routed;
+  std::set<size_t> rows;
+  int64_t choices = 0;
+  for (size_t c = 0; c < routed.slot[from].size(); ++c) {
+    if (routed.slot[from][c] < 0 || routed.RankOf(routed.expert[from][c]) != to) continue;
+    ++choices;
+    rows.insert(drawn.per_choice ? c : c / routed.choices);
+  }
+  return {static_cast<int64_t>(rows.size()), choices};
+}
+
+// Runs the call, and compares all reads. Returns the rows that were read, with those of the own rank.
+int64_t CheckReads(NodeGroup& group, Drawn& drawn, unsigned threads, uint64_t seed) {
+  const RowArgs& args = drawn.args[0];
+  counts = {};
+  counts.base = group.arena.base;
+  counts.rows_bytes = ArenaRowsBytes(args);
+  fake::read_observer = &Count;
+  Launch({&drawn}, group.n, group.num_channels, threads, seed);
+  fake::read_observer = nullptr;
+  int64_t total = 0;
+  for (int32_t to = 0; to < group.n; ++to) {
+    CHECK(group.report(to).state == device::Report::kNone);
+    for (int32_t from = 0; from < group.n; ++from) {
+      const Needed needed = Need(drawn, to, from);
+      const int64_t read = counts.rows[to][from];
+      // A rank with one expert may read a row again for a token that names the expert twice.
+      CHECK(read >= needed.rows * args.row_bytes && read <= needed.choices * args.row_bytes);
+      if (drawn.routed.experts > group.n) CHECK(read == needed.rows * args.row_bytes);
+      total += needed.rows;
+      if (to == from) continue;  // it makes its own list
+      // Each thread block reads the list, and may read the choices of the last token of a turn again.
+      const int64_t list = needed.choices * args.num_channels * static_cast<int64_t>(sizeof(RowPlace));
+      CHECK(counts.places[to][from] >= list && counts.places[to][from] <= 2 * list);
+    }
+  }
+  return total;
+}
+
+TEST_CASE("dispatch reads each row once per rank that needs it") {
+  int grouped = 0;
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 40; ++seed) {
+    std::mt19937_64 random(seed);
+    const int32_t sizes[] = {1, 2, 3, 5, 8}, choice_counts[] = {1, 2, 3, 9};
+    const int32_t n = sizes[seed % 5], experts = n * (1 + static_cast<int32_t>(random() % 3));
+    const int32_t tokens = static_cast<int32_t>(random() % 18), choices = choice_counts[random() % 4];
+    NodeGroup group(n, 1 + static_cast<int32_t>(random() % 3));
+    Drawn drawn;
+    drawn.routed = Route(n, tokens, choices, experts, 1, 0, 0, DrawIds(n, tokens, choices, experts, random));
+    drawn.per_choice = random() % 4 == 0;
+    drawn.row_count = 1 + static_cast<int64_t>(random() % 500);
+    Prepare(group, drawn, group.num_channels, 0, random);
+    grouped += GroupsPlaces(drawn.args[0]) ? 1 : 0;
+    CheckReads(group, drawn, 16, seed);
+  }
+  CHECK(grouped > 10);
+}
+
+// The case of docs/internals/cuda-moe.md.
+TEST_CASE("8 of 256 experts on 8 ranks: 5.29 rows per token") {
+  constexpr int32_t kRanks = 8, kTokens = 100, kChoices = 8, kExperts = 256;
+  std::mt19937_64 random(FirstSeed());
+  NodeGroup group(kRanks, 1);
+  std::vector<std::vector<int32_t>> ids(kRanks);
+  std::vector<int32_t> order(kExperts);
+  std::iota(order.begin(), order.end(), 0);
+  for (std::vector<int32_t>& own : ids) {
+    for (int32_t t = 0; t < kTokens; ++t) {
+      std::shuffle(order.begin(), order.end(), random);
+      own.insert(own.end(), order.begin(), order.begin() + kChoices);
+    }
+  }
+  Drawn drawn;
+  drawn.routed = Route(kRanks, kTokens, kChoices, kExperts, 1, 0, 0, ids);
+  drawn.row_count = 32;
+  Prepare(group, drawn, 1, 0, random);
+  const auto rows = static_cast<double>(CheckReads(group, drawn, 32, 1)) / (kRanks * kTokens);
+  CHECK(rows > 5.2 && rows < 5.4);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
