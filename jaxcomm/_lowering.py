@@ -183,8 +183,8 @@ def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> Non
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
     """Registers a lowering rule with the keyword `platform`: "cpu", "cuda" or "other" (no handlers)."""
     for platform in ("cpu", "cuda"):
-        _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
-    _compat.mlir.register_lowering(primitive, functools.partial(rule, platform="other"))
+        _compat.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
+    _compat.register_lowering(primitive, functools.partial(rule, platform="other"))
 
 
 @functools.cache
@@ -350,6 +350,13 @@ def lower(
     by_xla = uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
+    if own_stream:
+        common.pop("symmetric_buffers", None)
+    if platform == "cuda" and not by_xla:
+        # Equal calls of a program, such as the leaves of a tree: ranks compare the order of their calls.
+        number = _compat.number_in_program(ctx, (target, call, *ctx.avals_in))
+        if number:
+            common["call"]["number"] = np.int64(number)
     beside = platform == "cuda" and not by_xla and call.asynchronous
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not own_stream and not may_capture:
@@ -377,7 +384,7 @@ def lower(
             return run(jnp.int32(0), *whole)
 
         # No peer reads the operands of a barrier.
-        symmetric = "symmetric_buffers" in common and aliases is None and not own_stream
+        symmetric = "symmetric_buffers" in common and aliases is None
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
             ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]

@@ -81,10 +81,38 @@ def test_two_starts_and_a_synchronous_call(mesh):
         "jaxcomm_all_reduce",
         *["jaxcomm_done"] * 2,
     ]
-    # JAX may share the function of equal starts. XLA gives each call a copy.
-    assert set(re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1])) == {
-        "jaxcomm_all_reduce_eager"
-    }
+    assert re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1]) == [
+        *["jaxcomm_all_reduce_eager"] * 2
+    ]
+
+
+def numbers(f, mesh, platform="cuda"):
+    """Numbers of the calls of a program among equal ones, in the order of the program. 0 is not written."""
+    text = lowered(f, mesh, (platform,))
+    return [int(n or 0) for n in re.findall(r"@jaxcomm_\w+\(.*?call = \{[^}]*?(?:number = (\d+) : i64|\})", text)]
+
+
+def test_equal_calls_of_a_program_are_numbered(mesh):
+    """Ranks compare the order of their calls. Otherwise, they could not tell apart the leaves of a tree."""
+
+    def leaves(x):
+        return jax.tree.map(jnp.sum, jaxcomm.psum_start([x, x + 1, x[:4], x[4:]], "gpu").done())
+
+    def unrolled(x):
+        return jax.lax.scan(lambda x, _: (jaxcomm.psum(x, "gpu") * 2, None), x, length=3, unroll=3)[0]
+
+    def tangents(x):
+        return jax.jvp(lambda x: jaxcomm.psum_start(x, "gpu").done(), (x,), (x,))
+
+    def lines(x):
+        y = jaxcomm.psum(x, "gpu")
+        return jaxcomm.psum(y, "gpu")
+
+    assert sorted(numbers(leaves, mesh)) == [0, 0, 1, 1]
+    assert numbers(unrolled, mesh) == [0, 1, 2]
+    assert sorted(numbers(tangents, mesh)) == [0, 1]
+    assert numbers(lines, mesh) == [0, 0]
+    assert numbers(leaves, mesh, "cpu") == [0] * 4
 
 
 def test_transposed_transfers_are_functions_too(mesh):
