@@ -41,7 +41,6 @@ __all__ = [
     "on_communication_stream",
     "provides_communicators",
     "psum_of_groups",
-    "register_lowering",
     "unbound_axis",
     "unreduced_axes",
     "varying_axes",
@@ -166,11 +165,6 @@ def provides_communicators() -> bool:
 def is_exported(ctx: Any) -> bool:
     """Whether a lowering is that of jax.export, so that other devices than those of its mesh may run the program."""
     return bool(getattr(getattr(ctx.module_context, "lowering_parameters", None), "for_export", False))
-
-
-def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
-    """Registers a lowering rule that runs for each equation. By default, JAX lowers equal equations once."""
-    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
 def number_in_program(ctx: Any, key: Any) -> int:

@@ -32,6 +32,7 @@ class Call:
       max_sms: multiprocessors of a GPU that the call may occupy; None means JAXCOMM_MAX_SMS.
       site: call site in the user's program, for messages.
       asynchronous: whether computations may run beside the transfer, until _pending.done_p ends it.
+      token: tells apart the asynchronous calls of a process. JAX lowers equations with equal parameters once.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Call:
     max_sms: int | None
     site: str
     asynchronous: bool = False
+    token: int = dataclasses.field(default=0, repr=False)
 
     def over(self, axes: AxisNames) -> "Call":
         return dataclasses.replace(self, axes=axes)
@@ -183,8 +185,8 @@ def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> Non
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
     """Registers a lowering rule with the keyword `platform`: "cpu", "cuda" or "other" (no handlers)."""
     for platform in ("cpu", "cuda"):
-        _compat.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
-    _compat.register_lowering(primitive, functools.partial(rule, platform="other"))
+        _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
+    _compat.mlir.register_lowering(primitive, functools.partial(rule, platform="other"))
 
 
 @functools.cache
@@ -352,12 +354,10 @@ def lower(
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
     if own_stream:
         common.pop("symmetric_buffers", None)
-    if platform == "cuda" and not by_xla:
-        # Equal calls of a program, such as the leaves of a tree: ranks compare the order of their calls.
-        number = _compat.number_in_program(ctx, (target, call, *ctx.avals_in))
-        if number:
-            common["call"]["number"] = np.int64(number)
     beside = platform == "cuda" and not by_xla and call.asynchronous
+    if beside:  # ranks compare the order of their calls, also that of equal ones
+        equal = dataclasses.replace(call, token=0)
+        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (target, equal, *ctx.avals_in)))
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not own_stream and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous

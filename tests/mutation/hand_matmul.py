@@ -271,11 +271,11 @@ MUTANTS = [
         f"{FUSED_TESTS}::test_symmetric_buffers",
     ),
     Mutant(
-        "equal calls of a program have one number",
-        "jaxcomm/_compat.py",
-        ", cacheable=False)",
-        ")",
-        "tests/cuda/test_lane_lowering.py::test_equal_calls_of_a_program_are_numbered",
+        "equal starts of a program have one number",
+        "jaxcomm/_primitive.py",
+        "token=next(_tokens)",
+        "token=1",
+        "tests/cuda/test_lane_lowering.py::test_equal_starts_of_a_program_are_numbered",
     ),
     Mutant(
         "parts of fused scatters have a wider type than the result",
