@@ -136,8 +136,9 @@ def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> 
     return _rows_back(total, shape, spec.axis)
 
 
-# Operands: rows, *weights, *arrays with the rows of all ranks, as matrices of one element type. Results: the products (of
-# `scatters`: the parts that this rank computes); the rows or parts that it receives, in rank order; memory for cuBLASLt.
+# Operands: rows, *weights, *arrays with the rows of all ranks, as matrices of one element type. Results: the products
+# (of `scatters`: the parts that this rank computes); the rows or parts that it receives, in rank order; memory for
+# cuBLASLt.
 
 
 def _shapes(x, *ys, spec, num_weights, scatters, keeps, results):

@@ -114,8 +114,8 @@ ALONE_TEST_CASE("calls between nodes") {
 }
 
 // NCCL would treat them as one node.
-// XLA's main stream, which has the kernels of the synchronous lane, has priority 0; its stream for collectives, which has
-// those of the asynchronous lane, the highest.
+// XLA's main stream, which has the kernels of the synchronous lane, has priority 0; its stream for collectives, which
+// has those of the asynchronous lane, the highest.
 ALONE_TEST_CASE("messages of a lane have another priority than its kernels") {
   Communicator::Configure(kLong, 3);
   for (const int highest : {-1, -2, -5}) {

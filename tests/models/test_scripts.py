@@ -200,7 +200,9 @@ CONTINUED = {
 }
 
 
-@pytest.mark.parametrize("script", ["tp", *(pytest.param(script, marks=full) for script in ("cp", "zero", "pp", "mesh"))])
+@pytest.mark.parametrize(
+    "script", ["tp", *(pytest.param(script, marks=full) for script in CONTINUED if script != "tp")]
+)
 def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
     """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
     options = {**RUN, **CONTINUED[script], "data": text_folder, "steps": 8}

@@ -225,8 +225,8 @@ MUTANTS = [
     Mutant(
         "messages of both lanes have one priority",
         PROXY,
-        "return asynchronous && highest + 1 < lowest ? highest + 1 : highest;",
-        "return highest;",
+        "? highest + 1 : highest;",
+        "? highest : highest;",
         "test_cuda_between_nodes",
     ),
     Mutant(
@@ -239,9 +239,8 @@ MUTANTS = [
     Mutant(
         "results have the alignment of operands",
         FUSED,
-        "shape_.contracted * ItemBytes(shape_.operands),\n"
-        "                                         chunk_rows() * weight.columns * ItemBytes(of_rows)",
-        "shape_.contracted * ItemBytes(shape_.operands)",
+        "chunk_rows() * weight.columns * ItemBytes(of_rows)",
+        "chunk_rows() * shape_.contracted * ItemBytes(of_rows)",
         "test_cuda_fused_matmul",
     ),
     Mutant(

@@ -266,7 +266,7 @@ MUTANTS = [
     Mutant(
         "fused calls use windows on XLA's buffers",
         "jaxcomm/_lowering.py",
-        "    if own_stream:\n        common.pop(\"symmetric_buffers\", None)\n",
+        '    if own_stream:\n        common.pop("symmetric_buffers", None)\n',
         "",
         f"{FUSED_TESTS}::test_symmetric_buffers",
     ),

@@ -70,5 +70,5 @@ def test_programs_that_run_in_order(program, size, overlaps, rng, monkeypatch):
     if overlaps:
         shake.run(program, x)
         return
-    with pytest.raises(AssertionError, match="the transfer (did not end during|ended)"):
+    with pytest.raises(AssertionError, match=r"the transfer (did not end during|ended)"):
         shake.run(program, x)

@@ -43,11 +43,11 @@ StatusOr<cublaslt::Handle> HandleOf(const CublasLtLibrary& library, int device) 
 int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 std::string TextOf(const ProductShape& shape) {
-  const auto [rows, columns] = shape.transposes_x ? std::pair{shape.contracted, shape.rows}
-                                                  : std::pair{shape.rows, shape.contracted};
+  const auto [rows, columns] =
+      shape.transposes_x ? std::pair{shape.contracted, shape.rows} : std::pair{shape.rows, shape.contracted};
   return std::string("a product of ") + Name(shape.operands) + "[" + std::to_string(rows) + ", " +
-         std::to_string(columns) + (shape.transposes_x ? "]^T" : "]") + " and [" + std::to_string(shape.contracted) + ", " +
-         std::to_string(shape.columns) + "] with result " + Name(shape.result);
+         std::to_string(columns) + (shape.transposes_x ? "]^T" : "]") + " and [" + std::to_string(shape.contracted) +
+         ", " + std::to_string(shape.columns) + "] with result " + Name(shape.result);
 }
 
 }  // namespace
@@ -89,13 +89,13 @@ Status Product::Make(int device) {
   JAXCOMM_RETURN_IF_ERROR(Check("cublasLtMatmulDescCreate",
                                 library_.MatmulDescCreate(&operation_, compute, wide ? CUDA_R_64F : CUDA_R_32F)));
   if (shape_.transposes_x) {
-    JAXCOMM_RETURN_IF_ERROR(Check("cublasLtMatmulDescSetAttribute",
-                                  library_.MatmulDescSetAttribute(operation_, cublaslt::kTransposeB,
-                                                                  &cublaslt::kTransposed, sizeof(int32_t))));
+    JAXCOMM_RETURN_IF_ERROR(Check(
+        "cublasLtMatmulDescSetAttribute",
+        library_.MatmulDescSetAttribute(operation_, cublaslt::kTransposeB, &cublaslt::kTransposed, sizeof(int32_t))));
   }
   // cuBLASLt's matrices are column-major. In this order, the arrays are the transposed matrices: y^T = w^T @ x^T.
-  const auto [x_rows, x_columns] = shape_.transposes_x ? std::pair{shape_.contracted, shape_.rows}
-                                                       : std::pair{shape_.rows, shape_.contracted};
+  const auto [x_rows, x_columns] =
+      shape_.transposes_x ? std::pair{shape_.contracted, shape_.rows} : std::pair{shape_.rows, shape_.contracted};
   const struct {
     cublaslt::Layout* layout;
     DType dtype;

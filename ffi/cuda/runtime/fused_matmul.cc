@@ -154,8 +154,8 @@ Status FusedMatmul::Launch(const Buffers& buffers, cudaStream_t stream) {
   return enqueued.ok() ? joined : enqueued;
 }
 
-// The rows of a chunk, which begin at `x`, times all weights. `row`: among the rows of all ranks. `adds`: sums over rows
-// have begun.
+// The rows of a chunk, which begin at `x`, times all weights. `row`: among the rows of all ranks. `adds`: sums over
+// rows have begun.
 Status FusedMatmul::Multiply(const Buffers& buffers, const char* x, int64_t row, const std::vector<void*>& products,
                              cudaStream_t stream, bool adds) const {
   for (size_t i = 0; i < products_.size(); ++i) {

@@ -21,11 +21,10 @@ namespace cuda {
 
 // Arrays are dense, row-major matrices. n is the number of ranks.
 //
-// Gather: x (rows, contracted) of each rank. Product i of weight i has the rows of all ranks, in rank order. In place of
-// weights there may be arrays with the rows of all ranks, (n * rows, columns): their products are sums over all rows,
-// gathered x^T @ array, which are added up in the order of arrival.
-// Scatter: x (n * rows, contracted), one weight. Every rank gets the parts of its own block from all ranks, in rank
-// order, and adds them later.
+// Gather: x (rows, contracted) of each rank. Product i of weight i has the rows of all ranks, in rank order. In place
+// of weights there may be arrays with the rows of all ranks, (n * rows, columns): their products are sums over all
+// rows, gathered x^T @ array, which are added up in the order of arrival. Scatter: x (n * rows, contracted), one
+// weight. Every rank gets the parts of its own block from all ranks, in rank order, and adds them later.
 struct FusedShape {
   struct Weight {
     int64_t columns = 0;

@@ -51,9 +51,9 @@ std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector
 }
 
 // Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the other,
-// although peers may need this rank's next segment before they can send. So the messages of a lane have another priority
-// than its kernels: these run on XLA's main stream, of the lowest priority, or on XLA's stream for collectives, of the
-// highest one. GPUs have six priorities (0 to -5). With two, both lanes get the highest.
+// although peers may need this rank's next segment before they can send. So the messages of a lane have another
+// priority than its kernels: these run on XLA's main stream, of the lowest priority, or on XLA's stream for
+// collectives, of the highest one. GPUs have six priorities (0 to -5). With two, both lanes get the highest.
 int PriorityOf(bool asynchronous, int lowest, int highest) {
   return asynchronous && highest + 1 < lowest ? highest + 1 : highest;
 }
@@ -76,9 +76,9 @@ Status SendRecvProxy::Allocate(bool asynchronous) {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadWatchdog()));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
-                                                                 PriorityOf(asynchronous, lowest, highest))));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+      "cudaStreamCreate",
+      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, PriorityOf(asynchronous, lowest, highest))));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::WatchdogState), cudaHostAllocMapped)));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostGetDevicePointer",

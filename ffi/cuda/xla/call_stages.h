@@ -1,8 +1,8 @@
 // The stages Initialize and Execute of jaxcomm's own calls, and the bindings of all stages. `Kind` says what a call is:
 //   State: a CallSite.  Call: what a device keeps of it.
 //   Decode(state, args, rets): the operands, or an error that is the same on all devices.
-//   Identity(state, operands): a hash that differs between calls of different lines, types or arguments. Equal starts of
-//     one line differ by CallSpec::number.
+//   Identity(state, operands): a hash that differs between calls of different lines, types or arguments, and between
+//     equal starts of one line.
 //   Make(state, communicator, operands): the call of a device. Collective.
 //   Ready(state, collectives, operands, call, stream): before each run.
 //   Launch(call, operands, stream).

@@ -66,7 +66,8 @@ StatusOr<Decoded> Decode(const FusedCallState& state, ffi::RemainingArgs args, f
   shape.operands = x.dtype;
   shape.workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
   if (shape.chunks < 1 || shape.rows % shape.chunks != 0) return Unexpected("number of chunks");
-  if (shape.scatters && (num_weights != 1 || state.weights != 1 || x.rows % n != 0)) return Unexpected("shape of a scatter");
+  if (shape.scatters && (num_weights != 1 || state.weights != 1 || x.rows % n != 0))
+    return Unexpected("shape of a scatter");
   for (size_t i = 0; i < num_weights; ++i) {
     const Matrix &w = operands[i + 1], &y = results[i];
     const bool has_rows = static_cast<int64_t>(i) >= state.weights;
@@ -99,9 +100,9 @@ ffi::ErrorOr<std::unique_ptr<FusedCallState>> Instantiate(ffi::Dictionary attrib
   if (!decoded) return ffi::Unexpected(decoded.error());
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
-  for (const auto& [name, field] : {std::pair{"scatters", &state->scatters}, std::pair{"keeps", &state->keeps},
-                                    std::pair{"tf32", &state->tf32}, std::pair{"chunks", &state->chunks},
-                                    std::pair{"weights", &state->weights}}) {
+  for (const auto& [name, field] :
+       {std::pair{"scatters", &state->scatters}, std::pair{"keeps", &state->keeps}, std::pair{"tf32", &state->tf32},
+        std::pair{"chunks", &state->chunks}, std::pair{"weights", &state->weights}}) {
     const auto found = attributes.get<int64_t>(name);
     if (!found) return ffi::Unexpected(Invalid(spec, std::string("attribute ") + name + " is missing"));
     *field = *found;
