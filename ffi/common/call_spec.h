@@ -53,6 +53,7 @@ void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("ranks_per_node", spec.ranks_per_node);
   visit("max_sms", spec.max_sms);
   visit("asynchronous", spec.asynchronous);
+  visit("number", spec.number);
 }
 
 // Attributes at the top level: arrays, which JAX does not accept in a dictionary, and attributes of some collectives.
