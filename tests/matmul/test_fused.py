@@ -186,13 +186,15 @@ def test_second_derivatives(on_cpu, rng):
 
 
 def test_derivatives_with_a_wider_result(on_cpu, rng):
-    """The cotangent is in float32, the operand in bfloat16: the scatter runs as "direct", which sends bfloat16."""
+    """The cotangent is in float32, the operands in bfloat16: both run as "direct", which sends bfloat16."""
     x, w = (jnp.asarray(normal(rng, *shape), jnp.bfloat16) for shape in ((N, M, K), (N, K, F)))
 
     def program(gather, scatter, x, w):
         if gather is lax_gathers:
-            return jax.grad(square_loss(lambda x: gather(x.astype(jnp.float32), w.astype(jnp.float32))))(x)
-        return jax.grad(square_loss(lambda x: gather(x, w, preferred_element_type=jnp.float32)))(x)
+            return jax.grad(square_loss(lambda x, w: gather(x.astype(jnp.float32), w.astype(jnp.float32))), (0, 1))(
+                x, w
+            )
+        return jax.grad(square_loss(lambda x, w: gather(x, w, preferred_element_type=jnp.float32)), (0, 1))(x, w)
 
     both(program, x, w, rtol=2e-2)
     assert on_cpu == [2]

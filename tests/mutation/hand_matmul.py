@@ -243,11 +243,11 @@ MUTANTS = [
         f"{FUSED_TESTS}::test_vmap",
     ),
     Mutant(
-        "fused gathers send a wider type than the operand's",
+        "fused calls multiply operands of different types",
         FUSED,
         "types is not None and types[0] == x.dtype",
         "types is not None",
-        f"{FUSED_TESTS}::test_types_of_transfers",
+        f"{FUSED_TESTS}::test_derivatives_with_a_wider_result",
     ),
     Mutant(
         "fused sums over rows are added up in 16 bits",
