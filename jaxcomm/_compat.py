@@ -36,6 +36,7 @@ __all__ = [
     "leave_compilation_cache",
     "make_varying",
     "mlir",
+    "number_in_program",
     "on_cloud_tpu",
     "on_communication_stream",
     "provides_communicators",
@@ -164,6 +165,15 @@ def provides_communicators() -> bool:
 def is_exported(ctx: Any) -> bool:
     """Whether a lowering is that of jax.export, so that other devices than those of its mesh may run the program."""
     return bool(getattr(getattr(ctx.module_context, "lowering_parameters", None), "for_export", False))
+
+
+def number_in_program(ctx: Any, key: Any) -> int:
+    """How often this function has been called with `key` in the lowering of one program."""
+    # A dictionary of the program for lowerings that primitives share. JAX's own keys are other objects.
+    found = getattr(ctx.module_context, "cached_primitive_lowerings", {})
+    number = found.get((number_in_program, key), 0)
+    found[(number_in_program, key)] = number + 1
+    return int(number)
 
 
 def has_windows() -> bool:

@@ -32,6 +32,7 @@ class Call:
       max_sms: multiprocessors of a GPU that the call may occupy; None means JAXCOMM_MAX_SMS.
       site: call site in the user's program, for messages.
       asynchronous: whether computations may run beside the transfer, until _pending.done_p ends it.
+      token: tells apart the asynchronous calls of a process. JAX lowers equations with equal parameters once.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Call:
     max_sms: int | None
     site: str
     asynchronous: bool = False
+    token: int = dataclasses.field(default=0, repr=False)
 
     def over(self, axes: AxisNames) -> "Call":
         return dataclasses.replace(self, axes=axes)
@@ -363,7 +365,12 @@ def lower(
     by_xla = uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
+    if own_stream:
+        common.pop("symmetric_buffers", None)
     beside = platform == "cuda" and not by_xla and call.asynchronous
+    if beside:  # ranks compare the order of their calls, also that of equal ones
+        equal = dataclasses.replace(call, token=0)
+        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (target, equal, *ctx.avals_in)))
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not own_stream and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
@@ -390,7 +397,7 @@ def lower(
             return run(jnp.int32(0), *whole)
 
         # No peer reads the operands of a barrier.
-        symmetric = "symmetric_buffers" in common and aliases is None and not own_stream
+        symmetric = "symmetric_buffers" in common and aliases is None
         with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
             ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]

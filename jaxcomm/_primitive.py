@@ -1,7 +1,9 @@
 """register() and define() create primitives and their rules."""
 
+import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,6 +92,19 @@ def _no_derivative(primals, tangents, *, call: Call, **params):
     raise NotImplementedError(f"{call.op} at {call.site} has no derivative; apply jax.lax.stop_gradient to its operand")
 
 
+_tokens = itertools.count(1)
+
+
+class _Primitive(_compat.Primitive):
+    """Each equation of an asynchronous call has a token of its own, also where JAX makes it from another equation."""
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        call = params.get("call")
+        if call is not None and call.asynchronous:
+            params["call"] = dataclasses.replace(call, token=next(_tokens))
+        return super().bind(*args, **params)
+
+
 def register(
     name: str,
     *,
@@ -101,7 +116,7 @@ def register(
     multiple_results: bool = False,
 ) -> _compat.Primitive:
     """Returns the primitive jaxcomm_<name> with these rules of JAX; `lower` as in _lowering.register_rule."""
-    primitive = _compat.Primitive(f"jaxcomm_{name}")
+    primitive = _Primitive(f"jaxcomm_{name}")
     primitive.multiple_results = multiple_results
     primitive.def_abstract_eval(shape)
     _lowering.register_rule(primitive, lower)

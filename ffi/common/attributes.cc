@@ -40,7 +40,7 @@ struct FieldDecoder {
   }
 
   void Missing(const char* name, const char* type) const {
-    const std::string_view optional[] = {"processes", "devices", "asynchronous"};
+    const std::string_view optional[] = {"processes", "devices", "asynchronous", "number"};
     if (!error.success() || std::find(std::begin(optional), std::end(optional), name) != std::end(optional)) return;
     error = ffi::Error::InvalidArgument(spec.Where() + ": attribute " + name + " is missing or not of type " + type);
   }

@@ -12,7 +12,8 @@ namespace jaxcomm {
 
 namespace ffi = ::xla::ffi;
 
-// Decodes the attributes that call_spec.h lists. All but `processes` and `asynchronous` are required.
+// Decodes the attributes that call_spec.h lists. All but `processes`, `devices`, `asynchronous` and `number`
+// are required.
 ffi::ErrorOr<CallSpec> DecodeCall(Collective collective, const ffi::Dictionary& attributes);
 
 // None if the type is not supported. The lowering has converted types of less than a byte (jaxcomm/_lowering.py).

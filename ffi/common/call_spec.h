@@ -19,6 +19,7 @@ struct CallSpec {
   int64_t ranks_per_node = 1;      // as declared; CUDA determines its own nodes
   int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
   int64_t asynchronous = 0;        // not 0: XLA's threads do no work of the call (CPU)
+  int64_t number = 0;              // of a started call among equal ones of a program (CUDA)
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
   std::vector<int32_t> devices;    // their ids in JAX, if there are several processes of CPUs; empty: unknown
@@ -52,6 +53,7 @@ void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("ranks_per_node", spec.ranks_per_node);
   visit("max_sms", spec.max_sms);
   visit("asynchronous", spec.asynchronous);
+  visit("number", spec.number);
 }
 
 // Attributes at the top level: arrays, which JAX does not accept in a dictionary, and attributes of some collectives.

@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._primitive import register
-from jaxcomm.matmul.loops import Spec, sum_in_rank_order
+from jaxcomm.matmul.loops import Spec, sum_in_rank_order, wide
 
 NAME = "fused"
 PLATFORMS = frozenset({"cuda"})
@@ -67,17 +67,23 @@ def _types(operands: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, tuple[A
     return common, results
 
 
+def _gather_types(x: Any, ys: Sequence[Any], num_weights: int, dtypes: Sequence[Any]) -> Any:
+    """As _types. Sums over rows are accumulated in the call, in f32 for 16-bit floats."""
+    return _types([x, *ys], [*dtypes[:num_weights], *map(wide, dtypes[num_weights:])])
+
+
 def fits_gather(spec: Spec, x: Any, ys: Sequence[Any], num_weights: int, dtypes: Sequence[Any]) -> bool:
     """Whether loops.gather of these arguments is one call. Other gathers run as "direct"."""
-    return spec.num_batch == 0 and num_weights == len(ys) and _types([x, *ys], dtypes) is not None
+    types = _gather_types(x, ys, num_weights, dtypes)
+    return spec.num_batch == 0 and types is not None and types[0] == x.dtype  # as in "direct", x is sent in its type
 
 
 def fits_scatter(spec: Spec, terms: Sequence[tuple[Any, Any]], dtype: Any) -> bool:
     """Whether loops.scatter of these arguments is one call. Other scatters run as "direct"."""
-    types = _types(terms[0], [dtype])
+    types = _types([array for term in terms for array in term], [dtype])
     if types is None or types[1] != (dtype,):  # as in "direct", the parts are sent in the type of the result
         return False
-    return spec.num_batch == 0 and len(terms) == 1
+    return spec.num_batch == 0
 
 
 def _rows_first(x: Any, axis: int) -> Any:
@@ -94,56 +100,66 @@ def _rows_back(y: Any, shape: Sequence[int], axis: int) -> Any:
 
 def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: Sequence[Any], keep: bool) -> list:
     """As loops.gather."""
-    del num_weights
-    types = _types([x, *ys], dtypes)
+    types = _gather_types(x, ys, num_weights, dtypes)
     assert types is not None
     common, results = types
-    rows = _rows_first(x, spec.axis).astype(common)
-    outs = fused_p.bind(rows, *(y.astype(common) for y in ys), spec=spec, scatters=False, keeps=keep, results=results)
+    matrices = [*ys[:num_weights], *(_rows_first(y, spec.axis) for y in ys[num_weights:])]
+    outs = fused_p.bind(
+        _rows_first(x, spec.axis),
+        *(y.astype(common) for y in matrices),
+        spec=spec,
+        num_weights=num_weights,
+        scatters=False,
+        keeps=keep,
+        results=results,
+    )
     *products, gathered, _ = outs
     shape = list(x.shape[:-1])
     shape[spec.axis] *= spec.group_size
-    products = [_rows_back(y, shape, spec.axis).astype(dtype) for y, dtype in zip(products, dtypes, strict=True)]
-    return [*products, _rows_back(gathered, shape, spec.axis).astype(x.dtype)] if keep else products
+    products[:num_weights] = [_rows_back(y, shape, spec.axis) for y in products[:num_weights]]
+    products = [y.astype(dtype) for y, dtype in zip(products, dtypes, strict=True)]
+    return [*products, _rows_back(gathered, shape, spec.axis)] if keep else products
 
 
 def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> Any:
-    """As loops.scatter."""
-    (x,), (w,) = xs, ws
-    types = _types([x, w], [dtype])
+    """As loops.scatter. The sum of several products is one product of the columns of all."""
+    types = _types([*xs, *ws], [dtype])
     assert types is not None
     common, results = types
-    rows = _rows_first(x, spec.axis).astype(common)
-    _, parts, _ = fused_p.bind(rows, w.astype(common), spec=spec, scatters=True, keeps=False, results=results)
+    rows = lax.concatenate([_rows_first(x, spec.axis).astype(common) for x in xs], 1)
+    w = lax.concatenate([w.astype(common) for w in ws], 0)
+    _, parts, _ = fused_p.bind(rows, w, spec=spec, num_weights=1, scatters=True, keeps=False, results=results)
     n = spec.group_size
     total = sum_in_rank_order(list(parts.reshape(n, rows.shape[0] // n, w.shape[-1])), dtype)
-    shape = list(x.shape[:-1])
+    shape = list(xs[0].shape[:-1])
     shape[spec.axis] //= n
     return _rows_back(total, shape, spec.axis)
 
 
-# Operands: rows, *weights, as matrices of one element type. Results: the products (of `scatters`: the parts that this
-# rank computes); the rows or parts that it receives, in rank order; memory for cuBLASLt.
+# Operands: rows, *weights, *arrays with the rows of all ranks, as matrices of one element type. Results: the products
+# (of `scatters`: the parts that this rank computes); the rows or parts that it receives, in rank order; memory for
+# cuBLASLt.
 
 
-def _shapes(x, *ws, spec, scatters, keeps, results):
-    contract: tuple = ((1,), (0,))
+def _shapes(x, *ys, spec, num_weights, scatters, keeps, results):
     n = 1 if scatters else spec.group_size
+    gathered = x.update(shape=(n * x.shape[0], x.shape[1]))
     products = []
-    for w, dtype in zip(ws, results, strict=True):
-        product = _compat.dot_general_type(x, w, contract, (), dtype)
-        products.append(product.update(shape=(n * x.shape[0], w.shape[1])))
-    received = products[0] if scatters else x.update(shape=(n * x.shape[0], x.shape[1]))
+    for i, (y, dtype) in enumerate(zip(ys, results, strict=True)):
+        contract: tuple = ((1 if i < num_weights else 0,), (0,))
+        products.append(_compat.dot_general_type(gathered, y, contract, (), dtype))
+    received = products[0] if scatters else gathered
     return [*products, received, x.update(shape=(1, _WORKSPACE_BYTES), dtype=np.dtype(np.uint8))]
 
 
-def _lower(ctx, *operands, platform, spec, scatters, keeps, results):
+def _lower(ctx, *operands, platform, spec, num_weights, scatters, keeps, results):
     def attributes(x, n):
         return {
             "chunks": np.int64(spec.chunks),
             "keeps": np.int64(keeps),
             "scatters": np.int64(scatters),
             "tf32": np.int64(bool(_tf32(spec.precision))),
+            "weights": np.int64(num_weights),
         }
 
     def xla(*xs):  # primitives.py has chosen another algorithm

@@ -89,35 +89,35 @@ TEST_CASE("processes of several nodes that execute different programs get an err
   AllGetAnError(3);
 }
 
-// Without progress threads: the test sets the time.
-TEST_CASE("a process may be in another run for almost as long as the wait for the warning") {
-  World world(2);
+// Two processes in calls of different runs, without progress threads: the test sets the time.
+struct Two {
+  World world{2};
   Calls calls{world, 2};
   Results& result = calls.Result();
-  const auto one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
-  const auto other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
+  const std::shared_ptr<InterProcessCall> one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
+  const std::shared_ptr<InterProcessCall> other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
   const Clock::time_point began = Clock::now();
-  CheckFrom(*one, began, 0, 1000);
-  CHECK(result.num_ended() == 0);
-  CheckFrom(*one, began, 1000, 1300);
-  CHECK(Has(result.error(0), "calls do not match: ranks [0] (process 0) are in call 1001"));
-  other->Check(began);
-  CHECK(Has(result.error(1), "ranks [0] (process 0) aborted: psum at test: in the entry barrier, calls do not match"));
-  CHECK(one->Reclaim() && other->Reclaim());
+};
+
+TEST_CASE("a process may be in another run for almost as long as the wait for the warning") {
+  Two two;
+  CheckFrom(*two.one, two.began, 0, 1000);
+  CHECK(two.result.num_ended() == 0);
+  CheckFrom(*two.one, two.began, 1000, 1300);
+  CHECK(Has(two.result.error(0), "calls do not match: ranks [0] (process 0) are in call 1001"));
+  two.other->Check(two.began);
+  CHECK(Has(two.result.error(1),
+            "ranks [0] (process 0) aborted: psum at test: in the entry barrier, calls do not match"));
+  CHECK(two.one->Reclaim() && two.other->Reclaim());
 }
 
 TEST_CASE("time in which the process is stopped does not count") {
-  World world(2);
-  Calls calls{world, 2};
-  Results& result = calls.Result();
-  const auto one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
-  const auto other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
-  const Clock::time_point began = Clock::now();
-  CheckFrom(*one, began, 0, 400);
-  CheckFrom(*one, began, 20000, 20400);
-  CHECK(result.num_ended() == 0);
-  for (const auto& call : {one, other}) call->Fail(InvalidArgumentError("the end"));
-  CHECK(one->Reclaim() && other->Reclaim());
+  Two two;
+  CheckFrom(*two.one, two.began, 0, 400);
+  CheckFrom(*two.one, two.began, 20000, 20400);
+  CHECK(two.result.num_ended() == 0);
+  for (const auto& call : {two.one, two.other}) call->Fail(InvalidArgumentError("the end"));
+  CHECK(two.one->Reclaim() && two.other->Reclaim());
 }
 
 TEST_CASE("a process in one call after the other, and processes in turn, get no error") {

@@ -73,11 +73,13 @@ struct Case {
   bool scatters = false;
   int64_t chunks = 1, rows = 4, contracted = 3;
   std::vector<int64_t> columns = {5};
+  int64_t sums = 0;  // the last columns are those of arrays with the rows of all ranks
   Type operands = kF32, result = kF32;
   bool keeps = false, tf32 = false;
   std::string op = "";  // empty: its usual name
 
   int32_t n() const { return static_cast<int32_t>(hosts.size()); }
+  bool has_rows(size_t i) const { return i + static_cast<size_t>(sums) >= columns.size(); }
 };
 
 // The call on one rank, with XLA's arrays.
@@ -88,9 +90,9 @@ struct Site {
         x(of.operands, of.scatters ? of.n() * of.rows : of.rows, of.contracted),
         exchanged(of.scatters ? of.result : of.operands, of.n() * of.rows,
                   of.scatters ? of.columns[0] : of.contracted) {
-    for (const int64_t columns : of.columns) {
-      weights.emplace_back(of.operands, of.contracted, columns);
-      products.emplace_back(of.result, of.n() * of.rows, columns);
+    for (size_t i = 0; i < of.columns.size(); ++i) {
+      weights.emplace_back(of.operands, of.has_rows(i) ? of.n() * of.rows : of.contracted, of.columns[i]);
+      products.emplace_back(of.result, of.has_rows(i) ? of.contracted : of.n() * of.rows, of.columns[i]);
     }
     xla.device = fake::Of(comm).group->first_device + rank;
     xla.stream = OwnStream().handle();
@@ -112,6 +114,7 @@ struct Site {
     all.AddScalar<int64_t>("keeps", XLA_FFI_DataType_S64, shape.keeps);
     all.AddScalar<int64_t>("scatters", XLA_FFI_DataType_S64, shape.scatters);
     all.AddScalar<int64_t>("tf32", XLA_FFI_DataType_S64, shape.tf32);
+    all.AddScalar<int64_t>("weights", XLA_FFI_DataType_S64, static_cast<int64_t>(shape.columns.size()) - shape.sums);
     return all;
   }
   std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) {
@@ -186,10 +189,20 @@ struct Site {
       }
     }
     CHECK(results.back().bytes == last.bytes);
+    // Of x^T and an array with the rows of all ranks.
+    const auto sum = [&](int64_t k, int64_t column, size_t i) {
+      int64_t total = 0;
+      for (int64_t row = 0; row < of.n() * of.rows; ++row) {
+        const auto of_rank = static_cast<int32_t>(row / of.rows);
+        total += RowsOf(of_rank, round, row % of.rows, k) * WeightOf(rank, static_cast<int64_t>(i), row, column);
+      }
+      return total;
+    };
     for (size_t i = 0; i < of.columns.size() && !of.scatters; ++i) {
-      Matrix expected(of.result, of.n() * of.rows, of.columns[i]);
+      Matrix expected(of.result, products[i].rows, of.columns[i]);
       expected.Spoil();
       expected.Fill([&](int64_t row, int64_t column) {
+        if (of.has_rows(i)) return sum(row, column, i);
         return product(static_cast<int32_t>(row / of.rows), row % of.rows, rank, i)(column);
       });
       CHECK(results[i].bytes == expected.bytes);

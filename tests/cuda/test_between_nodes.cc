@@ -114,6 +114,22 @@ ALONE_TEST_CASE("calls between nodes") {
 }
 
 // NCCL would treat them as one node.
+// XLA's main stream, which has the kernels of the synchronous lane, has priority 0; its stream for collectives, which
+// has those of the asynchronous lane, the highest.
+ALONE_TEST_CASE("messages of a lane have another priority than its kernels") {
+  Communicator::Configure(kLong, 3);
+  for (const int highest : {-1, -2, -5}) {
+    highest_priority = highest;
+    const Cluster cluster(Hosts(2, 1));
+    OnRanks(cluster, [&](ncclComm_t comm, int32_t) {
+      Communicator& communicator = *Ok(fake::Get(comm));
+      CHECK(last_priority == highest);
+      CHECK(communicator.AsynchronousLane().ok());
+      CHECK(last_priority == (highest == -1 ? -1 : highest + 1));
+    });
+  }
+}
+
 ALONE_TEST_CASE("process names determine the nodes") {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {

@@ -36,13 +36,8 @@ constexpr int kRanks = 2;
 constexpr int64_t kTokens = 6, kWidth = 3;
 
 Attributes AttributesOf() {
-  Attributes call, all;
-  call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, kRanks);
-  call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
-  call.AddText("site", "model.py:7");
-  call.AddText("target", "token_dispatch");
-  all.AddDictionary("jaxcomm", call);
-  all.AddArray("jaxcomm_groups", std::vector<int64_t>{0, 1});
+  Attributes all;
+  AddUserCall(all, "token_dispatch", kRanks);
   return all;
 }
 

@@ -9,9 +9,9 @@ namespace {
 using namespace fake;
 
 // Three runs, each followed by a synchronous call on XLA's stream, which uses the same counters and arena.
-void RunCase(const Case& shape) {
+void RunCase(const Case& shape, bool symmetric_buffers = false) {
   state_type = &FusedCallState::id;
-  Communicator::Configure(kLong, 3);
+  Communicator::Configure(kLong, 3, "", symmetric_buffers);
   const Cluster cluster(shape.hosts);
   OnRanks(cluster, [&](ncclComm_t comm, int32_t rank) {
     Site site(shape, comm, rank);
@@ -48,6 +48,15 @@ ALONE_TEST_CASE("gathered rows are multiplied as they arrive") {
   RunCase(With(usual, [](Case& c) { c.hosts = {0}; }));
   RunCase(With(usual, [](Case& c) { c.hosts = Hosts(2, 2), c.chunks = 4; }));
 }
+// Sums over the rows of all ranks: x^T @ array, alone and beside products with weights.
+ALONE_TEST_CASE("products of gathered rows are added up as the rows arrive") {
+  const Case usual = {Hosts(1, 3)};
+  RunCase(With(usual, [](Case& c) { c.sums = 1; }));
+  RunCase(With(usual, [](Case& c) { c.chunks = 2, c.columns = {5, 1, 8}, c.sums = 2, c.keeps = true; }));
+  RunCase(With(usual, [](Case& c) { c.hosts = {0}, c.chunks = 2, c.sums = 1; }));
+  RunCase(With(usual, [](Case& c) { c.hosts = Hosts(2, 2), c.chunks = 4, c.sums = 1; }));
+  RunCase(With(usual, [](Case& c) { c.operands = kBF16, c.columns = {2, 4}, c.sums = 1; }));
+}
 ALONE_TEST_CASE("parts of products leave as they are complete") {
   const Case usual = {Hosts(1, 3), true};
   RunCase(usual);
@@ -72,14 +81,23 @@ ALONE_TEST_CASE("fused products of empty matrices") {
     RunCase(With(usual, [](Case& c) { c.rows = 0; }));
     RunCase(With(usual, [](Case& c) { c.contracted = 0; }));
     RunCase(With(usual, [](Case& c) { c.columns = {0}; }));
+    if (scatters) continue;
+    RunCase(With(usual, [](Case& c) { c.rows = 0, c.sums = 1; }));
+    RunCase(With(usual, [](Case& c) { c.contracted = 0, c.sums = 1; }));
   }
 }
 ALONE_TEST_CASE("many fused products [full]") {
   for (int i = 0; i < 40; ++i) {
     Case shape = {i % 2 == 0 ? Hosts(1, 4) : Hosts(2, 2), i % 4 < 2};
     shape.chunks = 1 << i % 3;
+    if (!shape.scatters) shape.columns = {5, 2}, shape.sums = i % 3;
     RunCase(shape);
   }
+}
+
+// XLA's buffers are in collective memory. Transfers of fused calls pass through jaxcomm's arena in any case.
+ALONE_TEST_CASE("fused products with JAXCOMM_SYMMETRIC_BUFFERS=1") {
+  for (const bool scatters : {false, true}) RunCase({Hosts(1, 3), scatters}, true);
 }
 
 // With `of_rank` on one rank of two.
@@ -128,6 +146,10 @@ ALONE_TEST_CASE("each product runs once before the first transfer") {
     CHECK(num_products == 3);
     CHECK(site.Initialize() == "");
     CHECK(num_products == 3);
+    shape.sums = 1;  // also the product that adds
+    Site other(shape, comm, rank);
+    CHECK(other.Begin() == "");
+    CHECK(num_products == 3 + 4);
   });
 }
 
@@ -275,6 +297,10 @@ ALONE_TEST_CASE("arguments of fused calls are checked") {
     CHECK(Has(said(scatter, [](Site& s) { s.x.rows = 7; }), "unexpected shape of a scatter"));
     CHECK(Has(said(scatter, [](Site& s) { s.weights.push_back(s.weights[0]), s.products.push_back(s.products[0]); }),
               "unexpected shape of a scatter"));
+    const Case sum = With(gather, [](Case& c) { c.sums = 1; });
+    CHECK(Has(said(sum, [](Site& s) { s.weights[0].rows = 3; }), shape));
+    CHECK(Has(said(sum, [](Site& s) { s.products[0].rows = 8; }), shape));
+    CHECK(Has(said(With(scatter, [](Case& c) { c.sums = 1; }), [](Site&) {}), "unexpected shape of a scatter"));
     CHECK(Has(said(With(gather, [](Case& c) { c.chunks = 3; }), [](Site&) {}), "unexpected number of chunks"));
     CHECK(Has(said(With(gather, [](Case& c) { c.chunks = 0; }), [](Site&) {}), "unexpected number of chunks"));
     CHECK(Has(said(gather, [](Site& s) { s.weights.clear(); }), "unexpected number of operands"));
@@ -294,7 +320,7 @@ ALONE_TEST_CASE("fused calls that differ between ranks are an error") {
       [](Case& c) { c.contracted = 4; },  [](Case& c) { c.operands = c.result = kF64; },
       [](Case& c) { c.rows = 8; },        [](Case& c) { c.keeps = true; },
       [](Case& c) { c.tf32 = true; },     [](Case& c) { c.result = kF32; },
-      [](Case& c) { c.scatters = true; },
+      [](Case& c) { c.scatters = true; }, [](Case& c) { c.sums = 1; },
   };
   for (const auto& change : changes) {
     Alone([&] {

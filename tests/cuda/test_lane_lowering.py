@@ -81,10 +81,40 @@ def test_two_starts_and_a_synchronous_call(mesh):
         "jaxcomm_all_reduce",
         *["jaxcomm_done"] * 2,
     ]
-    # JAX may share the function of equal starts. XLA gives each call a copy.
-    assert set(re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1])) == {
-        "jaxcomm_all_reduce_eager"
-    }
+    assert re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1]) == [
+        *["jaxcomm_all_reduce_eager"] * 2
+    ]
+
+
+def numbers(f, mesh, platforms=("cuda",)):
+    """Numbers of the started calls of a program among equal ones."""
+    return sorted(map(int, re.findall(r"asynchronous = 1.*number = (\d+) : i64", lowered(f, mesh, platforms))))
+
+
+def test_equal_starts_of_a_program_are_numbered(mesh):
+    """Ranks compare the order of their calls. Otherwise, they could not tell apart the leaves of a tree."""
+
+    def leaves(x):
+        return jax.tree.map(jnp.sum, jaxcomm.psum_start([x, x + 1, x[:8], x[8:]], "gpu").done())
+
+    def unrolled(x):
+        for _ in range(3):
+            x = jaxcomm.ppermute_start(x, "gpu", [(0, 1)]).done()
+        return x
+
+    def tangents(x):
+        return jax.jvp(lambda x: jaxcomm.psum_start(x, "gpu").done(), (x,), (x,))
+
+    def lines(x):
+        y = jaxcomm.psum_start(x, "gpu").done()
+        return jaxcomm.psum_start(y, "gpu").done()
+
+    assert numbers(leaves, mesh) == numbers(leaves, mesh, ("cpu", "cuda")) == [0, 0, 1, 1]
+    assert numbers(unrolled, mesh) == [0, 1, 2]
+    assert numbers(tangents, mesh) == [0, 1]
+    assert numbers(lines, mesh) == [0, 0]
+    assert numbers(leaves, mesh, ("cpu",)) == []
+    assert lowered(leaves, mesh) == lowered(leaves, mesh)  # as in a process that has traced other programs
 
 
 def test_transposed_transfers_are_functions_too(mesh):

@@ -263,6 +263,20 @@ ALONE_TEST_CASE("calls in different orders on two ranks are an error") {
   }
 }
 
+// The leaves of a tree, or the layers of an unrolled loop.
+ALONE_TEST_CASE("equal starts of one line in different orders on two ranks are an error") {
+  Communicator::Configure(20, 4);
+  GpuCallState* const states[] = {StateOf("here.py:1", true), StateOf("here.py:1", true)};
+  states[1]->spec.number = 1;
+  OnRanks(*new World(2), [&](Rank& rank) {
+    Site first(*states[rank.rank], rank), second(*states[1 - rank.rank], rank);
+    CHECK(first.Initialize().empty() && second.Initialize().empty());
+    const std::string error = first.Execute();
+    CHECK(Has(error, "different calls, or calls in different orders"));
+    CHECK(Has(error, "makes all_reduce at here.py:1 (call 2 of this line)"));
+  });
+}
+
 ALONE_TEST_CASE("the same call with other arguments on another rank is an error") {
   Communicator::Configure(20, 4);
   GpuCallState* const states[] = {StateOf("here.py:1", true, "ring"), StateOf("here.py:1", true, "direct")};

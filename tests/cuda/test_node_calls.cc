@@ -63,15 +63,8 @@ struct Site {
   }
 
   std::string Run(CallOnDevice& execution, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) const {
-    Attributes call, all;
-    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
-    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
-    call.AddText("site", "model.py:7");
-    call.AddText("target", "exchange");
-    all.AddDictionary("jaxcomm", call);
-    std::vector<int64_t> groups;
-    for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
-    all.AddArray("jaxcomm_groups", groups);
+    Attributes all;
+    AddUserCall(all, "exchange", num_ranks);
     all.AddArray("jaxcomm_operand_windows", std::vector<int64_t>{0});
     float x = 0;
     return Invoke(handler, stage, execution, all, XLA_FFI_DataType_F32, {{&x, {1}}}, {});

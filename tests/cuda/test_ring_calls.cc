@@ -49,15 +49,8 @@ struct Site {
   void* state = nullptr;
 
   Attributes AttributesOf() const {
-    Attributes call, all;
-    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
-    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
-    call.AddText("site", "model.py:7");
-    call.AddText("target", "all_gather_matmul_F32");
-    all.AddDictionary("jaxcomm", call);
-    std::vector<int64_t> groups;
-    for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
-    all.AddArray("jaxcomm_groups", groups);
+    Attributes all;
+    AddUserCall(all, "all_gather_matmul_F32", num_ranks);
     return all;
   }
 

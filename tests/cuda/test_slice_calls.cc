@@ -94,16 +94,25 @@ void Finish(Stream& stream) {
   while (!stream.Drain()) std::this_thread::yield();
 }
 
-template <typename T>
-void ReplayWithOtherTables() {
+// With the site of each rank, and its stream.
+template <typename T, typename F>
+void OnSites(F of_site) {
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
   auto* state = new GpuCallState;
   state->spec = SliceSpec();
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
-    Stream stream, graph;
+    Stream stream;
     Site<T> site(*state, rank, stream);
+    of_site(rank, stream, site);
+  });
+}
+
+template <typename T>
+void ReplayWithOtherTables() {
+  OnSites<T>([](Rank&, Stream& stream, Site<T>& site) {
+    Stream graph;
     for (int32_t run = 0; run < 2; ++run) {
       site.Fill(run);
       site.xla.run = run;
@@ -130,14 +139,7 @@ ALONE_TEST_CASE("a CUDA graph whose table changes from replay to replay") { Repl
 ALONE_TEST_CASE("the same with integers of 64 bits") { ReplayWithOtherTables<int64_t>(); }
 
 ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
-  Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  auto* state = new GpuCallState;
-  state->spec = SliceSpec();
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site<int32_t> site(*state, rank, stream);
+  OnSites<int32_t>([](Rank&, Stream& stream, Site<int32_t>& site) {
     site.Fill(0);
     site.table[3] = 2;  // rank 0 sends two rows to rank 1, which expects three
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
@@ -152,14 +154,7 @@ ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
 
 // The kernel still checks the table.
 ALONE_TEST_CASE("rows for an empty output") {
-  Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  auto* state = new GpuCallState;
-  state->spec = SliceSpec();
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site<int32_t> site(*state, rank, stream);
+  OnSites<int32_t>([](Rank&, Stream& stream, Site<int32_t>& site) {
     site.Fill(0);
     site.y.clear();
     site.xla.more[0].count = 0;
@@ -171,14 +166,7 @@ ALONE_TEST_CASE("rows for an empty output") {
 }
 
 ALONE_TEST_CASE("calls that GPUs refuse") {
-  Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  auto* state = new GpuCallState;
-  state->spec = SliceSpec();
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site<int32_t> site(*state, rank, stream);
+  OnSites<int32_t>([](Rank& rank, Stream&, Site<int32_t>& site) {
     const auto refused = [&] { return site.Initialize(); };
     site.xla.more[0].data = site.x.data();
     CHECK(Has(refused(), "the result must be aliased to the output operand"));

@@ -74,16 +74,9 @@ struct Site {
   bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
   Attributes AttributesOf() const {
-    Attributes call, all;
-    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
-    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
-    call.AddText("site", "model.py:7");
-    call.AddText("target", target);
+    Attributes all;
     all.AddScalar("epsilon", XLA_FFI_DataType_F32, epsilon);
-    all.AddDictionary("jaxcomm", call);
-    std::vector<int64_t> groups;
-    for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
-    all.AddArray("jaxcomm_groups", groups);
+    AddUserCall(all, target, num_ranks, num_groups, max_sms);
     if (!no_windows.empty()) all.AddText("jaxcomm_no_windows", no_windows);
     if (!operand_windows.empty()) all.AddArray("jaxcomm_operand_windows", operand_windows);
     if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);

@@ -340,6 +340,7 @@ TEST_CASE("calls with different attributes have different hashes") {
   CHECK(differs(barrier, [](CallSpec& spec) { spec.group_size = 2; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.ranks_per_node = 2; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.asynchronous = 1; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.number = 1; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.groups = {1, 0}; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.processes = {0, 1}; }));
   CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_contiguous_count = 1; }));

@@ -14,7 +14,8 @@ from harness import assert_same, on_ranks, run
 from jax import lax
 from products import gathers, lax_gathers, lax_scatters, line_of, normal, scatters, square_loss
 
-from jaxcomm import _compat, _lowering
+import jaxcomm
+from jaxcomm import _bootstrap, _compat, _config, _lowering
 from jaxcomm.matmul import fused
 
 N, M, K, F = 4, 6, 5, 3
@@ -39,7 +40,7 @@ def attribute(text, name):
     return {int(value) for value in re.findall(rf"\b{name} = (\d+) : i64", text)}
 
 
-def stand_in(ctx, *operands, platform, spec, scatters, keeps, results):
+def stand_in(ctx, *operands, platform, spec, num_weights, scatters, keeps, results):
     """The computation of the custom call."""
 
     def body(x, *ws):
@@ -55,9 +56,10 @@ def stand_in(ctx, *operands, platform, spec, scatters, keeps, results):
             mine = jnp.arange(x.shape[0])[:, None] // (x.shape[0] // n) == me
             return [jnp.where(mine, jnp.nan, parts).astype(results[0]), received, used]
         whole = lax.all_gather(x, axes, tiled=True, axis_index_groups=groups)
+        lefts = [whole] * num_weights + [whole.T] * (len(ws) - num_weights)
         products = [
-            lax.dot(whole, w, precision=precision, preferred_element_type=dtype)
-            for w, dtype in zip(ws, results, strict=True)
+            lax.dot(left, w, precision=precision, preferred_element_type=dtype)
+            for left, w, dtype in zip(lefts, ws, results, strict=True)
         ]
         mine = jnp.arange(whole.shape[0])[:, None] // x.shape[0] == me
         received = whole if keeps else jnp.where(mine, jnp.nan, whole).astype(x.dtype)
@@ -151,22 +153,48 @@ def test_types(on_cpu, rng, name, preferred):
     assert on_cpu == [2, 2]
 
 
-def test_derivatives(on_cpu, rng):
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_derivatives(on_cpu, rng, axis, chunks):
+    """Two calls forward. For x and w of the gather a call each; for both operands of the scatter one."""
+
     def program(gather, scatter, x, w, y, u):
-        z = square_loss(lambda x, w, y, u: (gather(x, w), scatter(y, u)))
+        z = square_loss(lambda x, w, y, u: (gather(x, w, axis=axis), scatter(y, u, scatter_dimension=axis)))
         return jax.grad(z, argnums=(0, 1, 2, 3))(x, w, y, u)
 
-    both(program, normal(rng, N, M, K), normal(rng, N, K, F), normal(rng, N, N * M, K), normal(rng, N, K, F))
+    x, y = (np.moveaxis(normal(rng, N, rows, 2, K), 1, 1 + axis) for rows in (M, N * M))
+    both(program, x, normal(rng, N, K, F), y, normal(rng, N, K, F), chunks=chunks)
+    assert sorted(on_cpu) == [2, 2, 2, 2, 3]
+
+
+def test_derivatives_of_several_weights(on_cpu, rng):
+    """One call for x, whose parts are sums of products, and one for all weights."""
+
+    def program(gather, scatter, x, *ws):
+        return jax.grad(square_loss(lambda x, *ws: gather(x, ws)), argnums=(0, 1, 2))(x, *ws)
+
+    both(program, normal(rng, N, M, K), normal(rng, N, K, F), normal(rng, N, K, 1))
+    assert sorted(on_cpu) == [2, 3, 3]
+
+
+def test_second_derivatives(on_cpu, rng):
+    def program(gather, scatter, x, w):
+        loss = square_loss(lambda x, w: gather(jnp.sin(x), w))
+        return jax.grad(lambda x, w: sum(jnp.sum(jnp.sin(g)) for g in jax.grad(loss, (0, 1))(x, w)), (0, 1))(x, w)
+
+    both(program, normal(rng, N, M, K), normal(rng, N, K, F), rtol=1e-4)
 
 
 def test_derivatives_with_a_wider_result(on_cpu, rng):
-    """The cotangent is in float32, the operand in bfloat16: the scatter runs as "direct", which sends bfloat16."""
+    """The cotangent is in float32, the operands in bfloat16: both run as "direct", which sends bfloat16."""
     x, w = (jnp.asarray(normal(rng, *shape), jnp.bfloat16) for shape in ((N, M, K), (N, K, F)))
 
     def program(gather, scatter, x, w):
         if gather is lax_gathers:
-            return jax.grad(square_loss(lambda x: gather(x.astype(jnp.float32), w.astype(jnp.float32))))(x)
-        return jax.grad(square_loss(lambda x: gather(x, w, preferred_element_type=jnp.float32)))(x)
+            return jax.grad(square_loss(lambda x, w: gather(x.astype(jnp.float32), w.astype(jnp.float32))), (0, 1))(
+                x, w
+            )
+        return jax.grad(square_loss(lambda x, w: gather(x, w, preferred_element_type=jnp.float32)), (0, 1))(x, w)
 
     both(program, x, w, rtol=2e-2)
     assert on_cpu == [2]
@@ -239,8 +267,9 @@ def test_one_call(op):
     assert shapes + ", tensor<1x33554688xui8>)" in text
     assert 'algorithm = ""' in text
     assert "has_side_effect = true" in text
-    found = {name: attribute(text, name) for name in ("chunks", "keeps", "scatters", "tf32", "max_sms", "group_size")}
-    want = {"chunks": 2, "keeps": 0, "scatters": int(op == "scatter"), "tf32": 1, "max_sms": 3, "group_size": N}
+    want = {"weights": 1, "chunks": 2, "keeps": 0, "scatters": int(op == "scatter"), "tf32": 1, "max_sms": 3}
+    want["group_size"] = N
+    found = {name: attribute(text, name) for name in want}
     assert found == {name: {value} for name, value in want.items()}
 
 
@@ -263,19 +292,26 @@ def test_tf32_as_in_xla(precision, tf32):
 
 
 def test_calls_of_derivatives():
-    """The transpose of one product is one call. Sums over rows, and sums of several products, run as "direct"."""
+    """Each transpose is one call: also sums over rows, and sums of several products."""
     x, w = np.ones((N, M, K), np.float32), np.ones((N, K, F), np.float32)
     y = np.ones((N, N * M, K), np.float32)
 
-    def of(f, argnum):
-        return calls(lowered(jax.grad(square_loss(f), argnum), *((y, w) if f is scatter else (x, w))))
+    def of(f, argnums):
+        return calls(lowered(jax.grad(square_loss(f), argnums), *((y, w) if f is scatter else (x, w))))
 
     gather, scatter = gathers(algorithm="fused"), scatters(algorithm="fused")
-    assert of(gather, 0) == (2, 0)
-    assert of(gather, 1) == (1, N - 1)
-    assert of(scatter, 0) == (2, 0)
-    assert of(scatter, 1) == (1, N - 1)
-    assert of(lambda x, w: gather(x, (w, 2 * w)), 0) == (1, N - 1)
+    for op in (gather, scatter, lambda x, w: gather(x, (w, 2 * w))):
+        for argnums in (0, 1):
+            assert of(op, argnums) == (2, 0)
+    assert of(gather, (0, 1)) == (3, 0)
+    assert of(scatter, (0, 1)) == (2, 0)
+
+
+def test_sums_over_rows_are_in_float32():
+    """They are added up chunk by chunk. bfloat16 would round each time."""
+    x, w = jnp.ones((N, M, K), jnp.bfloat16), jnp.ones((N, K, F), jnp.bfloat16)
+    text = lowered(jax.grad(square_loss(gathers(algorithm="fused")), 1), x, w)
+    assert "(tensor<i32>, tensor<6x5xbf16>, tensor<24x3xbf16>) -> (tensor<5x3xf32>, tensor<24x5xbf16>" in text
 
 
 def test_types_of_transfers():
@@ -297,6 +333,20 @@ def test_types_of_transfers():
                 for algorithm in ("fused", "direct")
             ]
             assert of[0] == of[1] != []
+
+
+def test_symmetric_buffers(monkeypatch):
+    """No windows on XLA's buffers: the transfers begin and end inside of arrays."""
+    jax.clear_caches()
+    x, w = np.ones((N, M, K), np.float32), np.ones((N, K, F), np.float32)
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
+    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
+    assert "memory_spaces" in lowered(lambda x, w: jaxcomm.psum(x, "i"), x, w)
+    text = lowered(gathers(algorithm="fused"), x, w)
+    assert calls(text) == (1, 0)
+    assert "memory_spaces" not in text
+    assert "symmetric_buffers" not in text
+    jax.clear_caches()
 
 
 def test_xla_for_all_collectives(monkeypatch):

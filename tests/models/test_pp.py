@@ -33,6 +33,7 @@ def test_loss_of_one_round_is_that_of_one_device():
     ("script", "options"),
     [
         ("pp", {"schedule": "circular"}),
+        pytest.param("pp", {"schedule": "circular", "rounds": 2, "layers": 4}, marks=full),
         pytest.param("pp", {"schedule": "1f1b"}, marks=full),
         pytest.param("mesh", {"layout": "2x1x1x1", "experts": 0}, marks=full),
     ],
@@ -40,7 +41,8 @@ def test_loss_of_one_round_is_that_of_one_device():
 def test_gradients_of_microbatches_are_added_in_float32(script, options):
     """256 equal microbatches in bfloat16: each gradient has an error of 2 percent. Sums in bfloat16 add 6 percent."""
     count = 256
-    config = tiny(script, **{"layout": "2x1", **options}, rounds=1, microbatches=count, batch=count, dtype="bfloat16")
+    options = {"layout": "2x1", "rounds": 1, "dtype": "bfloat16", **options}
+    config = tiny(script, **options, microbatches=count, batch=count)
     tokens = np.tile(scripts.tokens(config)[:1], (count, 1))
     graphdef, _, init = lm.structure(config)
     params = jax.jit(init)()

@@ -193,13 +193,16 @@ def command(script, *arguments, **options):
 
 CONTINUED = {
     "tp": {},
+    "cp": {},
     "zero": {},
     "pp": {"layout": "2x2", "rounds": 1, "layers": 2, "microbatches": 2},
     "mesh": {"layout": "2x1x1x2", "layers": 2, "microbatches": 2, "experts": 2},
 }
 
 
-@pytest.mark.parametrize("script", ["tp", *(pytest.param(script, marks=full) for script in ("zero", "pp", "mesh"))])
+@pytest.mark.parametrize(
+    "script", ["tp", *(pytest.param(script, marks=full) for script in CONTINUED if script != "tp")]
+)
 def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
     """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
     options = {**RUN, **CONTINUED[script], "data": text_folder, "steps": 8}

@@ -240,7 +240,7 @@ MUTANTS = [
     ),
     Mutant(
         "one device's problem fails its Initialize",
-        CALL,
+        "ffi/cuda/xla/call_stages.h",
         "  if (!problem.ok()) state->SetProblem(device, problem);\n  return ffi::Error::Success();",
         "  if (!problem.ok()) state->SetProblem(device, problem);\n  return ToFfi(state->spec, problem);",
         "test_cuda_stages",

@@ -3,7 +3,7 @@
 from mutation.hand import Mutant
 
 BOOTSTRAP = "ffi/cuda/nccl/bootstrap.cc"
-CALL = "ffi/cuda/xla/call.cc"
+STAGES = "ffi/cuda/xla/call_stages.h"
 SITE = "ffi/cuda/xla/call_site.cc"
 FUSED, PRODUCT, FUSED_CALL = (
     "ffi/cuda/runtime/fused_matmul.cc",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         "a call is made anew in every run",
-        CALL,
+        STAGES,
         "  if (state.Find(device) != nullptr) return OkStatus();\n",
         "",
         "test_cuda_own_communicators",
@@ -189,6 +189,48 @@ MUTANTS = [
         "test_cuda_fused_matmul",
     ),
     Mutant(
+        "weights and rows of other ranks' fused calls are the same",
+        FUSED_CALL,
+        "      hash = Mix(hash, weight.has_rows ? 1 : 0);\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the last rows to arrive replace the sums of others",
+        FUSED,
+        "weight.has_rows && adds",
+        "adds && false",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a sum over rows begins with what is in memory",
+        FUSED,
+        "buffers.products, stream, c > 0)",
+        "buffers.products, stream, true)",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "sums over rows multiply the first rows of all",
+        FUSED,
+        "      w += row * weight.columns * ItemBytes(shape_.operands);\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the kernels of sums load beside transfers",
+        PRODUCT,
+        "return shape_.transposes_x ? Enqueue(scratch, scratch, scratch, workspace, stream, true) : OkStatus();",
+        "return OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "messages of both lanes have one priority",
+        PROXY,
+        "? highest + 1 : highest;",
+        "? highest : highest;",
+        "test_cuda_between_nodes",
+    ),
+    Mutant(
         "kernels of cuBLASLt load beside transfers",
         FUSED,
         "  if (ready.ok()) ready = made->RunProducts();\n",
@@ -198,9 +240,8 @@ MUTANTS = [
     Mutant(
         "results have the alignment of operands",
         FUSED,
-        "shape_.contracted * ItemBytes(shape_.operands),\n"
-        "                                         chunk_rows() * weight.columns * ItemBytes(weight.result)",
-        "shape_.contracted * ItemBytes(shape_.operands)",
+        "chunk_rows() * weight.columns * ItemBytes(of_rows)",
+        "chunk_rows() * shape_.contracted * ItemBytes(of_rows)",
         "test_cuda_fused_matmul",
     ),
     Mutant(

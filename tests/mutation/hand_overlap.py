@@ -187,13 +187,13 @@ MUTANTS = [
     Mutant(
         "calls are compared without their place",
         CALL,
-        "uint64_t hash = HashAttributes(spec);",
+        "uint64_t hash = HashAttributes(state.spec);",
         "uint64_t hash = 0;",
         "test_cuda_lanes",
     ),
     Mutant(
         "after an error, nothing waits for started calls",
-        CALL,
+        "ffi/cuda/xla/call_stages.h",
         "if (!error.success()) Communicator::WaitForStarted(",
         "if (false) Communicator::WaitForStarted(",
         "test_cuda_lanes",
@@ -272,16 +272,23 @@ MUTANTS = [
     Mutant(
         "the element type of a start is not compared",
         CALL,
-        "  hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));\n",
+        "    hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));\n",
         "",
         "test_cuda_lanes",
     ),
     Mutant(
         "the sizes of a start are not compared",
         CALL,
-        "  hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));\n"
-        "  return Mix(hash, static_cast<uint64_t>(buffers.output_count));",
-        "  return hash;",
+        "    hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));\n"
+        "    return Mix(hash, static_cast<uint64_t>(buffers.output_count));",
+        "    return hash;",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "equal starts are not told apart",
+        "ffi/common/call_spec.h",
+        '  visit("number", spec.number);\n',
+        "",
         "test_cuda_lanes",
     ),
 ]

@@ -26,6 +26,9 @@ constexpr Result kNotSupported = 15;
 
 // cublasComputeType_t
 constexpr int kCompute32F = 68, kCompute64F = 70, kCompute32FFastTf32 = 77;
+// cublasLtMatmulDescAttributes_t, of 32 bits; and a cublasOperation_t.
+constexpr int kTransposeB = 4;
+constexpr int32_t kTransposed = 1;
 // cublasLtMatmulPreferenceAttributes_t. The workspace is of 64 bits, the others of 32.
 constexpr int kMaxWorkspaceBytes = 1;
 constexpr int kReductionSchemes = 3;                // a mask
@@ -47,24 +50,25 @@ static_assert(sizeof(Heuristic) == 96, "as in cublasLt.h");
 }  // namespace cublaslt
 
 // F(name, result, arguments)
-#define JAXCOMM_CUBLASLT_FUNCTIONS(F)                                                                          \
-  F(GetVersion, size_t, ())                                                                                    \
-  F(Create, cublaslt::Result, (cublaslt::Handle*))                                                             \
-  F(MatmulDescCreate, cublaslt::Result, (cublaslt::Operation*, int compute_type, cudaDataType scale_type))     \
-  F(MatmulDescDestroy, cublaslt::Result, (cublaslt::Operation))                                                \
-  F(MatrixLayoutCreate, cublaslt::Result,                                                                      \
-    (cublaslt::Layout*, cudaDataType, uint64_t rows, uint64_t columns, int64_t leading_dimension))             \
-  F(MatrixLayoutDestroy, cublaslt::Result, (cublaslt::Layout))                                                 \
-  F(MatmulPreferenceCreate, cublaslt::Result, (cublaslt::Preference*))                                         \
-  F(MatmulPreferenceSetAttribute, cublaslt::Result,                                                            \
-    (cublaslt::Preference, int attribute, const void* value, size_t bytes))                                    \
-  F(MatmulPreferenceDestroy, cublaslt::Result, (cublaslt::Preference))                                         \
-  F(MatmulAlgoGetHeuristic, cublaslt::Result,                                                                  \
-    (cublaslt::Handle, cublaslt::Operation, cublaslt::Layout a, cublaslt::Layout b, cublaslt::Layout c,        \
-     cublaslt::Layout d, cublaslt::Preference, int num_requested, cublaslt::Heuristic*, int* num_returned))    \
-  F(Matmul, cublaslt::Result,                                                                                  \
-    (cublaslt::Handle, cublaslt::Operation, const void* alpha, const void* a, cublaslt::Layout, const void* b, \
-     cublaslt::Layout, const void* beta, const void* c, cublaslt::Layout, void* d, cublaslt::Layout,           \
+#define JAXCOMM_CUBLASLT_FUNCTIONS(F)                                                                                \
+  F(GetVersion, size_t, ())                                                                                          \
+  F(Create, cublaslt::Result, (cublaslt::Handle*))                                                                   \
+  F(MatmulDescCreate, cublaslt::Result, (cublaslt::Operation*, int compute_type, cudaDataType scale_type))           \
+  F(MatmulDescSetAttribute, cublaslt::Result, (cublaslt::Operation, int attribute, const void* value, size_t bytes)) \
+  F(MatmulDescDestroy, cublaslt::Result, (cublaslt::Operation))                                                      \
+  F(MatrixLayoutCreate, cublaslt::Result,                                                                            \
+    (cublaslt::Layout*, cudaDataType, uint64_t rows, uint64_t columns, int64_t leading_dimension))                   \
+  F(MatrixLayoutDestroy, cublaslt::Result, (cublaslt::Layout))                                                       \
+  F(MatmulPreferenceCreate, cublaslt::Result, (cublaslt::Preference*))                                               \
+  F(MatmulPreferenceSetAttribute, cublaslt::Result,                                                                  \
+    (cublaslt::Preference, int attribute, const void* value, size_t bytes))                                          \
+  F(MatmulPreferenceDestroy, cublaslt::Result, (cublaslt::Preference))                                               \
+  F(MatmulAlgoGetHeuristic, cublaslt::Result,                                                                        \
+    (cublaslt::Handle, cublaslt::Operation, cublaslt::Layout a, cublaslt::Layout b, cublaslt::Layout c,              \
+     cublaslt::Layout d, cublaslt::Preference, int num_requested, cublaslt::Heuristic*, int* num_returned))          \
+  F(Matmul, cublaslt::Result,                                                                                        \
+    (cublaslt::Handle, cublaslt::Operation, const void* alpha, const void* a, cublaslt::Layout, const void* b,       \
+     cublaslt::Layout, const void* beta, const void* c, cublaslt::Layout, void* d, cublaslt::Layout,                 \
      const cublaslt::Algorithm*, void* workspace, size_t workspace_bytes, cudaStream_t))
 
 struct CublasLtLibrary {

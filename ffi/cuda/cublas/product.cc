@@ -43,9 +43,11 @@ StatusOr<cublaslt::Handle> HandleOf(const CublasLtLibrary& library, int device) 
 int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 std::string TextOf(const ProductShape& shape) {
-  return std::string("a product of ") + Name(shape.operands) + "[" + std::to_string(shape.rows) + ", " +
-         std::to_string(shape.contracted) + "] and [" + std::to_string(shape.contracted) + ", " +
-         std::to_string(shape.columns) + "] with result " + Name(shape.result);
+  const auto [rows, columns] =
+      shape.transposes_x ? std::pair{shape.contracted, shape.rows} : std::pair{shape.rows, shape.contracted};
+  return std::string("a product of ") + Name(shape.operands) + "[" + std::to_string(rows) + ", " +
+         std::to_string(columns) + (shape.transposes_x ? "]^T" : "]") + " and [" + std::to_string(shape.contracted) +
+         ", " + std::to_string(shape.columns) + "] with result " + Name(shape.result);
 }
 
 }  // namespace
@@ -86,13 +88,20 @@ Status Product::Make(int device) {
   const int compute = wide ? cublaslt::kCompute64F : rounds ? cublaslt::kCompute32FFastTf32 : cublaslt::kCompute32F;
   JAXCOMM_RETURN_IF_ERROR(Check("cublasLtMatmulDescCreate",
                                 library_.MatmulDescCreate(&operation_, compute, wide ? CUDA_R_64F : CUDA_R_32F)));
+  if (shape_.transposes_x) {
+    JAXCOMM_RETURN_IF_ERROR(Check(
+        "cublasLtMatmulDescSetAttribute",
+        library_.MatmulDescSetAttribute(operation_, cublaslt::kTransposeB, &cublaslt::kTransposed, sizeof(int32_t))));
+  }
   // cuBLASLt's matrices are column-major. In this order, the arrays are the transposed matrices: y^T = w^T @ x^T.
+  const auto [x_rows, x_columns] =
+      shape_.transposes_x ? std::pair{shape_.contracted, shape_.rows} : std::pair{shape_.rows, shape_.contracted};
   const struct {
     cublaslt::Layout* layout;
     DType dtype;
     int64_t rows, columns;
   } layouts[] = {{&w_, shape_.operands, shape_.contracted, shape_.columns},
-                 {&x_, shape_.operands, shape_.rows, shape_.contracted},
+                 {&x_, shape_.operands, x_rows, x_columns},
                  {&y_, shape_.result, shape_.rows, shape_.columns}};
   for (const auto& made : layouts) {
     JAXCOMM_RETURN_IF_ERROR(
@@ -148,12 +157,14 @@ int64_t Product::scratch_bytes() const {
 
 Status Product::EnqueueOn(void* scratch, cudaStream_t stream) const {
   char* const workspace = static_cast<char*>(scratch) + scratch_bytes() - shape_.workspace_bytes;
-  return Enqueue(scratch, scratch, scratch, workspace, stream);
+  JAXCOMM_RETURN_IF_ERROR(Enqueue(scratch, scratch, scratch, workspace, stream));
+  return shape_.transposes_x ? Enqueue(scratch, scratch, scratch, workspace, stream, true) : OkStatus();
 }
 
-Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream) const {
+Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream, bool adds) const {
   if (shape_.rows == 0 || shape_.columns == 0) return OkStatus();
   if (shape_.contracted == 0) {
+    if (adds) return OkStatus();
     const auto bytes = static_cast<size_t>(shape_.rows * shape_.columns * ItemBytes(shape_.result));
     const cudaError_t result = cudaMemsetAsync(y, 0, bytes, stream);
     return result == cudaSuccess ? OkStatus()
@@ -166,11 +177,11 @@ Status Product::Enqueue(const void* x, const void* w, void* y, void* workspace, 
   const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
   void* const aligned = static_cast<char*>(workspace) + (AlignUp(begin, kWorkspaceAlignmentBytes) - begin);
   // Of the type in which cuBLASLt adds.
-  const double one = 1, zero = 0;
-  const float one_f32 = 1, zero_f32 = 0;
+  const double one = 1, kept = adds ? 1 : 0;
+  const float one_f32 = 1, kept_f32 = adds ? 1 : 0;
   const bool wide = shape_.operands == DType::kF64;
   const void* const alpha = wide ? static_cast<const void*>(&one) : &one_f32;
-  const void* const beta = wide ? static_cast<const void*>(&zero) : &zero_f32;
+  const void* const beta = wide ? static_cast<const void*>(&kept) : &kept_f32;
   return Check("cublasLtMatmul",
                library_.Matmul(handle_, operation_, alpha, w, w_, x, x_, beta, y, y_, y, y_, &algorithm_, aligned,
                                static_cast<size_t>(UsableWorkspaceBytes()), stream));

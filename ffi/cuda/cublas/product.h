@@ -13,10 +13,12 @@
 namespace jaxcomm {
 namespace cuda {
 
-// x (rows, contracted) @ w (contracted, columns), all dense and row-major.
+// x (rows, contracted) @ w (contracted, columns), all dense and row-major. With `transposes_x`, the array is
+// (contracted, rows), and products of several such arrays can be added up.
 struct ProductShape {
   int64_t rows = 0, contracted = 0, columns = 0;
   DType operands = DType::kF32, result = DType::kF32;
+  bool transposes_x = false;
   bool tf32 = false;            // f32 operands may be rounded to TF32
   int64_t alignment_bytes = 1;  // of all addresses; a power of two
   int64_t workspace_bytes = 0;  // of the buffer; cuBLASLt gets its part from the first address of this alignment
@@ -36,9 +38,11 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  // The GPU of Make() is the current one. Products on different streams need workspaces of their own.
-  Status Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream) const;
-  // Enqueues a product without meaning on memory of scratch_bytes(). It loads the kernels.
+  // The GPU of Make() is the current one. Products on different streams need workspaces of their own. `adds`: to y,
+  // instead of replacing it.
+  Status Enqueue(const void* x, const void* w, void* y, void* workspace, cudaStream_t stream, bool adds = false) const;
+  // Enqueues a product without meaning on memory of scratch_bytes(), and one that adds to it if products may be added
+  // up. They load the kernels.
   Status EnqueueOn(void* scratch, cudaStream_t stream) const;
   int64_t scratch_bytes() const;
 

@@ -196,7 +196,7 @@ Status Communicator::MakeSendRecvProxy() {
   const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
   JAXCOMM_RETURN_IF_ERROR(network.status());
   StatusOr<std::unique_ptr<SendRecvProxy>> made =
-      SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s);
+      SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s, asynchronous_);
   if (made.ok()) send_recv_proxy_ = *std::move(made);
   return bootstrap_.AllDone("when it made streams for messages", made.status());
 }

@@ -81,14 +81,16 @@ Status FusedMatmul::MakeProducts() {
   JAXCOMM_RETURN_IF_ERROR(library.status());
   for (const FusedShape::Weight& weight : shape_.weights) {
     ProductShape shape;
-    shape.rows = chunk_rows();
-    shape.contracted = shape_.contracted;
+    shape.rows = weight.has_rows ? shape_.contracted : chunk_rows();
+    shape.contracted = weight.has_rows ? chunk_rows() : shape_.contracted;
     shape.columns = weight.columns;
+    shape.transposes_x = weight.has_rows;
     shape.operands = shape_.operands;
     shape.result = weight.result;
     shape.tf32 = shape_.tf32;
+    const DType of_rows = weight.has_rows ? shape_.operands : weight.result;
     shape.alignment_bytes = AlignmentOf({chunk_rows() * shape_.contracted * ItemBytes(shape_.operands),
-                                         chunk_rows() * weight.columns * ItemBytes(weight.result)});
+                                         chunk_rows() * weight.columns * ItemBytes(of_rows)});
     shape.workspace_bytes = shape_.workspace_bytes;
     StatusOr<std::unique_ptr<Product>> product = Product::Make(**library, communicator_.device(), shape);
     JAXCOMM_RETURN_IF_ERROR(product.status());
@@ -152,13 +154,20 @@ Status FusedMatmul::Launch(const Buffers& buffers, cudaStream_t stream) {
   return enqueued.ok() ? joined : enqueued;
 }
 
-// The rows of a chunk, which begin at `x`, times all weights. `row`: of the results.
+// The rows of a chunk, which begin at `x`, times all weights. `row`: among the rows of all ranks. `adds`: sums over
+// rows have begun.
 Status FusedMatmul::Multiply(const Buffers& buffers, const char* x, int64_t row, const std::vector<void*>& products,
-                             cudaStream_t stream) const {
+                             cudaStream_t stream, bool adds) const {
   for (size_t i = 0; i < products_.size(); ++i) {
     const FusedShape::Weight& weight = shape_.weights[i];
-    char* const y = static_cast<char*>(products[i]) + row * weight.columns * ItemBytes(weight.result);
-    JAXCOMM_RETURN_IF_ERROR(products_[i]->Enqueue(x, buffers.weights[i], y, buffers.workspace, stream));
+    const char* w = static_cast<const char*>(buffers.weights[i]);
+    char* y = static_cast<char*>(products[i]);
+    if (weight.has_rows) {
+      w += row * weight.columns * ItemBytes(shape_.operands);
+    } else {
+      y += row * weight.columns * ItemBytes(weight.result);
+    }
+    JAXCOMM_RETURN_IF_ERROR(products_[i]->Enqueue(x, w, y, buffers.workspace, stream, weight.has_rows && adds));
   }
   return OkStatus();
 }
@@ -178,7 +187,7 @@ Status FusedMatmul::Gather(const Buffers& buffers, cudaStream_t stream) {
   }
   for (int64_t c = 0; c < shape_.chunks; ++c) {
     const int64_t row = rank() * shape_.rows + c * chunk_rows();
-    JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, own + c * chunk_bytes, row, buffers.products, stream));
+    JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, own + c * chunk_bytes, row, buffers.products, stream, c > 0));
   }
   if (shape_.keeps && shape_.rows * row_bytes > 0) {
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(gathered(rank() * shape_.rows), own,

@@ -21,13 +21,15 @@ namespace cuda {
 
 // Arrays are dense, row-major matrices. n is the number of ranks.
 //
-// Gather: x (rows, contracted) of each rank. Product i of weight i has the rows of all ranks, in rank order.
-// Scatter: x (n * rows, contracted), one weight. Every rank gets the parts of its own block from all ranks, in rank
-// order, and adds them later.
+// Gather: x (rows, contracted) of each rank. Product i of weight i has the rows of all ranks, in rank order. In place
+// of weights there may be arrays with the rows of all ranks, (n * rows, columns): their products are sums over all
+// rows, gathered x^T @ array, which are added up in the order of arrival. Scatter: x (n * rows, contracted), one
+// weight. Every rank gets the parts of its own block from all ranks, in rank order, and adds them later.
 struct FusedShape {
   struct Weight {
     int64_t columns = 0;
     DType result = DType::kF32;
+    bool has_rows = false;  // gather: an array with the rows of all ranks; its product is a sum over them
   };
   bool scatters = false;
   bool keeps = false;  // gather: `exchanged` also gets the rank's own block
@@ -72,7 +74,7 @@ class FusedMatmul {
   // `to` waits for all work of `from`.
   static Status Order(cudaEvent_t event, cudaStream_t from, cudaStream_t to);
   Status Multiply(const Buffers& buffers, const char* x, int64_t row, const std::vector<void*>& products,
-                  cudaStream_t stream) const;
+                  cudaStream_t stream, bool adds = true) const;
 
   int32_t n() const { return communicator_.size(); }
   int32_t rank() const { return communicator_.rank(); }

@@ -50,28 +50,35 @@ std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector
   return hashes;
 }
 
+// Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the other,
+// although peers may need this rank's next segment before they can send. So the messages of a lane have another
+// priority than its kernels: these run on XLA's main stream, of the lowest priority, or on XLA's stream for
+// collectives, of the highest one. GPUs have six priorities (0 to -5). With two, both lanes get the highest.
+int PriorityOf(bool asynchronous, int lowest, int highest) {
+  return asynchronous && highest + 1 < lowest ? highest + 1 : highest;
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<SendRecvProxy>> SendRecvProxy::Make(const NcclLibrary& nccl, ncclComm_t network,
                                                              const device::Comm& comm, device::Report* report,
-                                                             double timeout_s) {
+                                                             double timeout_s, bool asynchronous) {
   std::unique_ptr<SendRecvProxy> made(new SendRecvProxy(nccl, network, comm, report, timeout_s));
-  JAXCOMM_RETURN_IF_ERROR(made->Allocate());
+  JAXCOMM_RETURN_IF_ERROR(made->Allocate(asynchronous));
   Threads::Start([send_recv_proxy = made.get()] { send_recv_proxy->RunWatchdog(); });
   return made;
 }
 
-Status SendRecvProxy::Allocate() {
+Status SendRecvProxy::Allocate(bool asynchronous) {
   void* host = nullptr;
-  // Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the
-  // other, although peers may need this rank's next segment before they can send.
   int lowest = 0, highest = 0;
   const size_t handshake_bytes = 2 * static_cast<size_t>(comm_.world.size) * sizeof(uint64_t);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadWatchdog()));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+      "cudaStreamCreate",
+      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, PriorityOf(asynchronous, lowest, highest))));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::WatchdogState), cudaHostAllocMapped)));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostGetDevicePointer",

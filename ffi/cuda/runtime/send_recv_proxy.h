@@ -38,10 +38,10 @@ struct RoundEvents {
 class SendRecvProxy {
  public:
   // `network`: a communicator of all ranks of the group, used only by this proxy. `comm`: of the communicator.
-  // `report`: its report, as the host addresses it.
+  // `report`: its report, as the host addresses it. `asynchronous`: it is an asynchronous lane.
   static StatusOr<std::unique_ptr<SendRecvProxy>> Make(const NcclLibrary& nccl, ncclComm_t network,
                                                        const device::Comm& comm, device::Report* report,
-                                                       double timeout_s);
+                                                       double timeout_s, bool asynchronous);
 
   // Connects to the peers that a call sends to or receives from, and checks that both sides expect the same sizes.
   // All ranks at the same time. `call`: number of the call, as device::Comm::call_id. After an error the proxy can't be
@@ -69,7 +69,7 @@ class SendRecvProxy {
                 double timeout_s)
       : nccl_(nccl), network_(network), comm_(comm), report_(report), timeout_s_(timeout_s) {}
 
-  Status Allocate();
+  Status Allocate(bool asynchronous);
   Status SendRecv(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes);
   Status Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
               cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/hash.h"
+#include "cuda/xla/call_stages.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -166,80 +167,39 @@ DeviceCall::XlaWindow WindowOf(GpuCallState& state, const XlaCollectives& collec
   return {};
 }
 
-Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
-                   cudaStream_t stream) {
-  DeviceCall::XlaWindow input, output;
-  if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
-  if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
-  return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
-}
+// See call_stages.h.
+struct CollectiveCall {
+  using State = GpuCallState;
 
-// A hash that differs between calls of different lines, types or arguments. Equal calls of one line have the same hash:
-// leaves of a tree, or layers of an unrolled loop. Ranks may have different numbers of rows: DeviceCall compares what
-// must be the same.
-uint64_t Identity(const CallSpec& spec, const Buffers& buffers) {
-  uint64_t hash = HashAttributes(spec);
-  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) return hash;
-  hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));
-  hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));
-  return Mix(hash, static_cast<uint64_t>(buffers.output_count));
-}
-
-// Makes the call site on this device, in its first run. It is never replaced, because CUDA graphs keep its addresses,
-// and needs no communicator of XLA from then on.
-Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
-                cudaStream_t stream, int64_t run) {
-  if (state.Find(device) != nullptr) return OkStatus();
-  const CallSpec& spec = state.spec;
-  const StatusOr<Communicator*> communicator =
-      state.BeginFirstRun(collectives, device, stream, run, Identity(spec, buffers));
-  JAXCOMM_RETURN_IF_ERROR(communicator.status());
-  // Without the lock: the other devices of the group must do the same at the same time.
-  StatusOr<std::unique_ptr<DeviceCall>> made = DeviceCall::Make(
-      spec, **communicator, buffers.dtype, buffers.input_count, buffers.output_count, state.symmetric_buffers);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  std::lock_guard<std::mutex> lock(state.mutex);
-  state.calls[device] = *std::move(made);
-  return OkStatus();
-}
-
-// The local devices of a run meet after this stage. XLA would end the process if only some of them returned an error,
-// so an error here must be the same on all of them. Errors of one device are deferred to Execute.
-ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives collectives, ffi::RunId run,
-                      int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
-  if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
-  // Execute checks too, but XLA does not call it for the replay of a CUDA graph.
-  if (ffi::Error failure = FailureOf(state->spec, state->FailureBefore(run.run_id)); !failure.success()) return failure;
-  if (!state->ProblemOf(device).ok()) return ffi::Error::Success();
-  Status problem = MakeCall(*state, collectives, device, *buffers, stream, run.run_id);
-  if (problem.ok() && state->symmetric_buffers) {
-    problem = FindOffsets(*state, collectives, *buffers, *state->Find(device), stream);
+  static StatusOr<Buffers> Decode(const State& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+    return cuda::Decode(state.spec, args, rets);
   }
-  if (!problem.ok()) state->SetProblem(device, problem);
-  return ffi::Error::Success();
-}
-
-ffi::Error Enqueue(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  if (const Status problem = state->ProblemOf(device); !problem.ok()) return ToFfi(state->spec, problem);
-  const DeviceCall* const call = state->Find(device);
-  if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  if (ffi::Error failure = FailureOf(state->spec, call->communicator().CheckUsable()); !failure.success())
-    return failure;
-  const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
-  if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
-  return ToFfi(state->spec, call->Launch(buffers->x, buffers->y, stream, buffers->rows));
-}
-
-// After an error, XLA does not enqueue `done` of transfers that have been started, and reuses their memory for later
-// work of `stream`. That work waits for them.
-ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  ffi::Error error = Enqueue(stream, state, device, args, rets);
-  if (!error.success()) Communicator::WaitForStarted(device, stream);
-  return error;
-}
+  // Ranks may have different numbers of rows: DeviceCall compares what must be the same.
+  static uint64_t Identity(const State& state, const Buffers& buffers) {
+    uint64_t hash = HashAttributes(state.spec);
+    const Collective collective = state.spec.collective;
+    if (collective == Collective::kDispatch || collective == Collective::kCombine) return hash;
+    hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));
+    hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));
+    return Mix(hash, static_cast<uint64_t>(buffers.output_count));
+  }
+  static StatusOr<std::unique_ptr<DeviceCall>> Make(const State& state, Communicator& communicator,
+                                                    const Buffers& buffers) {
+    return DeviceCall::Make(state.spec, communicator, buffers.dtype, buffers.input_count, buffers.output_count,
+                            state.symmetric_buffers);
+  }
+  static Status Ready(State& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
+                      cudaStream_t stream) {
+    if (!state.symmetric_buffers) return OkStatus();
+    DeviceCall::XlaWindow input, output;
+    if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
+    if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
+    return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
+  }
+  static Status Launch(const DeviceCall& call, const Buffers& buffers, cudaStream_t stream) {
+    return call.Launch(buffers.x, buffers.y, stream, buffers.rows);
+  }
+};
 
 }  // namespace
 
@@ -254,30 +214,12 @@ namespace jaxcomm {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaPrepare, cuda::Prepare,
-                              ffi::Ffi::BindPrepare()
-                                  .Ctx<ffi::State<cuda::GpuCallState>>()
-                                  .Ctx<XlaCollectives>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
-                              ffi::Ffi::BindInitialize()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::GpuCallState>>()
-                                  .Ctx<XlaCollectives>()
-                                  .Ctx<ffi::RunId>()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-#define JAXCOMM_BIND_EXECUTE                    \
-  ffi::Ffi::Bind()                              \
-      .Ctx<ffi::PlatformStream<cudaStream_t>>() \
-      .Ctx<ffi::State<cuda::GpuCallState>>()    \
-      .Ctx<ffi::DeviceOrdinal>()                \
-      .RemainingArgs() /* rank, x, ... */       \
-      .RemainingRets() /* y */
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute, JAXCOMM_BIND_EXECUTE, {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecuteEagerly, cuda::Execute, JAXCOMM_BIND_EXECUTE);
-#undef JAXCOMM_BIND_EXECUTE
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaPrepare, cuda::Prepare, cuda::BindPrepare<cuda::GpuCallState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::InitializeCall<cuda::CollectiveCall>,
+                              cuda::BindInitialize<cuda::GpuCallState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::ExecuteCall<cuda::CollectiveCall>,
+                              cuda::BindExecute<cuda::GpuCallState>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecuteEagerly, cuda::ExecuteCall<cuda::CollectiveCall>,
+                              cuda::BindExecute<cuda::GpuCallState>());
 
 }  // namespace jaxcomm

@@ -40,7 +40,8 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   }
   // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
   // calls of both lanes. Kernels would wait for each other or take each other's data.
-  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(spec.op + " at " + spec.site, identity));
+  const std::string number = spec.number > 0 ? " (call " + std::to_string(spec.number + 1) + " of this line)" : "";
+  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(spec.op + " at " + spec.site + number, identity));
   if (spec.asynchronous == 0) return communicator;
   return communicator->AsynchronousLane();
 }

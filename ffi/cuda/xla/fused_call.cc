@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/hash.h"
+#include "cuda/xla/call_stages.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -65,15 +66,20 @@ StatusOr<Decoded> Decode(const FusedCallState& state, ffi::RemainingArgs args, f
   shape.operands = x.dtype;
   shape.workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
   if (shape.chunks < 1 || shape.rows % shape.chunks != 0) return Unexpected("number of chunks");
-  if (shape.scatters && (num_weights != 1 || x.rows % n != 0)) return Unexpected("shape of a scatter");
+  if (shape.scatters && (num_weights != 1 || state.weights != 1 || x.rows % n != 0))
+    return Unexpected("shape of a scatter");
   for (size_t i = 0; i < num_weights; ++i) {
     const Matrix &w = operands[i + 1], &y = results[i];
-    if (w.rows != x.columns || y.columns != w.columns || y.rows != n * shape.rows) return Unexpected("shape");
+    const bool has_rows = static_cast<int64_t>(i) >= state.weights;
+    const int64_t gathered = n * shape.rows, rows_of_y = has_rows ? x.columns : gathered;
+    if (w.rows != (has_rows ? gathered : x.columns) || y.columns != w.columns || y.rows != rows_of_y) {
+      return Unexpected("shape");
+    }
     if (w.dtype != x.dtype || !CanMultiply(x.dtype, y.dtype)) {
       return InvalidArgumentError(std::string("cuBLASLt does not multiply ") + Name(x.dtype) + " and " + Name(w.dtype) +
                                   " with result " + Name(y.dtype));
     }
-    shape.weights.push_back({w.columns, y.dtype});
+    shape.weights.push_back({w.columns, y.dtype, has_rows});
     decoded.buffers.weights.push_back(w.data);
     decoded.buffers.products.push_back(y.data);
   }
@@ -87,19 +93,6 @@ StatusOr<Decoded> Decode(const FusedCallState& state, ffi::RemainingArgs args, f
   return decoded;
 }
 
-// See Identity of call.cc.
-uint64_t Identity(const CallSpec& spec, const FusedShape& shape) {
-  uint64_t hash = HashAttributes(spec);
-  for (const int64_t value : {int64_t{shape.scatters}, int64_t{shape.keeps}, int64_t{shape.tf32}, shape.chunks,
-                              shape.rows, shape.contracted, static_cast<int64_t>(shape.operands)}) {
-    hash = Mix(hash, static_cast<uint64_t>(value));
-  }
-  for (const FusedShape::Weight& weight : shape.weights) {
-    hash = Mix(Mix(hash, static_cast<uint64_t>(weight.columns)), static_cast<uint64_t>(weight.result));
-  }
-  return hash;
-}
-
 ffi::ErrorOr<std::unique_ptr<FusedCallState>> Instantiate(ffi::Dictionary attributes) {
   auto state = std::make_unique<FusedCallState>();
   // A permute, whose sources differ between its transfers. A barrier has no attributes of its own.
@@ -107,8 +100,9 @@ ffi::ErrorOr<std::unique_ptr<FusedCallState>> Instantiate(ffi::Dictionary attrib
   if (!decoded) return ffi::Unexpected(decoded.error());
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
-  for (const auto& [name, field] : {std::pair{"scatters", &state->scatters}, std::pair{"keeps", &state->keeps},
-                                    std::pair{"tf32", &state->tf32}, std::pair{"chunks", &state->chunks}}) {
+  for (const auto& [name, field] :
+       {std::pair{"scatters", &state->scatters}, std::pair{"keeps", &state->keeps}, std::pair{"tf32", &state->tf32},
+        std::pair{"chunks", &state->chunks}, std::pair{"weights", &state->weights}}) {
     const auto found = attributes.get<int64_t>(name);
     if (!found) return ffi::Unexpected(Invalid(spec, std::string("attribute ") + name + " is missing"));
     *field = *found;
@@ -123,77 +117,44 @@ ffi::Error Prepare(FusedCallState* state, XlaCollectives collectives, ffi::Remai
   return ToFfi(state->spec, RequestCommunicator(collectives, state->Groups(), state->members));
 }
 
-Status MakeCall(FusedCallState& state, const XlaCollectives& collectives, int32_t device, const FusedShape& shape,
-                cudaStream_t stream, int64_t run) {
-  if (state.Find(device) != nullptr) return OkStatus();
-  const StatusOr<Communicator*> communicator =
-      state.BeginFirstRun(collectives, device, stream, run, Identity(state.spec, shape));
-  JAXCOMM_RETURN_IF_ERROR(communicator.status());
-  // Without the lock: the other devices of the group must do the same at the same time.
-  StatusOr<std::unique_ptr<FusedMatmul>> made = FusedMatmul::Make(state.spec, **communicator, shape);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  std::lock_guard<std::mutex> lock(state.mutex);
-  state.calls[device] = *std::move(made);
-  return OkStatus();
-}
+// See call_stages.h.
+struct FusedCall {
+  using State = FusedCallState;
 
-// Errors of one device are deferred to Execute: see Initialize of call.cc.
-ffi::Error Initialize(cudaStream_t stream, FusedCallState* state, XlaCollectives collectives, ffi::RunId run,
-                      int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const StatusOr<Decoded> decoded = Decode(*state, args, rets);
-  if (!decoded.ok()) return ToFfi(state->spec, decoded.status());
-  if (ffi::Error failure = FailureOf(state->spec, state->FailureBefore(run.run_id)); !failure.success()) return failure;
-  if (!state->ProblemOf(device).ok()) return ffi::Error::Success();
-  const Status problem = MakeCall(*state, collectives, device, decoded->shape, stream, run.run_id);
-  if (!problem.ok()) state->SetProblem(device, problem);
-  return ffi::Error::Success();
-}
-
-ffi::Error Enqueue(cudaStream_t stream, FusedCallState* state, int32_t device, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  if (const Status problem = state->ProblemOf(device); !problem.ok()) return ToFfi(state->spec, problem);
-  FusedMatmul* const call = state->Find(device);
-  if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  if (ffi::Error failure = FailureOf(state->spec, call->communicator().CheckUsable()); !failure.success())
-    return failure;
-  const StatusOr<Decoded> decoded = Decode(*state, args, rets);
-  if (!decoded.ok()) return ToFfi(state->spec, decoded.status());
-  return ToFfi(state->spec, call->Launch(decoded->buffers, stream));
-}
-
-// After an error: see Execute of call.cc.
-ffi::Error Execute(cudaStream_t stream, FusedCallState* state, int32_t device, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  ffi::Error error = Enqueue(stream, state, device, args, rets);
-  if (!error.success()) Communicator::WaitForStarted(device, stream);
-  return error;
-}
+  static StatusOr<Decoded> Decode(const State& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+    return cuda::Decode(state, args, rets);
+  }
+  static uint64_t Identity(const State& state, const Decoded& decoded) {
+    const FusedShape& shape = decoded.shape;
+    uint64_t hash = HashAttributes(state.spec);
+    for (const int64_t value : {int64_t{shape.scatters}, int64_t{shape.keeps}, int64_t{shape.tf32}, shape.chunks,
+                                shape.rows, shape.contracted, static_cast<int64_t>(shape.operands)}) {
+      hash = Mix(hash, static_cast<uint64_t>(value));
+    }
+    for (const FusedShape::Weight& weight : shape.weights) {
+      hash = Mix(Mix(hash, static_cast<uint64_t>(weight.columns)), static_cast<uint64_t>(weight.result));
+      hash = Mix(hash, weight.has_rows ? 1 : 0);
+    }
+    return hash;
+  }
+  static StatusOr<std::unique_ptr<FusedMatmul>> Make(const State& state, Communicator& communicator,
+                                                     const Decoded& decoded) {
+    return FusedMatmul::Make(state.spec, communicator, decoded.shape);
+  }
+  static Status Ready(State&, const XlaCollectives&, const Decoded&, FusedMatmul&, cudaStream_t) { return OkStatus(); }
+  static Status Launch(FusedMatmul& call, const Decoded& decoded, cudaStream_t stream) {
+    return call.Launch(decoded.buffers, stream);
+  }
+};
 
 }  // namespace
 }  // namespace cuda
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedInstantiate, cuda::Instantiate, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedPrepare, cuda::Prepare,
-                              ffi::Ffi::BindPrepare()
-                                  .Ctx<ffi::State<cuda::FusedCallState>>()
-                                  .Ctx<XlaCollectives>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedInitialize, cuda::Initialize,
-                              ffi::Ffi::BindInitialize()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::FusedCallState>>()
-                                  .Ctx<XlaCollectives>()
-                                  .Ctx<ffi::RunId>()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedExecute, cuda::Execute,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::FusedCallState>>()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .RemainingArgs()    // rank, x, weights
-                                  .RemainingRets());  // products, exchanged, workspace
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedPrepare, cuda::Prepare, cuda::BindPrepare<cuda::FusedCallState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedInitialize, cuda::InitializeCall<cuda::FusedCall>,
+                              cuda::BindInitialize<cuda::FusedCallState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaFusedExecute, cuda::ExecuteCall<cuda::FusedCall>,
+                              cuda::BindExecute<cuda::FusedCallState>());
 
 }  // namespace jaxcomm

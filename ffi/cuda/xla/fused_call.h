@@ -1,8 +1,8 @@
 // The XLA handlers of algorithm "fused" of collective matmul (runtime/fused_matmul.h). Stages as in call.h, without
 // windows on XLA's buffers. XLA does not capture the call into a CUDA graph: it uses a second stream.
 //
-// Operands: the rank, which is not read; x; the weights. Results: the products; the exchanged rows or parts; the
-// workspace of cuBLASLt. All have two dimensions but the rank and the workspace.
+// Operands: the rank, which is not read; x; the weights; arrays with the rows of all ranks. Results: the products; the
+// exchanged rows or parts; the workspace of cuBLASLt. All have two dimensions but the rank and the workspace.
 #pragma once
 
 #include "cuda/runtime/fused_matmul.h"
@@ -17,6 +17,7 @@ struct FusedCallState : CallSite<FusedMatmul> {
   static ffi::TypeInfo info;
 
   int64_t scatters = 0, keeps = 0, tf32 = 0, chunks = 1;  // as in FusedShape
+  int64_t weights = 0;                                    // the other arrays have the rows of all ranks
 };
 
 }  // namespace cuda

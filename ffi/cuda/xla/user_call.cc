@@ -253,7 +253,7 @@ bool FindCall(const void* api, void* context, host::CallData* data, host::OnErro
   int32_t device = -1;
   const Status status = TryFindCall(given, data, &device);
   if (!status.ok()) {
-    // Transfers that have been started may still use memory that XLA reuses now: see Execute in call.cc.
+    // Transfers that have been started may still use memory that XLA reuses now: see call_stages.h.
     const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
     if (stream.ok()) Communicator::WaitForStarted(device, *stream);
   }

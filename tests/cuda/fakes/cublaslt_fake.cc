@@ -1,6 +1,7 @@
 #include "cublaslt_fake.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../../../ffi/cuda/cublas/cublaslt_library.h"
@@ -21,6 +22,7 @@ using namespace cublaslt;
 struct FakeOperation {
   int compute_type;
   cudaDataType scale_type;
+  bool transposes_b = false;
 };
 struct FakeLayout {
   cudaDataType type;
@@ -105,21 +107,23 @@ bool IsListed(const FakeOperation& operation, cudaDataType operands, cudaDataTyp
   }
 }
 
-bool Agree(const FakeLayout& a, const FakeLayout& b, const FakeLayout& d) {
+bool Agree(const FakeOperation& operation, const FakeLayout& a, const FakeLayout& b, const FakeLayout& d) {
   for (const FakeLayout& layout : {a, b, d}) {
     if (layout.leading < static_cast<int64_t>(layout.rows)) return false;
   }
-  return a.columns == b.rows && a.rows == d.rows && b.columns == d.columns;
+  const auto [rows, columns] = operation.transposes_b ? std::pair{b.columns, b.rows} : std::pair{b.rows, b.columns};
+  return a.columns == rows && a.rows == d.rows && columns == d.columns;
 }
 
-void Multiply(const FakeOperation& operation, const FakeMatrix& a, const FakeMatrix& b, const FakeMatrix& d) {
+void Multiply(const FakeOperation& operation, const FakeMatrix& a, const FakeMatrix& b, const FakeMatrix& d,
+              bool adds) {
   const bool rounds = operation.compute_type == kCompute32FFastTf32;
   std::vector<double> sums;
   for (uint64_t j = 0; j < d.layout.columns; ++j) {
     for (uint64_t i = 0; i < d.layout.rows; ++i) {
-      double sum = 0;
+      double sum = adds ? d.Get(i, j) : 0;
       for (uint64_t k = 0; k < a.layout.columns; ++k) {
-        const double x = a.Get(i, k), y = b.Get(k, j);
+        const double x = a.Get(i, k), y = operation.transposes_b ? b.Get(j, k) : b.Get(k, j);
         sum += rounds ? ToTf32(x) * ToTf32(y) : x * y;
       }
       sums.push_back(sum);
@@ -138,7 +142,8 @@ Result Matmul(Handle handle, Operation operation, const void* alpha, const void*
   const FakeOperation of = Of(operation);
   const bool wide = of.scale_type == CUDA_R_64F;
   CHECK((wide ? *static_cast<const double*>(alpha) : *static_cast<const float*>(alpha)) == 1);
-  CHECK((wide ? *static_cast<const double*>(beta) : *static_cast<const float*>(beta)) == 0);
+  const double kept = wide ? *static_cast<const double*>(beta) : *static_cast<const float*>(beta);
+  CHECK(kept == 0 || kept == 1);
   CHECK(handle != nullptr && c == d && c_layout == d_layout && algorithm->data[0] == 0xa1);
   // The algorithm is for these arguments only.
   CHECK(algorithm->data[1] == Bits(operation) && algorithm->data[2] == Bits(a_layout));
@@ -150,7 +155,7 @@ Result Matmul(Handle handle, Operation operation, const void* alpha, const void*
   const FakeMatrix x = matrix(a, a_layout), y = matrix(b, b_layout), z = matrix(d, d_layout);
   AnyOf(stream).Push([=] {
     if (workspace_bytes > 0) std::memset(workspace, 0x77, workspace_bytes);
-    Multiply(of, x, y, z);
+    Multiply(of, x, y, z, kept == 1);
   });
   return 0;
 }
@@ -161,7 +166,7 @@ Result FindAlgorithm(Handle, Operation operation, Layout a, Layout b, Layout c, 
   if (Fails("not supported")) return 15;
   if (Fails("cublasLtMatmulAlgoGetHeuristic")) return 7;
   if (c != d || Of(a).type != Of(b).type || !IsListed(Of(operation), Of(a).type, Of(d).type)) return 15;
-  if (!Agree(Of(a), Of(b), Of(d))) return 7;
+  if (!Agree(Of(operation), Of(a), Of(b), Of(d))) return 7;
   const FakePreference& of = Of(preference);
   CHECK(of.reduction_schemes == 2);
   for (const uint32_t alignment : of.alignments) CHECK(alignment == of.alignments[0]);
@@ -186,6 +191,11 @@ StatusOr<const CublasLtLibrary*> CublasLtLibrary::Open() {
     made.MatmulDescCreate = [](Operation* operation, int compute_type, cudaDataType scale_type) {
       if (Fails("cublasLtMatmulDescCreate")) return 3;
       return *operation = reinterpret_cast<Operation>(new FakeOperation{compute_type, scale_type}), 0;
+    };
+    made.MatmulDescSetAttribute = [](Operation operation, int attribute, const void* value, size_t bytes) {
+      if (Fails("cublasLtMatmulDescSetAttribute")) return 7;
+      CHECK(attribute == kTransposeB && bytes == 4 && *static_cast<const int32_t*>(value) == kTransposed);
+      return Of(operation).transposes_b = true, 0;
     };
     made.MatmulDescDestroy = [](Operation operation) { return delete &Of(operation), 0; };
     made.MatrixLayoutCreate = [](Layout* layout, cudaDataType type, uint64_t rows, uint64_t columns, int64_t leading) {

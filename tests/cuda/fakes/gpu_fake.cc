@@ -98,8 +98,11 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = Keep(MakeStream())->handle();
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  return *lowest = 0, *highest = highest_priority, cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  last_priority = priority;
   return cudaStreamCreateWithFlags(stream, flags);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {

@@ -38,7 +38,9 @@ inline thread_local int num_sms = 132;  // of its GPU
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
 inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false};
 
-inline int num_gpus = 1024;  // of the process
+inline int num_gpus = 1024;                 // of the process
+inline int highest_priority = -5;           // of streams; the lowest is 0
+inline thread_local int last_priority = 1;  // of a stream that this thread has made
 
 // Called before memory is allocated, on any thread.
 inline std::function<void()> before_allocation;

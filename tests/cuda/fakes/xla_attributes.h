@@ -73,5 +73,19 @@ class Attributes {
   std::vector<void*> value_pointers_;
 };
 
+// Adds those of jaxcomm.ffi_call: a call of `target` by groups of consecutive devices.
+inline void AddUserCall(Attributes& all, const std::string& target, int num_ranks, int num_groups = 1,
+                        int64_t max_sms = 0) {
+  Attributes call;
+  call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
+  call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
+  call.AddText("site", "model.py:7");
+  call.AddText("target", target);
+  all.AddDictionary("jaxcomm", call);
+  std::vector<int64_t> groups;
+  for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
+  all.AddArray("jaxcomm_groups", groups);
+}
+
 }  // namespace fake
 }  // namespace jaxcomm
