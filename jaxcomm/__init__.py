@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import distributed, moe
+from jaxcomm import _installed, distributed, moe  # noqa: F401 (_installed: the first import checks the folder)
 from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check

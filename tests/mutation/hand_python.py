@@ -5,6 +5,21 @@ from mutation.hand import Mutant
 T = "tests/ops/test_"
 
 MUTANTS = [
+    # The import in a checkout.
+    Mutant(
+        "the folder of type stubs is taken for the compiled module",
+        "jaxcomm/_installed.py",
+        "if _spec is None or not _spec.has_location:",
+        "if _spec is None:",
+        "tests/test_installed.py",
+    ),
+    Mutant(
+        "a missing module has no location",
+        "jaxcomm/_installed.py",
+        "if _spec is None or not _spec.has_location:",
+        "if not _spec.has_location:",
+        "tests/test_installed.py",
+    ),
     # The self-test and its record.
     Mutant(
         "wrong elements are not counted",

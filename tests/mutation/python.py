@@ -22,6 +22,7 @@ TESTS = {
     "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/test_xla_algorithm.py", "tests/ops/test_psum.py"],
     "jaxcomm/_ffi_version.py": ["tests/test_ffi_version.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
+    "jaxcomm/_installed.py": ["tests/test_installed.py"],
     "jaxcomm/_interfaces.py": ["tests/test_interfaces.py"],
     "jaxcomm/_lowering.py": ["tests/test_lowering.py", LOWERING_FOR_CUDA, "tests/ops/test_psum.py"],
     "jaxcomm/_native.py": ["tests/test_headers.py", LOWERING_FOR_CUDA, "tests/test_errors.py"],
