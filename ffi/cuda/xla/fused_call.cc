@@ -123,42 +123,22 @@ ffi::Error Prepare(FusedCallState* state, XlaCollectives collectives, ffi::Remai
   return ToFfi(state->spec, RequestCommunicator(collectives, state->Groups(), state->members));
 }
 
-Status MakeCall(FusedCallState& state, const XlaCollectives& collectives, int32_t device, const FusedShape& shape,
-                cudaStream_t stream, int64_t run) {
-  if (state.Find(device) != nullptr) return OkStatus();
-  const StatusOr<Communicator*> communicator =
-      state.BeginFirstRun(collectives, device, stream, run, Identity(state.spec, shape));
-  JAXCOMM_RETURN_IF_ERROR(communicator.status());
-  // Without the lock: the other devices of the group must do the same at the same time.
-  StatusOr<std::unique_ptr<FusedMatmul>> made = FusedMatmul::Make(state.spec, **communicator, shape);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  std::lock_guard<std::mutex> lock(state.mutex);
-  state.calls[device] = *std::move(made);
-  return OkStatus();
-}
-
-// Errors of one device are deferred to Execute: see Initialize of call.cc.
 ffi::Error Initialize(cudaStream_t stream, FusedCallState* state, XlaCollectives collectives, ffi::RunId run,
                       int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   const StatusOr<Decoded> decoded = Decode(*state, args, rets);
   if (!decoded.ok()) return ToFfi(state->spec, decoded.status());
-  if (ffi::Error failure = FailureOf(state->spec, state->FailureBefore(run.run_id)); !failure.success()) return failure;
-  if (!state->ProblemOf(device).ok()) return ffi::Error::Success();
-  const Status problem = MakeCall(*state, collectives, device, decoded->shape, stream, run.run_id);
-  if (!problem.ok()) state->SetProblem(device, problem);
-  return ffi::Error::Success();
+  const FusedShape& shape = decoded->shape;
+  return state->Initialize(
+      collectives, device, stream, run.run_id, Identity(state->spec, shape),
+      [&](Communicator& communicator) { return FusedMatmul::Make(state->spec, communicator, shape); });
 }
 
 ffi::Error Enqueue(cudaStream_t stream, FusedCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
-  if (const Status problem = state->ProblemOf(device); !problem.ok()) return ToFfi(state->spec, problem);
-  FusedMatmul* const call = state->Find(device);
-  if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  if (ffi::Error failure = FailureOf(state->spec, call->communicator().CheckUsable()); !failure.success())
-    return failure;
+  if (ffi::Error error = state->CheckReady(device); !error.success()) return error;
   const StatusOr<Decoded> decoded = Decode(*state, args, rets);
   if (!decoded.ok()) return ToFfi(state->spec, decoded.status());
-  return ToFfi(state->spec, call->Launch(decoded->buffers, stream));
+  return ToFfi(state->spec, state->Find(device)->Launch(decoded->buffers, stream));
 }
 
 // After an error: see Execute of call.cc.
