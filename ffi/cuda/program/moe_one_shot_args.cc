@@ -16,13 +16,11 @@ constexpr int64_t kMaxSharedBytes = 48 << 10;  // of a thread block, without an 
 constexpr int64_t kMaxArenaBytes = 64 << 20;   // all arenas of a communicator together take at most twice as much
 constexpr int64_t kMaxExperts = std::numeric_limits<int16_t>::max();
 
-constexpr int64_t kLineBytes = 16;  // a unit and its flags
-
 }  // namespace
 
 int64_t ArenaBytes(const MoeOneShotArgs& args) {
   const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
-  return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * kLineBytes;
+  return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
 }
 
 StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels) {
@@ -62,13 +60,8 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
 }
 
 MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm) {
-  const int64_t epoch_bytes = EpochBytes(args.num_epochs);
   args.comm = comm;
-  device::LlSlots& slots = args.comm.ll_slots;
-  slots.pad = {comm.arena.base + epoch_bytes, comm.arena.stride};
-  slots.epochs = comm.arena.At<uint64_t>(comm.local.rank);
-  slots.num_channels = 1;
-  slots.num_units = static_cast<int32_t>((comm.arena_bytes - epoch_bytes) / (2 * comm.local.size * kLineBytes));
+  args.comm.ll_slots = SlotsOfArena(comm, args.num_epochs);
   return args;
 }
 

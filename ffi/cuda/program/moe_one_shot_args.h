@@ -75,6 +75,15 @@ JAXCOMM_BOTH int64_t EpochBytes(int32_t num_epochs) {
   return (num_epochs * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;
 }
 
+JAXCOMM_BOTH device::LlSlots SlotsOfArena(const device::Comm& comm, int32_t num_epochs) {
+  constexpr int64_t kLineBytes = 2 * kUnitBytes;  // a unit and its flags
+  const int64_t epoch_bytes = EpochBytes(num_epochs), set_bytes = 2 * kLineBytes * comm.local.size;
+  return {{comm.arena.base + epoch_bytes, comm.arena.stride},
+          comm.arena.At<uint64_t>(comm.local.rank),
+          1,
+          static_cast<int32_t>((comm.arena_bytes - epoch_bytes) / set_bytes)};
+}
+
 // Bytes of shared memory of a thread block. By rank: ids and their places among those of an expert; choices by expert,
 // the last for unknown experts. By expert: rows of all ranks, and the first row. By rank and own expert: the first row.
 JAXCOMM_BOTH int64_t MoeOneShotSharedBytes(const MoeOneShotArgs& args) {
