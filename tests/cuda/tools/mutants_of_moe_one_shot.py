@@ -5,10 +5,10 @@ from kernel_mutant import MOE_ONE_SHOT, MOE_ONE_SHOT_ARGS, Mutant
 ONE_SHOT = [
     # The exchange, in all executions of the memory model.
     Mutant(
-        "rows are stored before they have arrived",
+        "every row is the first of its rank",
         MOE_ONE_SHOT,
-        "if (!device::ReceiveUnits<kMoeOneShotLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) {\n",
-        "device::ReceiveUnits<kMoeOneShotLoads>({}, exchange_, 0, units, payloads);\n          if (false) {\n",
+        "device::LlUnit{from, RowUnit(token, ",
+        "device::LlUnit{from, RowUnit(0, ",
         "moe_one_shot",
     ),
     Mutant(
