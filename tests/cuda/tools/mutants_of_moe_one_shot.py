@@ -147,7 +147,7 @@ ONE_SHOT = [
         "moe_one_shot",
     ),
     Mutant(
-        "the last piece has the length of all",
+        "few tokens: the last piece has the length of all",
         MOE_ONE_SHOT,
         "left < args.piece_bytes ? left : args.piece_bytes;",
         "args.piece_bytes;",
@@ -168,14 +168,14 @@ ONE_SHOT = [
         "moe_one_shot",
     ),
     Mutant(
-        "slots between groups keep their contents",
+        "few tokens: slots between groups keep their contents",
         MOE_ONE_SHOT,
         "i + 1 < num_local_; i += Warps()",
         "i + 1 < 0; i += Warps()",
         "moe_one_shot",
     ),
     Mutant(
-        "slots after the last group keep their contents",
+        "few tokens: slots after the last group keep their contents",
         MOE_ONE_SHOT,
         "    Zero(starts_[last] + totals_[last], args_.capacity, device::OfBlock());\n",
         "",
@@ -183,7 +183,7 @@ ONE_SHOT = [
     ),
     # Checks and results.
     Mutant(
-        "an overfull rank is not noticed",
+        "few tokens: an overfull rank is not noticed",
         MOE_ONE_SHOT,
         "next <= args_.capacity)",
         "next <= args_.capacity + 4)",
@@ -197,7 +197,7 @@ ONE_SHOT = [
         "moe_one_shot",
     ),
     Mutant(
-        "ids of unknown experts are not noticed",
+        "few tokens: ids of unknown experts are not noticed",
         MOE_ONE_SHOT,
         " && Count(r, args_.num_experts) == 0;",
         ";",
