@@ -157,15 +157,18 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
     const bool rows = expected[r] == drawn.y[r];
     const bool fields = drawn.fields[r] == FieldsOf(drawn.routed, drawn.shape, r);
     if (rows && fields && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(stderr,
-                 "moe_one_shot of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
-                 "slots %lld, %d channels, seed %llu, call %zu: rank %d has %s (report: state %llu, step %d, peer %d)\n",
-                 group.n, drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
-                 static_cast<long long>(drawn.shape.row_bytes), static_cast<long long>(drawn.shape.align),
-                 static_cast<long long>(drawn.shape.slots), drawn.args[r].num_channels,
-                 static_cast<unsigned long long>(seed), place, r,
-                 !fields ? "another routing" : !rows ? "other rows" : "aborted",
-                 static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
+    std::fprintf(
+        stderr,
+        "moe_one_shot of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
+        "slots %lld, %d channels, seed %llu, call %zu: rank %d has %s (report: state %llu, step %d, peer %d)\n",
+        group.n, drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
+        static_cast<long long>(drawn.shape.row_bytes), static_cast<long long>(drawn.shape.align),
+        static_cast<long long>(drawn.shape.slots), drawn.args[r].num_channels, static_cast<unsigned long long>(seed),
+        place, r,
+        !fields ? "another routing"
+        : !rows ? "other rows"
+                : "aborted",
+        static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
     std::exit(1);
   }
 }
@@ -275,7 +278,8 @@ TEST_CASE("epochs beyond 32 bits") {
     for (int32_t c = 0; c < 2; ++c) slots.epochs[c] = (uint64_t{1} << 32) - 3;
     // As sweeps have left them.
     auto* const lines = slots.pad.At<device::LlLine>(r);
-    for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i) lines[i].halves[0] = lines[i].halves[1] = uint64_t{99} << 32;
+    for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i)
+      lines[i].halves[0] = lines[i].halves[1] = uint64_t{99} << 32;
   }
   for (Drawn& drawn : series) calls.push_back(&drawn);
   Launch(calls, group, 4, 1);

@@ -1,5 +1,5 @@
-// moe_one_shot as XLA calls it: attributes, stages, operands, a CUDA graph whose ids change from replay to replay, calls
-// of other shapes on the same arena, ids that are refused, and calls that GPUs refuse.
+// moe_one_shot as XLA calls it: attributes, stages, operands, a CUDA graph whose ids change from replay to replay,
+// calls of other shapes on the same arena, ids that are refused, and calls that GPUs refuse.
 #include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>

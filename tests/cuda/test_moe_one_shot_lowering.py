@@ -1,4 +1,4 @@
-"""Lowering of moe.route_and_dispatch for GPUs: the calls that take one kernel, and those that take route and dispatch."""
+"""Lowering of moe.route_and_dispatch for GPUs: the calls that take one kernel, and those that take two calls."""
 
 import functools
 

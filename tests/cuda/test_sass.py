@@ -163,7 +163,9 @@ def test_few_tokens_are_read_from_where_others_write(wheels, tmp_path):
     code = functions(sass.disassemble(wheels, cubin))
     (kernel,) = [name for name in code if "RunMoeOneShot" in name]
     assert len([name for name in code if "StoreRows" in name]) == 4
-    assert not any(re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT|\bSTL\b", body) for name, body in code.items() if name != kernel)
+    assert not any(
+        re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT|\bSTL\b", body) for name, body in code.items() if name != kernel
+    )
 
 
 @pytest.mark.full

@@ -1,6 +1,6 @@
 // The kernel of moe_one_shot.
-#include "cuda/kernels/moe_one_shot.cuh"
 #include "cuda/kernels/launch_moe_one_shot.h"
+#include "cuda/kernels/moe_one_shot.cuh"
 
 namespace jaxcomm {
 namespace cuda {

@@ -91,9 +91,7 @@ class MoeOneShotCall {
   JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
   JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
   JAXCOMM_DEVICE static int32_t Warp() { return Thread() / device::kWarpThreads; }
-  JAXCOMM_DEVICE static int32_t Warps() {
-    return (Threads() + device::kWarpThreads - 1) / device::kWarpThreads;
-  }
+  JAXCOMM_DEVICE static int32_t Warps() { return (Threads() + device::kWarpThreads - 1) / device::kWarpThreads; }
   // The s-th peer. Each rank begins with a different one.
   JAXCOMM_DEVICE int32_t Peer(int32_t s) const { return (rank() + 1 + s) % n(); }
 

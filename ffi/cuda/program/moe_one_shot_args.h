@@ -66,9 +66,7 @@ JAXCOMM_BOTH int32_t IdUnits(const MoeOneShotArgs& args) {
 JAXCOMM_BOTH int32_t PieceUnits(const MoeOneShotArgs& args) {
   return static_cast<int32_t>(args.piece_bytes / kUnitBytes);
 }
-JAXCOMM_BOTH int32_t ChannelUnits(const MoeOneShotArgs& args) {
-  return IdUnits(args) + args.tokens * PieceUnits(args);
-}
+JAXCOMM_BOTH int32_t ChannelUnits(const MoeOneShotArgs& args) { return IdUnits(args) + args.tokens * PieceUnits(args); }
 
 // The arena begins with the epochs of this rank, one for each possible channel. The slots follow.
 JAXCOMM_BOTH int64_t EpochBytes(int32_t num_epochs) {

@@ -137,8 +137,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaMoeOneShotExecute, cuda::Execute,
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
                                   .Ctx<ffi::State<cuda::MoeOneShotState>>()
                                   .Ctx<ffi::DeviceOrdinal>()
-                                  .RemainingArgs()    // rank, ids, x
-                                  .RemainingRets(),   // routing, rows
+                                  .RemainingArgs()   // rank, ids, x
+                                  .RemainingRets(),  // routing, rows
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxcomm

@@ -39,8 +39,12 @@ inline MoeFields UnwrittenFields(const MoeOneShotShape& shape, int32_t n) {
   const auto choices = static_cast<size_t>(shape.tokens * shape.choices),
              local = static_cast<size_t>(shape.num_experts / n);
   const auto some = [](size_t count) { return std::vector<int32_t>(count, -7); };
-  return {some(choices), some(choices), some(local),
-          some(local),   some(1),       some(1),
+  return {some(choices),
+          some(choices),
+          some(local),
+          some(local),
+          some(1),
+          some(1),
           some(static_cast<size_t>(n) * static_cast<size_t>(shape.num_experts))};
 }
 

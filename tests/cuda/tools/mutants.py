@@ -105,7 +105,11 @@ def main() -> int:
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
-        parts |= {"moe_one_shot_args": MOE_ONE_SHOT_ARGS, "row_args": ROW_ARGS, "slice_args": "ffi/cuda/program/slice_args.cc"}
+        parts |= {
+            "moe_one_shot_args": MOE_ONE_SHOT_ARGS,
+            "row_args": ROW_ARGS,
+            "slice_args": "ffi/cuda/program/slice_args.cc",
+        }
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):
