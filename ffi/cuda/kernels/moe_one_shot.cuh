@@ -143,13 +143,13 @@ class MoeOneShotCall {
   }
 
   // Flags repeat after 2^32 exchanges: see IsSwept. Each channel sweeps its own units at all peers. The first one also
-  // sweeps those behind, which belong to calls of other shapes.
+  // sweeps those behind, which belong to calls of other shapes. The thread that sweeps a unit of ids sends it, and a
+  // barrier precedes the units of rows.
   JAXCOMM_DEVICE void Begin() {
     exchange_.epoch = device::LoadRelaxed(comm_.ll_slots.epochs + channel_) + 1;
     if (!device::IsSwept(exchange_.epoch)) return;
     Sweep(IdUnit(0), IdUnit(ChannelUnits(args_)));
     if (channel_ == 0) Sweep(args_.num_channels * ChannelUnits(args_), comm_.ll_slots.num_units);
-    __syncthreads();  // before the units of this exchange are sent
   }
   JAXCOMM_DEVICE void Sweep(int32_t begin, int32_t end) const {
     for (int32_t s = 0; s + 1 < n(); ++s) {

@@ -68,13 +68,6 @@ ONE_SHOT = [
         "moe_one_shot",
     ),
     Mutant(
-        "units are sent while slots are swept",
-        MOE_ONE_SHOT,
-        "    __syncthreads();  // before the units of this exchange are sent\n",
-        "",
-        "moe_one_shot",
-    ),
-    Mutant(
         "a kernel begins after an abort",
         MOE_ONE_SHOT,
         "    if (device::IsAborted(comm_)) return false;\n",
