@@ -282,9 +282,7 @@ class MoeOneShotCall {
   // Rows that a rank needs, with padding.
   JAXCOMM_DEVICE int64_t Demand(int32_t of) const {
     int64_t demand = 0;
-    for (int32_t e = of * num_local_; e < (of + 1) * num_local_; ++e) {
-      demand += args_.slots > 0 ? totals_[e] : Aligned(totals_[e]);
-    }
+    for (int32_t e = of * num_local_; e < (of + 1) * num_local_; ++e) demand += Aligned(totals_[e]);
     return demand;
   }
 

@@ -28,7 +28,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (std::min({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.row_bytes}) < 1 ||
       shape.slots < 0 || shape.num_experts % n != 0 || std::max({shape.capacity, shape.align, shape.slots}) > kMost ||
-      (shape.slots > 0 && shape.capacity != shape.slots * (shape.num_experts / n))) {
+      (shape.slots > 0 && (shape.align != 1 || shape.capacity != shape.slots * (shape.num_experts / n)))) {
     return InvalidArgumentError(std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.choices) +
                                 " choices, " + std::to_string(shape.num_experts) + " experts, " +
                                 std::to_string(shape.capacity) + " rows of " + std::to_string(shape.row_bytes) +

@@ -17,7 +17,7 @@ struct MoeOneShotShape {
   int64_t choices = 0;  // of a token
   int64_t num_experts = 0;
   int64_t capacity = 0;  // rows of a rank
-  int64_t align = 1;     // groups start at multiples of it
+  int64_t align = 1;     // groups start at multiples of it; 1 with slots
   int64_t slots = 0;     // rows of an expert; 0: groups follow each other
   int64_t row_bytes = 0;
 };

@@ -212,10 +212,10 @@ ONE_SHOT = [
         "moe_one_shot",
     ),
     Mutant(
-        "slots of experts have padding",
+        "a rank needs no padding",
         MOE_ONE_SHOT,
-        "demand += args_.slots > 0 ? totals_[e] : Aligned(totals_[e]);",
         "demand += Aligned(totals_[e]);",
+        "demand += totals_[e];",
         "moe_one_shot",
     ),
     Mutant(
