@@ -18,6 +18,7 @@ add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/moe_one_shot_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_arguments.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_windows.cc
@@ -34,6 +35,7 @@ endif()
 
 add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/call_program.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/moe_one_shot_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/packing.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/program.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/row_args.cc
@@ -54,6 +56,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/moe_one_shot.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)

@@ -101,6 +101,7 @@ def register_cuda() -> bool:
     module.configure(config().timeout_s, config().max_sms, node_id, config().symmetric_buffers, *processes)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="CUDA")
+    jax.ffi.register_ffi_type("jaxcomm_moe_one_shot", module.moe_one_shot_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     module.set_cublaslt_wheel(cublaslt_wheel())
     for name, stages in module.cuda_targets().items():

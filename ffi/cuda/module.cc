@@ -20,6 +20,7 @@
 #include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
 #include "cuda/xla/fused_call.h"
+#include "cuda/xla/moe_one_shot_call.h"
 #include "cuda/xla/user_call.h"
 
 namespace nb = nanobind;
@@ -71,6 +72,12 @@ nb::dict CudaTargets() {
   fused["initialize"] = Capsule(&CudaFusedInitialize);
   fused["execute"] = Capsule(&CudaFusedExecute);
   targets["jaxcomm_fused_matmul"] = fused;
+  nb::dict one_shot;
+  one_shot["instantiate"] = Capsule(&CudaMoeOneShotInstantiate);
+  one_shot["prepare"] = Capsule(&CudaMoeOneShotPrepare);
+  one_shot["initialize"] = Capsule(&CudaMoeOneShotInitialize);
+  one_shot["execute"] = Capsule(&CudaMoeOneShotExecute);
+  targets["jaxcomm_moe_one_shot"] = one_shot;
   return targets;
 }
 
@@ -195,6 +202,7 @@ NB_MODULE(_cuda, m) {
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
   m.def("fused_state_type", &StateType<cuda::FusedCallState>, "The type of the state of jaxcomm_fused_matmul.");
+  m.def("moe_one_shot_state_type", &StateType<cuda::MoeOneShotState>, "The type of the state of jaxcomm_moe_one_shot.");
   m.def("set_cublaslt_wheel", &CublasLtLibrary::SetWheel, nb::arg("path"),
         "Sets the file of the cuBLAS wheel, which is opened if the process has not loaded cuBLASLt.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");

@@ -81,8 +81,8 @@ def _from_bytes(y, dtype, width):
     if dtype == jnp.bool_:
         return y.astype(jnp.bool_)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        parts = _from_bytes(y, jnp.finfo(dtype).dtype, 2 * width).reshape(len(y), width, 2)
-        return lax.complex(parts[..., 0], parts[..., 1])
+        halves = _from_bytes(y, jnp.finfo(dtype).dtype, 2 * width).reshape(len(y), width, 2)
+        return lax.complex(halves[..., 0], halves[..., 1])
     whole = jnp.dtype(_lowering.in_bytes(dtype))
     y = y.reshape(len(y), width, whole.itemsize)
     return lax.bitcast_convert_type(y if whole.itemsize > 1 else y[..., 0], whole).astype(dtype)
@@ -93,10 +93,10 @@ def _dispatch_by_exchange(*args, layout):
     *xs, slot, expert, table, starts = args
     whole = slices(table, starts)
     order = _order(slot, expert, _own(whole, layout.call), layout)
-    joined = _join(xs)
+    joined = join(xs)
     packed = joined[order] if slot.shape[0] else jnp.zeros((0, joined.shape[1]), joined.dtype)
     zeros = jnp.zeros((layout.capacity, packed.shape[1]), packed.dtype)
-    return _parts(exchange(packed, zeros, whole, call=_of_slices(layout.call)), xs)
+    return parts(exchange(packed, zeros, whole, call=_of_slices(layout.call)), xs)
 
 
 def _of_slices(call):
@@ -104,13 +104,13 @@ def _of_slices(call):
     return call if call.algorithm == "xla" else dataclasses.replace(call, algorithm=None)
 
 
-def _join(xs):
+def join(xs):
     """One array with the rows of all; bytes if there are several."""
     return xs[0] if len(xs) == 1 else jnp.concatenate([_as_bytes(x) for x in xs], 1)
 
 
-def _parts(y, xs):
-    """The inverse of _join, for rows that have travelled."""
+def parts(y, xs):
+    """The inverse of join, for rows that have travelled."""
     if len(xs) == 1:
         return [y]
     results, at = [], 0
@@ -210,9 +210,9 @@ def _lower_native_dispatch(ctx, *args, platform, layout):
         *xs, slot, expert, table, starts = args
         whole = slices(table, starts)
         order = _order(slot, expert, _own(whole, layout.call), layout)
-        operands = _compat.equally_varying(_join(xs), order, whole)
+        operands = _compat.equally_varying(join(xs), order, whole)
         total, choices = table.shape[1], slot.shape[1]
-        return _parts(dispatch_rows_p.bind(*operands, layout=layout, num_experts=total, choices=choices), xs)
+        return parts(dispatch_rows_p.bind(*operands, layout=layout, num_experts=total, choices=choices), xs)
 
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 

@@ -20,6 +20,10 @@ from jaxcomm.ops.all_gather import all_gather_p
 # cores, rows of 4 KiB, 2026-11): with 8 processes of one device, 1 to 8 tokens gain a sixth and 32 tokens nothing. In
 # one process, an exchange costs little, and only 1 token gains.
 LARGEST_ROWS, LARGEST_ROWS_IN_ONE_PROCESS = 32 << 10, 4 << 10
+# On GPUs, by the cost model, not measured: for 8 choices of 256 experts on 8 GPUs, the flags of LL messages then cost
+# 7 us if dispatch sends a row once per rank. The exchange saves an all_gather and the barriers of dispatch, 9 us, and
+# the sort of the ids, which the model does not have.
+LARGEST_ROWS_ON_GPUS = 512 << 10
 NAME = "one_shot"
 _FIELDS = ("slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table")
 
@@ -43,9 +47,10 @@ def route_and_dispatch(
     Args:
       x: pytree of (T, ...) arrays, as for dispatch().
       expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce: as for route().
-      algorithm: "one_shot" sends the ids and all rows of a rank to all ranks, in one exchange on CPUs; it needs
-        on_overflow="raise". Other names are those of dispatch(), after route(). None selects "one_shot" for rows of at
-        most 32 KiB per rank (4 KiB in one process).
+      algorithm: "one_shot" sends ids and rows in one exchange; it needs on_overflow="raise". Other names are those of
+        dispatch(), after route(). None selects "one_shot" for rows of at most 32 KiB per rank (4 KiB in one process)
+        on CPUs, and of at most 512 KiB on GPUs. GPUs of several hosts, and sizes that the kernel does not take, take
+        route() and dispatch() in any case: see docs/internals/cuda-moe.md.
       max_sms: as for dispatch().
 
     Returns:
@@ -55,7 +60,8 @@ def route_and_dispatch(
       ValueError: invalid shapes, numbers or algorithm (when tracing).
       jax.errors.JaxRuntimeError: as route() and dispatch() (at run time).
 
-    Cost: one_shot: an all_gather of T rows and T K integers.
+    Cost: one_shot: on CPUs an all_gather of T rows and T K integers; on GPUs an all_gather of T K integers of 16 bits,
+      and one row per token and rank that has one of its experts.
     """
     op = "moe.route_and_dispatch"
     leaves, tree = jax.tree.flatten(x)
@@ -63,10 +69,14 @@ def route_and_dispatch(
     tokens = jnp.shape(expert_ids)[:1]
     if algorithm == NAME and on_overflow != "raise":
         raise ValueError(f"{op}: algorithm {NAME!r} needs on_overflow='raise', got {on_overflow!r}")
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     limit = LARGEST_ROWS if jax.process_count() > 1 else LARGEST_ROWS_IN_ONE_PROCESS
-    small = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) <= limit
-    one_shot = algorithm == NAME or (algorithm is None and small and on_overflow == "raise")
-    if not one_shot or not leaves or any(leaf.shape[:1] != tokens for leaf in leaves):
+    # The platform is known when lowering.
+    on_cpus, on_gpus = (
+        algorithm == NAME or (algorithm is None and on_overflow == "raise" and size <= most)
+        for most in (limit, LARGEST_ROWS_ON_GPUS)
+    )
+    if not (on_cpus or on_gpus) or not leaves or any(leaf.shape[:1] != tokens for leaf in leaves):
         routing = route(
             expert_ids, axis_name, num_experts=num_experts, capacity=capacity, align=align, slots=slots,
             on_overflow=on_overflow, reduce=reduce,
@@ -81,7 +91,7 @@ def route_and_dispatch(
     ids = _compat.make_varying(ids, call.axes)
     known = known_ids(ids, total, -1)
     flat = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]
-    spec = _Spec(call, total, rows, reduce)
+    spec = _Spec(call, total, rows, reduce, on_cpus, on_gpus)
     results = one_shot_p.bind(*_compat.equally_varying(known, *flat), spec=spec)
     moved = [r.reshape(len(r), *leaf.shape[1:]) for r, leaf in zip(results[len(_FIELDS) :], leaves, strict=True)]
     return jax.tree.unflatten(tree, moved), spec.routing(results)
@@ -93,6 +103,8 @@ class _Spec:
     num_experts: int
     capacity: int
     reduce: str
+    on_cpus: bool  # one exchange on CPUs; else route and dispatch
+    on_gpus: bool
 
     def routing(self, results):
         fields = dict(zip(_FIELDS, results[: len(_FIELDS)], strict=True))
@@ -140,11 +152,40 @@ def _without_one_shot(ids, *leaves, spec):
 
 
 def _in_one_shot(ids, *leaves, spec):
-    types = [f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves]
-    gather = described(spec.call, ids, spec.num_experts, spec.capacity, *types)
+    gather = _described(ids, leaves, spec)
     message = pack_p.bind(ids, *leaves, spec=spec)
     messages = all_gather_p.bind(message, call=gather, axis=0)
     return unpack_p.bind(messages, spec=spec, ids=_Shape.of(ids), leaves=tuple(_Shape.of(leaf) for leaf in leaves))
+
+
+def _described(ids, leaves, spec):
+    types = [f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves]
+    return described(spec.call, ids, spec.num_experts, spec.capacity, *types)
+
+
+def _in_one_kernel(ids, *leaves, spec):
+    call = _described(ids, leaves, spec)
+    *fields, rows = kernel_p.bind(ids, exchange.join(leaves), spec=dataclasses.replace(spec, call=call))
+    return [*fields, *exchange.parts(rows, leaves)]
+
+
+# The limits of ffi/cuda/program/moe_one_shot_args.cc.
+_MOST_SHARED_BYTES, _MOST_ARENA_BYTES, _MOST_EXPERTS = 48 << 10, 64 << 20, 2**15 - 1
+_MOST_CHANNELS = 1024  # of any GPU: more than its multiprocessors
+
+
+def fits_kernel(n: int, tokens: int, choices: int, num_experts: int, row_bytes: int) -> bool:
+    """Whether the kernel for GPUs takes these sizes, whatever its number of thread blocks."""
+    if min(tokens, choices, row_bytes) < 1 or num_experts > _MOST_EXPERTS:
+        return False
+    ids = -(-tokens * choices // 4)  # units of 8 bytes
+    shared = 16 * n * ids + 4 * n * (num_experts + 1) + 12 * num_experts
+    # A thread block has the ids, and of each row a multiple of 128 bytes: at most twice its share.
+    lines = -(-row_bytes // 128)
+    most = min(lines, max(tokens * row_bytes >> 14, 1), _MOST_CHANNELS)  # thread blocks
+    units = most * ids + 2 * tokens * lines * 16
+    arena = 8 * _MOST_CHANNELS + 2 * n * units * 16
+    return shared <= _MOST_SHARED_BYTES and arena <= _MOST_ARENA_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +199,26 @@ class _Shape:
 
 
 def _lower(ctx, *args, platform, spec):
-    native = platform == "cpu" and not _lowering.uses_xla(spec.call, platform)
-    run = functools.partial(_in_one_shot if native else _without_one_shot, spec=spec)
-    return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+    if platform == "cpu":
+        one_shot = spec.on_cpus and not _lowering.uses_xla(spec.call, platform)
+        run = _in_one_shot if one_shot else _without_one_shot
+    else:
+        run = _in_one_kernel if _takes_kernel(ctx, spec, platform) else _without_one_shot
+    return _compat.mlir.lower_fun(functools.partial(run, spec=spec), multiple_results=True)(ctx, *args)
+
+
+def _takes_kernel(ctx, spec, platform):
+    ids, *leaves = ctx.avals_in
+    tokens, choices = ids.shape
+    n = ctx.avals_out[_FIELDS.index("table")].shape[0]
+    row_bytes = sum(_bytes(leaf) for leaf in leaves) // max(tokens, 1)
+    fits = spec.capacity > 0 and fits_kernel(n, tokens, choices, spec.num_experts, row_bytes)
+    return spec.on_gpus and fits and _lowering.uses_row_kernel(ctx, spec.call, platform)
+
+
+def _lower_kernel(ctx, ids, rows, *, platform, spec):
+    numbers = spec.numbers(ctx.avals_in[0], ctx.avals_in[1:])
+    return _lower_local(ctx, ids, rows, platform=platform, call=spec.call, target="moe_one_shot", numbers=numbers)
 
 
 def _pack_shape(ids, *leaves, spec):
@@ -174,7 +232,7 @@ def _unpack_shape(messages, *, spec, ids, leaves):
 
 
 def _no_xla(*xs):
-    raise AssertionError("messages are packed and unpacked on CPUs only")
+    raise AssertionError("only calls that use jaxcomm's own collectives are lowered here")
 
 
 def _lower_pack(ctx, ids, *leaves, platform, spec):
@@ -225,4 +283,5 @@ def _batch(axis_data, args, dims, *, spec):
 
 one_shot_p = register("moe_one_shot", shape=_shape, lower=_lower, jvp=_jvp, batch=_batch, multiple_results=True)
 pack_p = register("moe_pack", shape=_pack_shape, lower=_lower_pack)
+kernel_p = register("moe_one_kernel", shape=_shape, lower=_lower_kernel, multiple_results=True)
 unpack_p = register("moe_unpack", shape=_unpack_shape, lower=_lower_unpack, multiple_results=True)

@@ -105,12 +105,14 @@ def collective_matmul(name: str, equation: Any) -> float:
 def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
     """Exchanges of a route_and_dispatch, with the bytes of a rank.
 
-    On CPUs, all ids and rows are gathered; else counts are gathered, and each choice of a row is sent.
+    On CPUs, few ids and rows are gathered; else counts are gathered, and each choice of a row is sent. The exchange of
+    GPUs in one kernel is predicted as if it were these two.
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
-    if on_cpus:
+    spec = equation.params["spec"]
+    if on_cpus and spec.on_cpus:
         return [("all_gather", int(bytes_of(ids) + rows))]
-    counts = equation.params["spec"].num_experts + 1
+    counts = spec.num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 

@@ -46,6 +46,7 @@ KERNELS = {
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
+    "RunMoeOneShot": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
     "ExchangeSlices": SIGNALS | {"FenceAliases"},
 }

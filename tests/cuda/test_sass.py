@@ -154,6 +154,22 @@ def test_slices_fill_the_link(wheels, tmp_path):
 
 
 @pytest.mark.full
+def test_few_tokens_are_read_from_where_others_write(wheels, tmp_path):
+    """moe_one_shot: no load through the cache for constants, whose lines could be old, and no registers in memory."""
+    cubin = tmp_path / "moe_one_shot.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
+        "-I", ROOT / "ffi" / "include", KERNELS / "moe_one_shot.cu", "-o", cubin,
+    )  # fmt: skip
+    code = functions(sass.disassemble(wheels, cubin))
+    (kernel,) = [name for name in code if "RunMoeOneShot" in name]
+    assert len([name for name in code if "StoreRows" in name]) == 4
+    assert not any(
+        re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT|\bSTL\b", body) for name, body in code.items() if name != kernel
+    )
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "threads", "named_barriers"),
     [

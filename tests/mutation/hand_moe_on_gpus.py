@@ -6,10 +6,13 @@ CHECK, EXCHANGE, EXPECTED = "jaxcomm/moe/check.py", "jaxcomm/moe/exchange.py", "
 ROUTING = "jaxcomm/moe/routing.py"
 CALL, PROGRAM = "ffi/cuda/xla/call.cc", "ffi/cuda/program/call_program.cc"
 ROW_ARGS, DEVICE_CALL = "ffi/cuda/program/row_args.cc", "ffi/cuda/runtime/device_call.cc"
+ONE_SHOT, ONE_SHOT_SITE = "jaxcomm/moe/one_shot.py", "ffi/cuda/runtime/moe_one_shot.cc"
+ONE_SHOT_CALL = "ffi/cuda/xla/moe_one_shot_call.cc"
 
 ROWS, LOOPS, ROW_HEADER = "ffi/cuda/kernels/rows.cuh", "ffi/cuda/kernels/row_loops.cuh", "ffi/cuda/program/row_args.h"
 
 LOWERING, EXPLAINED = "tests/cuda/test_moe_lowering.py", "tests/moe/test_expected.py"
+ONE_SHOT_LOWERING = "tests/cuda/test_moe_one_shot_lowering.py"
 
 MUTANTS = [
     Mutant(
@@ -127,5 +130,76 @@ MUTANTS = [
         "!routing.empty()) return",
         "routing.empty() && false) return",
         "test_cuda_rows test_cuda_row_calls",
+    ),
+    Mutant(
+        "rows of any size take one kernel",
+        ONE_SHOT,
+        "for most in (limit, LARGEST_ROWS_ON_GPUS)",
+        "for most in (limit, 1 << 60)",
+        ONE_SHOT_LOWERING,
+    ),
+    Mutant(
+        "choices that may be dropped take one kernel",
+        ONE_SHOT,
+        '(algorithm is None and on_overflow == "raise" and size <= most)',
+        "(algorithm is None and size <= most)",
+        ONE_SHOT_LOWERING,
+    ),
+    Mutant(
+        "one kernel takes more shared memory than there is",
+        ONE_SHOT,
+        "shared <= _MOST_SHARED_BYTES and",
+        "shared > 0 and",
+        ONE_SHOT_LOWERING,
+    ),
+    Mutant(
+        "one kernel takes more slots than there are",
+        ONE_SHOT,
+        " and arena <= _MOST_ARENA_BYTES",
+        " and arena > 0",
+        ONE_SHOT_LOWERING,
+    ),
+    Mutant("one kernel takes calls without slots", ONE_SHOT, "spec.capacity > 0 and", "", ONE_SHOT_LOWERING),
+    Mutant(
+        "one kernel takes the first leaf",
+        ONE_SHOT,
+        "exchange.join(leaves), spec=dataclasses",
+        "exchange.join(leaves[:1]), spec=dataclasses",
+        ONE_SHOT_LOWERING,
+    ),
+    Mutant(
+        "experts have the place of slots",
+        ONE_SHOT_CALL,
+        "{&buffers.expert, shape",
+        "{&buffers.slot, shape",
+        "test_cuda_moe_one_shot_calls",
+    ),
+    Mutant(
+        "one kernel takes results of any size",
+        ONE_SHOT_CALL,
+        "fits = fits && static_cast",
+        "fits = fits || static_cast",
+        "test_cuda_moe_one_shot_calls",
+    ),
+    Mutant(
+        "ranks of one kernel may have different shapes",
+        ONE_SHOT_SITE,
+        'communicator.CheckSameOnAllRanks("the hash of the shapes and of max_sms", shapes)',
+        "OkStatus()",
+        "test_cuda_moe_one_shot_calls",
+    ),
+    Mutant(
+        "a rank refuses one kernel without a word to the others",
+        ONE_SHOT_SITE,
+        'communicator.AllDone("when it compared its sizes with the limits", args.status())',
+        "args.status()",
+        "test_cuda_moe_one_shot_calls",
+    ),
+    Mutant(
+        "one kernel runs between nodes",
+        ONE_SHOT_SITE,
+        "placement.ranks_per_node != spec.group_size",
+        "placement.ranks_per_node > spec.group_size",
+        "test_cuda_moe_one_shot_calls",
     ),
 ]

@@ -10,6 +10,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/launch_moe_one_shot.h"
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
@@ -188,6 +189,7 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadMoeOneShotKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 

@@ -7,6 +7,7 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
@@ -359,6 +360,7 @@ cudaError_t Launch(const LlArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchRows(const RowArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchSlices(const SliceArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchMoeOneShot(const MoeOneShotArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {

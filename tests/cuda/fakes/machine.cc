@@ -7,7 +7,9 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
+#include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
 #include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/kernels/slices.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
@@ -455,6 +457,15 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
   const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
     RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
+    call.Run();
+  });
+}
+
+cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
+  if (!fake::moe_one_shot_kernel_loaded) return cudaErrorUnknown;
+  const auto shared_bytes = static_cast<size_t>(MoeOneShotSharedBytes(args));
+  return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
+    MoeOneShotCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     call.Run();
   });
 }

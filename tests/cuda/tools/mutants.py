@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
+from kernel_mutant import CALL_PROGRAM, MOE_ONE_SHOT_ARGS, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
 from mutants_of_data import DATA
 from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
+from mutants_of_moe_one_shot import ONE_SHOT
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 from mutants_of_rows import ROUTED
@@ -93,7 +94,7 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + SLICED + GROUPS)
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + SLICED + GROUPS)
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
@@ -104,7 +105,11 @@ def main() -> int:
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
-        parts |= {"row_args": ROW_ARGS, "slice_args": "ffi/cuda/program/slice_args.cc"}
+        parts |= {
+            "moe_one_shot_args": MOE_ONE_SHOT_ARGS,
+            "row_args": ROW_ARGS,
+            "slice_args": "ffi/cuda/program/slice_args.cc",
+        }
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):

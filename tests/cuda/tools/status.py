@@ -92,6 +92,11 @@ FEATURES = (
         ("test_cuda_rows", "test_cuda_row_calls"),
     ),
     Feature(
+        "route and dispatch of few tokens in one exchange: ids of all kinds, overflow, CUDA graphs",
+        "emulated; handlers on a fake of XLA",
+        ("test_cuda_moe_one_shot", "test_cuda_moe_one_shot_calls"),
+    ),
+    Feature(
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
         "emulated; handlers on a fake of XLA",
         ("test_cuda_slices", "test_cuda_slice_calls"),

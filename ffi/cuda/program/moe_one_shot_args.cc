@@ -1,0 +1,69 @@
+#include "cuda/program/moe_one_shot_args.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "plan/partition.h"
+#include "plan/select_for_gpus.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// jaxcomm/moe/one_shot.py has these limits too: calls beyond them are route and dispatch.
+constexpr int64_t kMaxSharedBytes = 48 << 10;  // of a thread block, without an opt-in
+constexpr int64_t kMaxArenaBytes = 64 << 20;   // all arenas of a communicator together take at most twice as much
+constexpr int64_t kMaxExperts = std::numeric_limits<int16_t>::max();
+
+}  // namespace
+
+int64_t ArenaBytes(const MoeOneShotArgs& args) {
+  const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
+  return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
+}
+
+StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels) {
+  const int64_t n = spec.group_size;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (std::min({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.row_bytes}) < 1 ||
+      shape.slots < 0 || shape.num_experts % n != 0 || std::max({shape.capacity, shape.align, shape.slots}) > kMost ||
+      (shape.slots > 0 && (shape.align != 1 || shape.capacity != shape.slots * (shape.num_experts / n)))) {
+    return InvalidArgumentError(std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.choices) +
+                                " choices, " + std::to_string(shape.num_experts) + " experts, " +
+                                std::to_string(shape.capacity) + " rows of " + std::to_string(shape.row_bytes) +
+                                " bytes do not fit each other");
+  }
+  MoeOneShotArgs args;
+  const int64_t choices = shape.tokens * shape.choices, bytes = shape.tokens * shape.row_bytes;
+  if (shape.num_experts <= kMaxExperts && choices <= kMaxSharedBytes && bytes <= kMaxArenaBytes) {
+    args.comm.local.size = static_cast<int32_t>(n);
+    args.tokens = static_cast<int32_t>(shape.tokens);
+    args.choices = static_cast<int32_t>(shape.choices);
+    args.num_experts = static_cast<int32_t>(shape.num_experts);
+    args.capacity = static_cast<int32_t>(shape.capacity);
+    args.align = static_cast<int32_t>(shape.align);
+    args.slots = static_cast<int32_t>(shape.slots);
+    args.row_bytes = shape.row_bytes;
+    args.num_epochs = max_channels;
+    if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
+    const int64_t most = std::max<int64_t>(NumChannels(bytes, max_channels), 1);
+    const int64_t lines = CeilDiv(args.row_bytes, kGrainBytes), lines_per_channel = CeilDiv(lines, most);
+    args.piece_bytes = lines_per_channel * kGrainBytes;
+    args.num_channels = static_cast<int32_t>(CeilDiv(lines, lines_per_channel));
+    if (MoeOneShotSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxArenaBytes) return args;
+  }
+  return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
+                              std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +
+                              " experts and rows of " + std::to_string(shape.row_bytes) +
+                              " bytes are too large for one exchange of LL messages; use route and dispatch");
+}
+
+MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm) {
+  args.comm = comm;
+  args.comm.ll_slots = SlotsOfArena(comm, args.num_epochs);
+  return args;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,106 @@
+// Arguments of the kernel of moe_one_shot: route and dispatch of few tokens in one exchange of LL messages inside a
+// node. Plain data, which the host fills in without CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "common/call_spec.h"
+#include "common/status.h"
+#include "include/jaxcomm/comm.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// The sizes of a call, the same on all ranks. The numbers of routing.py.
+struct MoeOneShotShape {
+  int64_t tokens = 0;   // of a rank
+  int64_t choices = 0;  // of a token
+  int64_t num_experts = 0;
+  int64_t capacity = 0;  // rows of a rank
+  int64_t align = 1;     // groups start at multiples of it; 1 with slots
+  int64_t slots = 0;     // rows of an expert; 0: groups follow each other
+  int64_t row_bytes = 0;
+};
+
+// The operands and results of an execution. Pointers point to device memory.
+struct MoeOneShotBuffers {
+  const int32_t* ids = nullptr;  // (tokens, choices); num_experts: unknown, negative: no choice
+  const char* x = nullptr;       // (tokens, row_bytes)
+  // Results: those of routing.py, and (capacity, row_bytes).
+  int32_t* slot = nullptr;
+  int32_t* expert = nullptr;
+  int32_t* group_sizes = nullptr;
+  int32_t* group_counts = nullptr;
+  int32_t* demand = nullptr;
+  int32_t* dropped = nullptr;
+  int32_t* table = nullptr;
+  char* y = nullptr;
+};
+
+// One rank's call.
+struct MoeOneShotArgs : MoeOneShotBuffers {
+  device::Comm comm;  // its LL slots are those of the arena, and their only channel is 0
+  int64_t row_bytes = 0;
+  int64_t piece_bytes = 0;  // of every row, for each channel but the last
+  int32_t tokens = 0;
+  int32_t choices = 0;
+  int32_t num_experts = 0;  // of all ranks
+  int32_t capacity = 0;
+  int32_t align = 1;
+  int32_t slots = 0;
+  int32_t num_channels = 1;
+  int32_t num_epochs = 1;  // of the arena: the most channels of a call
+};
+
+constexpr int kMoeOneShotThreads = 512;  // per thread block
+
+// A unit of an LL message holds this many expert ids of 16 bits, or bytes of a row.
+constexpr int32_t kIdsPerUnit = 4;
+constexpr int32_t kUnitBytes = 8;
+
+// Units that a rank sends to a peer on a channel: the ids of all its choices, then a piece of each of its rows. Rows
+// that the peer does not need are not sent.
+JAXCOMM_BOTH int32_t IdUnits(const MoeOneShotArgs& args) {
+  return (args.tokens * args.choices + kIdsPerUnit - 1) / kIdsPerUnit;
+}
+JAXCOMM_BOTH int32_t PieceUnits(const MoeOneShotArgs& args) {
+  return static_cast<int32_t>(args.piece_bytes / kUnitBytes);
+}
+JAXCOMM_BOTH int32_t ChannelUnits(const MoeOneShotArgs& args) { return IdUnits(args) + args.tokens * PieceUnits(args); }
+
+// The arena begins with the epochs of this rank, one for each possible channel. The slots follow.
+JAXCOMM_BOTH int64_t EpochBytes(int32_t num_epochs) {
+  return (num_epochs * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;
+}
+
+JAXCOMM_BOTH device::LlSlots SlotsOfArena(const device::Comm& comm, int32_t num_epochs) {
+  constexpr int64_t kLineBytes = 2 * kUnitBytes;  // a unit and its flags
+  const int64_t epoch_bytes = EpochBytes(num_epochs), set_bytes = 2 * kLineBytes * comm.local.size;
+  return {{comm.arena.base + epoch_bytes, comm.arena.stride},
+          comm.arena.At<uint64_t>(comm.local.rank),
+          1,
+          static_cast<int32_t>((comm.arena_bytes - epoch_bytes) / set_bytes)};
+}
+
+// Bytes of shared memory of a thread block. By rank: ids and their places among those of an expert; choices by expert,
+// the last for unknown experts. By expert: rows of all ranks, and the first row. By rank and own expert: the first row.
+JAXCOMM_BOTH int64_t MoeOneShotSharedBytes(const MoeOneShotArgs& args) {
+  const int64_t ids = static_cast<int64_t>(IdUnits(args)) * kIdsPerUnit * args.comm.local.size;
+  const int64_t counts = (args.num_experts + int64_t{1}) * args.comm.local.size;
+  return ids * static_cast<int64_t>(sizeof(int16_t) + sizeof(uint16_t)) +
+         (counts + 3 * int64_t{args.num_experts}) * static_cast<int64_t>(sizeof(int32_t));
+}
+
+// Bytes of the arena with the slots of this call and their two sets.
+int64_t ArenaBytes(const MoeOneShotArgs& args);
+
+// Makes the arguments that are equal in all executions of a call, except for the Comm, of which only the number of
+// ranks is set. Fails if the sizes do not fit each other, the kernel or the arena. `max_channels`: of the communicator.
+StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels);
+
+// Sets the Comm. Its arena has at least ArenaBytes() and belongs to such calls only: calls of other shapes may share
+// it.
+MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm);
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,56 @@
+#include "cuda/runtime/moe_one_shot.h"
+
+#include <string>
+
+#include "common/hash.h"
+#include "cuda/kernels/launch_moe_one_shot.h"
+#include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/scoped_device.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// Owner of the arena of all such calls. No target of a user has this name.
+constexpr const char* kArena = "jaxcomm: moe_one_shot";
+
+}  // namespace
+
+StatusOr<std::unique_ptr<MoeOneShot>> MoeOneShot::Make(const CallSpec& spec, Communicator& communicator,
+                                                       const MoeOneShotShape& shape) {
+  const RankPlacement placement = communicator.placement();
+  if (placement.ranks_per_node != spec.group_size) {
+    return InvalidArgumentError(
+        "algorithm \"one_shot\" runs inside a node on GPUs; between nodes, call route and dispatch (the ranks that "
+        "NVLink connects form a node: see docs/guide/gpus.md)");
+  }
+  std::unique_ptr<MoeOneShot> made(new MoeOneShot(communicator, spec));
+  const StatusOr<MoeOneShotArgs> args = MakeMoeOneShotArgs(spec, shape, communicator.max_channels());
+  // Ranks must agree before any of them reserves memory. A rank with an error of its own must not leave the others
+  // waiting.
+  JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it compared its sizes with the limits", args.status()));
+  uint64_t shapes = 0;
+  for (const int64_t size : {shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.slots,
+                             shape.row_bytes, int64_t{args->num_channels}}) {
+    shapes = Mix(shapes, static_cast<uint64_t>(size));
+  }
+  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes and of max_sms", shapes));
+  device::Comm comm = communicator.comm();
+  JAXCOMM_RETURN_IF_ERROR(communicator.ReserveFor(kArena, ArenaBytes(*args), &comm));
+  comm.call_id = made->name_.number();
+  made->args_ = WithComm(*args, comm);
+  return made;
+}
+
+Status MoeOneShot::Launch(const MoeOneShotBuffers& buffers, cudaStream_t stream) const {
+  MoeOneShotArgs args = args_;
+  static_cast<MoeOneShotBuffers&>(args) = buffers;
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
+  JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchMoeOneShot(args, stream)));
+  return communicator_.End(stream);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

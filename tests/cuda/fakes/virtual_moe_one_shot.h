@@ -1,0 +1,109 @@
+// moe_one_shot among virtual ranks: the kernel arguments of a call, and its results by definition.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "virtual_rows.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// The results of a rank besides its rows.
+struct MoeFields {
+  std::vector<int32_t> slot, expert, group_sizes, group_counts, demand, dropped, table;
+
+  bool operator==(const MoeFields& other) const {
+    return slot == other.slot && expert == other.expert && group_sizes == other.group_sizes &&
+           group_counts == other.group_counts && demand == other.demand && dropped == other.dropped &&
+           table == other.table;
+  }
+};
+
+inline MoeOneShotShape ShapeOf(const Routed& routed, int32_t align, int32_t slots, int64_t row_bytes) {
+  MoeOneShotShape shape;
+  shape.tokens = routed.tokens;
+  shape.choices = routed.choices;
+  shape.num_experts = routed.experts;
+  shape.capacity = routed.capacity;
+  shape.align = align;
+  shape.slots = slots;
+  shape.row_bytes = row_bytes;
+  return shape;
+}
+
+// Of the same sizes, with -7 everywhere: no result has it.
+inline MoeFields UnwrittenFields(const MoeOneShotShape& shape, int32_t n) {
+  const auto choices = static_cast<size_t>(shape.tokens * shape.choices),
+             local = static_cast<size_t>(shape.num_experts / n);
+  const auto some = [](size_t count) { return std::vector<int32_t>(count, -7); };
+  return {some(choices),
+          some(choices),
+          some(local),
+          some(local),
+          some(1),
+          some(1),
+          some(static_cast<size_t>(n) * static_cast<size_t>(shape.num_experts))};
+}
+
+inline MoeFields FieldsOf(const Routed& routed, const MoeOneShotShape& shape, int32_t rank) {
+  MoeFields fields = UnwrittenFields(shape, routed.n);
+  fields.slot = routed.slot[rank];
+  fields.expert = routed.expert[rank];
+  const int32_t local = routed.experts / routed.n;
+  fields.demand = {0};
+  fields.dropped = {0};
+  for (int32_t i = 0; i < local; ++i) {
+    int32_t rows = 0;
+    for (int32_t r = 0; r < routed.n; ++r) rows += routed.table[(r * 4 + 1) * routed.experts + rank * local + i];
+    const auto align = static_cast<int32_t>(shape.align), whole = (rows + align - 1) / align * align;
+    fields.group_counts[i] = rows;
+    fields.group_sizes[i] = shape.slots > 0 ? static_cast<int32_t>(shape.slots) : whole;
+    fields.demand[0] += shape.slots > 0 ? rows : whole;
+  }
+  for (int32_t r = 0; r < routed.n; ++r) {
+    std::copy_n(routed.table.begin() + (r * 4 + 1) * routed.experts, routed.experts,
+                fields.table.begin() + r * routed.experts);
+  }
+  return fields;
+}
+
+// What a call leaves that has been refused.
+inline MoeFields EmptyFields(const MoeOneShotShape& shape, int32_t n) {
+  MoeFields fields = UnwrittenFields(shape, n);
+  for (auto* field : {&fields.slot, &fields.expert}) std::fill(field->begin(), field->end(), -1);
+  for (auto* field : {&fields.group_sizes, &fields.group_counts, &fields.demand, &fields.dropped, &fields.table}) {
+    std::fill(field->begin(), field->end(), 0);
+  }
+  return fields;
+}
+
+inline MoeOneShotBuffers BuffersOf(MoeFields& fields) {
+  MoeOneShotBuffers buffers;
+  buffers.slot = fields.slot.data();
+  buffers.expert = fields.expert.data();
+  buffers.group_sizes = fields.group_sizes.data();
+  buffers.group_counts = fields.group_counts.data();
+  buffers.demand = fields.demand.data();
+  buffers.dropped = fields.dropped.data();
+  buffers.table = fields.table.data();
+  return buffers;
+}
+
+// The rows of every rank: slot(t, k) of the rank of its expert holds row t; all other slots are zero. x: by rank.
+inline std::vector<Bytes> RowsByDefinition(const Routed& routed, const std::vector<Bytes>& x, int64_t row_bytes) {
+  std::vector<Bytes> y(routed.n, Bytes(static_cast<size_t>(routed.capacity * row_bytes)));
+  for (int32_t r = 0; r < routed.n; ++r) {
+    for (size_t c = 0; c < routed.slot[r].size(); ++c) {
+      if (routed.slot[r][c] < 0) continue;
+      std::memcpy(y[routed.RankOf(routed.expert[r][c])].data() + routed.slot[r][c] * row_bytes,
+                  x[r].data() + static_cast<int64_t>(c) / routed.choices * row_bytes, static_cast<size_t>(row_bytes));
+    }
+  }
+  return y;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,412 @@
+// The kernel of moe_one_shot, emulated: long series of calls of all shapes on one arena, with random ids, ranks that
+// begin late, and thread blocks that run ahead. Routing and rows are compared with their definition. Wrong ids end on
+// all ranks before a slot is written.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/cuda/program/call_program.h"
+#include "../check.h"
+#include "fakes/emulated.h"
+#include "fakes/seed.h"
+#include "fakes/virtual_moe_one_shot.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr uint64_t kDeadlineNs = 1'000'000'000;
+constexpr int64_t kArenaBytes = 4 << 20;
+
+using Ids = std::vector<std::vector<int32_t>>;  // by rank
+
+struct Group {
+  Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
+      : n(n), num_channels(num_channels), ranks(memory, {1, n, true, true}, num_channels, timeout_ns) {
+    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
+  }
+
+  device::Comm CommOf(int32_t rank) const {
+    device::Comm comm = ranks.CommOfNode(rank);
+    comm.arena = arena;
+    comm.arena_bytes = kArenaBytes;
+    return comm;
+  }
+  const device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
+
+  HostMemory memory;
+  const int32_t n, num_channels;
+  const VirtualRanks ranks;
+  device::Window arena;
+};
+
+// A call of all ranks. Threads of the kernel bring x, take y away and spoil x, as XLA's kernels do.
+struct Drawn {
+  Routed routed;
+  MoeOneShotShape shape;
+  std::vector<MoeOneShotArgs> args;  // by rank
+  std::vector<MoeFields> fields;
+  std::vector<Bytes> x, y;     // brought and taken
+  std::vector<uint64_t> late;  // polls before the call begins
+};
+
+Ids DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts, std::mt19937_64& random) {
+  const uint64_t kind = random() % 7;
+  Ids ids(n);
+  for (int32_t r = 0; r < n; ++r) {
+    for (int32_t c = 0; c < tokens * choices; ++c) {
+      int32_t e = static_cast<int32_t>(random() % experts);
+      if (kind == 1) e = experts / 2;                                     // one hot expert
+      if (kind == 2 && r == 0) e = -1;                                    // a rank that sends nothing
+      if (kind == 3 && random() % 2 == 0) e = -1;                         // choices without an expert
+      if (kind == 4) e = static_cast<int32_t>(random() % (experts / n));  // one hot rank
+      if (kind == 5) e = -1;                                              // nobody sends
+      if (kind == 6 && random() % 8 != 0) e = experts - 1;                // almost all to one
+      ids[r].push_back(e);
+    }
+  }
+  return ids;
+}
+
+// The buffers of a call. `channels`: as many as the row has pieces of 128 bytes, at most this number.
+void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64_t shift, std::mt19937_64& random) {
+  CallSpec spec;
+  spec.group_size = group.n;
+  const StatusOr<MoeOneShotArgs> made = MakeMoeOneShotArgs(spec, drawn.shape, group.num_channels);
+  CHECK(made.ok());
+  const int64_t x_bytes = drawn.shape.tokens * drawn.shape.row_bytes;
+  const int64_t y_bytes = drawn.shape.capacity * drawn.shape.row_bytes;
+  drawn.fields.assign(group.n, UnwrittenFields(drawn.shape, group.n));
+  for (int32_t r = 0; r < group.n; ++r) {
+    MoeOneShotArgs args = *made;
+    // As if there were enough bytes for all channels.
+    const int64_t lines = (args.row_bytes + 127) / 128, per_channel = (lines + channels - 1) / channels;
+    args.piece_bytes = per_channel * 128;
+    args.num_channels = static_cast<int32_t>((lines + per_channel - 1) / per_channel);
+    CHECK(ArenaBytes(args) <= kArenaBytes);
+    args = WithComm(args, group.CommOf(r));
+    static_cast<MoeOneShotBuffers&>(args) = BuffersOf(drawn.fields[r]);
+    args.ids = group.memory.Upload(ids[r]);
+    args.x = group.memory.Take(x_bytes + shift) + shift;
+    args.y = group.memory.Take(y_bytes + shift) + shift;
+    drawn.args.push_back(args);
+    drawn.x.emplace_back(x_bytes);
+    for (char& byte : drawn.x.back()) byte = static_cast<char>(random());
+    drawn.y.emplace_back(y_bytes);
+    drawn.late.push_back(random() % 4 == 0 ? random() % 300 : 0);
+  }
+}
+
+// Calls f(byte) for every byte of this channel's pieces in a buffer, spread over the threads.
+template <typename F>
+void ForPieces(const MoeOneShotArgs& args, int32_t channel, int64_t bytes, const F& f) {
+  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) {
+    if (i % args.row_bytes / args.piece_bytes == channel) f(i);
+  }
+}
+
+// The work of a thread block.
+void RunCall(Drawn& drawn, int32_t rank, int32_t channel) {
+  const MoeOneShotArgs& args = drawn.args[rank];
+  auto* const x = const_cast<char*>(args.x);
+  const auto x_bytes = static_cast<int64_t>(drawn.x[rank].size());
+  const auto y_bytes = static_cast<int64_t>(drawn.y[rank].size());
+  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = drawn.x[rank][i]; });
+  ForPieces(args, channel, y_bytes, [&](int64_t i) { args.y[i] = kUnwritten; });
+  __syncthreads();
+  MoeOneShotCall(args, channel, device::DynamicShared()).Run();
+  __syncthreads();
+  ForPieces(args, channel, y_bytes, [&](int64_t i) { drawn.y[rank][i] = args.y[i]; });
+  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = kSpoiled; });
+}
+
+// A kernel begins once all thread blocks of the previous one on its GPU have ended. Rank `missing` never begins.
+void Launch(const std::vector<Drawn*>& calls, const Group& group, unsigned threads, uint64_t seed,
+            int32_t missing = -1) {
+  size_t shared = 0;
+  std::vector<std::atomic<int32_t>> ended(group.n);  // thread blocks, by rank
+  for (const Drawn* drawn : calls) {
+    shared = std::max(shared, static_cast<size_t>(MoeOneShotSharedBytes(drawn->args[0])));
+  }
+  const auto run = [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    if (rank == missing) return;
+    for (size_t call = 0; call < calls.size(); ++call) {
+      if (threadIdx.x == 0) {
+        while (ended[rank] < static_cast<int32_t>(call) * group.num_channels) emulation::Pause();
+      }
+      __syncthreads();
+      if (channel < calls[call]->args[rank].num_channels) {
+        for (uint64_t i = 0; i < calls[call]->late[rank]; ++i) emulation::Pause();
+        RunCall(*calls[call], rank, channel);
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) ++ended[rank];
+    }
+  };
+  emulation::Launch(group.num_channels, group.n, threads, seed, run, shared);
+}
+
+void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
+  const std::vector<Bytes> expected = RowsByDefinition(drawn.routed, drawn.x, drawn.shape.row_bytes);
+  for (int32_t r = 0; r < group.n; ++r) {
+    const bool rows = expected[r] == drawn.y[r];
+    const bool fields = drawn.fields[r] == FieldsOf(drawn.routed, drawn.shape, r);
+    if (rows && fields && group.report(r).state == device::Report::kNone) continue;
+    std::fprintf(
+        stderr,
+        "moe_one_shot of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
+        "slots %lld, %d channels, seed %llu, call %zu: rank %d has %s (report: state %llu, step %d, peer %d)\n",
+        group.n, drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
+        static_cast<long long>(drawn.shape.row_bytes), static_cast<long long>(drawn.shape.align),
+        static_cast<long long>(drawn.shape.slots), drawn.args[r].num_channels, static_cast<unsigned long long>(seed),
+        place, r,
+        !fields ? "another routing"
+        : !rows ? "other rows"
+                : "aborted",
+        static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
+    std::exit(1);
+  }
+}
+
+int num_calls = 0;
+
+Drawn DrawCall(Group& group, std::mt19937_64& random) {
+  Drawn drawn;
+  const int32_t n = group.n, experts = n * (1 + static_cast<int32_t>(random() % 3));
+  const int32_t token_counts[] = {1, 1, 3, 8, 19}, choice_counts[] = {1, 2, 3, 9};
+  const int32_t tokens = token_counts[random() % 5], choices = choice_counts[random() % 4];
+  const int32_t slots = random() % 4 == 0 ? n * tokens * choices + 1 : 0;
+  const int32_t align = random() % 2 == 0 || slots > 0 ? 1 : 4;
+  const int64_t row_bytes[] = {1, 2, 7, 8, 24, 130, 256, 300, 392};
+  const Ids ids = DrawIds(n, tokens, choices, experts, random);
+  const int32_t spare = slots > 0 ? 0 : static_cast<int32_t>(random() % 7);
+  drawn.routed = Route(n, tokens, choices, experts, align, slots, spare, ids);
+  drawn.routed.capacity = std::max(drawn.routed.capacity, 1);
+  drawn.shape = ShapeOf(drawn.routed, align, slots, row_bytes[random() % 9]);
+  const int64_t shifts[] = {0, 0, 1, 2, 4, 8};
+  Prepare(group, drawn, ids, 1 + static_cast<int32_t>(random() % group.num_channels), shifts[random() % 6], random);
+  ++num_calls;
+  return drawn;
+}
+
+void RunSeries(uint64_t seed, int32_t n, int length) {
+  std::mt19937_64 random(seed);
+  Group group(n, 1 + static_cast<int32_t>(random() % 3));
+  std::vector<Drawn> series;
+  for (int i = 0; i < length; ++i) series.push_back(DrawCall(group, random));
+  std::vector<Drawn*> calls;
+  for (Drawn& drawn : series) calls.push_back(&drawn);
+  constexpr unsigned kThreads[] = {1, 3, 4, 8};
+  Launch(calls, group, kThreads[random() % 4], seed);
+  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
+}
+
+TEST_CASE("calls of all shapes on one arena") {
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
+    for (const int32_t n : {1, 2, 3, 5, 8}) RunSeries(seed, n, 5);
+  }
+  CHECK(num_calls == 500);
+}
+
+TEST_CASE("many series [full]") {
+  for (uint64_t seed = FirstSeed() + 1000; seed < FirstSeed() + 1300; ++seed) {
+    for (const int32_t n : {1, 2, 3, 4, 8}) RunSeries(seed, n, 8);
+  }
+}
+
+// A call of two ranks, two experts each, five tokens, rows of three pieces.
+Drawn Small(Group& group, uint64_t seed, int32_t align = 4, int32_t slots = 0, int32_t unknown = 0) {
+  std::mt19937_64 random(seed);
+  Drawn drawn;
+  Ids ids = {{0, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
+  drawn.routed = Route(2, 5, 2, 4, align, slots, 0, ids);
+  drawn.shape = ShapeOf(drawn.routed, align, slots, 320);
+  for (int32_t i = 0; i < unknown; ++i) ids[1][3 * i] = 4;
+  Prepare(group, drawn, ids, group.num_channels, 0, random);
+  return drawn;
+}
+
+// Flags repeat after 2^32 exchanges: flags of that age must be gone, also where only calls of other shapes look.
+TEST_CASE("flags that repeat") {
+  constexpr uint64_t kSwept = device::kExchangesBetweenSweeps / 2;
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 6; ++seed) {
+    Group group(2, 3);
+    std::mt19937_64 random(seed);
+    // Exchanges kSwept - 2 .. kSwept + 5. The third and the fourth are swept. The flags of the last two are there. All
+    // others have few slots, and send no row.
+    std::vector<Drawn> series;
+    for (uint64_t i = 0; i < 8; ++i) {
+      if (i < 6) {
+        const Ids ids = {{0}, {1}};
+        Drawn drawn;
+        drawn.routed = Route(2, 1, 1, 2, 1, 0, 0, ids);
+        drawn.shape = ShapeOf(drawn.routed, 1, 0, 130);
+        Prepare(group, drawn, ids, 1 + static_cast<int32_t>(seed % 3), 0, random);
+        series.push_back(std::move(drawn));
+      } else {
+        series.push_back(Small(group, seed));
+      }
+    }
+    for (int32_t r = 0; r < group.n; ++r) {
+      const device::LlSlots& slots = series[0].args[r].comm.ll_slots;
+      for (int32_t c = 0; c < group.num_channels; ++c) slots.epochs[c] = kSwept - 3;
+      auto* const lines = slots.pad.At<device::LlLine>(r);
+      for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i) {
+        const uint64_t left = kSwept + 4 + (i / (2 * slots.num_units) == 0 ? 0 : 1);  // set of even or odd epochs
+        lines[i].halves[0] = lines[i].halves[1] = left << 32 | 0x5c5c;
+      }
+    }
+    std::vector<Drawn*> calls;
+    for (Drawn& drawn : series) calls.push_back(&drawn);
+    Launch(calls, group, 8, seed);
+    for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
+    for (int32_t c = 0; c < 3; ++c) CHECK(series[0].args[1].comm.ll_slots.epochs[c] == kSwept + 5);
+  }
+}
+
+TEST_CASE("epochs beyond 32 bits") {
+  Group group(2, 2);
+  std::vector<Drawn> series;
+  std::vector<Drawn*> calls;
+  for (uint64_t i = 0; i < 5; ++i) series.push_back(Small(group, i));
+  for (int32_t r = 0; r < group.n; ++r) {
+    const device::LlSlots& slots = series[0].args[r].comm.ll_slots;
+    for (int32_t c = 0; c < 2; ++c) slots.epochs[c] = (uint64_t{1} << 32) - 3;
+    // As sweeps have left them.
+    auto* const lines = slots.pad.At<device::LlLine>(r);
+    for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i)
+      lines[i].halves[0] = lines[i].halves[1] = uint64_t{99} << 32;
+  }
+  for (Drawn& drawn : series) calls.push_back(&drawn);
+  Launch(calls, group, 4, 1);
+  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], 1, i);
+}
+
+// Both ranks report `step` about `peer`, no slot is written, and the next call does not run.
+std::string CheckRefused(Group& group, Drawn& drawn, int32_t step, int32_t peer, int64_t expected, int64_t seen) {
+  for (uint64_t seed = 1; seed < 6; ++seed) {
+    Drawn next = Small(group, 7);
+    const bool first = seed == 1;
+    Launch(first ? std::vector<Drawn*>{&drawn, &next} : std::vector<Drawn*>{&next}, group, 4, seed);
+    for (int32_t r = 0; r < 2; ++r) {
+      const device::Report& report = group.report(r);
+      CHECK(report.state == device::Report::kComplete && report.rank == r);
+      CHECK(report.step == step && report.peer == peer);
+      CHECK(static_cast<int64_t>(report.expected) == expected && static_cast<int64_t>(report.seen) == seen);
+      for (const Drawn* call : {&drawn, &next}) {
+        CHECK(std::all_of(call->y[r].begin(), call->y[r].end(), [](char byte) { return byte == kUnwritten; }));
+        CHECK(call->fields[r] == EmptyFields(call->shape, 2));
+      }
+    }
+  }
+  return FailureText(group.report(0), "moe.route_and_dispatch at f.py:3", 30);
+}
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("a rank with more rows than slots") {
+  Group group(2, 3);
+  Drawn drawn = Small(group, 1);
+  const int32_t demand = FieldsOf(drawn.routed, drawn.shape, 1).demand[0];
+  CHECK(demand == drawn.routed.capacity && demand > FieldsOf(drawn.routed, drawn.shape, 0).demand[0] + 1);
+  for (MoeOneShotArgs& args : drawn.args) args.capacity = demand - 1;  // the padding of the last group does not fit
+  CHECK(Has(CheckRefused(group, drawn, kTooManyRows, 1, demand, demand - 1), "rank 1 gets more rows"));
+}
+
+TEST_CASE("an expert with more rows than slots") {
+  Group group(2, 2);
+  Drawn drawn = Small(group, 1, 1, 7);
+  const int32_t rows = FieldsOf(drawn.routed, drawn.shape, 0).group_counts[1];
+  CHECK(rows == 6);
+  for (MoeOneShotArgs& args : drawn.args) args.slots = 5, args.capacity = 10;
+  CHECK(Has(CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, rows, 5), "an expert of rank 0 gets 6 rows"));
+}
+
+TEST_CASE("ids of experts that do not exist") {
+  for (const int32_t unknown : {1, 4}) {
+    Group group(2, 2);
+    Drawn drawn = Small(group, 1, 4, 0, unknown);
+    const std::string text = CheckRefused(group, drawn, kUnknownExperts, 1, unknown, 4);
+    CHECK(Has(text, "rank 1 has " + std::to_string(unknown) + " expert ids that are not below num_experts=4"));
+  }
+}
+
+TEST_CASE("ids outside of 16 bits are unknown or none") {
+  Group group(2, 2);
+  Drawn drawn = Small(group, 1);
+  const_cast<int32_t*>(drawn.args[0].ids)[0] = 65536;
+  CheckRefused(group, drawn, kUnknownExperts, 0, 1, 4);
+  Group other(2, 2);
+  Drawn none = Small(other, 1);
+  const Ids ids = {{-1, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
+  const int32_t capacity = none.routed.capacity;
+  none.routed = Route(2, 5, 2, 4, 4, 0, 0, ids);
+  none.routed.capacity = capacity;
+  const_cast<int32_t*>(none.args[0].ids)[0] = -65536;
+  Launch({&none}, other, 4, 1);
+  CheckDrawn(other, none, 1, 0);
+}
+
+TEST_CASE("a rank that does not arrive") {
+  constexpr uint64_t kTimeoutNs = 20'000'000;
+  for (const int32_t missing : {0, 1}) {
+    Group group(2, 2, kTimeoutNs);
+    Drawn before = Small(group, 1), drawn = Small(group, 2), next = Small(group, 3);
+    Launch({&before}, group, 4, 1);
+    CheckDrawn(group, before, 1, 0);
+    const uint64_t begin = emulation::NowNs();
+    Launch({&drawn, &next}, group, 4, 1, missing);
+    CHECK(emulation::NowNs() - begin >= kTimeoutNs && emulation::NowNs() - begin < 2 * kTimeoutNs);
+    const int32_t r = 1 - missing;
+    const device::Report& report = group.report(r);
+    CHECK(report.state == device::Report::kComplete && report.step == kLlExchange && report.peer == missing);
+    CHECK(report.expected == 2 && report.seen == 1);
+    for (const Drawn* call : {&drawn, &next}) CHECK(call->fields[r] == EmptyFields(call->shape, 2));
+  }
+}
+
+TEST_CASE("sizes that the kernel does not take") {
+  CallSpec spec;
+  spec.group_size = 8;
+  MoeOneShotShape shape;
+  shape.tokens = 32, shape.choices = 8, shape.num_experts = 256, shape.capacity = 2048, shape.row_bytes = 14336;
+  const auto made = [&](MoeOneShotShape of) { return MakeMoeOneShotArgs(spec, of, 32).status(); };
+  const StatusOr<MoeOneShotArgs> args = MakeMoeOneShotArgs(spec, shape, 32);
+  CHECK(args.ok() && args->num_channels == 28 && args->piece_bytes == 512);
+  CHECK(MoeOneShotSharedBytes(*args) == 8 * 256 * 4 + (8 * 257 + 3 * 256) * 4);
+  CHECK(ArenaBytes(*args) == 256 + int64_t{2} * 8 * 28 * (64 + 32 * 64) * 16);
+  spec.max_sms = 3;
+  CHECK(MakeMoeOneShotArgs(spec, shape, 32)->num_channels == 3);
+  spec.max_sms = 0;
+  const auto refused = [&](int64_t MoeOneShotShape::* field, int64_t value, const char* text) {
+    MoeOneShotShape other = shape;
+    other.*field = value;
+    CHECK(Has(made(other).message(), text));
+  };
+  for (const auto field : {&MoeOneShotShape::tokens, &MoeOneShotShape::choices, &MoeOneShotShape::capacity,
+                           &MoeOneShotShape::align, &MoeOneShotShape::row_bytes}) {
+    refused(field, 0, "do not fit each other");
+  }
+  refused(&MoeOneShotShape::num_experts, 255, "do not fit each other");
+  refused(&MoeOneShotShape::slots, 65, "do not fit each other");
+  refused(&MoeOneShotShape::capacity, int64_t{1} << 31, "do not fit each other");
+  refused(&MoeOneShotShape::num_experts, 32768, "too large for one exchange");
+  refused(&MoeOneShotShape::choices, 37, "too large for one exchange");  // shared memory
+  refused(&MoeOneShotShape::row_bytes, int64_t{68} << 10, "too large for one exchange");
+  shape.choices = 36;
+  CHECK(made(shape).ok());
+  shape.choices = 8;
+  shape.row_bytes = 64 << 10;
+  CHECK(!made(shape).ok());
+  shape.row_bytes = 62 << 10;
+  CHECK(made(shape).ok());
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

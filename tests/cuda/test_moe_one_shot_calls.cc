@@ -1,0 +1,259 @@
+// moe_one_shot as XLA calls it: attributes, stages, operands, a CUDA graph whose ids change from replay to replay,
+// calls of other shapes on the same arena, ids that are refused, and calls that GPUs refuse.
+#include "fakes/machine.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/cuda/xla/moe_one_shot_call.h"
+#include "fakes/virtual_moe_one_shot.h"
+#include "fakes/xla_frames.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+constexpr int kRanks = 2;
+constexpr float kUnset = -1;
+
+struct Shape {
+  int32_t tokens = 3, choices = 2, experts = 4, capacity = 16, row = 5;
+};
+
+// One of two routings.
+Routed RoutingOf(const Shape& shape, int32_t run) {
+  std::vector<std::vector<int32_t>> ids(kRanks);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    for (int32_t c = 0; c < shape.tokens * shape.choices; ++c) {
+      ids[r].push_back((7 * c + 3 * r + run % 2 * (c + 2)) % (shape.experts + 1) - 1);
+    }
+  }
+  Routed routed = Route(kRanks, shape.tokens, shape.choices, shape.experts, 1, 0, 0, ids);
+  CHECK(routed.capacity <= shape.capacity);
+  routed.capacity = shape.capacity;
+  return routed;
+}
+
+// A call on one device, with XLA's arrays, which keep their addresses.
+struct Site {
+  Site(Rank& of, Stream& stream, const Shape& shape = {}) : rank(of), shape(shape) {
+    xla.device = rank.device();
+    xla.stream = stream.handle();
+    xla.nccl_comm = &rank;
+    x.resize(shape.tokens * shape.row);
+    rows.resize(shape.capacity * shape.row, kUnset);
+    ids.resize(shape.tokens * shape.choices);
+    sizes = ShapeOf(RoutingOf(shape, 0), 1, 0, shape.row * 4);
+    fields = UnwrittenFields(sizes, kRanks);
+  }
+
+  Attributes AttributesOf() const {
+    Attributes call, all;
+    call.AddText("algorithm", "");
+    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, kRanks);
+    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
+    call.AddText("op", "moe.route_and_dispatch");
+    call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, kRanks);
+    call.AddText("site", "here.py:1");
+    all.AddScalar<int64_t>("align", XLA_FFI_DataType_S64, 1);
+    all.AddDictionary("call", call);
+    all.AddScalar<int64_t>("capacity", XLA_FFI_DataType_S64, shape.capacity);
+    all.AddScalar<int64_t>("choices", XLA_FFI_DataType_S64, shape.choices);
+    all.AddArray("groups", std::vector<int64_t>{0, 1});
+    all.AddScalar<int64_t>("num_experts", XLA_FFI_DataType_S64, shape.experts);
+    all.AddScalar<int64_t>("slots", XLA_FFI_DataType_S64, 0);
+    all.AddScalar<int64_t>("tokens", XLA_FFI_DataType_S64, shape.tokens);
+    return all;
+  }
+  std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) {
+    const auto of = [](std::vector<int32_t>& values, std::vector<int64_t> dims) {
+      return Array{values.data(), std::move(dims), XLA_FFI_DataType_S32};
+    };
+    const int64_t local = shape.experts / kRanks;
+    const std::vector<Array> args = {{&number, {}, XLA_FFI_DataType_S32},
+                                     of(ids, {shape.tokens, shape.choices}),
+                                     {x.data(), {shape.tokens, shape.row}, XLA_FFI_DataType_F32}};
+    std::vector<Array> rets = {of(fields.slot, {shape.tokens, shape.choices}),
+                               of(fields.expert, {shape.tokens, shape.choices}),
+                               of(fields.group_sizes, {local}),
+                               of(fields.group_counts, {local}),
+                               of(fields.demand, {}),
+                               of(fields.dropped, {}),
+                               of(fields.table, {kRanks, shape.experts}),
+                               {rows.data(), {shape.capacity, shape.row}, XLA_FFI_DataType_F32}};
+    if (cut_results) rets.pop_back();
+    if (cut_table) rets[6].dims = {kRanks, shape.experts - 1};
+    state_type = &MoeOneShotState::id;
+    return Invoke(handler, stage, xla, AttributesOf(), XLA_FFI_DataType_S32, args, rets);
+  }
+  std::string Instantiate() { return Run(&CudaMoeOneShotInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE); }
+  std::string Prepare() { return Run(&CudaMoeOneShotPrepare, XLA_FFI_ExecutionStage_PREPARE); }
+  std::string Initialize() { return Run(&CudaMoeOneShotInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
+  std::string Execute() { return Run(&CudaMoeOneShotExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+  // All stages before Execute.
+  std::string Begin() {
+    for (const std::string& error : {Instantiate(), Prepare(), Initialize()}) {
+      if (!error.empty()) return error;
+    }
+    return "";
+  }
+
+  float Value(int32_t of, int32_t token, int32_t i, int32_t run) const {
+    return static_cast<float>(1000 * of + 100 * token + 10 * run + i);
+  }
+  std::vector<Bytes> Payloads(int32_t run) const {
+    std::vector<Bytes> all;
+    for (int32_t r = 0; r < kRanks; ++r) {
+      std::vector<float> values;
+      for (int32_t t = 0; t < shape.tokens; ++t) {
+        for (int32_t i = 0; i < shape.row; ++i) values.push_back(Value(r, t, i, run));
+      }
+      const auto* const bytes = reinterpret_cast<const char*>(values.data());
+      all.emplace_back(bytes, bytes + values.size() * 4);
+    }
+    return all;
+  }
+  void Fill(int32_t run) {
+    const Routed routed = RoutingOf(shape, run);
+    std::copy(routed.expert[rank.rank].begin(), routed.expert[rank.rank].end(), ids.begin());
+    const Bytes own = Payloads(run)[rank.rank];
+    std::memcpy(x.data(), own.data(), own.size());
+    std::fill(rows.begin(), rows.end(), kUnset);
+    const MoeFields unwritten = UnwrittenFields(sizes, kRanks);
+    std::copy(unwritten.slot.begin(), unwritten.slot.end(), fields.slot.begin());
+    std::copy(unwritten.table.begin(), unwritten.table.end(), fields.table.begin());
+  }
+  void Check(int32_t run) const {
+    const Routed routed = RoutingOf(shape, run);
+    CHECK(fields == FieldsOf(routed, sizes, rank.rank));
+    const Bytes expected = RowsByDefinition(routed, Payloads(run), sizes.row_bytes)[rank.rank];
+    CHECK(std::memcmp(rows.data(), expected.data(), expected.size()) == 0);
+  }
+
+  Rank& rank;
+  const Shape shape;
+  int64_t max_sms = 0;
+  bool cut_results = false, cut_table = false;
+  int32_t number = 0;  // the rank, which is not read
+  MoeOneShotShape sizes;
+  MoeFields fields;
+  std::vector<int32_t> ids;
+  std::vector<float> x, rows;
+  CallOnDevice xla;
+};
+
+void Finish(Stream& stream) {
+  while (!stream.Drain()) std::this_thread::yield();
+}
+
+ALONE_TEST_CASE("calls of two shapes in a CUDA graph, with ids that change from replay to replay") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream, graph;
+    Shape other;
+    other.tokens = 1, other.choices = 3, other.experts = 2, other.capacity = 6, other.row = 70;
+    Site first(rank, stream), second(rank, stream, other);
+    for (Site* site : {&first, &second}) CHECK(site->Begin().empty());
+    for (int32_t run = 0; run < 3; ++run) {
+      for (Site* site : {&first, &second}) {
+        site->xla.run = run;
+        site->Fill(run);
+        CHECK(site->Prepare().empty() && site->Initialize().empty() && site->Execute().empty());
+      }
+      CHECK(stream.queue.size() == 2);  // two kernels; neither copies nor waits of the host
+      Finish(stream);
+      for (Site* site : {&first, &second}) site->Check(run);
+    }
+    graph.captures = true;
+    for (Site* site : {&first, &second}) {
+      site->xla.stream = graph.handle();
+      CHECK(site->Execute().empty());
+    }
+    CHECK(graph.graph.size() == 2);
+    for (int32_t run = 3; run < 8; ++run) {
+      for (Site* site : {&first, &second}) site->Fill(run);
+      Replay(graph, stream.handle());
+      Finish(stream);
+      for (Site* site : {&first, &second}) site->Check(run);
+    }
+  });
+}
+
+ALONE_TEST_CASE("an id that no expert has: the next call of every rank raises") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site site(rank, stream);
+    CHECK(site.Begin().empty());
+    site.Fill(0);
+    if (rank.rank == 0) site.ids[0] = 4;
+    CHECK(site.Execute().empty());
+    Finish(stream);
+    CHECK(std::all_of(site.rows.begin(), site.rows.end(), [](float row) { return row == kUnset; }));
+    CHECK(site.fields == EmptyFields(site.sizes, kRanks));
+    site.xla.run = 1;
+    const std::string said = site.Execute();
+    CHECK(Has(said, "can't run, since a call before it failed: moe.route_and_dispatch at here.py:1"));
+    CHECK(Has(said, "rank 0 has 1 expert ids that are not below num_experts=4"));
+  });
+}
+
+ALONE_TEST_CASE("calls that GPUs refuse") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site site(rank, stream);
+    CHECK(site.Instantiate().empty() && site.Prepare().empty());
+    CHECK(Has(site.Execute(), "XLA has not initialized the call on GPU"));
+    site.cut_results = true;
+    CHECK(Has(site.Initialize(), "unexpected number of operands or results"));
+    site.cut_results = false;
+    site.cut_table = true;
+    CHECK(Has(site.Initialize(), "the sizes of operands and results do not fit the attributes"));
+    // Different shapes on the ranks.
+    Shape shape;
+    shape.tokens = 2 + rank.rank;
+    Site uneven(rank, stream, shape);
+    CHECK(uneven.Begin().empty());
+    CHECK(Has(uneven.Execute(), "the hash of the shapes"));
+    // More than the kernel takes: on one rank, and on all.
+    for (const bool all : {false, true}) {
+      Shape large;
+      if (all || rank.rank == 1) large.experts = 40'000, large.capacity = 12;
+      Site one(rank, stream, large);
+      CHECK(one.Begin().empty());
+      const std::string said = one.Execute();
+      CHECK(Has(said, all || rank.rank == 1 ? "too large for one exchange of LL messages" : "rank 1 of the group"));
+    }
+    CHECK(rank.made != nullptr);
+  });
+}
+
+ALONE_TEST_CASE("GPUs of several nodes") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  world->num_lsa_teams = 2;
+  world->gin = NCCL_GIN_TYPE_PROXY;
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site site(rank, stream);
+    CHECK(site.Begin().empty());
+    CHECK(Has(site.Execute(), "runs inside a node on GPUs"));
+  });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,111 @@
+"""Lowering of moe.route_and_dispatch for GPUs: the calls that take one kernel, and those that take two calls."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import assert_same, run
+from test_moe_lowering import calls, targets, text
+
+import jaxcomm
+from jaxcomm import _placement
+from jaxcomm.moe import one_shot
+
+TWO_CALLS = ["all_gather", "dispatch"]
+
+
+def rows(x, ids, weights, **options):
+    return jaxcomm.moe.route_and_dispatch(x, ids, "gpu", num_experts=8, **options)[0]
+
+
+def wide(width, **options):
+    """16 tokens per rank with rows of this many bytes."""
+
+    def f(x, ids, weights):
+        x = jnp.broadcast_to(x[:, :1], (len(x), width // 2))
+        return rows(x, ids, weights, **options)[:, :1]
+
+    return f
+
+
+def test_few_tokens_take_one_kernel():
+    (call,) = calls(text(functools.partial(rows, max_sms=7, align=4, capacity=120)))
+    target, attributes, operands = call
+    assert target == "moe_one_shot"
+    assert operands == ["tensor<i32>", "tensor<16x2xi32>", "tensor<16x32xbf16>"]
+    numbers = {"num_experts": 8, "capacity": 120, "align": 4, "slots": 0, "tokens": 16, "choices": 2, "max_sms": 7}
+    for name, value in numbers.items():
+        assert f"{name} = {value} : i64" in attributes, name
+    assert "[16 tokens, 2 choices, 8 experts, capacity 120, rows of 32 bfloat16]" in attributes
+
+
+@pytest.mark.parametrize(
+    ("width", "options", "one"),
+    [
+        (32 << 10, {}, True),  # 512 KiB per rank
+        (33 << 10, {}, False),
+        (33 << 10, {"algorithm": "one_shot"}, True),
+        (32 << 10, {"algorithm": "direct"}, False),
+        (32 << 10, {"on_overflow": "drop"}, False),
+        (1 << 20, {"algorithm": "one_shot"}, False),  # more than the slots of a communicator
+        (256, {"capacity": 0}, False),
+    ],
+)
+def test_which_sizes_take_one_kernel(width, options, one):
+    assert targets(wide(width, **options)) == (["moe_one_shot"] if one else TWO_CALLS)
+
+
+def test_the_gradient_is_a_combine():
+    def gradient(x, ids, weights):
+        return jax.grad(lambda x: rows(x, ids, weights).astype(jnp.float32).sum())(x)
+
+    assert targets(gradient) == ["moe_one_shot", "combine"]
+
+
+def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
+    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+    with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs, and on GPUs of one node"):
+        text(rows)
+
+
+def test_the_limits_are_those_of_the_kernel():
+    """tests/cuda/test_moe_one_shot.cc has the same sizes."""
+    fits = one_shot.fits_kernel
+    assert fits(8, 32, 8, 256, 14336)
+    assert fits(8, 32, 36, 256, 14336)
+    assert not fits(8, 32, 37, 256, 14336)
+    assert fits(1, 1, 1, 2**15 - 1, 0) is fits(1, 0, 1, 8, 4) is fits(1, 1, 0, 8, 4) is False
+    assert not fits(8, 1, 1, 2**15, 4)
+    assert not fits(8, 32, 8, 256, 64 << 10)
+
+
+def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
+    """The kernel is replaced by route and dispatch of the joined rows."""
+
+    class Kernel:
+        @staticmethod
+        def bind(ids, rows, *, spec):
+            seen.append((rows.dtype, rows.shape[1]))
+            return one_shot._without_one_shot(ids, rows, spec=spec)
+
+    seen = []
+    monkeypatch.setattr(one_shot, "kernel_p", Kernel)
+    monkeypatch.setattr(one_shot, "_in_one_shot", one_shot._in_one_kernel)
+    ids = rng.integers(-1, 8, (8, 3, 2)).astype(np.int32)
+    x = {
+        "narrow": rng.integers(0, 2, (8, 3, 7)).astype(bool),
+        "none": np.zeros((8, 3, 0), np.float32),
+        "small": rng.integers(-9, 9, (8, 3, 3)).astype(jnp.bfloat16),
+        "wide": rng.standard_normal((8, 3, 2, 3)).astype(np.float32),
+    }
+
+    def body(algorithm, ids, x):
+        return jaxcomm.moe.route_and_dispatch(x, ids, "gpu", num_experts=8, algorithm=algorithm)
+
+    one, two = (run(functools.partial(body, algorithm), line, ids, x) for algorithm in ("one_shot", "direct"))
+    assert seen == [(np.uint8, 7 + 2 * 3 + 4 * 6)]
+    assert_same(one[0], two[0], bits=True)
+    for name in one_shot._FIELDS:
+        assert_same(getattr(one[1], name), getattr(two[1], name), bits=True)
