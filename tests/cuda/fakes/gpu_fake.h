@@ -36,7 +36,7 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 inline thread_local int current_device = 0;
 inline thread_local int num_sms = 132;  // of its GPU
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
-inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false};
+inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, rail_kernel_loaded{false};
 
 inline int num_gpus = 1024;  // of the process
 

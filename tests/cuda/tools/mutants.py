@@ -22,6 +22,7 @@ from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
+from mutants_of_rails import RAILED
 from mutants_of_rows import ROUTED
 from mutants_of_slices import SLICED
 
@@ -93,7 +94,7 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + SLICED + GROUPS)
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + RAILED + SLICED + GROUPS)
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
@@ -105,6 +106,7 @@ def main() -> int:
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
         parts |= {"row_args": ROW_ARGS, "slice_args": "ffi/cuda/program/slice_args.cc"}
+        parts["rail_row_args"] = "ffi/cuda/program/rail_row_args.cc"
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):
