@@ -27,6 +27,7 @@ class Rows:
       most_sent: in the worst case, all of them.
       received: expected number of rows that a rank receives, its own included.
       most_received: in the worst case; the default capacity without `align`.
+      between_nodes: expected number for other nodes, once per token and node; 0 for one node.
     """
 
     choices: int
@@ -35,16 +36,20 @@ class Rows:
     most_sent: int
     received: float
     most_received: int
+    between_nodes: float = 0.0
 
     def __str__(self) -> str:
         return (
             f"rows      {self.sent:.0f} of {self.choices} to other ranks ({self.tokens_sent:.0f} if once per token and "
-            f"rank), worst case {self.most_sent}; {self.received:.0f} received, worst case {self.most_received}; "
-            "assumes that tokens choose experts evenly"
+            f"rank), worst case {self.most_sent}; {self._to_nodes()}{self.received:.0f} received, "
+            f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
+    def _to_nodes(self) -> str:
+        return f"{self.between_nodes:.0f} to other nodes, once per token and node; " if self.between_nodes else ""
 
-def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows:
+
+def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int, num_nodes: int = 1) -> Rows:
     """The rows of a rank.
 
     Args:
@@ -52,6 +57,7 @@ def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows
       choices: K, different experts of a token.
       num_experts: E, a multiple of num_ranks.
       num_ranks: n.
+      num_nodes: G.
     """
     local = num_experts // num_ranks
     other = (num_ranks - 1) / num_ranks
@@ -62,4 +68,5 @@ def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows
         most_sent=tokens * choices if num_ranks > 1 else 0,
         received=float(tokens * choices),
         most_received=num_ranks * tokens * min(choices, local),
+        between_nodes=tokens * groups_of_token(num_nodes, num_experts, choices) * (num_nodes - 1) / num_nodes,
     )
