@@ -118,6 +118,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/moe_one_shot.cu
   ffi/cuda/kernels/multimem.cu
+  ffi/cuda/kernels/rail_rows.cu
   ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/slices.cu
   ffi/cuda/kernels/watchdog.cu)

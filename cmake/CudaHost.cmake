@@ -38,6 +38,7 @@ add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/moe_one_shot_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/packing.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/program.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/rail_row_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/row_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/send_recv_schedule.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)

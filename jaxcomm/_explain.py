@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxcomm import _check, _cost_params, _lowering, _request
 from jaxcomm._config import config
 from jaxcomm._core import plan
@@ -126,15 +128,34 @@ class Explanation:
         ]
 
 
-def _rows(op: str, x: Any, n: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:
-    """The rows of a rank, and those of a token that the op moves."""
+def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool) -> str:
+    """The plan by which GPUs run dispatch or combine."""
+    if platform != "cuda":
+        raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
+    if num_nodes == 1:
+        if algorithm in (None, "direct"):
+            return "direct"
+        raise ValueError(f"{op}: GPUs of one node run algorithm 'direct' only, got {algorithm!r}")
+    if op == "moe.dispatch" and algorithm == "hierarchical" and gin:
+        return algorithm
+    remedy = "" if op == "moe.combine" else "; with GIN, algorithm='hierarchical' runs jaxcomm's kernel"
+    raise ValueError(
+        f"{op} is not explained: between nodes of GPUs, rows travel by XLA's own ragged_all_to_all, which has no "
+        f"plan{remedy}"
+    )
+
+
+def _rows(
+    op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None
+) -> tuple[Rows, float]:
+    """The rows of a rank, and those of a token that the op moves inside nodes."""
     if num_experts is None or choices is None:
         raise ValueError(f"{op}: pass num_experts and choices")
     if num_experts < 1 or num_experts % n or not 1 <= choices <= num_experts:
         raise ValueError(f"{op}: {num_experts} experts and {choices} choices do not fit {n} ranks")
-    # dispatch moves a row once per rank that needs it, combine one per choice.
-    moved = groups_of_token(n, num_experts, choices) if op == "moe.dispatch" else choices
-    return rows_of(x.shape[0], choices, num_experts, n), moved
+    # On one node, dispatch moves a row once per rank that needs it. All others move one per choice.
+    moved = groups_of_token(n, num_experts, choices) if op == "moe.dispatch" and num_nodes == 1 else choices
+    return rows_of(x.shape[0], choices, num_experts, n, num_nodes), moved
 
 
 def _replace(
@@ -185,7 +206,8 @@ def explain(
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
         predicted for a rank that sends all rows, and the same number of them to every rank; on GPUs, for those of one
         node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
-        GPUs of one node and an even load; x has a row per token.
+        GPUs of one node and an even load; x has a row per token. "moe.dispatch" is also predicted for several nodes
+        with GIN and `algorithm="hierarchical"`.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -226,13 +248,8 @@ def explain(
     rows: Rows | None = None
     rows_of_token = 1.0
     if op in _request.MOE:
-        if platform != "cuda" or ranks_per_node != n or algorithm not in (None, "direct"):
-            raise ValueError(
-                f"{op} is explained for GPUs of one node and algorithm 'direct' only: pass platform='cuda' and one "
-                "axis size"
-            )
-        rows, rows_of_token = _rows(op, x, n, num_experts, choices)
-        algorithm = "direct"
+        algorithm = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin)
+        rows, rows_of_token = _rows(op, x, n, n // ranks_per_node, num_experts, choices)
     if op == "ragged_all_to_all" and platform == "cuda":
         if ranks_per_node != n or algorithm not in (None, "direct"):
             raise ValueError(
@@ -263,7 +280,18 @@ def explain(
         request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
         choice, sms = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine), 0
     _replace(op, machine, links, launch_s, sync_overhead_s)
-    given = links or launch_s is not None or sync_overhead_s is not None or symmetric_buffers
+    once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
+    if rows is not None and rows.between_nodes:
+        row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
+        choices_between = rows.choices * (1 - ranks_per_node / n)
+        once = (rows.between_nodes + choices_between * 4 * sms / row_bytes) / choices_between
+    shown = links_of(machine)
+    machine.links = [
+        (link.name, link.overhead_s, link.bytes_per_s / (once if link.name == "network" else 1), link.latency_s)
+        for link in shown
+        if link.name != "ll"
+    ]
+    given = once != 1 or links or launch_s is not None or sync_overhead_s is not None or symmetric_buffers
     if on_gpus:
         cost = plan.cost_on_gpus(request, selection, item_bytes, machine if given else None, gin)
     elif given:
@@ -271,6 +299,8 @@ def explain(
     else:
         cost = choice.cost
     traffic_of = {"self": cost.self, "node": cost.node, "network": cost.network}
+    bytes_of = {name: traffic.bytes for name, traffic in traffic_of.items()}
+    bytes_of["network"] = round(bytes_of["network"] * once)
     return Explanation(
         op=op,
         algorithm=choice.algorithm,
@@ -283,13 +313,13 @@ def explain(
         steps=cost.steps,
         scratch_bytes=cost.scratch_bytes,
         messages={name: traffic.messages for name, traffic in traffic_of.items()},
-        bytes={name: traffic.bytes for name, traffic in traffic_of.items()},
+        bytes=bytes_of,
         signals={name: traffic.signals for name, traffic in traffic_of.items()},
         predicted_time_s=cost.time_s,
         platform=platform,
         protocol=plan.protocol(native, choice.algorithm) if choice.ll else "steps",
         sms=sms,
-        links=links_of(machine),
+        links=shown,
         launch_s=machine.launch_s,
         sync_overhead_s=machine.sync_overhead_s,
         _request=choice.request,

@@ -282,6 +282,16 @@ def uses_row_kernel(ctx: Any, call: Call, platform: str) -> bool:
     return not uses_xla(call, platform) and is_on_one_host(ctx, call)
 
 
+def uses_rails(ctx: Any, call: Call, platform: str) -> bool:
+    """Whether GPUs of several hosts move the rows of a dispatch by jaxcomm's kernel, once per token and node.
+
+    The kernel needs GIN between the nodes, which NCCL reports at run time only. So a program has to ask for it.
+    """
+    if platform != "cuda" or call.algorithm != "hierarchical":
+        return False
+    return not uses_xla(call, platform) and not is_on_one_host(ctx, call)
+
+
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 

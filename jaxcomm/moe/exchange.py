@@ -188,7 +188,9 @@ def _order(slot, expert, vectors, layout):
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
-    if ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
+    if ctx.avals_in[-4].shape[1] > 0 and (
+        _lowering.uses_rails(ctx, layout.call, platform) or _is_native(ctx, layout, platform)
+    ):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)

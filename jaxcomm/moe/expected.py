@@ -23,10 +23,11 @@ class Rows:
     Attributes:
       choices: rows of all choices of the rank's tokens.
       sent: expected number of them for other ranks. As many come back in combine().
-      tokens_sent: expected number of rows for other ranks in dispatch(): once per token and rank.
+      tokens_sent: expected number of rows for other ranks, once per token and rank: those of dispatch() on one node.
       most_sent: in the worst case, all choices.
       received: expected number of slots that a rank fills, those of its own tokens included.
       most_received: in the worst case; the default capacity without `align`.
+      between_nodes: expected number for other nodes, once per token and node; 0 for one node.
     """
 
     choices: int
@@ -35,16 +36,25 @@ class Rows:
     most_sent: int
     received: float
     most_received: int
+    between_nodes: float = 0.0
 
     def __str__(self) -> str:
         return (
-            f"rows      {self.tokens_sent:.0f} to other ranks in dispatch, once per token and rank; {self.sent:.0f} of "
-            f"{self.choices} choices back in combine, worst case {self.most_sent}; slots for {self.received:.0f}, "
+            f"rows      {self._in_dispatch()}; {self.sent:.0f} of {self.choices} choices back in combine, worst case "
+            f"{self.most_sent}; slots for {self.received:.0f}, "
             f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
+    def _in_dispatch(self) -> str:
+        if self.between_nodes:
+            return (
+                f"{self.between_nodes:.0f} to other nodes in dispatch, once per token and node; {self.choices} inside "
+                "nodes"
+            )
+        return f"{self.tokens_sent:.0f} to other ranks in dispatch, once per token and rank"
 
-def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows:
+
+def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int, num_nodes: int = 1) -> Rows:
     """The rows of a rank.
 
     Args:
@@ -52,6 +62,7 @@ def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows
       choices: K, different experts of a token.
       num_experts: E, a multiple of num_ranks.
       num_ranks: n.
+      num_nodes: G.
     """
     local = num_experts // num_ranks
     other = (num_ranks - 1) / num_ranks
@@ -62,4 +73,5 @@ def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows
         most_sent=tokens * choices if num_ranks > 1 else 0,
         received=float(tokens * choices),
         most_received=num_ranks * tokens * min(choices, local),
+        between_nodes=tokens * groups_of_token(num_nodes, num_experts, choices) * (num_nodes - 1) / num_nodes,
     )

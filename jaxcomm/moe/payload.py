@@ -23,7 +23,8 @@ def dispatch(
       routing: result of route().
       per_choice: each choice has a row of its own.
       algorithm: "direct", "hierarchical" (one row per token and node crosses between nodes; the default between
-        hosts), or "xla" for XLA's own ragged_all_to_all.
+        hosts of CPUs), or "xla" for XLA's own ragged_all_to_all, the default between hosts of GPUs. There,
+        "hierarchical" needs GIN (docs/internals/cuda-moe.md).
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS.
 
     Returns:
@@ -34,10 +35,11 @@ def dispatch(
       ValueError: invalid shapes or algorithm (when tracing).
       TypeError: the gradient of a float of 8 bits is asked for, or a wrong argument (when tracing).
       NotImplementedError: the axis or the routing belongs to vmap.
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, calls of ranks differ, or
+        GPUs of several nodes have no GIN for "hierarchical" (at run time).
 
     Cost: one row per choice whose expert is on another rank. On GPUs of one node, one per token and such rank.
+    "hierarchical": one row per token and other node between nodes, and one row per choice inside them.
     """
     op = "moe.dispatch"
     layout = _layout(op, routing, per_choice, algorithm, max_sms)

@@ -6,92 +6,18 @@
 #include <vector>
 
 // clang-format off: in this order, as NCCL's headers go before it
-#include "fakes/gin_fake.h"
+#include "fakes/gin_cluster.h"
 #include "node_all_gather.cuh"
 // clang-format on
-#include "../../ffi/cuda/program/gin_args.h"
 #include "../check.h"
 #include "fakes/seed.h"
-#include "fakes/virtual_ranks.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr uint64_t kTimeoutNs = 20'000'000;
-
-// The state of a communicator's ranks with an arena, from one launch to the next.
-struct Cluster {
-  Cluster(int32_t num_nodes, int32_t ranks_per_node, int32_t num_channels, int64_t arena_bytes, uint64_t seed)
-      : n(num_nodes * ranks_per_node),
-        num_channels(num_channels),
-        num_contexts(1 + static_cast<int32_t>(seed % 3)),
-        network(num_contexts, NumGinSignals(num_channels, n), NumGinCounters(num_channels),
-                device::kMostPutsUnderWay * ((num_channels + num_contexts - 1) / num_contexts), seed),
-        arenas{memory.Take(n * arena_bytes + 16) + 16, arena_bytes},
-        registered{arenas.base, arenas.stride},
-        reports(memory.Upload(std::vector<device::Report>(n))) {
-    const Counters counters = MakeCounters(memory, n, ranks_per_node, num_channels);
-    for (int32_t r = 0; r < n; ++r) {
-      const int32_t first = r / ranks_per_node * ranks_per_node;
-      device::Comm comm;
-      comm.world = {r, n, 0, 1};
-      comm.local = {r - first, ranks_per_node, first, 1};
-      comm.signals.pad = {counters.pads + first * counters.pad_bytes, counters.pad_bytes};
-      comm.signals.sent = counters.sent[r];
-      comm.signals.received = counters.received[r];
-      comm.signals.num_channels = num_channels;
-      comm.arena = {arenas.At(first), arena_bytes};
-      comm.arena_bytes = arena_bytes;
-      comm.timeout_ns = kTimeoutNs;
-      comm.report = reports + r;
-      comm.abort_flag = memory.Upload(std::vector<uint64_t>(1));
-      comms.push_back(comm);
-      device::GinHandle handle;
-      handle.comm = comm;
-      handle.comm.local = comm.world;
-      handle.comm.signals = {};
-      handle.comm.signals.received = memory.Upload(std::vector<uint64_t>(n * num_channels));
-      handle.puts = memory.Upload(std::vector<uint64_t>(num_channels));
-      handle.arena = &registered;
-      handles.push_back(handle);
-    }
-  }
-
-  // All ranks with `blocks` blocks each, and the network.
-  void Launch(int32_t blocks, unsigned threads, uint64_t seed,
-              const std::function<void(int32_t rank, const ncclDevComm&)>& body) {
-    network.Reopen();
-    emulation::Launch(static_cast<unsigned>(blocks), static_cast<unsigned>(n + 1), threads, seed, [&] {
-      if (static_cast<int32_t>(blockIdx.y) == n) {
-        if (threadIdx.x < 2) network.Serve(static_cast<int>(n * blocks * threads));
-        return;
-      }
-      const auto rank = static_cast<int32_t>(blockIdx.y);
-      body(rank, {rank, static_cast<uint32_t>(num_contexts), &network});
-      network.Leave();
-    });
-  }
-
-  bool all_well() const {
-    for (int32_t r = 0; r < n; ++r) {
-      if (reports[r].state != device::Report::kNone) return false;
-    }
-    return true;
-  }
-
-  const int32_t n, num_channels, num_contexts;
-  HostMemory memory;
-  gin_fake::Network network;
-  const device::Window arenas;  // of all ranks
-  ncclWindow_vidmem registered;
-  device::Report* const reports;
-  std::vector<device::Comm> comms;
-  std::vector<device::GinHandle> handles;
-};
-
 TEST_CASE("the rail has a rank of each node") {
-  const Cluster cluster(3, 4, 1, 16, 1);
+  const GinCluster cluster(3, 4, 1, 16, 1);
   const device::Team rail = device::RailOf(cluster.comms[6]);
   CHECK(rail.rank == 1 && rail.size == 3);
   CHECK(rail.World(0) == 2 && rail.World(1) == 6 && rail.World(2) == 10);
@@ -106,7 +32,7 @@ void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   device::Comm sizes;
   sizes.world.size = num_nodes * ranks_per_node;
   sizes.signals.num_channels = blocks;
-  Cluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
+  GinCluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
   std::vector<std::vector<node_all_gather::Args>> calls(4);
   HostMemory memory;
   for (auto& call : calls) {
@@ -159,7 +85,7 @@ TEST_CASE("all-gathers with different grids on one arena") {
     device::Comm sizes;
     sizes.world.size = 4;
     sizes.signals.num_channels = kChannels;
-    Cluster cluster(2, 2, kChannels, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
+    GinCluster cluster(2, 2, kChannels, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
     HostMemory memory;
     uint64_t calls = 0, rounds[kChannels] = {};
     for (const int32_t blocks : kGrids) {
@@ -198,7 +124,7 @@ TEST_CASE("a missing rank of another node") {
     device::Comm sizes;
     sizes.world.size = 4;
     sizes.signals.num_channels = 1;
-    Cluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
+    GinCluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
     char x[16] = {}, y[4][64];
     const uint64_t begin = emulation::NowNs();
     for (int launch = 0; launch < 2; ++launch) {  // the second kernel does nothing
@@ -212,7 +138,7 @@ TEST_CASE("a missing rank of another node") {
         args.bytes = args.chunk_bytes = 16;
         node_all_gather::Run(args, nccl_comm);
       });
-      CHECK(emulation::NowNs() - begin < 4 * kTimeoutNs);
+      CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
     }
     const device::Report& report = cluster.reports[1];
     CHECK(report.state == device::Report::kComplete && report.rank == 1 && report.peer == 3);
@@ -224,7 +150,7 @@ TEST_CASE("a missing rank of another node") {
 // Rank 0 puts 20 words from the same place, and changes it once the network has read it.
 TEST_CASE("a source may change after a flush") {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
-    Cluster cluster(2, 1, 2, 200, seed);
+    GinCluster cluster(2, 1, 2, 200, seed);
     const bool group = seed % 2 == 0;
     cluster.Launch(2, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
       const device::Gin gin(cluster.handles[rank], nccl_comm);
@@ -255,7 +181,7 @@ TEST_CASE("a source may change after a flush") {
 // The fake of GIN refuses more outstanding puts.
 TEST_CASE("puts wait until the network has read earlier ones") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    Cluster cluster(2, 1, 1, 64, seed);
+    GinCluster cluster(2, 1, 1, 64, seed);
     cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
       const device::Gin gin(cluster.handles[rank], nccl_comm);
       if (rank == 1) {
@@ -274,7 +200,7 @@ TEST_CASE("puts wait until the network has read earlier ones") {
 // The signal comes after the time limit of its wait: later waits of the channel must not take it for theirs.
 TEST_CASE("a channel that has aborted counts no signal") {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
-    Cluster cluster(2, 1, 1, 64, seed);
+    GinCluster cluster(2, 1, 1, 64, seed);
     cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
       const device::Gin gin(cluster.handles[rank], nccl_comm);
       if (rank == 0) {
@@ -291,7 +217,7 @@ TEST_CASE("a channel that has aborted counts no signal") {
 // The network stops. Every call of the channel then ends at once, and nothing more is posted.
 TEST_CASE("a channel that has aborted neither puts nor signals") {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
-    Cluster cluster(2, 1, 2, 64, seed);
+    GinCluster cluster(2, 1, 2, 64, seed);
     cluster.network.Stall();
     const uint64_t begin = emulation::NowNs();
     cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
@@ -301,14 +227,14 @@ TEST_CASE("a channel that has aborted neither puts nor signals") {
         const uint64_t ended = emulation::NowNs();
         gin.Signal(0, 0);
         CHECK(!gin.Put(0, 0, 0, 0, 1) && !gin.Wait(0, 0, 8) && !gin.Flush(0));
-        CHECK(emulation::NowNs() - ended < kTimeoutNs / 2);
+        CHECK(emulation::NowNs() - ended < kGinTimeoutNs / 2);
         return;
       }
       int puts = 0;
       while (puts < 40 && gin.Put(0, 1, 0, 0, 1)) ++puts;
       CHECK(puts == device::kMostPutsUnderWay && !gin.Flush(0));
     });
-    CHECK(emulation::NowNs() - begin < 4 * kTimeoutNs);
+    CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
     CHECK(cluster.handles[1].puts[0] == 0 && cluster.network.num_posted({0, 1, 0}) == 0);
     const device::Report& sender = cluster.reports[0];
     CHECK(sender.state == device::Report::kComplete && sender.step == device::kFlushStep && sender.peer == 0);

@@ -122,6 +122,29 @@ def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch
         text(functools.partial(layer, algorithm="xla"))
 
 
+def test_hierarchical_dispatch_of_several_hosts_is_jaxcomms_own_kernel(monkeypatch):
+    """Rows come home by XLA's collective, also those of the gradient of dispatch."""
+    drop = functools.partial(layer, axes=("node", "gpu"), on_overflow="drop", algorithm="hierarchical")
+
+    def gradient(x, ids, weights):
+        return jax.grad(lambda x: drop(x, ids, weights).astype(jnp.float32).sum())(x)
+
+    with monkeypatch.context() as hosts:
+        hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+        found = calls(text(drop, shape=(2, 2)))
+        assert [target for target, _, _ in found] == ["all_gather_eager", "dispatch_eager"]
+        assert 'algorithm = "hierarchical"' in found[1][1]
+        assert text(drop, shape=(2, 2)).count("@ragged_all_to_all(") == 1
+        # The transposes of dispatch and combine are each other.
+        assert sorted(targets(gradient, shape=(2, 2))) == ["all_gather_eager", "dispatch_eager", "dispatch_eager"]
+        with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs"):
+            text(functools.partial(drop, on_overflow="raise"), shape=(2, 2))
+        hosts.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm="xla"))
+        assert targets(drop, shape=(2, 2)) == []
+    # On one host, rows travel by the kernel of ragged exchanges.
+    assert targets(drop, shape=(2, 2)) == ["all_gather", "all_to_all_v", "all_to_all_v"]
+
+
 def test_unknown_ids_are_negative_sizes():
     """The kernel recognizes them. Elsewhere the table stays as it is."""
     table = jnp.array([[3, 1, 0], [2, 2, 5]], jnp.int32)

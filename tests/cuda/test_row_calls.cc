@@ -61,6 +61,15 @@ struct Buffers {
 
   // The experts of this test return the rows as they are.
   void Check(const Routed& routed, int32_t rank, int32_t run) const {
+    CheckRows(routed, rank, run);
+    for (int32_t t = 0; t < kTokens; ++t) {
+      float sum = 0;
+      for (int32_t k = 0; k < kChoices; ++k) sum += routed.slot[rank][t * kChoices + k] < 0 ? 0 : 1 + t + 3 * k;
+      for (int32_t i = 0; i < kRow; ++i) CHECK(y[t * kRow + i] == sum * Value(rank, t, i, run));
+    }
+  }
+
+  void CheckRows(const Routed& routed, int32_t rank, int32_t run) const {
     int32_t filled = 0;
     for (int32_t r = 0; r < kRanks; ++r) {
       for (int32_t c = 0; c < kTokens * kChoices; ++c) {
@@ -74,11 +83,6 @@ struct Buffers {
     int32_t zeros = 0;
     for (int32_t s = 0; s < kCapacity; ++s) zeros += rows[s * kRow] == 0 && rows[s * kRow + kRow - 1] == 0;
     CHECK(zeros >= kCapacity - filled && zeros <= kCapacity - filled + 1);
-    for (int32_t t = 0; t < kTokens; ++t) {
-      float sum = 0;
-      for (int32_t k = 0; k < kChoices; ++k) sum += routed.slot[rank][t * kChoices + k] < 0 ? 0 : 1 + t + 3 * k;
-      for (int32_t i = 0; i < kRow; ++i) CHECK(y[t * kRow + i] == sum * Value(rank, t, i, run));
-    }
   }
 };
 
@@ -161,6 +165,44 @@ ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from repla
   });
 }
 
+// Two nodes of one rank. The routing changes from run to run, and the last one is wrong.
+void DispatchBetweenNodes(const char* algorithm) {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  world->num_lsa_teams = 2;
+  world->gin = NCCL_GIN_TYPE_GDAKI;
+  auto* dispatch = new GpuCallState;
+  dispatch->spec = RowSpec(Collective::kDispatch);
+  dispatch->spec.algorithm = algorithm;
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Buffers buffers;
+    Site site(*dispatch, rank, stream, buffers);
+    for (int32_t run = 0; run < 3; ++run) {
+      const Routed routed = RoutingOf(run);
+      buffers.Fill(routed, rank.rank, run);
+      site.xla.run = run;
+      CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+      CHECK(stream.queue.size() == 1);
+      Finish(stream);
+      buffers.CheckRows(routed, rank.rank, run);
+    }
+    // Without tokens there is no arena.
+    Communicator& communicator = dispatch->Find(rank.device())->communicator();
+    CHECK(DeviceCall::Make(dispatch->spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
+    buffers.table[(4 + 2) * kExperts + 3] += kCapacity;  // of the slice of rank 1 for its own last expert
+    site.xla.run = 3;
+    CHECK(site.Execute().empty());
+    Finish(stream);
+    site.xla.run = 4;
+    CHECK(Has(site.Execute(), "rank 1 gets more rows for its experts than it has places for"));
+  });
+}
+
+ALONE_TEST_CASE("a dispatch between nodes over GIN") { DispatchBetweenNodes(""); }
+ALONE_TEST_CASE("a dispatch between nodes over GIN, by name") { DispatchBetweenNodes("hierarchical"); }
+
 // The slots of rank 1 do not suffice.
 ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank raises") {
   Communicator::Configure(20, 4);
@@ -231,6 +273,16 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
               "are too long for 4 thread blocks"));
     spec.algorithm = "hierarchical";
     CHECK(Has(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow), "runs inside a node on GPUs"));
+    const auto between = [&](Collective collective, InterNode inter_node) {
+      const CallSpec of_nodes = RowSpec(collective);
+      return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1, inter_node}, 4).status();
+    };
+    CHECK(between(Collective::kDispatch, InterNode::kGin).ok());
+    CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), "between nodes, dispatch needs GIN"));
+    CHECK(Has(between(Collective::kCombine, InterNode::kGin), "runs inside a node on GPUs"));
+    spec.algorithm = "hierarchical";
+    spec.collective = Collective::kDispatch;
+    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "runs inside a node on GPUs"));
     spec = RowSpec(Collective::kDispatch);
     spec.num_experts = 1 << 20;
     CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "more shared memory than a thread block has"));

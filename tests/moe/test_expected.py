@@ -25,6 +25,24 @@ def test_rows_of_a_rank():
     # A rank has one expert only: no token has two rows there.
     assert rows_of(3, 2, 4, 4).most_received == 12
     assert rows_of(3, 2, 8, 1).most_sent == 0
+    assert rows.between_nodes == 0
+    assert rows_of(3, 2, 8, 4, num_nodes=2).between_nodes == pytest.approx(3 * 11 / 14)  # both choices: 3 / 14
+
+
+def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
+    x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
+    arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
+    found = jaxcomm.explain("moe.dispatch", x, (2, 8), algorithm="hierarchical", **arguments)
+    row = 2 * 7168
+    assert found.algorithm == "hierarchical" and found.rows.between_nodes == pytest.approx(4096 * 0.997, rel=1e-3)
+    positions = 4096 * 4 * 4 * found.sms
+    assert found.bytes["network"] == pytest.approx(found.rows.between_nodes * row + positions, rel=1e-6)
+    assert "4082 to other nodes, once per token and node" in str(found)
+    (link,) = [link for link in found.links if link.name == "network"]
+    once = found.bytes["network"] / link.bytes_per_s
+    assert once < found.predicted_time_s < 2 * once
+    with pytest.raises(ValueError, match=r"moe\.combine is not explained: between nodes of GPUs.*has no plan$"):
+        jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
 
 
 @pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])
@@ -46,9 +64,10 @@ def test_explained_on_gpus(op):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"platform": "cpu"}, "for GPUs of one node and algorithm 'direct' only"),
-        ({"axis_sizes": (2, 2)}, "for GPUs of one node and algorithm 'direct' only"),
-        ({"algorithm": "hierarchical"}, "for GPUs of one node and algorithm 'direct' only"),
+        ({"platform": "cpu"}, "is explained for GPUs only: pass platform='cuda'"),
+        ({"axis_sizes": (2, 2)}, "by XLA's own ragged_all_to_all.*with GIN, algorithm='hierarchical' runs jaxcomm's"),
+        ({"axis_sizes": (2, 2), "algorithm": "hierarchical", "gin": False}, "XLA's own ragged_all_to_all"),
+        ({"algorithm": "hierarchical"}, "GPUs of one node run algorithm 'direct' only, got 'hierarchical'"),
         ({"num_experts": None}, "pass num_experts and choices"),
         ({"num_experts": 10}, "10 experts and 2 choices do not fit 4 ranks"),
         ({"choices": 17}, "16 experts and 17 choices do not fit 4 ranks"),

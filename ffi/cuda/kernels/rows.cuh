@@ -51,7 +51,7 @@ class RowCall {
     if (Thread() == 0) EndBlock();
   }
 
- private:
+ protected:  // for rail_rows.cuh
   enum Vector : int32_t { kInputOffset, kSize, kOutputOffset, kNumVectors = 4 };
   JAXCOMM_DEVICE int32_t n() const { return comm_.local.size; }
   JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }

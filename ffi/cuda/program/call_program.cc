@@ -123,16 +123,43 @@ StatusOr<CallProgram> MakeSliceProgram(const CallSpec& spec, DType dtype, int64_
   return call;
 }
 
+// Without slots, the kernel moves nothing, but still checks the table: any choice is one too many.
+bool HasNoKernel(const RowArgs& rows, int64_t output_count) {
+  return rows.row_bytes == 0 || (output_count == 0 && rows.num_choices == 0);
+}
+
+// dispatch between nodes.
+StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                      RankPlacement placement, int32_t max_channels) {
+  if (placement.inter_node != InterNode::kGin) {
+    return InvalidArgumentError(
+        "between nodes, dispatch needs GIN, which NCCL does not have here (see the warning on standard error); pass "
+        "algorithm=\"xla\"");
+  }
+  const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  const RowArgs& rows = made->rows;
+  CallProgram call = EmptyProgram(dtype, input_count, output_count);
+  call.num_channels = rows.num_channels;
+  if (HasNoKernel(rows, output_count)) return call;
+  call.rail_rows = *made;
+  call.arena.bytes = RailArenaBytes(rows, spec.group_size / placement.ranks_per_node);
+  return call;
+}
+
 // dispatch and combine.
 StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                      RankPlacement placement, int32_t max_channels) {
+  if (spec.collective == Collective::kDispatch && placement.ranks_per_node < spec.group_size &&
+      (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
+    return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
+  }
   JAXCOMM_RETURN_IF_ERROR(CheckDirect(spec, placement));
   const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = made->num_channels;
-  // Without slots, the kernel moves nothing, but still checks the table: any choice is one too many.
-  if (made->row_bytes == 0 || (output_count == 0 && made->num_choices == 0)) return call;
+  if (HasNoKernel(*made, output_count)) return call;
   call.rows = *made;
   call.arena.bytes = ArenaBytes(*made);
   return call;

@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
+#include "cuda/program/rail_row_args.h"
 #include "cuda/program/row_args.h"
 #include "cuda/program/send_recv_schedule.h"
 #include "cuda/program/slice_args.h"
@@ -31,11 +32,12 @@ struct ArenaLayout {
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
-  // Arguments of an LL or multimem call, of a dispatch or combine, or of an all_to_all_v, without a Comm. They replace
-  // `program` and the layout of the arena.
+  // Arguments of an LL or multimem call, of a dispatch or combine, of a dispatch between nodes, or of an all_to_all_v,
+  // without a Comm. They replace `program` and the layout of the arena.
   std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
   std::optional<RowArgs> rows;
+  std::optional<RailRowArgs> rail_rows;
   std::optional<SliceArgs> slices;
   Operation operation;
   int64_t item_bytes = 1;
@@ -47,7 +49,7 @@ struct CallProgram {
 
   // True if the call needs no kernel.
   bool empty() const {
-    return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows && !slices;
+    return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows && !rail_rows && !slices;
   }
 };
 

@@ -11,9 +11,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// A thread block gets this much shared memory without an opt-in.
-constexpr int64_t kMaxSharedBytes = 48 << 10;
-
 // The kernel counts the units of a row with 31 bits.
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
 

@@ -73,6 +73,9 @@ struct RowMove {
 
 constexpr int kRowThreads = 512;  // per thread block
 
+// A thread block gets this much shared memory without an opt-in.
+constexpr int64_t kMaxSharedBytes = 48 << 10;
+
 // Rows that a thread block copies at once: so many per thread.
 constexpr int32_t kRowsPerThread = 2;
 

@@ -11,6 +11,7 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/launch_moe_one_shot.h"
+#include "cuda/kernels/launch_rail_rows.h"
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
@@ -292,6 +293,7 @@ Status Communicator::MakeGin(Status* problem) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
   Status own = CheckCuda("kernels", LoadGinKernel());
+  if (own.ok()) own = CheckCuda("kernels", LoadRailDispatch());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.

@@ -9,6 +9,7 @@
 
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/launch_rail_rows.h"
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
@@ -47,7 +48,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
     // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
     // has no kernel to launch, but the others would wait for it.
-    const RowArgs rows = made->call_.rows.value_or(RowArgs());
+    const RowArgs rows = made->call_.rail_rows ? made->call_.rail_rows->rows : made->call_.rows.value_or(RowArgs());
     uint64_t shapes = 0;
     for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
       shapes = Mix(shapes, static_cast<uint64_t>(size));
@@ -69,9 +70,20 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     }
   }
   comm.call_id = made->name_.number();
+  if (made->call_.rail_rows) {
+    RailRowArgs& rails = *made->call_.rail_rows;
+    JAXCOMM_RETURN_IF_ERROR(
+        communicator.AllDone("when it allocated the state of a call", made->AllocateState(&rails.rows)));
+    rails.node = comm;
+    const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
+    rails.gin = communicator.gin()->Handle(comm, arena);
+    rails.rows.comm = rails.gin.comm;
+    return made;
+  }
   if (made->call_.rows) {
-    JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it allocated the state of a call", made->AllocateState()));
-    made->call_.rows->comm = comm;
+    RowArgs& rows = *made->call_.rows;
+    JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it allocated the state of a call", made->AllocateState(&rows)));
+    rows.comm = comm;
     return made;
   }
   if (made->call_.slices) {
@@ -102,14 +114,14 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   return made;
 }
 
-Status DeviceCall::AllocateState() {
+Status DeviceCall::AllocateState(RowArgs* rows) {
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, sizeof(uint64_t))));
   const uint64_t none = 0;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda(
       "cudaMemcpyAsync", cudaMemcpyAsync(image_, &none, sizeof none, cudaMemcpyHostToDevice, cudaStreamPerThread)));
-  call_.rows->state = reinterpret_cast<uint64_t*>(image_);
+  rows->state = reinterpret_cast<uint64_t*>(image_);
   return WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy);
 }
 
@@ -214,6 +226,11 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
     const StatusOr<RowArgs> whole = WithBuffers(*call_.rows, x, y, rows);
     JAXCOMM_RETURN_IF_ERROR(whole.status());
     return CheckCuda("kernel", LaunchRows(*whole, stream));
+  }
+  if (call_.rail_rows) {
+    const StatusOr<RailRowArgs> whole = WithBuffers(*call_.rail_rows, x, y, rows);
+    JAXCOMM_RETURN_IF_ERROR(whole.status());
+    return CheckCuda("kernel", LaunchRailDispatch(*whole, communicator_.gin()->nccl_comm(), stream));
   }
   if (call_.slices) {
     const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);

@@ -62,7 +62,7 @@ class DeviceCall {
                BufferPlace* place) const;
   Status Upload();
   // Of dispatch and combine.
-  Status AllocateState();
+  Status AllocateState(RowArgs* rows);
   Status CheckAlignment(const void* x, const void* y) const;
   Status Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const;
 

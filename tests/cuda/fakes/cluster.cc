@@ -8,6 +8,7 @@
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
+#include "../../../ffi/cuda/kernels/launch_rail_rows.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
@@ -353,6 +354,7 @@ cudaError_t LoadGinKernel() { return fake::Fails("kernels of GIN") ? cudaErrorUn
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
+cudaError_t LaunchRailDispatch(const RailRowArgs&, const ncclDevComm&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LoadWatchdog() { return cudaSuccess; }
 
 // For one node only.

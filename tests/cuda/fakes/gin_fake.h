@@ -18,6 +18,7 @@
 #include <random>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../../check.h"
@@ -103,6 +104,11 @@ class Network {
       return before->kind == Message::kPut && !before->counted;
     });
     CHECK(message.kind != Message::kPut || puts < depth_);
+    if (message.kind == Message::kPut) {
+      Sent& sent = sent_[{link.from, link.to}];
+      ++sent.puts;
+      sent.bytes += static_cast<int64_t>(message.bytes);
+    }
     queue.messages.push_back(std::make_unique<Message>(std::move(message)));
     Release(queue.messages.back().get());
   }
@@ -129,6 +135,12 @@ class Network {
 
   // Messages of a link that are not done.
   size_t num_posted(Link link) { return queues_[link].messages.size(); }
+
+  // All puts from a rank to another one until now.
+  struct Sent {
+    int64_t puts = 0, bytes = 0;
+  };
+  Sent sent(int from, int to) { return sent_[{from, to}]; }
 
   bool empty() const {
     return std::all_of(queues_.begin(), queues_.end(), [](const auto& entry) { return entry.second.messages.empty(); });
@@ -255,6 +267,7 @@ class Network {
   int num_left_ = 0;
   std::map<Link, Queue> queues_;
   std::map<Word, uint64_t> words_;
+  std::map<std::pair<int, int>, Sent> sent_;
   std::set<Word> wanted_;  // polled since their last increment
 };
 

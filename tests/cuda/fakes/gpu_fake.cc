@@ -7,6 +7,7 @@
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
+#include "../../../ffi/cuda/kernels/launch_rail_rows.h"
 
 namespace jaxcomm {
 
@@ -27,6 +28,10 @@ cudaError_t LoadSliceKernel() {
 }
 cudaError_t LoadMoeOneShotKernel() {
   fake::moe_one_shot_kernel_loaded = true;
+  return cudaSuccess;
+}
+cudaError_t LoadRailDispatch() {
+  fake::rail_kernel_loaded = true;
   return cudaSuccess;
 }
 cudaError_t LoadExchangeOffsets() { return cudaSuccess; }

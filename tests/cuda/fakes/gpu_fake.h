@@ -37,6 +37,7 @@ inline thread_local int current_device = 0;
 inline thread_local int num_sms = 132;  // of its GPU
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
 inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, moe_one_shot_kernel_loaded{false};
+inline std::atomic<bool> rail_kernel_loaded{false};
 
 inline int num_gpus = 1024;                 // of the process
 inline int highest_priority = -5;           // of streams; the lowest is 0

@@ -8,8 +8,10 @@
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
+#include "../../../ffi/cuda/kernels/launch_rail_rows.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "../../../ffi/cuda/kernels/rail_rows.cuh"
 #include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/kernels/slices.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
@@ -406,33 +408,51 @@ cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t 
   return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
-// A network that addresses all ranks' memory replaces GIN. test_gin.cc tests GIN itself.
+// A network that addresses all ranks' memory replaces GIN. test_gin.cc and test_rail_rows.cc test GIN itself.
+namespace {
+
+device::Comm OverMemory(device::Comm comm) {
+  fake::World& world = *fake::own->world;
+  const auto words = static_cast<size_t>(comm.signals.num_channels) * world.n;
+  std::lock_guard<std::mutex> lock(world.mutex);
+  world.remote_pads.resize(words * world.n);
+  world.remote_sent.resize(world.n, std::vector<uint64_t>(words));
+  comm.signals.pad = {reinterpret_cast<char*>(world.remote_pads.data()),
+                      static_cast<int64_t>(words * sizeof(uint64_t))};
+  comm.signals.sent = world.remote_sent[own->rank].data();
+  return comm;
+}
+
+device::Window OverMemory(void* window, int64_t offset) {
+  if (window == nullptr) return {};
+  const Registered& registered = *static_cast<Registered*>(window);
+  return {registered.rank->world->memory[own->rank] + registered.begin + offset, World::kStride};
+}
+
+}  // namespace
+
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
                       cudaStream_t stream) {
-  fake::World& world = *fake::own->world;
   PeerNetworkArgs peers;
-  peers.comm = gin.comm;
-  const auto words = static_cast<size_t>(gin.comm.signals.num_channels) * world.n;
-  {
-    std::lock_guard<std::mutex> lock(world.mutex);
-    world.remote_pads.resize(words * world.n);
-    world.remote_sent.resize(world.n, std::vector<uint64_t>(words));
-  }
-  peers.comm.signals.pad = {reinterpret_cast<char*>(world.remote_pads.data()),
-                            static_cast<int64_t>(words * sizeof(uint64_t))};
-  peers.comm.signals.sent = world.remote_sent[own->rank].data();
-  const auto window = [](const GinBuffer& buffer) {
-    if (buffer.window == nullptr) return device::Window{};
-    const Registered& registered = *static_cast<Registered*>(buffer.window);
-    return device::Window{registered.rank->world->memory[own->rank] + registered.begin + buffer.offset, World::kStride};
-  };
-  peers.input = window(gin.input);
-  peers.output = window(gin.output);
-  peers.scratch = window(gin.scratch);
+  peers.comm = OverMemory(gin.comm);
+  peers.input = OverMemory(gin.input.window, gin.input.offset);
+  peers.output = OverMemory(gin.output.window, gin.output.offset);
+  peers.scratch = OverMemory(gin.scratch.window, gin.scratch.offset);
   for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
   return fake::Launch(num_channels, 4, 0, stream, [args, peers] {
     PeerNetwork network(peers);
     ChannelExecutor<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x)).Run();
+  });
+}
+
+cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
+  if (!fake::rail_kernel_loaded) return cudaErrorUnknown;
+  const auto shared_bytes = static_cast<size_t>(RailSharedBytes(args.rows, 4));
+  const device::Comm comm = OverMemory(args.gin.comm);
+  const device::Window arena = OverMemory(args.gin.arena, 0);
+  return fake::Launch(args.rows.num_channels, 4, shared_bytes, stream, [args, comm, arena] {
+    const PeerGin gin(comm, arena);
+    RailDispatch<PeerGin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
   });
 }
 

@@ -51,6 +51,27 @@ class PeerNetwork {
   const PeerNetworkArgs& args_;
 };
 
+// The functions of device::Gin, by accesses to the memory of peers.
+class PeerGin {
+ public:
+  // The windows of all ranks of the group, as if they were one node.
+  JAXCOMM_DEVICE PeerGin(const device::Comm& comm, const device::Window& arena) : comm_(comm), arena_(arena) {}
+
+  JAXCOMM_DEVICE bool Put(int32_t, int32_t peer, int64_t to_offset, int64_t from_offset, int64_t bytes) const {
+    device::Copy(arena_.At(peer, to_offset), arena_.At(comm_.world.rank, from_offset), bytes, device::OfThread());
+    return true;
+  }
+  JAXCOMM_DEVICE void Signal(int32_t channel, int32_t peer) const { device::Signal(comm_, channel, peer); }
+  JAXCOMM_DEVICE bool Wait(int32_t channel, int32_t peer, const device::ThreadGroup& threads, int32_t step) const {
+    return device::Wait(comm_, channel, peer, threads, step);
+  }
+  JAXCOMM_DEVICE static bool Flush(int32_t, const device::ThreadGroup&) { return true; }
+
+ private:
+  const device::Comm& comm_;
+  const device::Window& arena_;
+};
+
 }  // namespace cuda
 }  // namespace jaxcomm
 #endif

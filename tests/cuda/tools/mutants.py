@@ -23,6 +23,7 @@ from mutants_of_memory import MODEL
 from mutants_of_moe_one_shot import ONE_SHOT
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
+from mutants_of_rails import RAILED
 from mutants_of_rows import ROUTED
 from mutants_of_slices import SLICED
 
@@ -94,7 +95,7 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + SLICED + GROUPS)
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + RAILED + SLICED + GROUPS)
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
@@ -107,6 +108,7 @@ def main() -> int:
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
         parts |= {
             "moe_one_shot_args": MOE_ONE_SHOT_ARGS,
+            "rail_row_args": "ffi/cuda/program/rail_row_args.cc",
             "row_args": ROW_ARGS,
             "slice_args": "ffi/cuda/program/slice_args.cc",
         }

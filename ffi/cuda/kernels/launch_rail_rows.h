@@ -1,0 +1,18 @@
+// Launches the kernel of rail_rows.cuh.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/program/rail_row_args.h"
+
+struct ncclDevComm;
+
+namespace jaxcomm {
+namespace cuda {
+
+// Like LaunchGin and LoadGinKernel in launch.h.
+cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
+cudaError_t LoadRailDispatch();
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,238 @@
+// dispatch between nodes of GPUs: the plan "hierarchical" of plan/dispatch.cc, over GIN, whose lists of rows are read
+// from device memory.
+//
+// 1. A rank packs, for each node, the rows that the node needs, once per token. Before them go the positions of these
+//    rows, one per choice. It puts both to its rail peer of the node by one message per channel, and signals.
+// 2. The ranks of the experts read their rows from the arenas of their node, where the messages for the node are, into
+//    the slots.
+// Rows are packed because a channel has only a piece of each row: puts of pieces would be too short for the network.
+//
+// A channel has the same piece of every row, as in rows.cuh. Whose packed choices a node has follows from the table,
+// which rows they name does not: hence the positions. All ranks signal in the same order, whatever the routing.
+// Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_dispatch.cuh, for the two stages.
+#pragma once
+
+#include "cuda/kernels/rows.cuh"
+#include "cuda/program/rail_row_args.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+JAXCOMM_DEVICE int32_t CountBits(uint64_t word) {
+#if defined(__CUDACC__)
+  return __popcll(word);
+#else
+  return __builtin_popcountll(word);
+#endif
+}
+
+// Sets sums[i] to value(0) + ... + value(i), for i = 0 .. num - 1, by all threads of the block.
+template <typename F>
+JAXCOMM_DEVICE void SumUp(int32_t* sums, int32_t num, F value) {
+  const auto thread = static_cast<int32_t>(threadIdx.x), num_threads = static_cast<int32_t>(blockDim.x);
+  for (int32_t base = 0; base < num; base += num_threads) {
+    const int32_t i = base + thread;
+    const bool own = i < num;
+    if (own) sums[i] = value(i) + (thread == 0 && base > 0 ? sums[base - 1] : 0);
+    __syncthreads();
+    for (int32_t step = 1; step < num_threads; step *= 2) {
+      const int32_t before = own && thread >= step ? sums[i - step] : 0;
+      __syncthreads();
+      if (own) sums[i] += before;
+      __syncthreads();
+    }
+  }
+}
+
+// The first of sums[0] .. sums[num - 1] that is above j.
+JAXCOMM_DEVICE int32_t FirstAbove(const int32_t* sums, int32_t num, int64_t j) {
+  int32_t low = 0, high = num - 1;
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    if (sums[middle] > j) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// The number of the bit that has `before` set bits below it.
+JAXCOMM_DEVICE int32_t FindBit(uint64_t word, int32_t before) {
+  int32_t at = 0;
+  for (int32_t half = 32; half > 0; half /= 2) {
+    const int32_t below = CountBits(word & ((uint64_t{1} << half) - 1));
+    if (before < below) continue;
+    before -= below;
+    word >>= half;
+    at += half;
+  }
+  return at;
+}
+
+// A thread block's part of a dispatch between nodes. `Gin`: that of include/jaxcomm/gin.h.
+template <typename Gin>
+class RailDispatch : RowCall {
+ public:
+  // `shared`: RailSharedBytes(). All arguments must outlive this object.
+  JAXCOMM_DEVICE RailDispatch(const RailRowArgs& args, const Gin& gin, int32_t channel, void* shared)
+      : RowCall(args.rows, channel, shared),
+        node_(args.node),
+        gin_(gin),
+        rail_(device::RailOf(args.node)),
+        marks_(reinterpret_cast<uint64_t*>(static_cast<char*>(shared) + RailMarksAt(args.rows, Threads()))),
+        marked_(reinterpret_cast<int32_t*>(marks_ + RailMarkWords(args.rows))) {}
+
+  JAXCOMM_DEVICE void Run() {
+    if (device::IsAborted(comm_) || !CheckTable() || !CheckPacking()) return;
+    Dispatch();
+    __syncthreads();  // after the last Update() of a thread that found a wrong row
+    if (Thread() == 0) EndBlock();
+  }
+
+ private:
+  JAXCOMM_DEVICE int32_t num_nodes() const { return rail_.size; }
+  JAXCOMM_DEVICE int32_t Back(int32_t d) const { return (rail_.rank + num_nodes() - d) % num_nodes(); }
+
+  // The packed choices of a rank follow each other, so that those for one node are a range. Same result on all ranks.
+  JAXCOMM_DEVICE bool CheckPacking() {
+    bool ok = true;
+    ForSlices([&](int32_t from, int32_t expert) {
+      const int64_t begin = expert > 0 ? At(from, kInputOffset, expert - 1) + At(from, kSize, expert - 1) : 0;
+      if (At(from, kInputOffset, expert) == begin) return;
+      ok = false;
+      Report(from, kUnknownRow, At(from, kInputOffset, expert), args_.num_choices);
+    });
+    if (__syncthreads_or(!ok) == 0) return true;
+    if (Thread() == 0) device::AbortChannel(comm_, channel_);
+    return false;
+  }
+
+  // The packed choices of `home` for `node`.
+  struct Range {
+    int64_t begin, size;
+  };
+  JAXCOMM_DEVICE Range ChoicesFor(int32_t home, int32_t node) const {
+    const int32_t experts = num_local_ * node_.local.size, last = (node + 1) * experts - 1;
+    const int64_t begin = At(home, kInputOffset, node * experts);
+    return {begin, At(home, kInputOffset, last) + At(home, kSize, last) - begin};
+  }
+
+  // Byte offsets in an arena: the message from node `source`, and the one for the node `d` behind this one.
+  JAXCOMM_DEVICE int64_t Received(int32_t source) const {
+    return (int64_t{source} * args_.num_channels + channel_) * RailMessageBytes(args_);
+  }
+  JAXCOMM_DEVICE int64_t Sent(int32_t d) const { return Received(num_nodes() + d - 1); }
+
+  JAXCOMM_DEVICE bool Exists(int32_t row) const { return row >= 0 && row < args_.num_rows; }
+
+  // Marks the rows that the choices name. marked_[i]: the marked rows of the words 0 .. i.
+  JAXCOMM_DEVICE void MarkRows(Range choices) {
+    const auto num_words = static_cast<int32_t>(RailMarkWords(args_));
+    __syncthreads();  // the marks of the last node are no longer used
+    for (int32_t i = Thread(); i < num_words; i += Threads()) device::StoreRelaxed(marks_ + i, 0);
+    __syncthreads();
+    for (int64_t i = Thread(); i < choices.size; i += Threads()) {
+      const int32_t row = args_.index[choices.begin + i];
+      if (!Exists(row)) {
+        RememberRow(row);
+        continue;
+      }
+      uint64_t* const word = marks_ + row / 64;
+      const uint64_t mark = uint64_t{1} << row % 64;
+      for (;;) {
+        const uint64_t seen = device::LoadRelaxed(word);
+        if ((seen & mark) != 0 || device::Claim(word, seen, seen | mark)) break;
+      }
+    }
+    __syncthreads();
+    SumUp(marked_, num_words, [&](int32_t i) { return CountBits(device::LoadRelaxed(marks_ + i)); });
+  }
+  JAXCOMM_DEVICE int32_t MarkedBefore(int32_t word) const { return word > 0 ? marked_[word - 1] : 0; }
+
+  // The number of a marked row among the marked rows, and the row of a number.
+  JAXCOMM_DEVICE int32_t PositionOf(int32_t row) const {
+    const uint64_t below = (uint64_t{1} << row % 64) - 1;
+    return MarkedBefore(row / 64) + CountBits(device::LoadRelaxed(marks_ + row / 64) & below);
+  }
+  JAXCOMM_DEVICE int64_t RowAt(int64_t position) const {
+    const int32_t word = FirstAbove(marked_, static_cast<int32_t>(RailMarkWords(args_)), position);
+    return word * int64_t{64} +
+           FindBit(device::LoadRelaxed(marks_ + word), static_cast<int32_t>(position) - MarkedBefore(word));
+  }
+
+  // Writes the message for `node`. Returns its size in bytes.
+  JAXCOMM_DEVICE int64_t Pack(int32_t node, char* message) {
+    const Range choices = ChoicesFor(rank(), node);
+    MarkRows(choices);
+    auto* const positions = reinterpret_cast<int32_t*>(message);
+    for (int64_t i = Thread(); i < choices.size; i += Threads()) {
+      const int32_t row = args_.index[choices.begin + i];
+      positions[i] = Exists(row) ? PositionOf(row) : -1;
+    }
+    const int64_t num_rows = MarkedBefore(static_cast<int32_t>(RailMarkWords(args_)));
+    char* const rows = message + RailListBytes(choices.size);
+    Move(num_rows,
+         [&](int64_t i) { return RowMove{rows + i * piece_bytes_, args_.x + RowAt(i) * args_.row_bytes + piece_at_}; });
+    return RailListBytes(choices.size) + num_rows * piece_bytes_;
+  }
+
+  // Copies the rows of the experts of this rank from the messages of node `source`.
+  JAXCOMM_DEVICE void Unpack(int32_t source, int32_t d) {
+    const int32_t locals = node_.local.size, slices = num_local_ * locals;
+    const int64_t first = d > 0 ? ends_[d * slices - 1] : 0;
+    Move(ends_[(d + 1) * slices - 1] - first, [&](int64_t i) {
+      const int64_t j = first + i;
+      const int32_t slice = FirstAbove(ends_, args_.num_experts, j), local = slice % locals;
+      const int32_t home = source * locals + local, expert = rank() * num_local_ + slice % slices / locals;
+      const int64_t k = j - (slice > 0 ? ends_[slice - 1] : 0);
+      const Range choices = ChoicesFor(home, rail_.rank);
+      const char* const message = node_.arena.At(local, Received(source));
+      const int32_t at = reinterpret_cast<const int32_t*>(message)[At(home, kInputOffset, expert) + k - choices.begin];
+      return RowMove{Slot(At(home, kOutputOffset, expert) + k),
+                     Exists(at) ? message + RailListBytes(choices.size) + at * piece_bytes_ : nullptr};
+    });
+  }
+
+  JAXCOMM_DEVICE bool Dispatch() {
+    // ends_[i]: the rows of the slices 0 .. i of this rank's experts, in the order in which nodes are unpacked.
+    const int32_t locals = node_.local.size, slices = num_local_ * locals;
+    SumUp(ends_, args_.num_experts, [&](int32_t i) {
+      const int32_t home = Back(i / slices) * locals + i % locals;
+      return static_cast<int32_t>(At(home, kSize, rank() * num_local_ + i % slices / locals));
+    });
+    // The arena of this rank is free: its peers have read it before the last call ended.
+    if (Thread() == 0) {
+      for (int32_t d = 1; d < num_nodes(); ++d) gin_.Signal(channel_, rail_.World(Back(d)));
+    }
+    for (int32_t d = 1; d < num_nodes(); ++d) {
+      const int32_t node = (rail_.rank + d) % num_nodes(), peer = rail_.World(node);
+      const int64_t bytes = Pack(node, node_.arena.At(node_.local.rank, Sent(d)));
+      if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;
+      // One thread: threads of a warp that wait for entries in one of NCCL's queues could wait for each other.
+      if (Thread() == 0 && gin_.Put(channel_, peer, Received(rail_.rank), Sent(d), bytes)) gin_.Signal(channel_, peer);
+    }
+    Pack(rail_.rank, node_.arena.At(node_.local.rank, Received(rail_.rank)));
+    for (int32_t d = 0; d < num_nodes(); ++d) {
+      const int32_t source = Back(d), step = d > 0 ? d : static_cast<int32_t>(kEntryBarrier);
+      if (d > 0 && !gin_.Wait(channel_, rail_.World(source), device::OfBlock(), step)) return false;
+      if (!device::Barrier(node_, channel_, step)) return false;
+      Unpack(source, d);
+    }
+    ZeroGaps();
+    // The next call may overwrite the arena.
+    return gin_.Flush(channel_, device::OfBlock()) && device::Barrier(node_, channel_, kExitBarrier);
+  }
+
+  const device::Comm& node_;
+  const Gin& gin_;
+  const device::Team rail_;
+  uint64_t* const marks_;  // shared memory
+  int32_t* const marked_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

@@ -1,0 +1,31 @@
+#include "cuda/program/rail_row_args.h"
+
+#include <string>
+
+namespace jaxcomm {
+namespace cuda {
+
+StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                      int32_t max_channels) {
+  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  if (RailSharedBytes(*made, kRailThreads) > kMaxSharedBytes) {
+    return InvalidArgumentError(std::to_string(made->num_rows) + " rows and " + std::to_string(made->num_experts) +
+                                " experts need more shared memory between nodes than a thread block has; pass "
+                                "algorithm=\"xla\"");
+  }
+  RailRowArgs args;
+  args.rows = *made;
+  return args;
+}
+
+StatusOr<RailRowArgs> WithBuffers(const RailRowArgs& args, const void* x, void* y, const RowOperands& operands) {
+  const StatusOr<RowArgs> rows = WithBuffers(args.rows, x, y, operands);
+  JAXCOMM_RETURN_IF_ERROR(rows.status());
+  RailRowArgs whole = args;
+  whole.rows = *rows;
+  return whole;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm
