@@ -345,7 +345,8 @@ TEST_CASE("packed choices with a gap") {
   Drawn drawn = Small(cluster, 1);
   const int32_t last = drawn.routed.table[2 * 16 + 3];
   SetTable(drawn, 2, 0, 3, last - 1);
-  CheckRefused(cluster, drawn, kUnknownRow, 2, last - 1, 10);
+  const int32_t size = drawn.routed.table[(2 * 4 + 1) * 4 + 3];
+  CheckRefused(cluster, drawn, kUnknownRow, 2, last - 1 + size, 10);
 }
 
 // Never an address. The row counts as zero, and only the rank that has it reports it.

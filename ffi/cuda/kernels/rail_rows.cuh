@@ -27,38 +27,6 @@ JAXCOMM_DEVICE int32_t CountBits(uint64_t word) {
 #endif
 }
 
-// Sets sums[i] to value(0) + ... + value(i), for i = 0 .. num - 1, by all threads of the block.
-template <typename F>
-JAXCOMM_DEVICE void SumUp(int32_t* sums, int32_t num, F value) {
-  const auto thread = static_cast<int32_t>(threadIdx.x), num_threads = static_cast<int32_t>(blockDim.x);
-  for (int32_t base = 0; base < num; base += num_threads) {
-    const int32_t i = base + thread;
-    const bool own = i < num;
-    if (own) sums[i] = value(i) + (thread == 0 && base > 0 ? sums[base - 1] : 0);
-    __syncthreads();
-    for (int32_t step = 1; step < num_threads; step *= 2) {
-      const int32_t before = own && thread >= step ? sums[i - step] : 0;
-      __syncthreads();
-      if (own) sums[i] += before;
-      __syncthreads();
-    }
-  }
-}
-
-// The first of sums[0] .. sums[num - 1] that is above j.
-JAXCOMM_DEVICE int32_t FirstAbove(const int32_t* sums, int32_t num, int64_t j) {
-  int32_t low = 0, high = num - 1;
-  while (low < high) {
-    const int32_t middle = (low + high) / 2;
-    if (sums[middle] > j) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
-
 // The number of the bit that has `before` set bits below it.
 JAXCOMM_DEVICE int32_t FindBit(uint64_t word, int32_t before) {
   int32_t at = 0;
@@ -86,7 +54,7 @@ class RailDispatch : RowCall {
         marked_(reinterpret_cast<int32_t*>(marks_ + RailMarkWords(args.rows))) {}
 
   JAXCOMM_DEVICE void Run() {
-    if (device::IsAborted(comm_) || !CheckTable() || !CheckPacking()) return;
+    if (device::IsAborted(comm_) || !CheckTable()) return;
     Dispatch();
     __syncthreads();  // after the last Update() of a thread that found a wrong row
     if (Thread() == 0) EndBlock();
@@ -96,21 +64,7 @@ class RailDispatch : RowCall {
   JAXCOMM_DEVICE int32_t num_nodes() const { return rail_.size; }
   JAXCOMM_DEVICE int32_t Back(int32_t d) const { return (rail_.rank + num_nodes() - d) % num_nodes(); }
 
-  // The packed choices of a rank follow each other, so that those for one node are a range. Same result on all ranks.
-  JAXCOMM_DEVICE bool CheckPacking() {
-    bool ok = true;
-    ForSlices([&](int32_t from, int32_t expert) {
-      const int64_t begin = expert > 0 ? At(from, kInputOffset, expert - 1) + At(from, kSize, expert - 1) : 0;
-      if (At(from, kInputOffset, expert) == begin) return;
-      ok = false;
-      Report(from, kUnknownRow, At(from, kInputOffset, expert), args_.num_choices);
-    });
-    if (__syncthreads_or(!ok) == 0) return true;
-    if (Thread() == 0) device::AbortChannel(comm_, channel_);
-    return false;
-  }
-
-  // The packed choices of `home` for `node`.
+  // The packed choices of `home` for `node`: they follow each other.
   struct Range {
     int64_t begin, size;
   };
@@ -125,8 +79,6 @@ class RailDispatch : RowCall {
     return (int64_t{source} * args_.num_channels + channel_) * RailMessageBytes(args_);
   }
   JAXCOMM_DEVICE int64_t Sent(int32_t d) const { return Received(num_nodes() + d - 1); }
-
-  JAXCOMM_DEVICE bool Exists(int32_t row) const { return row >= 0 && row < args_.num_rows; }
 
   // Marks the rows that the choices name. marked_[i]: the marked rows of the words 0 .. i.
   JAXCOMM_DEVICE void MarkRows(Range choices) {
@@ -148,7 +100,7 @@ class RailDispatch : RowCall {
       }
     }
     __syncthreads();
-    SumUp(marked_, num_words, [&](int32_t i) { return CountBits(device::LoadRelaxed(marks_ + i)); });
+    SumSizes(marked_, num_words, positions_, [&](int32_t i) { return CountBits(device::LoadRelaxed(marks_ + i)); });
   }
   JAXCOMM_DEVICE int32_t MarkedBefore(int32_t word) const { return word > 0 ? marked_[word - 1] : 0; }
 
@@ -158,7 +110,7 @@ class RailDispatch : RowCall {
     return MarkedBefore(row / 64) + CountBits(device::LoadRelaxed(marks_ + row / 64) & below);
   }
   JAXCOMM_DEVICE int64_t RowAt(int64_t position) const {
-    const int32_t word = FirstAbove(marked_, static_cast<int32_t>(RailMarkWords(args_)), position);
+    const int32_t word = FirstEndBehind(marked_, static_cast<int32_t>(RailMarkWords(args_)), position);
     return word * int64_t{64} +
            FindBit(device::LoadRelaxed(marks_ + word), static_cast<int32_t>(position) - MarkedBefore(word));
   }
@@ -185,7 +137,7 @@ class RailDispatch : RowCall {
     const int64_t first = d > 0 ? ends_[d * slices - 1] : 0;
     Move(ends_[(d + 1) * slices - 1] - first, [&](int64_t i) {
       const int64_t j = first + i;
-      const int32_t slice = FirstAbove(ends_, args_.num_experts, j), local = slice % locals;
+      const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j), local = slice % locals;
       const int32_t home = source * locals + local, expert = rank() * num_local_ + slice % slices / locals;
       const int64_t k = j - (slice > 0 ? ends_[slice - 1] : 0);
       const Range choices = ChoicesFor(home, rail_.rank);
@@ -199,7 +151,7 @@ class RailDispatch : RowCall {
   JAXCOMM_DEVICE bool Dispatch() {
     // ends_[i]: the rows of the slices 0 .. i of this rank's experts, in the order in which nodes are unpacked.
     const int32_t locals = node_.local.size, slices = num_local_ * locals;
-    SumUp(ends_, args_.num_experts, [&](int32_t i) {
+    SumSizes(ends_, args_.num_experts, positions_, [&](int32_t i) {
       const int32_t home = Back(i / slices) * locals + i % locals;
       return static_cast<int32_t>(At(home, kSize, rank() * num_local_ + i % slices / locals));
     });

@@ -29,6 +29,33 @@ JAXCOMM_DEVICE ThreadSum SumOfThreads(int32_t value, int32_t* sums) {
   return sum;
 }
 
+// ends[i]: the sum of size(0) .. size(i), for i < num. Called by all threads. `shared`: as in SumOfThreads.
+template <typename Size>
+JAXCOMM_DEVICE void SumSizes(int32_t* ends, int32_t num, int32_t* shared, Size size) {
+  const auto thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
+  int32_t total = 0;
+  for (int32_t base = 0; base < num; base += threads) {
+    const int32_t i = base + thread, own = i < num ? static_cast<int32_t>(size(i)) : 0;
+    const ThreadSum sum = SumOfThreads(own, shared);
+    if (i < num) ends[i] = total + sum.before + own;
+    total += sum.all;
+  }
+  __syncthreads();
+}
+// The first of `num` ends that lies behind j.
+JAXCOMM_DEVICE int32_t FirstEndBehind(const int32_t* ends, int32_t num, int64_t j) {
+  int32_t low = 0, high = num - 1;
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    if (ends[middle] > j) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
 // Rows of a token that a thread loads before it adds the first.
 constexpr int kRowLoads = 8;
 

@@ -208,31 +208,6 @@ class RowCall {
     }
   }
 
-  // ends_[i]: the sum of size(0) .. size(i), for i < num.
-  template <typename Size>
-  JAXCOMM_DEVICE void SumSizes(int32_t num, Size size) {
-    int32_t total = 0;
-    for (int32_t base = 0; base < num; base += Threads()) {
-      const int32_t i = base + Thread(), own = i < num ? static_cast<int32_t>(size(i)) : 0;
-      const ThreadSum sum = SumOfThreads(own, positions_);
-      if (i < num) ends_[i] = total + sum.before + own;
-      total += sum.all;
-    }
-    __syncthreads();
-  }
-  // The first of `num` ends that lies behind j.
-  JAXCOMM_DEVICE int32_t FirstEndBehind(int32_t num, int64_t j) const {
-    int32_t low = 0, high = num - 1;
-    while (low < high) {
-      const int32_t middle = (low + high) / 2;
-      if (ends_[middle] > j) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  }
   JAXCOMM_DEVICE int64_t BeginOf(int32_t i) const { return i > 0 ? ends_[i - 1] : 0; }
 
   // Row number `j` of this rank's slots.
@@ -242,7 +217,7 @@ class RowCall {
     int64_t slot;
   };
   JAXCOMM_DEVICE Row FindRow(int64_t j) const {
-    const int32_t slice = FirstEndBehind(args_.num_experts, j);
+    const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j);
     const int32_t home = slice % n(), expert = rank() * num_local_ + slice / n();
     const int64_t k = j - BeginOf(slice);
     return {home, At(home, kInputOffset, expert) + k, At(home, kOutputOffset, expert) + k};
@@ -270,7 +245,7 @@ class RowCall {
     RowPlace* const places = Places(rank());
     auto* const counters = reinterpret_cast<uint64_t*>(places + args_.num_choices);
     const auto counter = [&](int64_t i, int32_t row) {
-      const int64_t to = FirstEndBehind(args_.num_experts, i) / num_local_;
+      const int64_t to = FirstEndBehind(ends_, args_.num_experts, i) / num_local_;
       return counters + to * args_.num_rows + (Exists(row) ? row : 0);
     };
     if (groups) {
@@ -302,7 +277,7 @@ class RowCall {
         const int64_t i = first + int64_t{k} * Threads();
         if (i >= total) continue;
         if (!Exists(rows[k])) RememberRow(rows[k]);
-        const int32_t expert = FirstEndBehind(args_.num_experts, i);
+        const int32_t expert = FirstEndBehind(ends_, args_.num_experts, i);
         const int64_t slot = At(rank(), kOutputOffset, expert) + i - BeginOf(expert);
         places[at[k]] = {Exists(rows[k]) ? rows[k] : -1, static_cast<int32_t>(slot)};
       }
@@ -330,7 +305,7 @@ class RowCall {
   JAXCOMM_DEVICE void ReadPlaces() {
     const auto home_of = [&](int32_t i) { return (rank() + 1 + channel_ + i) % n(); };
     const auto first_choice = [&](int32_t home) { return EndOfChoices(home, rank() * num_local_ - 1); };
-    SumSizes(n(), [&](int32_t i) {
+    SumSizes(ends_, n(), positions_, [&](int32_t i) {
       return EndOfChoices(home_of(i), (rank() + 1) * num_local_ - 1) - first_choice(home_of(i));
     });
     const int64_t total = ends_[n() - 1];
@@ -338,7 +313,7 @@ class RowCall {
     for (int64_t first = 0; first < total;) {
       const auto num = static_cast<int32_t>(total - first < most ? total - first : most);
       for (int32_t j = Thread(); j < num; j += Threads()) {
-        const int32_t i = FirstEndBehind(n(), first + j), home = home_of(i);
+        const int32_t i = FirstEndBehind(ends_, n(), first + j), home = home_of(i);
         const RowPlace place = Places(home)[first_choice(home) + first + j - BeginOf(i)];
         placed_.from[j] = place.row >= 0 ? ArenaRow(home, place.row) : nullptr;
         placed_.slot[j] = place.slot;
@@ -401,7 +376,8 @@ class RowCall {
 
   JAXCOMM_DEVICE bool Combine() {
     // By expert and then by sender, as the slots are.
-    SumSizes(args_.num_experts, [&](int32_t i) { return At(i % n(), kSize, rank() * num_local_ + i / n()); });
+    SumSizes(ends_, args_.num_experts, positions_,
+             [&](int32_t i) { return At(i % n(), kSize, rank() * num_local_ + i / n()); });
     // A late rank may still copy the result of an earlier call out of its arena.
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;
     Move(ends_[args_.num_experts - 1], [&](int64_t j) {
