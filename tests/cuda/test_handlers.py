@@ -48,7 +48,7 @@ def test_attributes_are_read_and_no_gpu_is_an_error(target, name):
         jax.block_until_ready(program(*arguments))
 
 
-FUSED = {name: np.int64(1) for name in ("chunks", "keeps", "scatters", "tf32")}
+FUSED = {name: np.int64(1) for name in ("chunks", "keeps", "scatters", "tf32", "weights")}
 
 
 ONE_SHOT = {name: np.int64(1) for name in ("align", "capacity", "choices", "num_experts", "slots", "tokens")}

@@ -37,7 +37,7 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
     assert found.algorithm == "hierarchical" and found.rows.between_nodes == pytest.approx(4096 * 0.997, rel=1e-3)
     positions = 4096 * 4 * 4 * found.sms
     assert found.bytes["network"] == pytest.approx(found.rows.between_nodes * row + positions, rel=1e-6)
-    assert "4082 to other nodes, once per token and node" in str(found)
+    assert "4082 to other nodes in dispatch, once per token and node" in str(found)
     (link,) = [link for link in found.links if link.name == "network"]
     once = found.bytes["network"] / link.bytes_per_s
     assert once < found.predicted_time_s < 2 * once

@@ -458,44 +458,35 @@ cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm&, cuda
 
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
   ++own->num_ll;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] {
-    LlCall call(args, static_cast<int32_t>(blockIdx.x));
-    call.Run();
-  });
+  return fake::Launch(args.num_channels, 4, 0, stream,
+                      [args] { LlCall(args, static_cast<int32_t>(blockIdx.x)).Run(); });
 }
 
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   ++own->num_multimem;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] {
-    MultimemCall call(args, static_cast<int32_t>(blockIdx.x));
-    call.Run();
-  });
+  return fake::Launch(args.num_channels, 4, 0, stream,
+                      [args] { MultimemCall(args, static_cast<int32_t>(blockIdx.x)).Run(); });
 }
 
 cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
   if (!fake::row_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
-  return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
-    RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-    call.Run();
-  });
+  return fake::Launch(args.num_channels, 4, shared_bytes, stream,
+                      [args] { RowCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); });
 }
 
 cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
   if (!fake::moe_one_shot_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(MoeOneShotSharedBytes(args));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
-    MoeOneShotCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-    call.Run();
+    MoeOneShotCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
   });
 }
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
   if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
-  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4)), stream, [args] {
-    SliceCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-    call.Run();
-  });
+  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4)), stream,
+                      [args] { SliceCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); });
 }
 
 }  // namespace cuda
