@@ -145,9 +145,7 @@ def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int
     )
 
 
-def _rows(
-    op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None
-) -> tuple[Rows, float]:
+def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:
     """The rows of a rank, and those of a token that the op moves inside nodes."""
     if num_experts is None or choices is None:
         raise ValueError(f"{op}: pass num_experts and choices")
