@@ -57,6 +57,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/make_stream.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/moe_one_shot.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,6 +95,7 @@ def ffi_call(
       NameError: axis_name is not bound by an enclosing shard_map.
       ValueError: invalid groups, a mesh axis that is not manual, or too many windows, of a negative number or twice the
         same (when tracing).
+      TypeError: a window that is no integer (when tracing).
       IndexError: a window of an operand or result that the call does not have (when tracing).
       NotImplementedError: an axis belongs to vmap.
     """
@@ -114,7 +116,10 @@ def ffi_call(
         "group_size": np.int64(rows.shape[1]),
         "max_sms": np.int64(sms or 0),
     }
-    windows = {"operand": tuple(operand_windows), "result": tuple(result_windows)}
+    windows = {
+        "operand": _window_numbers(target_name, "operand_windows", operand_windows),
+        "result": _window_numbers(target_name, "result_windows", result_windows),
+    }
     _check_windows(target_name, windows)
     call = jax.ffi.ffi_call(target_name, result_shape_dtypes, has_side_effect=has_side_effect, **options)
 
@@ -136,6 +141,16 @@ def ffi_call(
         return jax.tree.unflatten(tree, _user_call_p.bind(*xs, user_call=_UserCall(run, rows, windows)))
 
     return wrapped
+
+
+def _window_numbers(target_name: str, argument: str, numbers: Any) -> tuple[int, ...]:
+    try:
+        found = list(numbers)
+        if any(isinstance(number, bool) for number in found):
+            raise TypeError
+        return tuple(map(operator.index, found))
+    except TypeError:
+        raise TypeError(f"{target_name}: {argument} must be a sequence of integers, got {numbers!r}") from None
 
 
 _MOST_WINDOWS = 8  # kMostBuffers of ffi/cuda/kernels/exchange_offsets.cuh

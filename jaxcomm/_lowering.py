@@ -379,8 +379,8 @@ def lower(
         common.pop("symmetric_buffers", None)
     beside = platform == "cuda" and not by_xla and call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
-        equal = dataclasses.replace(call, token=0)
-        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (target, equal, *ctx.avals_in)))
+        # Not by shapes or operands of after=: ranks do not compare them.
+        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not own_stream and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous

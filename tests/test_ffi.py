@@ -112,6 +112,7 @@ def test_windows_are_in_collective_memory(mesh, windows):
     text = lowered(lambda x: with_windows(x, operand_windows=[1, 0], result_windows=[]), mesh)
     assert 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1,0:1}"}' in text
     assert "jaxcomm_operand_windows = dense<[1, 0]> : tensor<2xi64>" in text
+    assert lowered(lambda x: with_windows(x, operand_windows=np.array([1, 0]), result_windows=()), mesh) == text
     assert "jaxcomm_result_windows" not in text
     assert "windows" not in lowered(lambda x: call(x, "gpu"), mesh)
 
@@ -138,6 +139,15 @@ def test_handlers_learn_why_there_are_no_windows(mesh, windows, monkeypatch):
             r"mine: operand_windows must be different numbers from 0 on, got \[-1\]",
         ),
         ({"result_windows": [1, 1]}, ValueError, r"mine: result_windows must be different .*, got \[1, 1\]"),
+        *(
+            (
+                {"operand_windows": numbers},
+                TypeError,
+                re.escape(f"mine: operand_windows must be a sequence of integers, got {numbers!r}"),
+            )
+            for numbers in ([0.0], 0, "0", [True], [np.True_], [None])
+        ),
+        ({"result_windows": [0.0]}, TypeError, "mine: result_windows must be a sequence of integers"),
         ({"operand_windows": range(8)}, ValueError, "mine: a call can have 8 windows, got 9"),
     ],
 )

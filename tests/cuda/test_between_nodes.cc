@@ -113,7 +113,6 @@ ALONE_TEST_CASE("calls between nodes") {
   CHECK(num_calls > 300);
 }
 
-// NCCL would treat them as one node.
 // XLA's main stream, which has the kernels of the synchronous lane, has priority 0; its stream for collectives, which
 // has those of the asynchronous lane, the highest.
 ALONE_TEST_CASE("messages of a lane have another priority than its kernels") {
@@ -130,6 +129,7 @@ ALONE_TEST_CASE("messages of a lane have another priority than its kernels") {
   }
 }
 
+// NCCL would treat them as one node.
 ALONE_TEST_CASE("process names determine the nodes") {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {

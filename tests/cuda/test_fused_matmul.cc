@@ -96,6 +96,23 @@ ALONE_TEST_CASE("many fused products [full]") {
 }
 
 // XLA's buffers are in collective memory. Transfers of fused calls pass through jaxcomm's arena in any case.
+// Their messages are those of the synchronous lane, of the highest priority (test_between_nodes.cc).
+ALONE_TEST_CASE("transfers have another priority than their messages") {
+  state_type = &FusedCallState::id;
+  Communicator::Configure(kLong, 3);
+  for (const int highest : {-1, -2, -5}) {
+    highest_priority = highest;
+    const Case shape = {Hosts(2, 1)};
+    const Cluster cluster(shape.hosts);
+    OnRanks(cluster, [&](ncclComm_t comm, int32_t rank) {
+      Site site(shape, comm, rank);
+      CHECK(Ok(fake::Get(comm))->send_recv_proxy() != nullptr && last_priority == highest);
+      CHECK(site.Begin() == "");
+      CHECK(last_priority == (highest == -5 ? -3 : 0));
+    });
+  }
+}
+
 ALONE_TEST_CASE("fused products with JAXCOMM_SYMMETRIC_BUFFERS=1") {
   for (const bool scatters : {false, true}) RunCase({Hosts(1, 3), scatters}, true);
 }

@@ -102,6 +102,12 @@ def test_equal_starts_of_a_program_are_numbered(mesh):
             x = jaxcomm.ppermute_start(x, "gpu", [(0, 1)]).done()
         return x
 
+    def shapes(x):  # of equal numbers of elements
+        return [jaxcomm.psum_start(y, "gpu").done() for y in (x, x.reshape(2, -1), x.reshape(-1, 2))]
+
+    def afters(x):
+        return [jaxcomm.psum_start(x, "gpu", after=after).done() for after in ((), x[0], (x, x[0]))]
+
     def tangents(x):
         return jax.jvp(lambda x: jaxcomm.psum_start(x, "gpu").done(), (x,), (x,))
 
@@ -109,8 +115,8 @@ def test_equal_starts_of_a_program_are_numbered(mesh):
         y = jaxcomm.psum_start(x, "gpu").done()
         return jaxcomm.psum_start(y, "gpu").done()
 
-    assert numbers(leaves, mesh) == numbers(leaves, mesh, ("cpu", "cuda")) == [0, 0, 1, 1]
-    assert numbers(unrolled, mesh) == [0, 1, 2]
+    assert numbers(leaves, mesh) == numbers(leaves, mesh, ("cpu", "cuda")) == [0, 1, 2, 3]
+    assert numbers(unrolled, mesh) == numbers(shapes, mesh) == numbers(afters, mesh) == [0, 1, 2]
     assert numbers(tangents, mesh) == [0, 1]
     assert numbers(lines, mesh) == [0, 0]
     assert numbers(leaves, mesh, ("cpu",)) == []

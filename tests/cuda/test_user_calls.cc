@@ -99,18 +99,6 @@ ALONE_TEST_CASE("impossible requests are refused") {
     CHECK(Initialize(differs, execution).empty());
     CHECK(Has(Execute(differs, execution, operands), "make this call with different shapes, types or arguments"));
   });
-  Site of_attributes[2];
-  for (int rank : {0, 1}) {
-    of_attributes[rank].epsilon = static_cast<float>(1 + rank);
-    CHECK(of_attributes[rank].Instantiate().empty());
-  }
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
-    CHECK(Initialize(of_attributes[rank], execution).empty());
-    Operands operands = OperandsOf(of_attributes[rank], rank, 1);
-    CHECK(Has(Execute(of_attributes[rank], execution, operands),
-              "make this call with different shapes, types or arguments"));
-  });
   Site of_rank[2];
   for (int rank : {0, 1}) {
     of_rank[rank].max_sms = 1 + rank;
@@ -122,6 +110,40 @@ ALONE_TEST_CASE("impossible requests are refused") {
     Operands operands = OperandsOf(of_rank[rank], rank, 1);
     CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
   });
+}
+
+// Whether two ranks may make calls whose attributes `change` makes different: (site, rank).
+bool MayDiffer(void (*change)(Site&, int)) {
+  cuda::Communicator::Configure(20, 4);
+  Site sites[2];
+  for (int rank : {0, 1}) {
+    change(sites[rank], rank);
+    CHECK(sites[rank].Instantiate().empty());
+  }
+  std::string problems[2];
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    CHECK(Initialize(sites[rank], execution).empty());
+    Operands operands = OperandsOf(sites[rank], rank, 1);
+    problems[rank] = Execute(sites[rank], execution, operands);
+    fake::Wait(execution.stream);
+  });
+  for (const std::string& problem : problems) {
+    CHECK(problem.empty() == problems[0].empty());
+    CHECK(problem.empty() || Has(problem, "make this call with different shapes, types or arguments"));
+  }
+  return problems[0].empty();
+}
+
+ALONE_TEST_CASE("attributes of ranks differ") {
+  CHECK(!MayDiffer([](Site& site, int rank) { site.epsilon = static_cast<float>(1 + rank); }));
+  CHECK(!MayDiffer([](Site& site, int rank) { site.operand_windows = {rank}; }));
+  CHECK(!MayDiffer([](Site& site, int rank) { site.mode = rank == 0 ? "fast" : "slow"; }));
+  CHECK(!MayDiffer([](Site& site, int rank) { site.nested = rank; }));
+  CHECK(MayDiffer([](Site& site, int rank) {
+    site.operand_windows = {0}, site.mode = "fast", site.nested = 1;
+    site.no_windows = rank == 0 ? "a reason" : "another reason";
+  }));
 }
 
 ALONE_TEST_CASE("calls in different orders on two ranks are an error that names both") {

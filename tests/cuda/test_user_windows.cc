@@ -79,6 +79,7 @@ struct Buffers {
   int32_t* x;
   int32_t* put;
   std::vector<int32_t> got;
+  bool first_is_empty = false;  // the first operand, which then has the address of x
 };
 
 std::string Stage(const Site& site, CallOnDevice& execution, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage,
@@ -89,7 +90,8 @@ std::string Stage(const Site& site, CallOnDevice& execution, XLA_FFI_Handler* ha
   if (stage == XLA_FFI_ExecutionStage_PREPARE) ++execution.run;
   buffers.got.resize(site.num_ranks * kCount);
   return Invoke(handler, stage, execution, site.AttributesOf(), XLA_FFI_DataType_S32,
-                {{&unused, {1}}, {buffers.x, dims}}, {{buffers.put, dims}, {buffers.got.data(), dims}});
+                {buffers.first_is_empty ? Array{buffers.x, {0}} : Array{&unused, {1}}, {buffers.x, dims}},
+                {{buffers.put, dims}, {buffers.got.data(), dims}});
 }
 
 std::string Initialize(const Site& site, CallOnDevice& execution, Buffers& buffers) {
@@ -121,18 +123,19 @@ int32_t Element(int source, int receiver, int64_t i, int run) {
 }
 
 ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
-  for (const int n : {1, 2, 3}) {
+  for (const auto& [n, first_is_empty] : {std::pair{1, false}, {2, false}, {3, false}, {2, true}}) {
     cuda::Communicator::Configure(20, 4);
     Site site = SwapSite(n);
+    if (first_is_empty) site.operand_windows = {0, 1};  // XLA may have an empty buffer at any address
     CHECK(site.Instantiate().empty());
     auto* world = new World(n);
-    OnRanks(*world, [&](Rank& rank) {
+    OnRanks(*world, [&, n = n, first_is_empty = first_is_empty](Rank& rank) {
       rank.number = rank.rank;
       const XlaMemory memory(rank);
       CallOnDevice execution = ExecutionOf(rank, memory);
       Stream& stream = Of(execution.stream);
       for (int run = 0; run < 6; ++run) {
-        Buffers buffers = {memory.At(memory.InputOf(run / 2)), memory.At(memory.OutputOf(run / 2)), {}};
+        Buffers buffers = {memory.At(memory.InputOf(run / 2)), memory.At(memory.OutputOf(run / 2)), {}, first_is_empty};
         CHECK(Initialize(site, execution, buffers).empty());
         CHECK(execution.regions.size() == 2 && execution.regions[0].buffer == buffers.x);
         CHECK(execution.regions[1].buffer == buffers.put && execution.regions[1].bytes == 4 * kCount * size_t(n));
@@ -322,6 +325,7 @@ ALONE_TEST_CASE("empty buffers, and numbers that are wrong") {
     Buffers buffers = {memory.At(0), memory.At(64), {}};
     CHECK(Has(Initialize(far, execution, buffers), "swap at model.py:7: the call has no operand 2 for a window"));
     CHECK(jaxcomm::Initialize(empty, execution).empty() && execution.regions.empty());
+    CHECK(On(empty, rank.rank).comm.arena_bytes == 0);  // the empty window takes the place of the arena
     Operands operands = OperandsOf(empty, rank.rank, 0);
     CHECK(jaxcomm::Execute(empty, execution, operands).empty());
     fake::Wait(execution.stream);

@@ -71,6 +71,8 @@ struct Site {
   std::vector<int64_t> operand_windows, result_windows;
   std::string no_windows;
   float epsilon = 1e-6F;
+  std::string mode;        // a text of the user's
+  int64_t nested = -1;     // in a dictionary of the user's
   bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
   Attributes AttributesOf() const {
@@ -81,6 +83,12 @@ struct Site {
     if (!operand_windows.empty()) all.AddArray("jaxcomm_operand_windows", operand_windows);
     if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);
     if (!result_windows.empty()) all.AddArray("jaxcomm_result_windows", result_windows);
+    if (!mode.empty()) all.AddText("mode", mode);
+    if (nested >= 0) {
+      Attributes options;
+      options.AddScalar<int64_t>("depth", XLA_FFI_DataType_S64, nested);
+      all.AddDictionary("options", options);
+    }
     return all;
   }
 

@@ -323,6 +323,28 @@ MUTANTS = [
         "",
         "test_cuda_user_calls",
     ),
+    *(
+        Mutant(
+            f"users' calls are compared without their {which}",
+            "ffi/cuda/xla/user_arguments.cc",
+            value,
+            nothing,
+            "test_cuda_user_calls",
+        )
+        for which, value, nothing in (
+            ("arrays", "Mix(array.dtype, BytesOf(array.data, array.size, array.dtype))", "array.dtype"),
+            ("dictionaries", "HashOf(*static_cast<const XLA_FFI_Attrs*>(value))", "0"),
+            ("scalars", "Mix(scalar.dtype, BytesOf(scalar.value, 1, scalar.dtype))", "scalar.dtype"),
+            ("texts", "Mix(0, TextOf(*static_cast<const XLA_FFI_ByteSpan*>(value)))", "0"),
+        )
+    ),
+    Mutant(
+        "ranks must have the same reason against windows",
+        "ffi/cuda/xla/user_arguments.cc",
+        '"jaxcomm_no_windows", ',
+        "",
+        "test_cuda_user_calls",
+    ),
     Mutant(
         "after an error of a user's call, nothing waits for started calls",
         USER,

@@ -16,6 +16,7 @@ DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
 WINDOWS = "ffi/cuda/xla/user_windows.cc"
 OWN = "ffi/cuda/runtime/own_communicators.cc"
 PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
+STREAMS = "ffi/cuda/runtime/make_stream.cc"
 THREADS = "ffi/cuda/nccl/threads.cc"
 
 MUTANTS = [
@@ -225,10 +226,24 @@ MUTANTS = [
     ),
     Mutant(
         "messages of both lanes have one priority",
-        PROXY,
+        STREAMS,
         "? highest + 1 : highest;",
         "? highest : highest;",
         "test_cuda_between_nodes",
+    ),
+    Mutant(
+        "fused transfers and their messages have one priority",
+        STREAMS,
+        "return std::min(highest + 2, lowest);",
+        "return highest;",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "fused transfers have the priority of messages",
+        FUSED,
+        "StreamUse::kFusedTransfers",
+        "StreamUse::kMessages",
+        "test_cuda_fused_matmul",
     ),
     Mutant(
         "kernels of cuBLASLt load beside transfers",
@@ -338,8 +353,15 @@ MUTANTS = [
     Mutant(
         "the window of a user's operand is that of the first buffer",
         WINDOWS,
-        "call.places->At(static_cast<int32_t>(found - call.buffers.begin()))",
+        "call.places->At(static_cast<int32_t>(found - call.buffers.data()))",
         "call.places->At(0)",
+        "test_cuda_user_windows",
+    ),
+    Mutant(
+        "the window of a user's operand is that of an empty buffer at its address",
+        WINDOWS,
+        "(found == nullptr || listed.bytes > found->bytes)",
+        "found == nullptr",
         "test_cuda_user_windows",
     ),
     Mutant(

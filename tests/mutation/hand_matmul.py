@@ -278,6 +278,13 @@ MUTANTS = [
         "tests/cuda/test_lane_lowering.py::test_equal_starts_of_a_program_are_numbered",
     ),
     Mutant(
+        "starts of different shapes are numbered apart",
+        "jaxcomm/_lowering.py",
+        "(call.op, call.site)",
+        "(call.op, call.site, *ctx.avals_in)",
+        "tests/cuda/test_lane_lowering.py::test_equal_starts_of_a_program_are_numbered",
+    ),
+    Mutant(
         "parts of fused scatters have a wider type than the result",
         FUSED,
         "if types is None or types[1] != (dtype,):",

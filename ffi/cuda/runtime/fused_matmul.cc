@@ -8,6 +8,7 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/wait_for_stream.h"
+#include "cuda/runtime/make_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -34,13 +35,7 @@ StatusOr<cudaStream_t> SideStream(int device) {
   static auto& streams = *new std::map<int, cudaStream_t>;
   std::lock_guard<std::mutex> lock(mutex);
   cudaStream_t& stream = streams[device];
-  if (stream == nullptr) {
-    int lowest = 0, highest = 0;
-    JAXCOMM_RETURN_IF_ERROR(
-        CheckCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
-    JAXCOMM_RETURN_IF_ERROR(
-        CheckCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest)));
-  }
+  if (stream == nullptr) JAXCOMM_RETURN_IF_ERROR(MakeStream(StreamUse::kFusedTransfers, &stream));
   return stream;
 }
 

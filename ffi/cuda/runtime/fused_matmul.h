@@ -23,8 +23,9 @@ namespace cuda {
 //
 // Gather: x (rows, contracted) of each rank. Product i of weight i has the rows of all ranks, in rank order. In place
 // of weights there may be arrays with the rows of all ranks, (n * rows, columns): their products are sums over all
-// rows, gathered x^T @ array, which are added up in the order of arrival. Scatter: x (n * rows, contracted), one
-// weight. Every rank gets the parts of its own block from all ranks, in rank order, and adds them later.
+// rows, gathered x^T @ array. Rank r adds its own rows first, then those of ranks r - 1, r - 2, ...; the same in every
+// run. Scatter: x (n * rows, contracted), one weight. Every rank gets the parts of its own block from all ranks, in
+// rank order, and adds them later.
 struct FusedShape {
   struct Weight {
     int64_t columns = 0;

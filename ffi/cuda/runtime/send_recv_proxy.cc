@@ -13,6 +13,7 @@
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/threads.h"
 #include "cuda/nccl/wait_for_stream.h"
+#include "cuda/runtime/make_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -50,14 +51,6 @@ std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector
   return hashes;
 }
 
-// Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the other,
-// although peers may need this rank's next segment before they can send. So the messages of a lane have another
-// priority than its kernels: these run on XLA's main stream, of the lowest priority, or on XLA's stream for
-// collectives, of the highest one. GPUs have six priorities (0 to -5). With two, both lanes get the highest.
-int PriorityOf(bool asynchronous, int lowest, int highest) {
-  return asynchronous && highest + 1 < lowest ? highest + 1 : highest;
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<SendRecvProxy>> SendRecvProxy::Make(const NcclLibrary& nccl, ncclComm_t network,
@@ -71,14 +64,9 @@ StatusOr<std::unique_ptr<SendRecvProxy>> SendRecvProxy::Make(const NcclLibrary& 
 
 Status SendRecvProxy::Allocate(bool asynchronous) {
   void* host = nullptr;
-  int lowest = 0, highest = 0;
   const size_t handshake_bytes = 2 * static_cast<size_t>(comm_.world.size) * sizeof(uint64_t);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadWatchdog()));
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
-      "cudaStreamCreate",
-      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, PriorityOf(asynchronous, lowest, highest))));
+  JAXCOMM_RETURN_IF_ERROR(MakeStream(asynchronous ? StreamUse::kAsynchronousMessages : StreamUse::kMessages, &stream_));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::WatchdogState), cudaHostAllocMapped)));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostGetDevicePointer",

@@ -44,6 +44,11 @@ struct UserCallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
+  // A buffer that is to have a window.
+  struct Buffer {
+    const void* address = nullptr;
+    int64_t bytes = 0;
+  };
   struct OnDevice {
     const UserCallState* state = nullptr;
     Communicator* communicator = nullptr;
@@ -55,14 +60,9 @@ struct UserCallState {
     device::GinHandle gin;
     std::unique_ptr<BufferPlaces> places;  // null if peers can't address the buffers
     std::string no_windows;                // the reason
-    std::vector<const void*> buffers;      // that have windows, in this run
+    std::vector<Buffer> buffers;           // that have windows, in this run
 
     bool HasOneNode() const { return comm.local.size == comm.world.size; }
-  };
-  // A buffer that is to have a window.
-  struct Buffer {
-    const void* address = nullptr;
-    int64_t bytes = 0;
   };
 
   std::string Where() const { return "jaxcomm: " + target + " at " + site; }

@@ -1,6 +1,5 @@
 #include "cuda/xla/user_windows.h"
 
-#include <algorithm>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -121,8 +120,7 @@ Status PlaceWindows(UserCallState& state, OnDevice& call, bool first, const XlaC
     call.places = std::move(made);
   }
   JAXCOMM_RETURN_IF_ERROR(WithPrefix("the buffers had windows in earlier runs, but not now: ", places.status()));
-  call.buffers.clear();
-  for (const UserCallState::Buffer& buffer : buffers) call.buffers.push_back(buffer.address);
+  call.buffers = std::move(buffers);
   return call.places->Write(*places, stream);
 }
 
@@ -133,14 +131,18 @@ Status CheckWindows(const OnDevice& call) {
 
 Status FindWindow(const OnDevice& call, const void* buffer, device::BufferWindow* window) {
   JAXCOMM_RETURN_IF_ERROR(CheckWindows(call));
-  const auto found = std::find(call.buffers.begin(), call.buffers.end(), buffer);
-  if (found == call.buffers.end()) {
+  // An empty buffer may have the address of another one, but not its place.
+  const UserCallState::Buffer* found = nullptr;
+  for (const UserCallState::Buffer& listed : call.buffers) {
+    if (listed.address == buffer && (found == nullptr || listed.bytes > found->bytes)) found = &listed;
+  }
+  if (found == nullptr) {
     return InvalidArgumentError(call.state->Where() +
                                 ": a window is wanted of a buffer that jaxcomm.ffi_call does not list in "
                                 "operand_windows or result_windows, or that XLA has not initialized the call with");
   }
   // Relative to the begin of the signals, as the places are.
-  *window = {call.comm.signals.pad, call.places->At(static_cast<int32_t>(found - call.buffers.begin()))};
+  *window = {call.comm.signals.pad, call.places->At(static_cast<int32_t>(found - call.buffers.data()))};
   return OkStatus();
 }
 
