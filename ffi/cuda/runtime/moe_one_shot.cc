@@ -11,7 +11,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Owner of the arena of all such calls. No target of a user has this name.
+// Owner of the arenas of such calls. No target of a user has this name.
 constexpr const char* kArena = "jaxcomm: moe_one_shot";
 
 }  // namespace
