@@ -83,7 +83,6 @@ class RailDispatch : RowCall {
   // Marks the rows that the choices name. marked_[i]: the marked rows of the words 0 .. i.
   JAXCOMM_DEVICE void MarkRows(Range choices) {
     const auto num_words = static_cast<int32_t>(RailMarkWords(args_));
-    __syncthreads();  // the marks of the last node are no longer used
     for (int32_t i = Thread(); i < num_words; i += Threads()) device::StoreRelaxed(marks_ + i, 0);
     __syncthreads();
     for (int64_t i = Thread(); i < choices.size; i += Threads()) {
