@@ -154,8 +154,8 @@ StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t 
       (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
     return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
-  // "hierarchical" inside a node is "direct", with the same slots: a program that asks for it between hosts may find that
-  // NVLink connects them.
+  // "hierarchical" inside a node is "direct", with the same slots: a program that asks for it between hosts may find
+  // that NVLink connects them.
   CallSpec direct = spec;
   if (spec.collective == Collective::kDispatch && spec.algorithm == "hierarchical") direct.algorithm.clear();
   JAXCOMM_RETURN_IF_ERROR(CheckDirect(direct, placement));
