@@ -58,7 +58,8 @@ def route_and_dispatch(
 
     Raises:
       ValueError: invalid shapes, numbers or algorithm (when tracing).
-      jax.errors.JaxRuntimeError: as route() and dispatch() (at run time).
+      jax.errors.JaxRuntimeError: as route() and dispatch(), or NVLink does not connect all GPUs of a host. They then
+        need algorithm="xla" and on_overflow="drop" (at run time).
 
     Cost: one_shot: on CPUs an all_gather of T rows and T K integers; on GPUs an all_gather of T K integers of 16 bits,
       and one row per token and rank that has one of its experts.

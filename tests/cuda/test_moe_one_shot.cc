@@ -12,6 +12,7 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../check.h"
 #include "fakes/emulated.h"
+#include "fakes/node_group.h"
 #include "fakes/seed.h"
 #include "fakes/virtual_moe_one_shot.h"
 
@@ -19,29 +20,11 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr uint64_t kDeadlineNs = 1'000'000'000;
-constexpr int64_t kArenaBytes = 4 << 20;
-
 using Ids = std::vector<std::vector<int32_t>>;  // by rank
 
-struct Group {
+struct Group : NodeGroup {
   Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
-      : n(n), num_channels(num_channels), ranks(memory, {1, n, true, true}, num_channels, timeout_ns) {
-    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
-  }
-
-  device::Comm CommOf(int32_t rank) const {
-    device::Comm comm = ranks.CommOfNode(rank);
-    comm.arena = arena;
-    comm.arena_bytes = kArenaBytes;
-    return comm;
-  }
-  const device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
-
-  HostMemory memory;
-  const int32_t n, num_channels;
-  const VirtualRanks ranks;
-  device::Window arena;
+      : NodeGroup(n, num_channels, timeout_ns, 4 << 20) {}
 };
 
 // A call of all ranks. Threads of the kernel bring x, take y away and spoil x, as XLA's kernels do.
@@ -53,24 +36,6 @@ struct Drawn {
   std::vector<Bytes> x, y;     // brought and taken
   std::vector<uint64_t> late;  // polls before the call begins
 };
-
-Ids DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts, std::mt19937_64& random) {
-  const uint64_t kind = random() % 7;
-  Ids ids(n);
-  for (int32_t r = 0; r < n; ++r) {
-    for (int32_t c = 0; c < tokens * choices; ++c) {
-      int32_t e = static_cast<int32_t>(random() % experts);
-      if (kind == 1) e = experts / 2;                                     // one hot expert
-      if (kind == 2 && r == 0) e = -1;                                    // a rank that sends nothing
-      if (kind == 3 && random() % 2 == 0) e = -1;                         // choices without an expert
-      if (kind == 4) e = static_cast<int32_t>(random() % (experts / n));  // one hot rank
-      if (kind == 5) e = -1;                                              // nobody sends
-      if (kind == 6 && random() % 8 != 0) e = experts - 1;                // almost all to one
-      ids[r].push_back(e);
-    }
-  }
-  return ids;
-}
 
 // The buffers of a call. `channels`: as many as the row has pieces of 128 bytes, at most this number.
 void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64_t shift, std::mt19937_64& random) {
@@ -87,7 +52,7 @@ void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64
     const int64_t lines = (args.row_bytes + 127) / 128, per_channel = (lines + channels - 1) / channels;
     args.piece_bytes = per_channel * 128;
     args.num_channels = static_cast<int32_t>((lines + per_channel - 1) / per_channel);
-    CHECK(ArenaBytes(args) <= kArenaBytes);
+    CHECK(ArenaBytes(args) <= group.arena.stride);
     args = WithComm(args, group.CommOf(r));
     static_cast<MoeOneShotBuffers&>(args) = BuffersOf(drawn.fields[r]);
     args.ids = group.memory.Upload(ids[r]);
@@ -98,14 +63,6 @@ void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64
     for (char& byte : drawn.x.back()) byte = static_cast<char>(random());
     drawn.y.emplace_back(y_bytes);
     drawn.late.push_back(random() % 4 == 0 ? random() % 300 : 0);
-  }
-}
-
-// Calls f(byte) for every byte of this channel's pieces in a buffer, spread over the threads.
-template <typename F>
-void ForPieces(const MoeOneShotArgs& args, int32_t channel, int64_t bytes, const F& f) {
-  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) {
-    if (i % args.row_bytes / args.piece_bytes == channel) f(i);
   }
 }
 
@@ -183,7 +140,7 @@ Drawn DrawCall(Group& group, std::mt19937_64& random) {
   const int32_t slots = random() % 4 == 0 ? n * tokens * choices + 1 : 0;
   const int32_t align = random() % 2 == 0 || slots > 0 ? 1 : 4;
   const int64_t row_bytes[] = {1, 2, 7, 8, 24, 130, 256, 300, 392};
-  const Ids ids = DrawIds(n, tokens, choices, experts, random);
+  const Ids ids = DrawIds(n, tokens, choices, experts, random, 7);
   const int32_t spare = slots > 0 ? 0 : static_cast<int32_t>(random() % 7);
   drawn.routed = Route(n, tokens, choices, experts, align, slots, spare, ids);
   drawn.routed.capacity = std::max(drawn.routed.capacity, 1);

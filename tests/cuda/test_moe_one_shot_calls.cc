@@ -250,7 +250,9 @@ ALONE_TEST_CASE("GPUs of several nodes") {
     Stream stream;
     Site site(rank, stream);
     CHECK(site.Begin().empty());
-    CHECK(Has(site.Execute(), "runs inside a node on GPUs"));
+    const std::string said = site.Execute();
+    CHECK(Has(said, "moe.route_and_dispatch runs inside a node on GPUs; the GPUs of this group form 2 nodes"));
+    CHECK(Has(said, "pass algorithm=\"xla\" and on_overflow=\"drop\""));
   });
 }
 

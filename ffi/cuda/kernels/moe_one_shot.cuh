@@ -8,8 +8,9 @@
 // nowhere, and all of them find the same overflow, before a slot of an expert is written. Nothing depends on the order
 // of arrival: places are counted in the order of routing.py.
 //
-// Slots. All calls of a communicator share the two sets of slots of one arena, whatever their shapes. An exchange is a
-// kernel, and its epoch is the same on all channels. The slots of sender s in a set are [channel][unit] of this call.
+// Slots. All calls that have the same arena share its two sets of slots, whatever their shapes. A call that needs a
+// larger arena makes another, with epochs of its own. An exchange is a kernel, and its epoch is the same on all
+// channels. The slots of sender s in a set are [channel][unit] of this call.
 // Proof that two sets suffice: a rank sends in epoch e once its own kernel of epoch e - 1 has ended. Every channel of
 // it had then received the ids of every rank in epoch e - 1. So every rank had begun its kernel of epoch e - 1, and its
 // kernel of epoch e - 2 had ended, the last one that read this set. No channel of an older call has a claim on a slot,

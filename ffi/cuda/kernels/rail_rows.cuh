@@ -69,9 +69,9 @@ class RailDispatch : RowCall {
     int64_t begin, size;
   };
   JAXCOMM_DEVICE Range ChoicesFor(int32_t home, int32_t node) const {
-    const int32_t experts = num_local_ * node_.local.size, last = (node + 1) * experts - 1;
-    const int64_t begin = At(home, kInputOffset, node * experts);
-    return {begin, At(home, kInputOffset, last) + At(home, kSize, last) - begin};
+    const int32_t experts = num_local_ * node_.local.size;
+    const int64_t begin = EndOfChoices(home, node * experts - 1);
+    return {begin, EndOfChoices(home, (node + 1) * experts - 1) - begin};
   }
 
   // Byte offsets in an arena: the message from node `source`, and the one for the node `d` behind this one.
@@ -83,7 +83,6 @@ class RailDispatch : RowCall {
   // Marks the rows that the choices name. marked_[i]: the marked rows of the words 0 .. i.
   JAXCOMM_DEVICE void MarkRows(Range choices) {
     const auto num_words = static_cast<int32_t>(RailMarkWords(args_));
-    __syncthreads();  // the marks of the last node are no longer used
     for (int32_t i = Thread(); i < num_words; i += Threads()) device::StoreRelaxed(marks_ + i, 0);
     __syncthreads();
     for (int64_t i = Thread(); i < choices.size; i += Threads()) {
@@ -102,17 +101,16 @@ class RailDispatch : RowCall {
     __syncthreads();
     SumSizes(marked_, num_words, positions_, [&](int32_t i) { return CountBits(device::LoadRelaxed(marks_ + i)); });
   }
-  JAXCOMM_DEVICE int32_t MarkedBefore(int32_t word) const { return word > 0 ? marked_[word - 1] : 0; }
 
   // The number of a marked row among the marked rows, and the row of a number.
   JAXCOMM_DEVICE int32_t PositionOf(int32_t row) const {
     const uint64_t below = (uint64_t{1} << row % 64) - 1;
-    return MarkedBefore(row / 64) + CountBits(device::LoadRelaxed(marks_ + row / 64) & below);
+    return BeginOf(marked_, row / 64) + CountBits(device::LoadRelaxed(marks_ + row / 64) & below);
   }
   JAXCOMM_DEVICE int64_t RowAt(int64_t position) const {
     const int32_t word = FirstEndBehind(marked_, static_cast<int32_t>(RailMarkWords(args_)), position);
     return word * int64_t{64} +
-           FindBit(device::LoadRelaxed(marks_ + word), static_cast<int32_t>(position) - MarkedBefore(word));
+           FindBit(device::LoadRelaxed(marks_ + word), static_cast<int32_t>(position) - BeginOf(marked_, word));
   }
 
   // Writes the message for `node`. Returns its size in bytes.
@@ -124,7 +122,7 @@ class RailDispatch : RowCall {
       const int32_t row = args_.index[choices.begin + i];
       positions[i] = Exists(row) ? PositionOf(row) : -1;
     }
-    const int64_t num_rows = MarkedBefore(static_cast<int32_t>(RailMarkWords(args_)));
+    const int64_t num_rows = BeginOf(marked_, static_cast<int32_t>(RailMarkWords(args_)));
     char* const rows = message + RailListBytes(choices.size);
     Move(num_rows,
          [&](int64_t i) { return RowMove{rows + i * piece_bytes_, args_.x + RowAt(i) * args_.row_bytes + piece_at_}; });
@@ -134,12 +132,12 @@ class RailDispatch : RowCall {
   // Copies the rows of the experts of this rank from the messages of node `source`.
   JAXCOMM_DEVICE void Unpack(int32_t source, int32_t d) {
     const int32_t locals = node_.local.size, slices = num_local_ * locals;
-    const int64_t first = d > 0 ? ends_[d * slices - 1] : 0;
-    Move(ends_[(d + 1) * slices - 1] - first, [&](int64_t i) {
+    const int64_t first = BeginOf(ends_, d * slices);
+    Move(BeginOf(ends_, (d + 1) * slices) - first, [&](int64_t i) {
       const int64_t j = first + i;
       const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j), local = slice % locals;
       const int32_t home = source * locals + local, expert = rank() * num_local_ + slice % slices / locals;
-      const int64_t k = j - (slice > 0 ? ends_[slice - 1] : 0);
+      const int64_t k = j - BeginOf(ends_, slice);
       const Range choices = ChoicesFor(home, rail_.rank);
       const char* const message = node_.arena.At(local, Received(source));
       const int32_t at = reinterpret_cast<const int32_t*>(message)[At(home, kInputOffset, expert) + k - choices.begin];

@@ -42,6 +42,8 @@ JAXCOMM_DEVICE void SumSizes(int32_t* ends, int32_t num, int32_t* shared, Size s
   }
   __syncthreads();
 }
+// The sum of size(0) .. size(i - 1).
+JAXCOMM_DEVICE int32_t BeginOf(const int32_t* ends, int32_t i) { return i > 0 ? ends[i - 1] : 0; }
 // The first of `num` ends that lies behind j.
 JAXCOMM_DEVICE int32_t FirstEndBehind(const int32_t* ends, int32_t num, int64_t j) {
   int32_t low = 0, high = num - 1;

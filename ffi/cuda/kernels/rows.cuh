@@ -208,8 +208,6 @@ class RowCall {
     }
   }
 
-  JAXCOMM_DEVICE int64_t BeginOf(int32_t i) const { return i > 0 ? ends_[i - 1] : 0; }
-
   // Row number `j` of this rank's slots.
   struct Row {
     int32_t home;    // the rank whose token it belongs to
@@ -219,7 +217,7 @@ class RowCall {
   JAXCOMM_DEVICE Row FindRow(int64_t j) const {
     const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j);
     const int32_t home = slice % n(), expert = rank() * num_local_ + slice / n();
-    const int64_t k = j - BeginOf(slice);
+    const int64_t k = j - BeginOf(ends_, slice);
     return {home, At(home, kInputOffset, expert) + k, At(home, kOutputOffset, expert) + k};
   }
 
@@ -278,7 +276,7 @@ class RowCall {
         if (i >= total) continue;
         if (!Exists(rows[k])) RememberRow(rows[k]);
         const int32_t expert = FirstEndBehind(ends_, args_.num_experts, i);
-        const int64_t slot = At(rank(), kOutputOffset, expert) + i - BeginOf(expert);
+        const int64_t slot = At(rank(), kOutputOffset, expert) + i - BeginOf(ends_, expert);
         places[at[k]] = {Exists(rows[k]) ? rows[k] : -1, static_cast<int32_t>(slot)};
       }
     }
@@ -314,7 +312,7 @@ class RowCall {
       const auto num = static_cast<int32_t>(total - first < most ? total - first : most);
       for (int32_t j = Thread(); j < num; j += Threads()) {
         const int32_t i = FirstEndBehind(ends_, n(), first + j), home = home_of(i);
-        const RowPlace place = Places(home)[first_choice(home) + first + j - BeginOf(i)];
+        const RowPlace place = Places(home)[first_choice(home) + first + j - BeginOf(ends_, i)];
         placed_.from[j] = place.row >= 0 ? ArenaRow(home, place.row) : nullptr;
         placed_.slot[j] = place.slot;
       }

@@ -154,7 +154,11 @@ StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t 
       (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
     return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
-  JAXCOMM_RETURN_IF_ERROR(CheckDirect(spec, placement));
+  // "hierarchical" inside a node is "direct", with the same slots: a program that asks for it between hosts may find
+  // that NVLink connects them.
+  CallSpec direct = spec;
+  if (spec.collective == Collective::kDispatch && spec.algorithm == "hierarchical") direct.algorithm.clear();
+  JAXCOMM_RETURN_IF_ERROR(CheckDirect(direct, placement));
   const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   CallProgram call = EmptyProgram(dtype, input_count, output_count);

@@ -11,7 +11,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Owner of the arena of all such calls. No target of a user has this name.
+// Owner of the arenas of such calls. No target of a user has this name.
 constexpr const char* kArena = "jaxcomm: moe_one_shot";
 
 }  // namespace
@@ -21,8 +21,10 @@ StatusOr<std::unique_ptr<MoeOneShot>> MoeOneShot::Make(const CallSpec& spec, Com
   const RankPlacement placement = communicator.placement();
   if (placement.ranks_per_node != spec.group_size) {
     return InvalidArgumentError(
-        "algorithm \"one_shot\" runs inside a node on GPUs; between nodes, call route and dispatch (the ranks that "
-        "NVLink connects form a node: see docs/guide/gpus.md)");
+        "moe.route_and_dispatch runs inside a node on GPUs; the GPUs of this group form " +
+        std::to_string(spec.group_size / placement.ranks_per_node) +
+        " nodes: pass algorithm=\"xla\" and on_overflow=\"drop\" (the ranks that NVLink connects form a node: see "
+        "docs/guide/gpus.md)");
   }
   std::unique_ptr<MoeOneShot> made(new MoeOneShot(communicator, spec));
   const StatusOr<MoeOneShotArgs> args = MakeMoeOneShotArgs(spec, shape, communicator.max_channels());

@@ -27,23 +27,6 @@ struct Drawn {
   std::vector<uint64_t> late;  // by rank: polls before the call begins
 };
 
-inline std::vector<std::vector<int32_t>> DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts,
-                                                 std::mt19937_64& random) {
-  const uint64_t kind = random() % 5;
-  std::vector<std::vector<int32_t>> ids(n);
-  for (int32_t r = 0; r < n; ++r) {
-    for (int32_t c = 0; c < tokens * choices; ++c) {
-      int32_t e = static_cast<int32_t>(random() % experts);
-      if (kind == 1) e = experts / 2;                                     // one hot expert
-      if (kind == 2 && r == 0) e = -1;                                    // a rank that sends nothing
-      if (kind == 3 && random() % 2 == 0) e = -1;                         // choices without an expert
-      if (kind == 4) e = static_cast<int32_t>(random() % (experts / n));  // one hot rank
-      ids[r].push_back(e);
-    }
-  }
-  return ids;
-}
-
 // The buffers of a call with this routing.
 inline void Prepare(NodeGroup& group, Drawn& drawn, int32_t num_channels, int64_t shift, std::mt19937_64& random) {
   const Routed& routed = drawn.routed;
@@ -100,14 +83,6 @@ inline void Prepare(NodeGroup& group, Drawn& drawn, int32_t num_channels, int64_
     CHECK(whole.ok());
     drawn.args.push_back(*whole);
     drawn.late.push_back(random() % 4 == 0 ? random() % 200 : 0);
-  }
-}
-
-// Calls f(byte) for every byte of this channel's pieces in a buffer, spread over the threads.
-template <typename F>
-void ForPieces(const RowArgs& args, int32_t channel, int64_t bytes, const F& f) {
-  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) {
-    if (i % args.row_bytes / args.piece_bytes == channel) f(i);
   }
 }
 

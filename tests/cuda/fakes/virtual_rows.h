@@ -85,5 +85,35 @@ inline std::vector<int32_t> RowsOf(const Routed& routed, int32_t rank, bool per_
   return rows;
 }
 
+// Expert ids by rank, of one of the first `num_kinds` kinds.
+inline std::vector<std::vector<int32_t>> DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts,
+                                                 std::mt19937_64& random, uint64_t num_kinds = 5) {
+  const uint64_t kind = random() % num_kinds;
+  std::vector<std::vector<int32_t>> ids(n);
+  for (int32_t r = 0; r < n; ++r) {
+    for (int32_t c = 0; c < tokens * choices; ++c) {
+      int32_t e = static_cast<int32_t>(random() % experts);
+      if (kind == 1) e = experts / 2;                                     // one hot expert
+      if (kind == 2 && r == 0) e = -1;                                    // a rank that sends nothing
+      if (kind == 3 && random() % 2 == 0) e = -1;                         // choices without an expert
+      if (kind == 4) e = static_cast<int32_t>(random() % (experts / n));  // one hot rank
+      if (kind == 5) e = -1;                                              // nobody sends
+      if (kind == 6 && random() % 8 != 0) e = experts - 1;                // almost all to one
+      ids[r].push_back(e);
+    }
+  }
+  return ids;
+}
+
+// Calls f(byte) for every byte of this channel's pieces in a buffer, spread over the threads.
+#if JAXCOMM_HAS_DEVICE
+template <typename Args, typename F>
+void ForPieces(const Args& args, int32_t channel, int64_t bytes, const F& f) {
+  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) {
+    if (i % args.row_bytes / args.piece_bytes == channel) f(i);
+  }
+}
+#endif
+
 }  // namespace cuda
 }  // namespace jaxcomm

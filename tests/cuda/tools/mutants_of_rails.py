@@ -67,7 +67,9 @@ RAILED = [
         "emulation::Pause();\n        device::StoreRelaxed(word, seen | mark);\n        break;",
         "rail_rows",
     ),
-    Mutant("positions count from the word on", RAIL_ROWS, "return MarkedBefore(row / 64) + ", "return ", "rail_rows"),
+    Mutant(
+        "positions count from the word on", RAIL_ROWS, "return BeginOf(marked_, row / 64) + ", "return ", "rail_rows"
+    ),
     Mutant(
         "the row itself counts", RAIL_ROWS, "<< row % 64) - 1;\n    return", "<< row % 64);\n    return", "rail_rows"
     ),
