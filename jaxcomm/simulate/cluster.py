@@ -192,7 +192,8 @@ class Cluster:
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 break
-        return dataclasses.replace(self, levels=tuple(levels))
+        cpus = self.cpus if ranks == self.ranks else None  # ranks that are left out use the processors too
+        return dataclasses.replace(self, levels=tuple(levels), cpus=cpus)
 
     @staticmethod
     def here(calibration: Calibration | None = None) -> "Cluster":

@@ -491,7 +491,18 @@ MUTANTS = [
     Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
     Mutant("the first call is counted", CPUS, "    call.run()\n    return", "    return", WORK),
     Mutant(
-        "parts of a node have its processors", CALLS, "cluster.cpus if n == cluster.ranks and", "cluster.cpus if", HERE
+        "parts of a node have its processors",
+        "jaxcomm/simulate/cluster.py",
+        "self.cpus if ranks == self.ranks else None",
+        "self.cpus",
+        HERE,
+    ),
+    Mutant(
+        "groups of a node have its processors",
+        "jaxcomm/simulate/groups.py",
+        "cluster.cpus if len(ranks) == cluster.ranks else None",
+        "cluster.cpus",
+        HERE,
     ),
     Mutant("rows of two machines mix", HERE_CODE, "        _check_machine(shape, members)\n", "", HERE),
 ]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jaxcomm
 from jaxcomm import simulate
 from jaxcomm._core import plan
 from jaxcomm.simulate import cli, goal, here, here_rows
@@ -94,6 +95,28 @@ def test_collectives_take_the_time_of_the_processors():
     levels = dataclasses.replace(cluster, cpus=None)
     part, wanted = (simulate.collective("ppermute", x, 4, cluster=c) for c in (cluster, levels))
     assert part.time_s == wanted.time_s
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 4), (1, 8)])
+def test_groups_of_a_step_have_the_processors_if_they_are_the_node(sizes):
+    """Two groups of four ranks, one of four, and one of all."""
+    cluster = dataclasses.replace(here.fit(_rows()), compute=Compute(1e12, 1.0, 1.0, 0.0))
+    levels = dataclasses.replace(cluster, cpus=None)
+    mesh = jax.sharding.AbstractMesh(sizes, ("data", "model"))
+
+    def shift(x):
+        n = sizes[1]
+        return jaxcomm.ppermute(x, "model", [(rank, (rank + 1) % n) for rank in range(n)])
+
+    run = jax.shard_map(shift, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    x = jax.ShapeDtypeStruct(((256 << 10) // 4,), np.float32)
+    times = [
+        simulate.step(run, (x,), mesh=mesh, cluster=c).collectives[0].simulated.time_s for c in (cluster, levels)
+    ]
+    if sizes[1] == N:
+        assert 1e6 * times[0] == pytest.approx(_textbook_us("ppermute", "direct", 256 << 10), rel=0.1) != times[1]
+    else:
+        assert times[0] == times[1]
 
 
 def test_a_shape_has_one_machine():
