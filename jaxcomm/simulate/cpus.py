@@ -84,12 +84,13 @@ class Work:
         ranks, processes = self.of_ranks @ each, self.of_processes @ each
         count = len(processes)
         total = ranks.sum() + processes.sum()
-        time = max(total / min(cpus.processors, max(count, cpus.processors if self.parallel else 1)), ranks.max())
+        processors = min(cpus.processors, len(ranks))  # a rank has one thread
+        time = max(total / min(processors, max(count, processors if self.parallel else 1)), ranks.max())
         if not self.parallel:  # one thread in each process
             time = max(time, (ranks.reshape(count, -1).sum(axis=1) + processes).max())
-        elif count == 1 and cpus.processors > 1:
+        elif count == 1 and processors > 1:
             # The others begin when they are awake.
-            most = (total + (cpus.processors - 1) * _WAKE_S) / cpus.processors
+            most = (total + (processors - 1) * _WAKE_S) / processors
             time = max(ranks.max(), min(total, most))
         moved = self.of_ranks[:, _READ : _WRITTEN + 1].sum() + self.of_processes[:, _READ : _WRITTEN + 1].sum()
         return float(max(time, moved / cpus.memory_of_all))

@@ -128,6 +128,8 @@ def test_times_by_hand():
     assert _given([0.0] * N, True, 1, 2.0**34).time_s(slow) == pytest.approx(2)  # the bandwidth of the memory
     single = dataclasses.replace(CPUS, processors=1)
     assert _given(even, True).time_s(single) == pytest.approx(8e-3)
+    many = dataclasses.replace(CPUS, processors=64)  # eight have a rank, of which seven wake up
+    assert _given(even, True).time_s(many) == pytest.approx((8e-3 + 7 * 26e-6) / 8)
 
 
 def test_devices_make_up_the_ranks():
