@@ -25,8 +25,6 @@ _WAKE_S = 26e-6
 CACHE_BYTES = (1 << 20, 32 << 20)
 # Parts of the largest buffer that caches hold as a whole.
 _PARTS = 128
-# Copies from another process: a thread gets on with other accesses meanwhile. Only the order of accesses depends on it.
-_SLOWER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +225,7 @@ class _Call:
         self._access(thread, None, place, size, False)
         work[_CALLS] += 1
         work[_REMOTE] += size
-        thread.clock += _SLOWER * size
+        thread.clock += size
 
     def _run(self, thread: _Thread, rank: int, step: _Step, work: np.ndarray) -> None:
         """A step that moves data."""
