@@ -185,7 +185,9 @@ class _Call:
         self.parallel = moved >= _PARALLEL_BYTES
         self.threads = max(1, cpus.processors // self.processes) if self.parallel else 1
         self.processors = cpus.processors
-        self.part = max(256, min(max(self.input, self.output) // _PARTS, _SMALL_BYTES))
+        # The cache of a processor holds a part, and no two chunks are of one part.
+        most = min(cpus.cache_bytes[0], request.chunk_count * item_bytes or cpus.cache_bytes[0])
+        self.part = max(256, min(max(self.input, self.output) // _PARTS, most))
         self.caches = _Caches(cpus, self.part)
 
     def _foreign(self, rank: int, place: tuple[int, str, int]) -> bool:

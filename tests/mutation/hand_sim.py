@@ -492,6 +492,7 @@ MUTANTS = [
     Mutant("results never pass through windows", CPUS, '"output" in written or', "", WORK),
     Mutant("processes read each other as themselves", CPUS, 'foreign and place[1] != "scratch"', "False", WORK),
     Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
+    Mutant("a part has many chunks", CPUS, "request.chunk_count * item_bytes or ", "", WORK),
     Mutant("the first call is counted", CPUS, "    call.run()\n    return", "    return", WORK),
     Mutant(
         "parts of a node have its processors",

@@ -60,6 +60,14 @@ def test_chunks_are_read_from_the_cache():
     assert made.of_ranks[0].tolist() == [N * 64, 7 * 8 * MIB, 8 * MIB, 0, N * 8 * MIB, 0, 0]
 
 
+def test_parts_of_large_calls():
+    """Few, but none is larger than the cache of a processor or than a chunk, which would be found after its fetch."""
+    asked = here_rows.request("ppermute", 1 << 30, "process", N, N)
+    assert cpus._Call(asked, "direct", 4, CPUS).part == MIB
+    made = _work("pbroadcast", "direct", 64 * MIB, chunk=32768)
+    assert made.of_ranks[0, [PRIVATE, READ]].tolist() == [7 * 64 * MIB, 64 * MIB]
+
+
 def test_writes_of_another_processor_are_not_in_the_own_cache():
     caches = cpus._Caches(CPUS, 1024)
     assert [caches.use(0, "a", True), caches.use(1, "a", False), caches.use(1, "a", False)] == [
