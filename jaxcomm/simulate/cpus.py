@@ -38,7 +38,8 @@ class Cpus:
       private, shared: bytes per second, read and written, in a cache of the processor, and of all processors.
       memory: bytes per second that one thread reads from memory.
       memory_of_all: bytes per second that all threads together read from memory and write to it.
-      call_s, remote: a read from the memory of another process: start, bytes per second.
+      call_s, remote: a read from the memory of another process: start, bytes per second. Several processes need them.
+      single_copy: whether processes can read each other's memory. If not, all operands pass through windows.
       cache_bytes: of both caches.
     """
 
@@ -51,6 +52,7 @@ class Cpus:
     memory_of_all: float
     call_s: float = 0.0
     remote: float = np.inf
+    single_copy: bool = True
     cache_bytes: tuple[int, int] = CACHE_BYTES
 
 
@@ -176,7 +178,7 @@ class _Call:
         # Buffers that other processes read and write (ffi/cpu/inter_process_program.cc).
         read = {place[1] for rank, step in data for place in step.sources if self._foreign(rank, place)}
         written = {step.dst[1] for rank, step in data if step.dst and self._foreign(rank, step.dst)}
-        small = max(self.input, self.output) < _SMALL_BYTES
+        small = not cpus.single_copy or max(self.input, self.output) < _SMALL_BYTES
         self.window = {
             "input": "input" in read and small,
             "output": "output" in written or ("output" in read and small),
@@ -315,13 +317,18 @@ def work(request: Any, algorithm: str, item_bytes: int, cpus: Cpus) -> Work:
       request: of the planner, in one node.
       algorithm: name of the plan.
       item_bytes: of an element.
-      cpus: only ``devices``, ``processors`` and ``cache_bytes`` matter.
+      cpus: the bandwidths do not matter.
 
     Raises:
-      ValueError: processes of the devices do not make up the ranks.
+      ValueError: processes of the devices do not make up the ranks, or they read each other without a bandwidth.
     """
     if request.num_ranks % min(cpus.devices, request.num_ranks):
         raise ValueError(f"cpus: got {request.num_ranks} ranks, expected a multiple of {cpus.devices} devices")
+    if request.num_ranks > cpus.devices and cpus.single_copy and not np.isfinite(cpus.remote):
+        raise ValueError(
+            f"cpus: processes of {cpus.devices} of {request.num_ranks} ranks read each other with remote = "
+            f"{cpus.remote:g}; expected finite bytes per second, or single_copy = False"
+        )
     call = _Call(request, algorithm, item_bytes, cpus)
     call.run()
     return call.run()

@@ -489,6 +489,7 @@ MUTANTS = [
     Mutant("caches hold data that another processor wrote", CPUS, "if other != processor:", "if False:", WORK),
     Mutant("results stay in the cache", CPUS, "self.stream = moved >= _STREAM_BYTES", "self.stream = False", WORK),
     Mutant("operands never pass through windows", CPUS, '"input" in read and small,', "False,", WORK),
+    Mutant("all processes can read each other", CPUS, "not cpus.single_copy or ", "", WORK),
     Mutant("results never pass through windows", CPUS, '"output" in written or', "", WORK),
     Mutant("processes read each other as themselves", CPUS, 'foreign and place[1] != "scratch"', "False", WORK),
     Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
