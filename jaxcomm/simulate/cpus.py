@@ -20,8 +20,8 @@ _TILE_BYTES = 128 << 10
 _STREAM_BYTES = 32 << 20
 # Until a sleeping thread of the pool runs (futex wake to first instruction, AMD EPYC guest, 2026-11).
 _WAKE_S = 26e-6
-# The L2 cache of a processor, and the L3 cache that all share (AMD EPYC guest, 2026-11). Sizes from a quarter to all of
-# the L3 cache change the errors of docs/internals/simulate.md by less than 4 percentage points of p95.
+# The L2 cache of a processor, and the L3 cache that all share (AMD EPYC guest, 2026-11). docs/internals/simulate.md
+# has the errors with other sizes.
 CACHE_BYTES = (1 << 20, 32 << 20)
 # Parts of the largest buffer that caches hold as a whole.
 _PARTS = 128

@@ -471,7 +471,11 @@ MUTANTS = [
     Mutant("one thread does all small work", CPUS, "if not self.parallel:  #", "if False:  #", WORK),
     Mutant("the second thread is awake", CPUS, "total + (processors - 1) * _WAKE_S", "total", WORK),
     Mutant(
-        "idle processors help", CPUS, "processors = min(cpus.processors, len(ranks))", "processors = cpus.processors", WORK
+        "idle processors help",
+        CPUS,
+        "processors = min(cpus.processors, len(ranks))",
+        "processors = cpus.processors",
+        WORK,
     ),
     Mutant(
         "several threads run one rank",

@@ -110,9 +110,7 @@ def test_groups_of_a_step_have_the_processors_if_they_are_the_node(sizes):
 
     run = jax.shard_map(shift, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     x = jax.ShapeDtypeStruct(((256 << 10) // 4,), np.float32)
-    times = [
-        simulate.step(run, (x,), mesh=mesh, cluster=c).collectives[0].simulated.time_s for c in (cluster, levels)
-    ]
+    times = [simulate.step(run, (x,), mesh=mesh, cluster=c).collectives[0].simulated.time_s for c in (cluster, levels)]
     if sizes[1] == N:
         assert 1e6 * times[0] == pytest.approx(_textbook_us("ppermute", "direct", 256 << 10), rel=0.1) != times[1]
     else:
@@ -316,3 +314,13 @@ def test_rows_of_the_benchmark():
     median, p95 = np.quantile([np.expm1(abs(one.error)) for one in hosts], [0.5, 0.95])
     right, pairs = here.choices(hosts)
     assert median < 0.32 and p95 < 1.45 and right > 0.88 * pairs
+
+
+def test_a_second_run_is_judged_only():
+    """It misses the targets of p95 and of the order: docs/internals/simulate.md."""
+    every = here.judge(here_rows.read(str(ROWS.with_name("here-2.csv"))))
+    judged = [one for one in every if not one.fitted]
+    assert (len(judged), len(every)) == (321, 405)
+    median, p95 = np.quantile([np.expm1(abs(one.error)) for one in judged], [0.5, 0.95])
+    right, pairs = here.choices(judged)
+    assert median < 0.15 and p95 < 0.57 and right > 0.86 * pairs
