@@ -7,7 +7,7 @@ import math
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _cost_params, _kv_store, _memory_speed, _placement
+from jaxcomm import _cost_params, _kv_store, _placement
 from jaxcomm._core import plan
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -71,13 +71,10 @@ class Calibration:
     Attributes:
       cells: the measured collectives.
       path: file that later programs on this machine read; None if the parameters were not saved.
-      memory: speed of caches, memory and reads between processes, by name of ``jaxcomm.simulate.cpus.Cpus``; process 0
-        measures them.
     """
 
     cells: tuple[Cell, ...]
     path: pathlib.Path | None
-    memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{'scope':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
@@ -285,14 +282,6 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
     return found, [Cell(*row) for row in rows]
 
 
-def _memory(number: int) -> dict[str, float]:
-    """The figures of process 0. Processes that measure at once would disturb each other."""
-    key = f"calibrate/{number}/memory"
-    text = _kv_store.kv_agree(key, json.dumps(_memory_speed.measure())) if jax.process_index() == 0 else ""
-    found: dict[str, float] = json.loads(text or _kv_store.kv_wait(key, _LIMIT_S))
-    return found
-
-
 def calibrate(keep: bool = True) -> Calibration:
     """Measures collectives on this machine and fits the cost model to the times. All processes must call it.
 
@@ -322,4 +311,4 @@ def calibrate(keep: bool = True) -> Calibration:
     path = _cost_params.path() if keep and found else None
     if path is not None and any(jax.process_index() == processes[0] for processes in _placement.nodes()):
         _cost_params.save(found)
-    return Calibration(tuple(cells), path, _memory(number))
+    return Calibration(tuple(cells), path)

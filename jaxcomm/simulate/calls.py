@@ -282,9 +282,8 @@ def collective(
     n = math.prod(sizes)
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
     x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
-    # Groups of fewer ranks share the processors with others, which the levels count.
-    processors = cluster.cpus if n == cluster.ranks and not cluster.faults and skew is None else None
     cluster = cluster.spread(n)
+    processors = cluster.cpus if not cluster.faults and skew is None else None
     in_use = ("", *(level.name for level in cluster.levels))
     notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
     request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)

@@ -192,33 +192,28 @@ class Cluster:
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 break
-        return dataclasses.replace(self, levels=tuple(levels))
+        cpus = self.cpus if ranks == self.ranks else None  # ranks that are left out use the processors too
+        return dataclasses.replace(self, levels=tuple(levels), cpus=cpus)
 
     @staticmethod
     def here(calibration: Calibration | None = None) -> "Cluster":
         """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
 
         Args:
-          calibration: result of ``calibrate()``; its errors become the band of predictions, and times on one node those
-            of the processors and the memory that it measured (``cpus``).
+          calibration: result of ``calibrate()``; its errors become the band of predictions.
         """
         # Only here: the others need no devices.
         from jaxcomm._topology import topology
 
         found = topology()
         n, per_node = sum(found.ranks), max(found.ranks)
-        processes = sum(map(len, found.nodes))
-        scope = "process" if processes == 1 else "node" if len(found.nodes) == 1 else "network"
+        scope = "process" if sum(map(len, found.nodes)) == 1 else "node" if len(found.nodes) == 1 else "network"
         origin = "measured: calibrate()" if found.calibrated else "guess: constants of the cost model"
         errors = (
             [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
         )
         machine = plan.machine_of(scope, n, per_node)
-        cluster = Cluster.of_machine(machine, scope, n, per_node, origin, tuple(errors))
-        if scope == "network" or calibration is None or not calibration.memory or len(set(found.ranks)) > 1:
-            return cluster
-        step_s, processors = cluster.levels[0].overhead_s, len(os.sched_getaffinity(0))
-        return dataclasses.replace(cluster, cpus=Cpus(n // processes, processors, step_s, **calibration.memory))
+        return Cluster.of_machine(machine, scope, n, per_node, origin, tuple(errors))
 
     @staticmethod
     def of_machine(

@@ -20,13 +20,11 @@ _TILE_BYTES = 128 << 10
 _STREAM_BYTES = 32 << 20
 # Until a sleeping thread of the pool runs (futex wake to first instruction, AMD EPYC guest, 2026-11).
 _WAKE_S = 26e-6
-# The L2 cache of a processor, and the L3 cache that all share (AMD EPYC guest, 2026-11). Sizes from a quarter to all of
-# the L3 cache change the errors of docs/internals/simulate.md by less than 4 percentage points of p95.
+# The L2 cache of a processor, and the L3 cache that all share (AMD EPYC guest, 2026-11). docs/internals/simulate.md
+# has the errors with other sizes.
 CACHE_BYTES = (1 << 20, 32 << 20)
 # Parts of the largest buffer that caches hold as a whole.
 _PARTS = 128
-# Copies from another process: a thread gets on with other accesses meanwhile. Only the order of accesses depends on it.
-_SLOWER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +38,8 @@ class Cpus:
       private, shared: bytes per second, read and written, in a cache of the processor, and of all processors.
       memory: bytes per second that one thread reads from memory.
       memory_of_all: bytes per second that all threads together read from memory and write to it.
-      call_s, remote: a read from the memory of another process: start, bytes per second.
+      call_s, remote: a read from the memory of another process: start, bytes per second. Several processes need them.
+      single_copy: whether processes can read each other's memory. If not, all operands pass through windows.
       cache_bytes: of both caches.
     """
 
@@ -53,6 +52,7 @@ class Cpus:
     memory_of_all: float
     call_s: float = 0.0
     remote: float = np.inf
+    single_copy: bool = True
     cache_bytes: tuple[int, int] = CACHE_BYTES
 
 
@@ -84,12 +84,13 @@ class Work:
         ranks, processes = self.of_ranks @ each, self.of_processes @ each
         count = len(processes)
         total = ranks.sum() + processes.sum()
-        time = max(total / min(cpus.processors, max(count, cpus.processors if self.parallel else 1)), ranks.max())
+        processors = min(cpus.processors, len(ranks))  # a rank has one thread
+        time = max(total / min(processors, max(count, processors if self.parallel else 1)), ranks.max())
         if not self.parallel:  # one thread in each process
             time = max(time, (ranks.reshape(count, -1).sum(axis=1) + processes).max())
-        elif count == 1 and cpus.processors > 1:
+        elif count == 1 and processors > 1:
             # The others begin when they are awake.
-            most = (total + (cpus.processors - 1) * _WAKE_S) / cpus.processors
+            most = (total + (processors - 1) * _WAKE_S) / processors
             time = max(ranks.max(), min(total, most))
         moved = self.of_ranks[:, _READ : _WRITTEN + 1].sum() + self.of_processes[:, _READ : _WRITTEN + 1].sum()
         return float(max(time, moved / cpus.memory_of_all))
@@ -177,7 +178,7 @@ class _Call:
         # Buffers that other processes read and write (ffi/cpu/inter_process_program.cc).
         read = {place[1] for rank, step in data for place in step.sources if self._foreign(rank, place)}
         written = {step.dst[1] for rank, step in data if step.dst and self._foreign(rank, step.dst)}
-        small = max(self.input, self.output) < _SMALL_BYTES
+        small = not cpus.single_copy or max(self.input, self.output) < _SMALL_BYTES
         self.window = {
             "input": "input" in read and small,
             "output": "output" in written or ("output" in read and small),
@@ -186,7 +187,9 @@ class _Call:
         self.parallel = moved >= _PARALLEL_BYTES
         self.threads = max(1, cpus.processors // self.processes) if self.parallel else 1
         self.processors = cpus.processors
-        self.part = max(256, min(max(self.input, self.output) // _PARTS, _SMALL_BYTES))
+        # The cache of a processor holds a part, and no two chunks are of one part.
+        most = min(cpus.cache_bytes[0], request.chunk_count * item_bytes or cpus.cache_bytes[0])
+        self.part = max(256, min(max(self.input, self.output) // _PARTS, most))
         self.caches = _Caches(cpus, self.part)
 
     def _foreign(self, rank: int, place: tuple[int, str, int]) -> bool:
@@ -226,7 +229,7 @@ class _Call:
         self._access(thread, None, place, size, False)
         work[_CALLS] += 1
         work[_REMOTE] += size
-        thread.clock += _SLOWER * size
+        thread.clock += size
 
     def _run(self, thread: _Thread, rank: int, step: _Step, work: np.ndarray) -> None:
         """A step that moves data."""
@@ -314,13 +317,18 @@ def work(request: Any, algorithm: str, item_bytes: int, cpus: Cpus) -> Work:
       request: of the planner, in one node.
       algorithm: name of the plan.
       item_bytes: of an element.
-      cpus: only ``devices``, ``processors`` and ``cache_bytes`` matter.
+      cpus: the bandwidths do not matter.
 
     Raises:
-      ValueError: processes of the devices do not make up the ranks.
+      ValueError: processes of the devices do not make up the ranks, or they read each other without a bandwidth.
     """
     if request.num_ranks % min(cpus.devices, request.num_ranks):
         raise ValueError(f"cpus: got {request.num_ranks} ranks, expected a multiple of {cpus.devices} devices")
+    if request.num_ranks > cpus.devices and cpus.single_copy and not np.isfinite(cpus.remote):
+        raise ValueError(
+            f"cpus: processes of {cpus.devices} of {request.num_ranks} ranks read each other with remote = "
+            f"{cpus.remote:g}; expected finite bytes per second, or single_copy = False"
+        )
     call = _Call(request, algorithm, item_bytes, cpus)
     call.run()
     return call.run()

@@ -66,7 +66,9 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
         levels.append(dataclasses.replace(level, ranks=count))
         if count == len(ranks):
             break
-    return dataclasses.replace(cluster, levels=tuple(levels))
+    # The other ranks use the processors at the same time, which the levels count.
+    cpus = cluster.cpus if len(ranks) == cluster.ranks else None
+    return dataclasses.replace(cluster, levels=tuple(levels), cpus=cpus)
 
 
 def place(cluster: Cluster, fault: Fault) -> np.ndarray:

@@ -469,7 +469,14 @@ MUTANTS = [
         TESTS,
     ),
     Mutant("one thread does all small work", CPUS, "if not self.parallel:  #", "if False:  #", WORK),
-    Mutant("the second thread is awake", CPUS, "total + (cpus.processors - 1) * _WAKE_S", "total", WORK),
+    Mutant("the second thread is awake", CPUS, "total + (processors - 1) * _WAKE_S", "total", WORK),
+    Mutant(
+        "idle processors help",
+        CPUS,
+        "processors = min(cpus.processors, len(ranks))",
+        "processors = cpus.processors",
+        WORK,
+    ),
     Mutant(
         "several threads run one rank",
         CPUS,
@@ -486,12 +493,25 @@ MUTANTS = [
     Mutant("caches hold data that another processor wrote", CPUS, "if other != processor:", "if False:", WORK),
     Mutant("results stay in the cache", CPUS, "self.stream = moved >= _STREAM_BYTES", "self.stream = False", WORK),
     Mutant("operands never pass through windows", CPUS, '"input" in read and small,', "False,", WORK),
+    Mutant("all processes can read each other", CPUS, "not cpus.single_copy or ", "", WORK),
     Mutant("results never pass through windows", CPUS, '"output" in written or', "", WORK),
     Mutant("processes read each other as themselves", CPUS, 'foreign and place[1] != "scratch"', "False", WORK),
     Mutant("sums read whole operands", CPUS, "tile = _TILE_BYTES if", "tile = step.bytes if", WORK),
+    Mutant("a part has many chunks", CPUS, "request.chunk_count * item_bytes or ", "", WORK),
     Mutant("the first call is counted", CPUS, "    call.run()\n    return", "    return", WORK),
     Mutant(
-        "parts of a node have its processors", CALLS, "cluster.cpus if n == cluster.ranks and", "cluster.cpus if", HERE
+        "parts of a node have its processors",
+        "jaxcomm/simulate/cluster.py",
+        "self.cpus if ranks == self.ranks else None",
+        "self.cpus",
+        HERE,
+    ),
+    Mutant(
+        "groups of a node have its processors",
+        "jaxcomm/simulate/groups.py",
+        "cluster.cpus if len(ranks) == cluster.ranks else None",
+        "cluster.cpus",
+        HERE,
     ),
     Mutant("rows of two machines mix", HERE_CODE, "        _check_machine(shape, members)\n", "", HERE),
 ]

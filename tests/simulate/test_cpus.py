@@ -1,12 +1,15 @@
 """The processors of a node: accesses of small plans by hand, and times from given work."""
 
 import dataclasses
+import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from jaxcomm.simulate import cpus, here_rows
 
+CPU = pathlib.Path(__file__).parents[2] / "ffi" / "cpu"
 N = 8
 MIB = 1 << 20
 # Rates are powers of two, so that times by hand are exact.
@@ -60,6 +63,14 @@ def test_chunks_are_read_from_the_cache():
     assert made.of_ranks[0].tolist() == [N * 64, 7 * 8 * MIB, 8 * MIB, 0, N * 8 * MIB, 0, 0]
 
 
+def test_parts_of_large_calls():
+    """Few, but none is larger than the cache of a processor or than a chunk, which would be found after its fetch."""
+    asked = here_rows.request("ppermute", 1 << 30, "process", N, N)
+    assert cpus._Call(asked, "direct", 4, CPUS).part == MIB
+    made = _work("pbroadcast", "direct", 64 * MIB, chunk=32768)
+    assert made.of_ranks[0, [PRIVATE, READ]].tolist() == [7 * 64 * MIB, 64 * MIB]
+
+
 def test_writes_of_another_processor_are_not_in_the_own_cache():
     caches = cpus._Caches(CPUS, 1024)
     assert [caches.use(0, "a", True), caches.use(1, "a", False), caches.use(1, "a", False)] == [
@@ -91,6 +102,15 @@ def test_small_operands_pass_through_windows():
     assert made.of_processes[:, PRIVATE].tolist() == [4 * 2 * 4096] * 2  # each rank's operand into its window
     # Ranks 0 and 4 read windows that the other processor has just written.
     assert made.of_ranks.sum(axis=0).tolist() == [N, (N * 2 - 2) * 4096, 2 * 4096, 0, 0, 0, 0]
+
+
+def test_without_single_copies_all_operands_pass_through_windows():
+    made = _work("ppermute", "direct", 65536, devices=4, single_copy=False, remote=np.inf)
+    assert (made.of_processes.sum(axis=1) == 4 * 2 * 65536).all()
+    assert not made.of_ranks[:, CALLS].any()
+    with pytest.raises(ValueError, match="processes of 4 of 8 ranks read each other with remote = inf"):
+        _work("ppermute", "direct", 65536, devices=4, remote=np.inf)
+    _work("ppermute", "direct", 65536, remote=np.inf)  # one process
 
 
 def test_results_that_others_write_pass_through_windows():
@@ -128,6 +148,20 @@ def test_times_by_hand():
     assert _given([0.0] * N, True, 1, 2.0**34).time_s(slow) == pytest.approx(2)  # the bandwidth of the memory
     single = dataclasses.replace(CPUS, processors=1)
     assert _given(even, True).time_s(single) == pytest.approx(8e-3)
+    many = dataclasses.replace(CPUS, processors=64)  # eight have a rank, of which seven wake up
+    assert _given(even, True).time_s(many) == pytest.approx((8e-3 + 7 * 26e-6) / 8)
+
+
+def test_constants_are_those_of_the_executor():
+    sources = "".join(path.read_text() for path in sorted(CPU.iterdir()) if path.suffix in (".cc", ".h"))
+    for name, value in (
+        ("kMinParallelBytes", cpus._PARALLEL_BYTES),
+        ("kSmallBytes", cpus._SMALL_BYTES),
+        ("kRemoteTileBytes", cpus._TILE_BYTES),
+        ("kStreamBytes", cpus._STREAM_BYTES),
+    ):
+        found = re.findall(rf"constexpr int64_t {name} = (\d+) << (\d+);", sources)
+        assert [int(a) << int(b) for a, b in found] == [value], name
 
 
 def test_devices_make_up_the_ranks():
