@@ -96,6 +96,11 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop():
+    """Stops the process before this thread goes on. A signal to the process may reach another thread first, later."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
 @scenario
 def killed_in_a_collective():
     attempt(victim_does(kill))
@@ -246,13 +251,13 @@ def killed_while_large_data_move():
 @scenario
 def stopped():
     """SIGSTOP; the parent sends SIGCONT when the others have failed."""
-    run = victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    run = victim_does(stop)
     attempt(run)
 
 
 @scenario
 def stopped_in_one_shot():
-    attempt(victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP), op=moe_failing.one_shot))
+    attempt(victim_does(stop, op=moe_failing.one_shot))
 
 
 @scenario
@@ -294,7 +299,7 @@ def stopped_while_its_data_lands():
         while acknowledged_bytes() - before < 1 << 22:
             time.sleep(1e-3)
         say("acts")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop()
         sender.join()
     else:
         attempt(send)
