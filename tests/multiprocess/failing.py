@@ -13,8 +13,6 @@ import json
 import os
 import resource
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ import jax.numpy as jnp
 import meshes_failing
 import moe_failing
 import numpy as np
+from acknowledged import acknowledged_bytes
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -266,19 +265,6 @@ def works_again():
     sys.stdin.readline()  # until all have failed
     works(range(jax.process_count()))
     say("works again")
-
-
-def acknowledged_bytes():
-    """Number of bytes that this process has sent by TCP and that have arrived."""
-    total = 0
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as connection:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
-                total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
-    return total
 
 
 @scenario
