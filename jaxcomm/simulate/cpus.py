@@ -61,7 +61,7 @@ _STEPS, _PRIVATE, _SHARED, _READ, _WRITTEN, _CALLS, _REMOTE = range(7)
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What the threads of a node do in one call.
+    """The work of the threads of a node in one call.
 
     Attributes:
       of_ranks: (ranks, 7): steps; bytes in a private and in the shared cache, read from memory, written to memory;
@@ -311,7 +311,7 @@ class _Call:
 
 
 def work(request: Any, algorithm: str, item_bytes: int, cpus: Cpus) -> Work:
-    """What a call does in a program that repeats it: caches hold what earlier calls left.
+    """The work of a call in a program that repeats it: caches hold data of earlier calls.
 
     Args:
       request: of the planner, in one node.

@@ -142,7 +142,7 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
         // A CUDA graph is captured in the first run. XLA captures again only if an address is new.
         for (int replay = 0; replay < 2; ++replay) {
           BeLate(execution.stream, rank.rank, run);
-          // What the stream has run before the call: peers must not access the buffers any earlier.
+          // Earlier work of the stream: peers must not access the buffers before it has ended.
           stream.Push([=] {
             for (int64_t i = 0; i < n * kCount; ++i) {
               buffers.x[i] = Element(rank.rank, static_cast<int>(i / kCount), i % kCount, 2 * run + replay);

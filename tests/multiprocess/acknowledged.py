@@ -1,4 +1,4 @@
-"""What a process has sent by TCP."""
+"""Bytes that a process has sent by TCP."""
 
 import contextlib
 import os

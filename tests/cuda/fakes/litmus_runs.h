@@ -64,7 +64,7 @@ struct LitmusRuns {
   std::vector<Args> args;  // by rank
 };
 
-// Of a rank in a run.
+// A rank in a run.
 inline float LitmusValue(int32_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
 
 }  // namespace cuda

@@ -70,7 +70,7 @@ inline MoeFields FieldsOf(const Routed& routed, const MoeOneShotShape& shape, in
   return fields;
 }
 
-// What a call leaves that has been refused.
+// The results of a refused call.
 inline MoeFields EmptyFields(const MoeOneShotShape& shape, int32_t n) {
   MoeFields fields = UnwrittenFields(shape, n);
   for (auto* field : {&fields.slot, &fields.expert}) std::fill(field->begin(), field->end(), -1);
