@@ -9,6 +9,8 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 # three seconds longer to start.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pycache) $(BIN)/python -m pytest \
   --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Native tests at once where nothing else runs: their threads and processes wait for each other half of the time.
+NATIVE_TESTS_AT_ONCE := $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 SHARD ?=
 
 .PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
@@ -156,8 +158,8 @@ test-all: setup $(VENV)/test-deps
 	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(if $(filter-out 1,$(shard_number)),$(TEST_ARCHITECTURES))
 	$(MAKE) --no-print-directory build-native
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
-	  -LE mutants $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --parallel $(NATIVE_TESTS_AT_ONCE) --output-on-failure \
+	  --output-junit $(abspath build/ctest-all.xml) -LE mutants $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
 	$(PYTEST) --size full -m "not timing" $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
 	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
@@ -206,11 +208,11 @@ test-jax: setup $(VENV)/test-deps
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address --parallel 2 -LE 'full|mutants' --output-on-failure
+	$(BIN)/ctest --test-dir build/address --parallel $(NATIVE_TESTS_AT_ONCE) -LE 'full|mutants' --output-on-failure
 
 test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread --parallel 2 -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread --parallel $(NATIVE_TESTS_AT_ONCE) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) --group mutation
