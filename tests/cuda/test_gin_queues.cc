@@ -1,6 +1,6 @@
-// Programs never fill NCCL's queues to other nodes: a put or signal that finds a queue full waits in NCCL's code without
-// a deadline. In a model, the network takes no entry out of a queue before a rank waits for it, and ranks run as far
-// ahead of each other as they can.
+// Programs never fill NCCL's queues to other nodes: a put or signal that finds a queue full waits in NCCL's code
+// without a deadline. In a model, the network takes no entry out of a queue before a rank waits for it, and ranks run
+// as far ahead of each other as they can.
 #include <algorithm>
 #include <cstdio>
 #include <deque>
@@ -131,8 +131,9 @@ class Channel {
 };
 
 // Runs the programs of all ranks. Returns the largest number of entries of a queue, and of puts.
-std::pair<int64_t, int64_t> MostInQueues(const Algorithm& algorithm, const Request& request, ContiguousCounts contiguous,
-                                         int32_t num_channels, PackLimits limits, std::mt19937_64& random) {
+std::pair<int64_t, int64_t> MostInQueues(const Algorithm& algorithm, const Request& request,
+                                         ContiguousCounts contiguous, int32_t num_channels, PackLimits limits,
+                                         std::mt19937_64& random) {
   std::vector<RankProgram> programs;
   for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
     programs.push_back(MakeRankProgram(Choice(algorithm, request), request.block_count, contiguous, kItemBytes,
@@ -162,8 +163,8 @@ int64_t TestCollectives(int32_t most_nodes, int32_t most_locals, int repeats) {
           const ContiguousCounts contiguous = {RandomContiguousCount(random), RandomContiguousCount(random)};
           const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
           if (!algorithm.supports(request)) continue;
-          const auto [entries, puts] = MostInQueues(algorithm, request, contiguous,
-                                                    static_cast<int32_t>(1 + random() % 2), limits, random);
+          const auto [entries, puts] =
+              MostInQueues(algorithm, request, contiguous, static_cast<int32_t>(1 + random() % 2), limits, random);
           if (entries > device::kMostEntries || puts > kMostPutsUnderWay) {
             std::fprintf(stderr, "%s/%s, %d nodes: %d entries, %d puts\n", Name(collective), algorithm.name, nodes,
                          static_cast<int>(entries), static_cast<int>(puts));

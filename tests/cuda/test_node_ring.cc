@@ -1,5 +1,5 @@
-// The kernel of examples/all_gather_matmul for several nodes, over a network that guarantees no more than GIN. Ranks are
-// emulated. Values are small integers, so sums are exact.
+// The kernel of examples/all_gather_matmul for several nodes, over a network that guarantees no more than GIN. Ranks
+// are emulated. Values are small integers, so sums are exact.
 #include <cstring>
 #include <random>
 #include <vector>
@@ -66,8 +66,8 @@ std::unique_ptr<GinCluster> MakeCluster(int32_t num_nodes, int32_t ranks_per_nod
   device::Comm sizes;
   sizes.local.size = ranks_per_node;
   sizes.signals.num_channels = num_channels;
-  return std::make_unique<GinCluster>(num_nodes, ranks_per_node, num_channels,
-                                      NodeArenaBytes<F32>(sizes, kMostHidden), seed, 10 * kGinTimeoutNs);
+  return std::make_unique<GinCluster>(num_nodes, ranks_per_node, num_channels, NodeArenaBytes<F32>(sizes, kMostHidden),
+                                      seed, 10 * kGinTimeoutNs);
 }
 
 // Calls of changing shape on one arena, one after the other without a break, so that ranks are in different calls.
@@ -76,8 +76,8 @@ void TestCalls(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   constexpr int64_t kTokens[] = {0, 1, kTileRows, 3 * kTileRows + 5, 7 * kTileRows};
   constexpr int64_t kHidden[] = {1, 3, kMostHidden};
   const auto blocks = static_cast<int32_t>(1 + random() % 2);
-  const auto cluster = MakeCluster(num_nodes, ranks_per_node, kNumKinds * blocks + static_cast<int32_t>(random() % 2),
-                                   seed);
+  const auto cluster =
+      MakeCluster(num_nodes, ranks_per_node, kNumKinds * blocks + static_cast<int32_t>(random() % 2), seed);
   std::vector<std::unique_ptr<Call>> calls;
   for (int i = 0; i < 3; ++i) {
     calls.push_back(std::make_unique<Call>(*cluster, kTokens[random() % std::size(kTokens)],
@@ -113,15 +113,19 @@ TEST_CASE("the ring ends when the network stops") {
     const auto cluster = MakeCluster(2, 2, 2, seed);
     const Call call(*cluster, 40 * kTileRows, 4, 2, random);
     const uint64_t begin = emulation::NowNs();
-    for (int launch = 0; launch < 2; ++launch) {
-      cluster->Launch(1, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
-        if (rank == 0 && threadIdx.x == 0) {
-          for (uint64_t i = 0; i < 40 * (seed - 1); ++i) emulation::Pause();
-          cluster->network.Stall();
-        }
-        RunOnNodes(call.args[rank], nccl_comm);
-      });
-    }
+    cluster->Launch(1, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      if (rank == 0 && threadIdx.x == 0) {
+        for (uint64_t i = 0; i < 40 * (seed - 1); ++i) emulation::Pause();
+        cluster->network.Stall();
+      }
+      RunOnNodes(call.args[rank], nccl_comm);
+    });
+    const Call later(*cluster, 40 * kTileRows, 4, 2, random);
+    const auto bytes = static_cast<size_t>(cluster->n * cluster->arenas.stride);
+    const std::vector<char> before(cluster->arenas.base, cluster->arenas.base + bytes);
+    cluster->Launch(1, 3, seed,
+                    [&](int32_t rank, const ncclDevComm& nccl_comm) { RunOnNodes(later.args[rank], nccl_comm); });
+    CHECK(std::memcmp(before.data(), cluster->arenas.base, bytes) == 0);
     CHECK(emulation::NowNs() - begin < 40 * kGinTimeoutNs);
     for (int32_t r = 0; r < cluster->n; ++r) {
       CHECK(cluster->reports[r].state == device::Report::kComplete && *cluster->comms[r].abort_flag == 1);

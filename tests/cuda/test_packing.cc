@@ -48,8 +48,7 @@ TEST_CASE("packed plans are correct") {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (int i = 0; i < 300; ++i) {
         const auto num_nodes = static_cast<int32_t>(2 + random() % 3);
-        const Request request =
-            RandomRequest(collective, num_nodes, static_cast<int32_t>(1 + random() % 3), random);
+        const Request request = RandomRequest(collective, num_nodes, static_cast<int32_t>(1 + random() % 3), random);
         const auto n = static_cast<uint64_t>(request.geometry.num_ranks());
         if (!algorithm.supports(request)) continue;
         const std::vector<Plan> plans = BuildAll(algorithm, request);

@@ -8,8 +8,8 @@
 // this file polls signals and counters in its own loops. One unbounded wait remains: a put or signal waits in NCCL's
 // code while NCCL's queue is full and the network takes nothing out of it. A channel that has at most kMostEntries in
 // the queue to each rank does not fill it. Put sees to that if each put has at most one signal behind it. A kernel with
-// more signals leaves at most kMostUnanswered of them without an answer of the peer: a signal that the peer sends once it
-// has waited for them.
+// more signals leaves at most kMostUnanswered of them without an answer of the peer: a signal that the peer sends once
+// it has waited for them.
 #pragma once
 
 #include "comm.h"

@@ -1,6 +1,6 @@
 """Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
-from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODE_RING, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
 
 # Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
@@ -278,7 +278,13 @@ PLAIN = [
     ),
     Mutant("an aborted channel flushes", GIN, "!IsChannelAborted(handle_.comm, channel) && ", "", "gin_kernels"),
     Mutant("empty puts are sent", GIN, "if (bytes == 0) return true;", "", "gin_kernels"),
-    Mutant("puts do not wait for each other", GIN, "WaitForPuts(channel, kMostPuts - 1)", "WaitForPuts(channel, 99)", "gin_kernels"),
+    Mutant(
+        "puts do not wait for each other",
+        GIN,
+        "WaitForPuts(channel, kMostPuts - 1)",
+        "WaitForPuts(channel, 99)",
+        "gin_kernels",
+    ),
     Mutant("a user's puts are not counted", GIN, "    ++handle_.puts[channel];\n", "", "gin_kernels"),
     Mutant("every thread of a group waits", GIN, "threads.rank == 0 && !Wait(", "!Wait(", "gin_kernels"),
     Mutant(
@@ -301,4 +307,57 @@ PLAIN = [
         "gin_kernels",
     ),
     Mutant("no barrier in the node", NODES, "if (!device::Barrier(comm, channel, step)) return;", "", "gin_kernels"),
+    Mutant(
+        "a ring sends tiles on before they have come",
+        NODE_RING,
+        "if (!ring.Wait(ring.prev, kTile, step)) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring writes to slots in use",
+        NODE_RING,
+        "if (sends && number >= args.num_slots && !ring.Wait(ring.next, kSlot, step)) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring gives slots back that the network reads",
+        NODE_RING,
+        "if (sends && !ring.Flush()) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "own tiles of a ring lie in slots of others",
+        NODE_RING,
+        "received(number) + args.half_bytes()",
+        "received(number)",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring ends with tiles that the next rank has",
+        NODE_RING,
+        "number < args.num_slots ? 0 : number - args.num_slots; i < number; ++i",
+        "number; i < number; ++i",
+        "node_ring",
+    ),
+    Mutant(
+        "tiles and slots of a ring have one channel",
+        NODE_RING,
+        "kNumKinds * channel_ + kind",
+        "kNumKinds * channel_",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring puts tiles that are not complete",
+        NODE_RING,
+        "    __syncthreads();  // other threads may have written the source\n",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring over nodes begins after an abort", NODE_RING, "if (device::IsAborted(comm)) return;", "", "node_ring"
+    ),
+    Mutant("ranks of other nodes are members", COMM, "distance < size * stride &&", "", "node_ring"),
 ]
