@@ -145,7 +145,7 @@ def dispatch(toolkit, architectures, tmp_path_factory):
     ("name", "types"),
     [
         ("example", (False, True)),
-        pytest.param("ring", (False, True), marks=pytest.mark.full),
+        pytest.param("ring", (False, False, True, True), marks=pytest.mark.full),
         pytest.param("dispatch", (False,), marks=pytest.mark.full),
     ],
 )
