@@ -61,13 +61,13 @@ struct Call {
 
 constexpr int64_t kMostHidden = 8;
 
-std::unique_ptr<GinCluster> MakeCluster(int32_t num_nodes, int32_t ranks_per_node, int32_t num_channels,
-                                        uint64_t seed) {
+std::unique_ptr<GinCluster> MakeCluster(int32_t num_nodes, int32_t ranks_per_node, int32_t num_channels, uint64_t seed,
+                                        uint64_t timeout_ns = kGinTimeoutNs) {
   device::Comm sizes;
   sizes.local.size = ranks_per_node;
   sizes.signals.num_channels = num_channels;
   return std::make_unique<GinCluster>(num_nodes, ranks_per_node, num_channels, NodeArenaBytes<F32>(sizes, kMostHidden),
-                                      seed, 10 * kGinTimeoutNs);
+                                      seed, timeout_ns);
 }
 
 // Calls of changing shape on one arena, one after the other without a break, so that ranks are in different calls.
@@ -76,8 +76,8 @@ void TestCalls(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   constexpr int64_t kTokens[] = {0, 1, kTileRows, 3 * kTileRows + 5, 7 * kTileRows};
   constexpr int64_t kHidden[] = {1, 3, kMostHidden};
   const auto blocks = static_cast<int32_t>(1 + random() % 2);
-  const auto cluster =
-      MakeCluster(num_nodes, ranks_per_node, kNumKinds * blocks + static_cast<int32_t>(random() % 2), seed);
+  const auto cluster = MakeCluster(num_nodes, ranks_per_node, kNumKinds * blocks + static_cast<int32_t>(random() % 2),
+                                   seed, 10 * kGinTimeoutNs);
   std::vector<std::unique_ptr<Call>> calls;
   for (int i = 0; i < 3; ++i) {
     calls.push_back(std::make_unique<Call>(*cluster, kTokens[random() % std::size(kTokens)],
@@ -97,7 +97,7 @@ void TestCalls(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
 
 TEST_CASE("a ring over nodes") {
   uint64_t seed = jaxcomm::FirstSeed();
-  for (int repeat = 0; repeat < 4; ++repeat) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
     for (const auto& [num_nodes, ranks_per_node] :
          {std::pair{2, 2}, std::pair{3, 1}, std::pair{2, 4}, std::pair{2, 1}, std::pair{1, 3}, std::pair{1, 1}}) {
       TestCalls(++seed, num_nodes, ranks_per_node);
@@ -126,7 +126,7 @@ TEST_CASE("the ring ends when the network stops") {
     cluster->Launch(1, 3, seed,
                     [&](int32_t rank, const ncclDevComm& nccl_comm) { RunOnNodes(later.args[rank], nccl_comm); });
     CHECK(std::memcmp(before.data(), cluster->arenas.base, bytes) == 0);
-    CHECK(emulation::NowNs() - begin < 40 * kGinTimeoutNs);
+    CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
     for (int32_t r = 0; r < cluster->n; ++r) {
       CHECK(cluster->reports[r].state == device::Report::kComplete && *cluster->comms[r].abort_flag == 1);
     }
