@@ -381,7 +381,11 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       PackedPlans packed = PackInterNodePuts(BuildNeeded(*choice.algorithm, request, rank), request.geometry, fragments,
                                              item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
-      std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));
+      std::vector<ProgramStep> steps;
+      // A channel without elements would only signal. A barrier has none in any channel.
+      if (range.count > 0 || block_count == 0) {
+        steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));
+      }
       for (ProgramStep& step : steps) {
         if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
       }

@@ -85,6 +85,13 @@ PLAIN = [
         "queue.num_puts < 0",
         "gin_queues",
     ),
+    Mutant(
+        "channels without elements signal",
+        PROGRAM,
+        "range.count > 0 || block_count == 0",
+        "range.count >= 0",
+        "gin_queues",
+    ),
     Mutant("signals take no entry", PROGRAM, "      ++queue.num_signals;\n", "", "gin_queues"),
     Mutant(
         "a flush shows that all signals have left",
