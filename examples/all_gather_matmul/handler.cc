@@ -1,11 +1,12 @@
 // XLA's handlers of the kernel, for calls inside jit(shard_map).
 #include <cuda_runtime_api.h>
 #include <jaxcomm/host.h>
+#include <nccl.h>
 
 #include <cstdint>
 #include <string>
 
-#include "all_gather_matmul.cuh"
+#include "node_ring.cuh"
 #include "xla/ffi/api/ffi.h"
 
 namespace all_gather_matmul {
@@ -18,6 +19,11 @@ template <typename Codec>
 cudaError_t Load();
 template <typename Codec>
 cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream);
+template <typename Codec>
+cudaError_t LoadOnNodes();
+template <typename Codec>
+cudaError_t LaunchOnNodes(const NodeArgs<Codec>& args, int32_t channels, const ncclDevComm& nccl_comm,
+                          cudaStream_t stream);
 
 namespace {
 
@@ -37,14 +43,21 @@ ffi::Error Check(const char* what, cudaError_t status) {
   return ffi::Error::Internal(std::string("all_gather_matmul: ") + what + ": " + cudaGetErrorString(status));
 }
 
+bool HasNodes(const device::Comm& comm) { return comm.local.size < comm.world.size; }
+
 // Before the first run, on all ranks: allocates memory that peers can write, and loads the kernel's code. The code must
 // be loaded while no kernel waits for this one.
 template <ffi::DataType type>
 ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingArgs, ffi::RemainingRets) {
   using Codec = typename CodecOf<type>::Codec;
-  const int64_t bytes = ArenaBytes<Codec>(setup.comm(), x.dimensions()[1]);
+  const bool nodes = HasNodes(setup.comm());
+  if (nodes) {
+    if (ffi::Error error = setup.UseGin(NCCL_VERSION_CODE); error.failure()) return error;
+  }
+  const int64_t hidden = x.dimensions()[1];
+  const int64_t bytes = nodes ? NodeArenaBytes<Codec>(setup.comm(), hidden) : ArenaBytes<Codec>(setup.comm(), hidden);
   if (ffi::Error error = setup.Reserve(bytes); error.failure()) return error;
-  return Check("cudaFuncGetAttributes", Load<Codec>());
+  return Check("cudaFuncGetAttributes", nodes ? LoadOnNodes<Codec>() : Load<Codec>());
 }
 
 // In every run: allocates nothing and waits for nothing, so that the kernel may become part of a CUDA graph.
@@ -53,20 +66,26 @@ ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, 
                    ffi::ResultBufferR2<type> y, ffi::Dictionary) {
   using Codec = typename CodecOf<type>::Codec;
   using Storage = typename Codec::Storage;
-  Args<Codec> args = WithArena<Codec>(call.comm());
+  NodeArgs<Codec> args = WithArena<Codec>(call.comm(), call.gin());
   args.x = static_cast<const Storage*>(x.untyped_data());
   args.w = static_cast<const Storage*>(w.untyped_data());
   args.y = static_cast<Storage*>(y->untyped_data());
   args.tokens = x.dimensions()[0];
   args.hidden = x.dimensions()[1];
   args.columns = w.dimensions()[1];
-  if (w.dimensions()[0] != args.hidden || y->dimensions()[0] != args.tokens * args.comm.local.size ||
+  if (w.dimensions()[0] != args.hidden || y->dimensions()[0] != args.tokens * args.comm.world.size ||
       y->dimensions()[1] != args.columns) {
     return ffi::Error::InvalidArgument("all_gather_matmul: x, w and y have shapes that do not fit");
   }
+  if (HasNodes(args.comm)) {
+    const int32_t channels = Channels(call.max_channels() / kNumKinds, args.tokens);
+    if (const char* problem = FindProblem(args, channels)) return ffi::Error::InvalidArgument(problem);
+    return Check("kernel", LaunchOnNodes(args, channels, call.nccl_comm(), stream));
+  }
+  const Args<Codec>& of_node = args;
   const int32_t channels = Channels(call.max_channels(), args.tokens);
-  if (const char* problem = FindProblem(args, channels)) return ffi::Error::InvalidArgument(problem);
-  return Check("kernel", Launch(args, channels, stream));
+  if (const char* problem = FindProblem(of_node, channels)) return ffi::Error::InvalidArgument(problem);
+  return Check("kernel", Launch(of_node, channels, stream));
 }
 
 template <ffi::DataType type>

@@ -116,7 +116,7 @@ def build_example(folder, toolkit, architectures, tmp_path_factory):
     run(
         TOOLS / "cmake", "-S", example, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}",
         f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DCMAKE_CUDA_COMPILER={toolkit / 'bin' / 'nvcc'}",
-        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-DNCCL_INCLUDE_DIR={toolkit.parent / 'nccl' / 'include'}",
         f"-DCMAKE_CUDA_ARCHITECTURES={numbers}",
         f"-DCMAKE_CUDA_FLAGS=-L{toolkit / 'lib'} -Xptxas=-v -Werror=all-warnings -Xcompiler=-Wall,-Wextra",
         f"-DCMAKE_CUDA_COMPILER_LAUNCHER={sys.executable};{ROOT / 'cmake' / 'keep_ptxas.py'}",
@@ -145,7 +145,7 @@ def dispatch(toolkit, architectures, tmp_path_factory):
     ("name", "types"),
     [
         ("example", (False, True)),
-        pytest.param("ring", (False, True), marks=pytest.mark.full),
+        pytest.param("ring", (False, False, True, True), marks=pytest.mark.full),
         pytest.param("dispatch", (False,), marks=pytest.mark.full),
     ],
 )

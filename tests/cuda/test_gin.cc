@@ -133,7 +133,7 @@ TEST_CASE("every wait for a stopped network ends") {
   }
 }
 
-// A user's kernel ends with as many outstanding puts as a channel may have. The fake refuses more than one channel's.
+// A user's kernel ends with as many outstanding puts as it may have. The fake refuses more than fit into a queue.
 TEST_CASE("a plan after a kernel that has not flushed") {
   constexpr int64_t kCount = 3;
   Request request;
@@ -162,7 +162,7 @@ TEST_CASE("a plan after a kernel that has not flushed") {
       handle.arena = &unused;
       const device::Gin of_user(handle, comm);
       const bool puts = rank == 0 && threadIdx.x == 0;
-      for (int64_t i = 0; puts && i < kMostPutsUnderWay; ++i) CHECK(of_user.Put(0, 1, i, 8, 1));
+      for (int64_t i = 0; puts && i < device::Gin::kMostPuts; ++i) CHECK(of_user.Put(0, 1, i, 8, 1));
       __syncthreads();
       GinNetwork network(args[rank], comm);
       ChannelExecutor<GinNetwork>(call.args[rank], network, 0).Run();

@@ -55,6 +55,20 @@ TEST_CASE("where GIN can be used, and why not") {
   }
 }
 
+// 7 channels need no more than NCCL's default, 128 for each of 32; 33 and 64 on 4 contexts need more.
+TEST_CASE("the depth of NCCL's queues") {
+  const NcclLibrary nccl = Library();
+  uint64_t counts[1];
+  const Gin::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
+  const std::pair<int32_t, int> depths[] = {{1, 128}, {32, 128}, {33, 256}, {64, 256}, {132, 1024}};
+  for (const auto& [num_channels, depth] : depths) {
+    device::Comm comm;
+    comm.signals.num_channels = num_channels;
+    CHECK(Gin::Make(nccl, nullptr, comm, counts, check).ok());
+    CHECK(asked.ginContextCount == 4 && asked.ginQueueDepth == depth);
+  }
+}
+
 device::Comm SomeComm() {
   device::Comm comm;
   comm.world = {5, 6, 0, 1};

@@ -197,6 +197,27 @@ TEST_CASE("puts wait until the network has read earlier ones") {
   }
 }
 
+// A signal in front of and behind each put, or as many signals ahead of an answer as a kernel may have. The fake of GIN
+// refuses more entries than NCCL's queue has.
+TEST_CASE("puts with signals leave room in a queue that stands still") {
+  for (const bool in_turn : {true, false}) {
+    GinCluster cluster(2, 1, 1, 64, 1);
+    cluster.network.Stall();
+    cluster.Launch(1, 1, 1, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      if (rank == 1) return;
+      const device::Gin gin(cluster.handles[rank], nccl_comm);
+      for (int64_t i = in_turn ? 1 : device::Gin::kMostUnanswered; i > 0; --i) gin.Signal(0, 1);
+      int puts = 0;
+      for (; puts < 40 && gin.Put(0, 1, 0, 0, 1); ++puts) {
+        if (in_turn) gin.Signal(0, 1);
+      }
+      CHECK(puts == device::Gin::kMostPuts);
+    });
+    const size_t posted = cluster.network.num_posted({0, 0, 1});
+    CHECK(posted == 15 && static_cast<int64_t>(posted) <= device::kMostEntries);
+  }
+}
+
 // The signal comes after the time limit of its wait: later waits of the channel must not take it for theirs.
 TEST_CASE("a channel that has aborted counts no signal") {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
@@ -232,7 +253,7 @@ TEST_CASE("a channel that has aborted neither puts nor signals") {
       }
       int puts = 0;
       while (puts < 40 && gin.Put(0, 1, 0, 0, 1)) ++puts;
-      CHECK(puts == device::kMostPutsUnderWay && !gin.Flush(0));
+      CHECK(puts == device::Gin::kMostPuts && !gin.Flush(0));
     });
     CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
     CHECK(cluster.handles[1].puts[0] == 0 && cluster.network.num_posted({0, 1, 0}) == 0);

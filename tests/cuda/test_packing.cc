@@ -12,6 +12,7 @@
 #include "../../ffi/plan/select_for_gpus.h"
 #include "../../ffi/plan/validate.h"
 #include "../check.h"
+#include "fakes/random_request.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -42,31 +43,18 @@ std::set<int32_t> OpenRanks(const std::vector<Plan>& plans, const Geometry& geom
 // One channel of every plan.
 TEST_CASE("packed plans are correct") {
   std::mt19937_64 random(1);
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
-  const Collective collectives[] = {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
   int num_packed = 0;
-  for (const Collective collective : collectives) {
+  for (const Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (int i = 0; i < 300; ++i) {
-        Request request;
-        request.collective = collective;
         const auto num_nodes = static_cast<int32_t>(2 + random() % 3);
-        request.geometry = {num_nodes, static_cast<int32_t>(1 + random() % 3), false, random() % 2 == 0};
+        const Request request = RandomRequest(collective, num_nodes, static_cast<int32_t>(1 + random() % 3), random);
         const auto n = static_cast<uint64_t>(request.geometry.num_ranks());
-        request.block_count = collective == Collective::kBarrier ? 0 : static_cast<int64_t>(1 + random() % 200);
-        request.chunk_count = random() % 2 == 0 ? 0 : static_cast<int64_t>(1 + random() % 50);
-        request.root = static_cast<int32_t>(random() % n);
-        for (uint64_t r = 0; r < n; ++r) request.source_of.push_back(static_cast<int32_t>((r + 1 + i) % n));
         if (!algorithm.supports(request)) continue;
         const std::vector<Plan> plans = BuildAll(algorithm, request);
         const auto whole_count = request.block_count * static_cast<int64_t>(1 + random() % 2);
-        const auto contiguous_count = [&] {
-          return random() % 3 == 0 ? int64_t{0} : static_cast<int64_t>(1 + random() % 40);
-        };
-        const Fragments fragments(request.block_count, whole_count, {contiguous_count(), contiguous_count()});
+        const ContiguousCounts contiguous = {RandomContiguousCount(random), RandomContiguousCount(random)};
+        const Fragments fragments(request.block_count, whole_count, contiguous);
         const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
         const PackedPlans packed = PackInterNodePuts(plans, request.geometry, fragments, kItemBytes, 1, limits);
         const std::set<int32_t> open = OpenRanks(plans, request.geometry);

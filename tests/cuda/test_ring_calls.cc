@@ -30,6 +30,22 @@ cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t strea
   return jaxcomm::fake::Launch(channels, 4 * device::kWarpThreads, 0, stream, [args] { Run(args); });
 }
 
+// Of several nodes: test_node_ring_calls.cc.
+template <typename Codec>
+struct NodeArgs;
+template <typename Codec>
+cudaError_t LoadOnNodes() {
+  return cudaErrorNotSupported;
+}
+template <typename Codec>
+cudaError_t LaunchOnNodes(const NodeArgs<Codec>&, int32_t, const ncclDevComm&, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+template cudaError_t LoadOnNodes<F32>();
+template cudaError_t LoadOnNodes<BF16>();
+template cudaError_t LaunchOnNodes<F32>(const NodeArgs<F32>&, int32_t, const ncclDevComm&, cudaStream_t);
+template cudaError_t LaunchOnNodes<BF16>(const NodeArgs<BF16>&, int32_t, const ncclDevComm&, cudaStream_t);
+
 template cudaError_t Load<F32>();
 template cudaError_t Load<BF16>();
 template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);

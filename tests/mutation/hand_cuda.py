@@ -28,6 +28,13 @@ MUTANTS = [
         "test_cuda_gin_host",
     ),
     Mutant(
+        "NCCL's queues hold the entries of one channel",
+        GIN,
+        "(num_channels + num_contexts - 1) / num_contexts * device",
+        "device",
+        "test_cuda_gin_host",
+    ),
+    Mutant(
         "an older NCCL gets properties of the headers' version",
         LIBRARY,
         "std::min(nccl.version, NCCL_VERSION_CODE)",

@@ -2,8 +2,7 @@
 // before this file.
 //
 // A strong signal arrives after all earlier puts to the same rank on the same context, as the plan requires. A program
-// begins without outstanding puts, and the limit on them (kMostPutsUnderWay) leaves a put room in NCCL's queue. Signals
-// take entries too, and nothing counts them: comm.h.
+// begins without outstanding puts, and flushes before a put or signal that may find NCCL's queue full: kMostEntries.
 #pragma once
 
 #include "cuda/kernels/executor.cuh"

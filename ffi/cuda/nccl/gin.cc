@@ -35,6 +35,15 @@ int64_t Gin::CountBytes(int32_t num_channels, int32_t num_ranks) {
   return static_cast<int64_t>(num_channels) * (num_ranks + 1) * static_cast<int64_t>(sizeof(uint64_t));
 }
 
+// Entries of a queue that all channels of a context share: device::kMostEntries. A power of two.
+int Gin::QueueDepth(int32_t num_channels, int32_t num_contexts) {
+  constexpr int kDefault = 128;  // NCCL_GIN_GDAKI_QP_DEPTH
+  const int64_t needed = (num_channels + num_contexts - 1) / num_contexts * device::kMostEntries;
+  int depth = kDefault;
+  while (depth < needed) depth *= 2;
+  return depth;
+}
+
 StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const device::Comm& comm,
                                          uint64_t* counts, const Check& check) {
   const int32_t num_channels = comm.signals.num_channels;
@@ -42,6 +51,7 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
   requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
   requirements.ginSignalCount = NumGinSignals(num_channels, comm.world.size);
   requirements.ginCounterCount = NumGinCounters(num_channels);
+  requirements.ginQueueDepth = QueueDepth(num_channels, requirements.ginContextCount);
   requirements.ginStrongSignalsRequired = true;
   requirements.ginVaSignalsRequired = false;  // some networks lack them
   std::unique_ptr<Gin> made(new Gin);

@@ -45,6 +45,7 @@ class Gin {
 
  private:
   Gin();
+  static int QueueDepth(int32_t num_channels, int32_t num_contexts);
 
   std::unique_ptr<ncclDevComm> nccl_comm_;
   uint64_t* counts_ = nullptr;

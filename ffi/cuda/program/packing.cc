@@ -169,13 +169,13 @@ class Packer {
 
   void AddPuts(int32_t rank, const Step& step, int32_t origin) {
     Step part = step;
-    while (part.count > 1 && fragments_.MostPuts(part) > kMostPutsUnderWay) part.count = CeilDiv(part.count, 2);
-    const int64_t most = part.count;
-    for (int64_t done = 0; done < step.count; done += most) {
-      part.count = std::min(most, step.count - done);
+    for (int64_t done = 0; done < step.count; done += part.count) {
+      part.src.offset = step.src.offset + done;
+      part.dst.offset = step.dst.offset + done;
+      // Each part anew: how many fragments it has depends on where it begins.
+      part.count = step.count - done;
+      while (part.count > 1 && fragments_.MostPuts(part) > kMostPutsUnderWay) part.count = CeilDiv(part.count, 2);
       Add(rank, part, origin);
-      part.src.offset += most;
-      part.dst.offset += most;
     }
   }
 

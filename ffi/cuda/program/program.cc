@@ -96,7 +96,6 @@ InterNodePuts FindInterNodePuts(const std::vector<Plan>& plans, const Geometry& 
 struct InterNodePut {
   int32_t peer;
   Access source;
-  int64_t num_fragments;
 };
 
 bool Overwrites(const std::vector<Access>& accesses, const InterNodePut& put) {
@@ -153,14 +152,41 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodeP
                      [&](const InterNodePut& put) { return Overwrites(accesses, put); });
 }
 
-// Whether too many puts are outstanding to issue `put`.
-bool IsQueueFull(const std::vector<InterNodePut>& sending, const InterNodePut& put) {
-  int64_t num_fragments = put.num_fragments;
-  for (const InterNodePut& other : sending) {
-    if (other.peer == put.peer) num_fragments += other.num_fragments;
+// What the channel may have in NCCL's queues to other nodes: device::kMostEntries.
+class Queues {
+ public:
+  // Whether `num_puts` more puts to `peer`, or one more signal, need a flush first.
+  bool IsFull(int32_t peer, int64_t num_puts) {
+    const Queue& queue = queues_[peer];
+    if (queue.num_puts + num_puts > kMostPutsUnderWay) return true;
+    const int64_t num_more = num_puts > 0 ? num_puts : 1;
+    return queue.covered > 0 && queue.covered + queue.num_signals + num_more > device::kMostEntries;
   }
-  return num_fragments > kMostPutsUnderWay;
-}
+
+  void Add(int32_t peer, int64_t num_puts) {
+    Queue& queue = queues_[peer];
+    if (num_puts == 0) {
+      ++queue.num_signals;
+      return;
+    }
+    queue.num_puts += num_puts;
+    queue.covered += queue.num_signals + num_puts;
+    queue.num_signals = 0;
+  }
+
+  // Entries leave in order, so those in front of a put have left with it. Signals behind the last put may remain.
+  void Flush() {
+    for (auto& [peer, queue] : queues_) queue.num_puts = queue.covered = 0;
+  }
+
+ private:
+  struct Queue {
+    int64_t num_puts = 0;     // since the last flush
+    int64_t covered = 0;      // the entries up to the last put
+    int64_t num_signals = 0;  // behind it
+  };
+  std::map<int32_t, Queue> queues_;  // by peer
+};
 
 }  // namespace
 
@@ -174,6 +200,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     const int32_t peer = geometry.node(plan.rank) * geometry.ranks_per_node + local;
     if (peer != plan.rank) intra_node.push_back(peer);
   }
+  const auto other_node = [&](int32_t peer) { return geometry.node(peer) != geometry.node(plan.rank); };
+  Queues queues;
   std::vector<ProgramStep> steps;
   // Barriers are needed only if the plan accesses memory. The condition is the same on all ranks.
   const bool moves = request.block_count > 0;
@@ -182,6 +210,7 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, inter_node.to_own);
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, intra_node);
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, inter_node.from_own);
+    for (const int32_t peer : inter_node.to_own) queues.Add(peer, 0);
   }
   std::vector<Access> open;           // accesses since the last barrier of the thread block
   std::vector<InterNodePut> sending;  // puts since the last flush
@@ -191,14 +220,16 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     ProgramStep step;
     step.step = plan.steps[i];
     step.origin = static_cast<int32_t>(i);
-    const bool inter_node_put =
-        step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank);
-    InterNodePut put = {};
-    if (inter_node_put) put = {step.step.peer, {step.step.src, step.step.count, false}, fragments.MostPuts(step.step)};
-    step.flush = !sending.empty() && (NeedsFlush(plan, step.step, sending, behind[step.origin]) ||
-                                      (inter_node_put && IsQueueFull(sending, put)));
+    const int32_t peer = step.step.peer;
+    const bool inter_node_put = step.step.kind == StepKind::kPut && other_node(peer);
+    const bool queued = inter_node_put || (step.step.kind == StepKind::kSignal && other_node(peer));
+    const int64_t num_puts = inter_node_put ? fragments.MostPuts(step.step) : 0;
+    step.flush = (!sending.empty() && NeedsFlush(plan, step.step, sending, behind[step.origin])) ||
+                 (queued && queues.IsFull(peer, num_puts));
     if (step.flush) sending.clear();
-    if (inter_node_put) sending.push_back(put);
+    if (step.flush) queues.Flush();
+    if (queued) queues.Add(peer, num_puts);
+    if (inter_node_put) sending.push_back({peer, {step.step.src, step.step.count, false}});
     if (Synchronizes(step.step.kind)) {
       open.clear();
     } else {
@@ -213,7 +244,11 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
   }
   if (moves) {
     AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, intra_node);
-    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
+    for (const int32_t peer : inter_node.open_from_own) {
+      AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, {peer});
+      steps.back().flush = queues.IsFull(peer, 0);
+      if (steps.back().flush) queues.Flush();
+    }
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, inter_node.open_to_own);
   }
@@ -346,7 +381,11 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       PackedPlans packed = PackInterNodePuts(BuildNeeded(*choice.algorithm, request, rank), request.geometry, fragments,
                                              item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
-      std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));
+      std::vector<ProgramStep> steps;
+      // A channel without elements would only signal. A barrier has none in any channel.
+      if (range.count > 0 || block_count == 0) {
+        steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));
+      }
       for (ProgramStep& step : steps) {
         if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
       }

@@ -17,6 +17,11 @@ struct Team {
   int32_t stride = 1;
 
   JAXCOMM_BOTH int32_t World(int32_t member) const { return first + member * stride; }
+  // The number of a rank of the group as a member. -1: it is none.
+  JAXCOMM_BOTH int32_t Member(int32_t world) const {
+    const int32_t distance = world - first;
+    return distance >= 0 && distance < size * stride && distance % stride == 0 ? distance / stride : -1;
+  }
 };
 
 // Memory of the same size at every rank of a node. The memory of local rank p begins at base + p * stride. `base` may
@@ -125,12 +130,23 @@ JAXCOMM_BOTH Team RailOf(const Comm& comm) {
   return {comm.world.rank / size, comm.world.size / size, comm.local.rank, size};
 }
 
-// Maximum number of outstanding puts of a channel. A plan counts those to one rank, Gin::Put those to all ranks
-// together. NCCL's queues for a peer have 128 entries by default. A put that raises a counter takes up to two entries,
-// and eight channels share a queue (32 channels, 4 contexts): 8 x 8 x 2 = 128. A signal takes an entry as well, and has
-// no counter. A signal that finds a queue full of puts therefore waits in NCCL's code, without a deadline, until the
-// network takes an entry out.
-constexpr int64_t kMostPutsUnderWay = 8;
+// What a channel may have in NCCL's queue to one rank. A put or signal that finds the queue full waits in NCCL's code,
+// without a deadline, until the network takes an entry out.
+//
+// NCCL has one queue per rank and context of GIN. Each signal and each put of up to 1 GiB takes an entry. A put that
+// raises a counter takes two more in a second queue of the same length. Entries leave in order, and before the counter
+// rises: a channel whose counter shows all puts has only the signals behind the last put in the queue. jaxcomm asks for
+// queues that hold kMostEntries of each channel of a context, and at least 128, NCCL's default. NCCL's CPU proxy, which
+// has no second queue, ignores this: it has 256 entries on InfiniBand, and 32 on TCP sockets.
+// Source: NVIDIA/nccl 2.32.3,
+// src/include/nccl_device/gin/gdaki/doca_gpunetio/device/doca_gpunetio_dev_verbs_counter.cuh (put_counter: 1 entry and
+// 2), doca_gpunetio_dev_verbs_onesided.cuh (signal: 1), gin/proxy/gin_proxy.h (postGfd),
+// src/transport/net_ib/gdaki/gin_host_gdaki.cc (queueDepth), src/gin/gin_host_proxy.cc (NCCL_NET_MAX_REQUESTS *
+// maxRecvs).
+constexpr int64_t kMostEntries = 16;
+// Maximum number of outstanding puts: they take two entries each in the second queue. A plan counts those to one rank,
+// Gin::Put those to all ranks together.
+constexpr int64_t kMostPutsUnderWay = kMostEntries / 2;
 
 // Report::step of a wait until the network has read the sources of puts to other nodes.
 constexpr int32_t kFlushStep = -5;

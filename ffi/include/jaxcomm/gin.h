@@ -6,7 +6,10 @@
 //
 // NCCL's own waits, including flush, have no deadline. So every put raises a counter once its source has been read, and
 // this file polls signals and counters in its own loops. One unbounded wait remains: a put or signal waits in NCCL's
-// code while NCCL's queue is full and the network takes nothing out of it.
+// code while NCCL's queue is full and the network takes nothing out of it. A channel that has at most kMostEntries in
+// the queue to each rank does not fill it. Put sees to that if each put has at most one signal behind it. A kernel with
+// more signals leaves at most kMostUnanswered of them without an answer of the peer: a signal that the peer sends once
+// it has waited for them.
 #pragma once
 
 #include "comm.h"
@@ -25,17 +28,21 @@ namespace device {
 // the channel calls the functions without a group, except Signal and Wait: one thread per peer.
 class Gin {
  public:
+  // With a signal in front of each put and one behind the last, these puts have 15 of kMostEntries.
+  static constexpr int64_t kMostPuts = kMostPutsUnderWay - 1;
+  static constexpr int64_t kMostUnanswered = kMostEntries - kMostPuts - 1;
+
   // Both arguments must outlive this object.
   JAXCOMM_DEVICE Gin(const GinHandle& handle, const ncclDevComm& nccl_comm) : handle_(handle), nccl_comm_(nccl_comm) {}
 
   // Puts bytes of this rank's arena into the arena of `peer`. Returns before the source has been read: Flush. The data
   // is visible to a peer that waits for the next Signal. A Sync separates the call from earlier writes of other threads
-  // to the source. Waits while kMostPutsUnderWay puts of the channel are outstanding, and returns false as Flush does.
+  // to the source. Waits while kMostPuts puts of the channel are outstanding, and returns false as Flush does.
   JAXCOMM_DEVICE_CALLED bool Put(int32_t channel, int32_t peer, int64_t to_offset, int64_t from_offset,
                                  int64_t bytes) const {
     if (IsChannelAborted(handle_.comm, channel)) return false;
     if (bytes == 0) return true;
-    if (!WaitForPuts(channel, kMostPutsUnderWay - 1)) return false;
+    if (!WaitForPuts(channel, kMostPuts - 1)) return false;
     const auto arena = static_cast<ncclWindow_t>(handle_.arena);
     PutBetween(channel, peer, arena, to_offset, arena, from_offset, bytes);
     ++handle_.puts[channel];

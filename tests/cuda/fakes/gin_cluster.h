@@ -23,8 +23,7 @@ struct GinCluster {
       : n(num_nodes * ranks_per_node),
         num_channels(num_channels),
         num_contexts(1 + static_cast<int32_t>(seed % 3)),
-        network(num_contexts, NumGinSignals(num_channels, n), NumGinCounters(num_channels),
-                device::kMostPutsUnderWay * ((num_channels + num_contexts - 1) / num_contexts), seed),
+        network(num_contexts, NumGinSignals(num_channels, n), NumGinCounters(num_channels), num_channels, seed),
         arenas{memory.Take(n * arena_bytes + 16) + 16, arena_bytes},
         registered{arenas.base, arenas.stride},
         reports(memory.Upload(std::vector<device::Report>(n))) {

@@ -1,9 +1,10 @@
 // A fake of the part of NCCL's GIN that gin_network.cuh uses, under the same names. Its network guarantees no more than
 // GIN does. A put's source is read late and in parts, and the put arrives later still, in any order. A strong signal
 // arrives after the earlier puts to the same rank on the same context; a weak signal arrives at any time. A counter
-// shows that the source has been read, nothing else. Each context has its own signals and counters. The fake checks
-// that no more puts from one rank to another are outstanding than its configured limit. It also checks that puts and
-// signals are released for a scope beyond the GPU, because the network is not part of the GPU.
+// shows that the source has been read, and that the entries in front of the put have left the queue, nothing else. Each
+// context has its own signals and counters, and a queue to each other rank. The fake checks that the queues do not
+// overflow, where NCCL's would wait without a deadline. It also checks that puts and signals are released for a scope
+// beyond the GPU, because the network is not part of the GPU.
 //
 // The network runs in thread blocks of its own. ThreadSanitizer sees its accesses as those of other threads, ordered
 // only by posting, signals and counters.
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../../ffi/include/jaxcomm/comm.h"
 #include "../../check.h"
 #include "emulation.h"
 #include "gin_names.h"
@@ -74,7 +76,10 @@ struct Message {
   std::vector<char> data;
   bool busy = false;  // a network thread is working on it
   bool read = false, counted = false, arrived = false;
+  bool passed = false;  // a signal in front of a put that has been counted
 
+  // Whether it takes an entry of the queue.
+  bool queued() const { return kind == kPut ? !counted : !arrived && !passed; }
   bool done() const { return arrived && (kind != kPut || counted); }
 };
 
@@ -87,11 +92,11 @@ class Network {
     }
   };
 
-  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, int64_t depth, uint64_t seed)
+  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, int num_channels, uint64_t seed)
       : num_contexts_(num_contexts),
         num_signals_(num_signals),
         num_counters_(num_counters),
-        depth_(depth),
+        depth_((num_channels + num_contexts - 1) / num_contexts * jaxcomm::device::kMostEntries),
         random_(seed),
         lazy_(random_() % 2 == 0) {}
 
@@ -100,10 +105,13 @@ class Network {
     CHECK(link.context >= 0 && link.context < num_contexts_ && link.from != link.to);
     CHECK(message.id < (message.kind == Message::kPut ? num_counters_ : num_signals_));
     Queue& queue = queues_[link];
-    const auto puts = std::count_if(queue.messages.begin(), queue.messages.end(), [](const auto& before) {
-      return before->kind == Message::kPut && !before->counted;
-    });
-    CHECK(message.kind != Message::kPut || puts < depth_);
+    int64_t entries = 1, of_counters = message.kind == Message::kPut ? 2 : 0;
+    for (const auto& before : queue.messages) {
+      if (!before->queued()) continue;
+      ++entries;
+      if (before->kind == Message::kPut) of_counters += 2;
+    }
+    CHECK(entries <= depth_ && of_counters <= depth_);
     if (message.kind == Message::kPut) {
       Sent& sent = sent_[{link.from, link.to}];
       ++sent.puts;
@@ -245,6 +253,7 @@ class Network {
     message.counted = message.counted || action.what == Action::kCount;
     message.arrived = message.arrived || action.what == Action::kArrive;
     auto& messages = action.queue->messages;
+    for (size_t i = 0; action.what == Action::kCount && messages[i].get() != &message; ++i) messages[i]->passed = true;
     if (message.done()) {
       messages.erase(
           std::find_if(messages.begin(), messages.end(), [&](const auto& m) { return m.get() == &message; }));
@@ -260,7 +269,7 @@ class Network {
 
   const int num_contexts_;
   const uint32_t num_signals_, num_counters_;
-  const int64_t depth_;  // limit of puts of a link that have not been counted
+  const int64_t depth_;  // of a queue, and of the one for counters
   std::mt19937_64 random_;
   const bool lazy_;
   bool stalled_ = false;

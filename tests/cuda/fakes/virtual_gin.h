@@ -19,8 +19,8 @@ class VirtualGin {
  public:
   VirtualGin(int32_t num_ranks, int32_t num_channels, uint64_t seed)
       : num_contexts_(1 + static_cast<int32_t>(seed % 3)),
-        network_(num_contexts_, NumGinSignals(num_channels, num_ranks), NumGinCounters(num_channels),
-                 kMostPutsUnderWay * ((num_channels + num_contexts_ - 1) / num_contexts_), seed),
+        network_(num_contexts_, NumGinSignals(num_channels, num_ranks), NumGinCounters(num_channels), num_channels,
+                 seed),
         puts_(num_ranks, std::vector<uint64_t>(num_channels)) {}
 
   // By rank. Valid as long as this object.

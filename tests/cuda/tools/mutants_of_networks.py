@@ -1,6 +1,6 @@
 """Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
-from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODE_RING, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
 
 # Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
@@ -78,7 +78,63 @@ PLAIN = [
         "plan.rank == own ? index : behind[plan.rank]",
         "plan.rank == own ? index : -1",
     ),
-    Mutant("queues have room for everything", PROGRAM, "num_fragments > kMostPutsUnderWay", "num_fragments < 0"),
+    Mutant(
+        "queues have room for all puts",
+        PROGRAM,
+        "queue.num_puts + num_puts > kMostPutsUnderWay",
+        "queue.num_puts < 0",
+        "gin_queues",
+    ),
+    Mutant(
+        "channels without elements signal",
+        PROGRAM,
+        "range.count > 0 || block_count == 0",
+        "range.count >= 0",
+        "gin_queues",
+    ),
+    Mutant("signals take no entry", PROGRAM, "      ++queue.num_signals;\n", "", "gin_queues"),
+    Mutant(
+        "a flush shows that all signals have left",
+        PROGRAM,
+        "queue.num_puts = queue.covered = 0;",
+        "queue.num_puts = queue.covered = queue.num_signals = 0;",
+        "gin_queues",
+    ),
+    Mutant(
+        "signals find room in every queue",
+        PROGRAM,
+        "(queued && queues.IsFull(",
+        "(inter_node_put && queues.IsFull(",
+        "gin_queues",
+    ),
+    Mutant(
+        "signals of the exit barrier find room in every queue",
+        PROGRAM,
+        "steps.back().flush = queues.IsFull(peer, 0);",
+        "steps.back().flush = false;",
+        "gin_queues",
+    ),
+    Mutant(
+        "signals of the entry barrier take no entry",
+        PROGRAM,
+        "    for (const int32_t peer : inter_node.to_own) queues.Add(peer, 0);\n",
+        "",
+        "gin_queues",
+    ),
+    Mutant(
+        "only the first part of a put is cut",
+        PACKING,
+        "while (part.count > 1 &&",
+        "while (done == 0 && part.count > 1 &&",
+        "gin_queues",
+    ),
+    Mutant(
+        "kernels of users have as many puts as plans",
+        GIN,
+        "kMostPuts = kMostPutsUnderWay - 1",
+        "kMostPuts = kMostPutsUnderWay",
+        "gin_kernels",
+    ),
     Mutant("puts of many fragments are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
     Mutant("segments have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
     Mutant(
@@ -229,7 +285,13 @@ PLAIN = [
     ),
     Mutant("an aborted channel flushes", GIN, "!IsChannelAborted(handle_.comm, channel) && ", "", "gin_kernels"),
     Mutant("empty puts are sent", GIN, "if (bytes == 0) return true;", "", "gin_kernels"),
-    Mutant("puts do not wait for each other", GIN, "kMostPutsUnderWay - 1)", "kMostPutsUnderWay + 99)", "gin_kernels"),
+    Mutant(
+        "puts do not wait for each other",
+        GIN,
+        "WaitForPuts(channel, kMostPuts - 1)",
+        "WaitForPuts(channel, 99)",
+        "gin_kernels",
+    ),
     Mutant("a user's puts are not counted", GIN, "    ++handle_.puts[channel];\n", "", "gin_kernels"),
     Mutant("every thread of a group waits", GIN, "threads.rank == 0 && !Wait(", "!Wait(", "gin_kernels"),
     Mutant(
@@ -252,4 +314,64 @@ PLAIN = [
         "gin_kernels",
     ),
     Mutant("no barrier in the node", NODES, "if (!device::Barrier(comm, channel, step)) return;", "", "gin_kernels"),
+    Mutant(
+        "a ring sends tiles on before they have come",
+        NODE_RING,
+        "if (!ring.Wait(ring.prev, kTile, step)) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring writes to slots in use",
+        NODE_RING,
+        "if (sends && number >= args.num_slots && !ring.Wait(ring.next, kSlot, step)) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring gives slots back that the network reads",
+        NODE_RING,
+        "if (sends && !ring.Flush()) return;",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "own tiles of a ring lie in slots of others",
+        NODE_RING,
+        "received(number) + args.half_bytes()",
+        "received(number)",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring ends with tiles that the next rank has",
+        NODE_RING,
+        "number < args.num_slots ? 0 : number - args.num_slots; i < number; ++i",
+        "number; i < number; ++i",
+        "node_ring",
+    ),
+    Mutant(
+        "tiles and slots of a ring have one channel",
+        NODE_RING,
+        "kNumKinds * channel_ + kind",
+        "kNumKinds * channel_",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring puts tiles that are not complete",
+        NODE_RING,
+        "    __syncthreads();  // other threads may have written the source\n",
+        "",
+        "node_ring",
+    ),
+    Mutant(
+        "a ring over nodes begins after an abort", NODE_RING, "if (device::IsAborted(comm)) return;", "", "node_ring"
+    ),
+    Mutant(
+        "threads of a ring still read a tile whose slot is given back",
+        NODE_RING,
+        "    __syncthreads();\n    if (threadIdx.x == 0) gin_.Signal",
+        "    if (threadIdx.x == 0) gin_.Signal",
+        "litmus_node_ring",
+    ),
+    Mutant("ranks of other nodes are members", COMM, "distance < size * stride &&", "", "node_ring"),
 ]

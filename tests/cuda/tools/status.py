@@ -61,7 +61,7 @@ FEATURES = (
     Feature(
         "GIN: packing of short fragments, independent sends",
         "emulated",
-        ("test_cuda_packing", "test_cuda_executor"),
+        ("test_cuda_packing", "test_cuda_gin_queues", "test_cuda_executor"),
     ),
     Feature(
         "GIN, host side: versions of NCCL, device communicator",
@@ -198,6 +198,11 @@ FEATURES = (
         "kernels of users between nodes: GIN, rails, an all-gather; late ranks and a network failure",
         "emulated, on a fake of GIN; compiled; host code on fakes",
         ("test_cuda_gin_kernels", "test_cuda_node_calls", "test_device_headers.py"),
+    ),
+    Feature(
+        "example kernel between nodes: one ring over NVLink and GIN; late ranks and a network failure",
+        "emulated, on a fake of GIN; compiled; host code on fakes",
+        ("test_cuda_node_ring", "test_cuda_node_ring_calls", "test_cuda_litmus_node_ring", "test_device_headers.py"),
     ),
     Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",

@@ -1,0 +1,231 @@
+// Programs never fill NCCL's queues to other nodes: a put or signal that finds a queue full waits in NCCL's code
+// without a deadline. In a model, the network takes no entry out of a queue before a rank waits for it, and ranks run
+// as far ahead of each other as they can.
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/cuda/program/packing.h"
+#include "../../ffi/cuda/program/program.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/builder.h"
+#include "../check.h"
+#include "fakes/random_request.h"
+#include "fakes/seed.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr int64_t kItemBytes = 4;
+
+// The entries of a rank's queue to a rank of another node, in order.
+using Queue = std::deque<StepKind>;
+
+// One channel of all ranks, which run the program several times.
+class Channel {
+ public:
+  Channel(const std::vector<RankProgram>& programs, size_t channel, const Geometry& geometry,
+          const Fragments& fragments, int num_calls)
+      : programs_(programs),
+        channel_(channel),
+        geometry_(geometry),
+        fragments_(fragments),
+        num_calls_(num_calls),
+        next_(programs.size()),
+        calls_(programs.size()) {}
+
+  // The largest number of entries of a queue, and of puts.
+  int64_t most_entries() const { return most_entries_; }
+  int64_t most_puts() const { return most_puts_; }
+
+  // One rank after the other runs until it has to wait for another, always in an order of its own.
+  void Run(std::mt19937_64& random) {
+    std::vector<int32_t> order;
+    for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) order.push_back(rank);
+    for (bool moved = true; moved;) {
+      moved = false;
+      std::shuffle(order.begin(), order.end(), random);
+      for (const int32_t rank : order) {
+        while (RunStep(rank)) moved = true;
+      }
+    }
+    CHECK(std::all_of(calls_.begin(), calls_.end(), [&](int calls) { return calls == num_calls_; }));
+  }
+
+ private:
+  bool IsInterNode(int32_t rank, int32_t peer) const { return geometry_.node(rank) != geometry_.node(peer); }
+
+  // False: the rank has to wait, or is done.
+  bool RunStep(int32_t rank) {
+    if (calls_[rank] == num_calls_) return false;
+    const ChannelProgram& program = programs_[rank].channels[channel_];
+    if (next_[rank] == program.num_steps) {
+      Flush(rank);
+      ++calls_[rank];
+      next_[rank] = 0;
+      return true;
+    }
+    const ProgramStep& step = programs_[rank].steps[program.first_step + next_[rank]];
+    if (step.flush) Flush(rank);
+    const int32_t peer = step.step.peer;
+    if (step.step.kind == StepKind::kWait) {
+      if (!Receive(peer, rank)) return false;
+    } else if (step.step.kind == StepKind::kSignal) {
+      Post(rank, peer, StepKind::kSignal);
+    } else if (step.step.kind == StepKind::kPut && IsInterNode(rank, peer)) {
+      const int64_t num_puts = step.flat ? 1 : fragments_.MostPuts(step.step);
+      for (int64_t i = 0; i < num_puts; ++i) Post(rank, peer, StepKind::kPut);
+    }
+    ++next_[rank];
+    return true;
+  }
+
+  // The k-th wait is for the k-th signal. What is in front of it leaves the queue with it.
+  bool Receive(int32_t from, int32_t to) {
+    int64_t& waiting = waits_[{from, to}];
+    if (waiting >= signals_[{from, to}]) return false;
+    ++waiting;
+    Queue& queue = queues_[{from, to}];
+    int64_t& arrived = arrived_[{from, to}];
+    for (; IsInterNode(from, to) && arrived < waiting; queue.pop_front()) arrived += queue.front() == StepKind::kSignal;
+    return true;
+  }
+
+  void Post(int32_t from, int32_t to, StepKind kind) {
+    if (kind == StepKind::kSignal) ++signals_[{from, to}];
+    if (!IsInterNode(from, to)) return;
+    Queue& queue = queues_[{from, to}];
+    queue.push_back(kind);
+    most_entries_ = std::max<int64_t>(most_entries_, static_cast<int64_t>(queue.size()));
+    most_puts_ = std::max<int64_t>(most_puts_, std::count(queue.begin(), queue.end(), StepKind::kPut));
+  }
+
+  // All puts have left, and what was in front of them.
+  void Flush(int32_t rank) {
+    for (auto& [link, queue] : queues_) {
+      if (link.first != rank) continue;
+      while (std::count(queue.begin(), queue.end(), StepKind::kPut) > 0) {
+        arrived_[link] += queue.front() == StepKind::kSignal;
+        queue.pop_front();
+      }
+    }
+  }
+
+  using Link = std::pair<int32_t, int32_t>;  // from, to
+
+  const std::vector<RankProgram>& programs_;
+  const size_t channel_;
+  const Geometry geometry_;
+  const Fragments& fragments_;
+  const int num_calls_;
+  std::vector<int32_t> next_;  // by rank
+  std::vector<int> calls_;     // by rank: complete ones
+  std::map<Link, Queue> queues_;
+  std::map<Link, int64_t> signals_, arrived_, waits_;
+  int64_t most_entries_ = 0, most_puts_ = 0;
+};
+
+// Runs the programs of all ranks. Returns the largest number of entries of a queue, and of puts.
+std::pair<int64_t, int64_t> MostInQueues(const Algorithm& algorithm, const Request& request,
+                                         ContiguousCounts contiguous, int32_t num_channels, PackLimits limits,
+                                         std::mt19937_64& random) {
+  std::vector<RankProgram> programs;
+  for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
+    programs.push_back(MakeRankProgram(Choice(algorithm, request), request.block_count, contiguous, kItemBytes,
+                                       num_channels, r, limits));
+  }
+  int64_t entries = 0, puts = 0;
+  for (size_t c = 0; c < programs[0].channels.size(); ++c) {
+    const Fragments fragments(programs[0].channels[c].input.count, request.block_count, contiguous);
+    Channel channel(programs, c, request.geometry, fragments, 3);
+    channel.Run(random);
+    entries = std::max(entries, channel.most_entries());
+    puts = std::max(puts, channel.most_puts());
+  }
+  return {entries, puts};
+}
+
+// Returns the largest number of entries.
+int64_t TestCollectives(int32_t most_nodes, int32_t most_locals, int repeats) {
+  std::mt19937_64 random(FirstSeed());
+  int64_t most = 0;
+  for (const Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (int32_t nodes = 2; nodes <= most_nodes; ++nodes) {
+        for (int repeat = 0; repeat < repeats; ++repeat) {
+          const Request request =
+              RandomRequest(collective, nodes, 1 + static_cast<int32_t>(random() % most_locals), random);
+          const ContiguousCounts contiguous = {RandomContiguousCount(random), RandomContiguousCount(random)};
+          const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
+          if (!algorithm.supports(request)) continue;
+          const auto [entries, puts] =
+              MostInQueues(algorithm, request, contiguous, static_cast<int32_t>(1 + random() % 2), limits, random);
+          if (entries > device::kMostEntries || puts > kMostPutsUnderWay) {
+            std::fprintf(stderr, "%s/%s, %d nodes: %d entries, %d puts\n", Name(collective), algorithm.name, nodes,
+                         static_cast<int>(entries), static_cast<int>(puts));
+            CHECK(false);
+          }
+          most = std::max(most, entries);
+        }
+      }
+    }
+  }
+  return most;
+}
+
+// Rank 0 puts and signals in turn. No signal of the plan follows the last put, so the exit barrier has one. Rank 1 puts
+// too, so rank 0 begins with a signal.
+template <int32_t num_puts>
+Plan PutsAndSignals(const Request& request, int32_t rank) {
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  plan.Move(plan.Input(0), Builder::At(1 - rank, Space::kOutput, 0), b);
+  for (int32_t i = 1; rank == 0 && i < num_puts; ++i) {
+    plan.Signal(1);
+    plan.Move(plan.Input(0), Builder::At(1, Space::kOutput, 0), b);
+  }
+  for (int32_t i = 1; rank == 1 && i < num_puts; ++i) plan.Wait(0);
+  return std::move(plan).Finish(0);
+}
+
+TEST_CASE("puts and signals in turn") {
+  std::mt19937_64 random(1);
+  Request request;
+  request.collective = Collective::kPermute;
+  request.geometry = {2, 1, false, false};
+  request.block_count = 10;
+  const std::pair<Plan (*)(const Request&, int32_t), int64_t> plans[] = {
+      {PutsAndSignals<7>, 15}, {PutsAndSignals<8>, 16}, {PutsAndSignals<9>, 16}, {PutsAndSignals<40>, 16}};
+  for (const auto& [build, most] : plans) {
+    const Algorithm algorithm = {"in_turn", "", {}, build};
+    const auto [entries, puts] = MostInQueues(algorithm, request, {}, 1, {}, random);
+    CHECK(entries == most && puts <= kMostPutsUnderWay);
+  }
+}
+
+// A channel without elements would have signals only, and no flush shows that these have left.
+TEST_CASE("a channel without elements does nothing") {
+  std::mt19937_64 random(1);
+  Request request;
+  request.collective = Collective::kAllGather;
+  request.geometry = {20, 1, false, false};
+  request.block_count = 1;
+  const Algorithm& ring = *FindAlgorithm(Collective::kAllGather, "ring");
+  CHECK(MostInQueues(ring, request, {}, 2, {}, random).first == device::kMostEntries);
+  const RankProgram program = MakeRankProgram(Choice(ring, request), 1, {}, kItemBytes, 2, 0);
+  CHECK((program.channels[0].num_steps == 0) != (program.channels[1].num_steps == 0));
+}
+
+// The plans come to the limit: with fewer flushes, they would exceed it.
+TEST_CASE("no program fills a queue") { CHECK(TestCollectives(10, 2, 2) == device::kMostEntries); }
+
+TEST_CASE("no program fills a queue [full]") { TestCollectives(10, 4, 10); }
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
