@@ -68,6 +68,7 @@ struct World {
     std::vector<std::function<void()>> of_rank;  // of all ranks, once for each of `beside`
     std::vector<int> num_channels;
     int num_arrived = 0;
+    size_t shared_bytes = 0;  // of the rank that asks for most
     bool done = false;
   };
   std::mutex mutex;
