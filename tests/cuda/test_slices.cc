@@ -261,6 +261,21 @@ Drawn Small(NodeGroup& group, bool wide, uint64_t seed) {
   return drawn;
 }
 
+// Both addresses of a slice for the rank itself are multiples of 16, but stripes of the arena are cut inside of a unit.
+TEST_CASE("a slice that bulk copies can't cut") {
+  std::mt19937_64 random(1);
+  NodeGroup group(1, 2);
+  Drawn drawn;
+  drawn.n = drawn.per_pair = 1, drawn.row_bytes = 4;
+  drawn.input_rows = drawn.output_rows = 2100;
+  drawn.table = {3, 2048, 0, 2048};
+  Prepare(group, drawn, 2, 4, 0, false, random, true);
+  CHECK(reinterpret_cast<uintptr_t>(drawn.args[0].x + 12) % 16 == 0);
+  drawn.late = {0};
+  Launch({&drawn}, 1, 2, 8, 1);
+  CheckDrawn(group, drawn, 1, 0);
+}
+
 // One channel alone moves its stripes of every slice, and no other byte.
 TEST_CASE("slices are cut over channels") {
   for (const bool puts : {false, true}) {

@@ -104,8 +104,9 @@ JAXCOMM_DEVICE void WaitForStores() { __trap(); }
 // wait is without a limit.
 JAXCOMM_DEVICE void StoreOldest(BulkRing* ring, char* stages) {
   const uint32_t piece = ring->num_stored, num = static_cast<uint32_t>(ring->stages.num);
-  BulkRing::Piece& oldest = ring->pieces[piece % num];
+  const uint32_t stage = piece & (num - 1);
   const uint32_t parity = (piece & num) != 0 ? 1 : 0;  // of the stage's pieces
+  BulkRing::Piece& oldest = ring->pieces[stage];
   ++ring->num_stored;
   uint64_t begin = 0;
   while (!IsPhaseComplete(&oldest.loaded, parity)) {
@@ -117,7 +118,7 @@ JAXCOMM_DEVICE void StoreOldest(BulkRing* ring, char* stages) {
     device::Fail(comm, ring->channel, comm.local.rank, kBulkCopy, static_cast<uint64_t>(oldest.bytes), 0);
     return device::AbortChannel(comm, ring->channel);
   }
-  StoreBulk(oldest.to, stages + int64_t{piece % num} * ring->stages.bytes, oldest.bytes);
+  StoreBulk(oldest.to, stages + int64_t{stage} * ring->stages.bytes, oldest.bytes);
 }
 
 JAXCOMM_DEVICE char* StagesOf(BulkRing* ring) {
@@ -132,7 +133,7 @@ JAXCOMM_DEVICE_CALLED void PushBulk(BulkRing* ring, char* dst, const char* src, 
   while (bytes > 0) {
     if (ring->num_loaded - ring->num_stored == num - 1) StoreOldest(ring, stages);
     WaitForReads<1>();  // the next stage is that of the last store but one
-    const uint32_t stage = ring->num_loaded % num;
+    const uint32_t stage = ring->num_loaded & (num - 1);
     BulkRing::Piece& piece = ring->pieces[stage];
     piece.to = dst;
     piece.bytes = static_cast<int32_t>(bytes < shape.bytes ? bytes : shape.bytes);

@@ -181,8 +181,15 @@ JAXCOMM_DEVICE_CALLED void MoveShortFragments(const Elements& dst, const Element
   }
 }
 
+// For kernels without bulk copies.
+struct PlainCopies {
+  JAXCOMM_DEVICE static void Copy(char* dst, const char* src, int64_t bytes) { device::Copy(dst, src, bytes); }
+};
+
+// `Copies`: BulkCopies or PlainCopies.
+template <typename Copies>
 JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes,
-                                        BulkCopies copies) {
+                                        Copies copies) {
   for (int64_t i = 0; i < count;) {
     const int64_t contiguous = src.Contiguous(i, dst.Contiguous(i, count - i));
     if (contiguous < count - i && contiguous * item_bytes < kShortFragmentBytes) {

@@ -301,6 +301,7 @@ void Fail(const char* text) { Execution::current->Fault(text); }
 
 struct NicOperation::State {
   size_t id = 0;
+  uint32_t clock = 0;  // of its accesses
   bool async = false;
   Knowledge knowledge;
 };
@@ -317,7 +318,7 @@ NicOperation::NicOperation(bool async) : state_(std::make_unique<State>()) {
     state_->id = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
   }
   state_->knowledge = poster.knowledge;
-  ++state_->knowledge.clock[state_->id];
+  state_->clock = ++state_->knowledge.clock[state_->id];
   ++poster.knowledge.clock[execution.running];
   execution.HaveEffect();
   execution.nic_operations[state_->id] = &state_->knowledge;
@@ -357,7 +358,7 @@ void NicOperation::Join() const {
 
 bool NicOperation::Retire() const {
   ThreadState& self = Execution::current->threads[Execution::current->running];
-  if (self.knowledge.clock[state_->id] < state_->knowledge.clock[state_->id]) return false;
+  if (self.knowledge.clock[state_->id] < state_->clock) return false;
   self.free_nic_operations.push_back(state_->id);
   return true;
 }
