@@ -73,7 +73,8 @@ cudaError_t LaunchVirtualRanks(const VirtualRanks::Call& call, uint64_t* times, 
   const RankArgs* args = call.args;
   const PeerNetworkArgs* networks = call.network;
   void* parameters[] = {&args, &networks, &times};
-  return cudaLaunchCooperativeKernel(ExecuteOnVirtualRanks, grid, dim3(kThreads), parameters, call.shared_bytes, stream);
+  return cudaLaunchCooperativeKernel(ExecuteOnVirtualRanks, grid, dim3(kThreads), parameters, call.shared_bytes,
+                                     stream);
 }
 
 double Median(std::vector<double>& values) {

@@ -1,5 +1,5 @@
-// Bulk copies between two ranks and in the kernel of all_to_all_v, in all executions that a relaxed memory model allows.
-// Their rings have two stages of 16 bytes.
+// Bulk copies between two ranks and in the kernel of all_to_all_v, in all executions that a relaxed memory model
+// allows. Their rings have two stages of 16 bytes.
 #include <vector>
 
 #include "../../ffi/cuda/kernels/bulk_copy.cuh"

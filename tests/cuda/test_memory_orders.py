@@ -66,8 +66,8 @@ BARRIERS = {
 }
 SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
 BULK = {
-    "FenceAsyncGlobal", "FenceAsyncShared", "InitBulkBarrier", "ExpectBytes", "IsPhaseComplete", "LoadBulk", "StoreBulk",
-    "WaitForReads", "WaitForStores",
+    "FenceAsyncGlobal", "FenceAsyncShared", "InitBulkBarrier", "ExpectBytes", "IsPhaseComplete", "LoadBulk",
+    "StoreBulk", "WaitForReads", "WaitForStores",
 }  # fmt: skip
 # Kernels of the module, by a part of their names, and the functions that they use.
 KERNELS = {

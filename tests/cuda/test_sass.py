@@ -132,7 +132,8 @@ def check_bulk_copies(text, architecture, shape):
     num, stage_bytes = stages(shape)
     assert (num - 1) * stage_bytes >= 2 * sass.needed(architecture)  # 16 SMs fill the link
     words = r"\b(UBLKCP\.[A-Z.]+|DEPBAR\.LE \w+, \w+|FENCE\.VIEW\.ASYNC\.G)"
-    parts = re.split(r"^(?:\.text\.|\$[\w$]*\$)(\w+):$", text, flags=re.MULTILINE)  # also functions in a kernel's section
+    # Also functions that are in the section of a kernel.
+    parts = re.split(r"^(?:\.text\.|\$[\w$]*\$)(\w+):$", text, flags=re.MULTILINE)
     found = {name: re.findall(words, code) for name, code in zip(parts[1::2], parts[2::2], strict=True)}
     (push,) = [name for name, code in found.items() if "PushBulk" in name and code]
     (finish,) = [name for name, code in found.items() if "FinishBulk" in name and code]

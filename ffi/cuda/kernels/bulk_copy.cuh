@@ -6,7 +6,8 @@
 // docs/internals/cuda-bandwidth.md says which sentence of the PTX ISA each fence and wait here rests on:
 // - Begin(): a fence follows the wait or barrier behind which the copy reads and writes.
 // - A store follows the wait for the load of its piece. A load follows the wait until the stage's last piece was read.
-// - Finish(): waits until all writes are complete, and not only the reads of the stages. Then a fence, before the barrier
+// - Finish(): waits until all writes are complete, and not only the reads of the stages. Then a fence, before the
+// barrier
 //   and the signal that come next.
 #pragma once
 
@@ -33,8 +34,8 @@ JAXCOMM_DEVICE uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Order accesses to global memory, also that of peers, or to shared memory: those in the generic proxy with those in the
-// async proxy, in both directions. Not fence.proxy.async, which is for both memories: ptxas of CUDA 13.0 makes it a
+// Order accesses to global memory, also that of peers, or to shared memory: those in the generic proxy with those in
+// the async proxy, in both directions. Not fence.proxy.async, which is for both memories: ptxas of CUDA 13.0 makes it a
 // fence for shared memory (FENCE.VIEW.ASYNC.S) behind a slow barrier (MEMBAR.ALL.GPU).
 JAXCOMM_DEVICE void FenceAsyncGlobal() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 JAXCOMM_DEVICE void FenceAsyncShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -109,16 +110,17 @@ JAXCOMM_DEVICE void StoreOldest(BulkRing* ring, char* stages) {
   BulkRing::Piece& oldest = ring->pieces[stage];
   ++ring->num_stored;
   uint64_t begin = 0;
-  while (!IsPhaseComplete(&oldest.loaded, parity)) {
+  while (!ring->failed && !IsPhaseComplete(&oldest.loaded, parity)) {
     device::Pause();
+    const device::Comm& comm = *ring->comm;
     const uint64_t now = device::NowNs();
     if (begin == 0) begin = now;
-    const device::Comm& comm = *ring->comm;
     if (now - begin < comm.timeout_ns) continue;
+    ring->failed = true;
     device::Fail(comm, ring->channel, comm.local.rank, kBulkCopy, static_cast<uint64_t>(oldest.bytes), 0);
-    return device::AbortChannel(comm, ring->channel);
+    device::AbortChannel(comm, ring->channel);
   }
-  StoreBulk(oldest.to, stages + int64_t{stage} * ring->stages.bytes, oldest.bytes);
+  if (!ring->failed) StoreBulk(oldest.to, stages + int64_t{stage} * ring->stages.bytes, oldest.bytes);
 }
 
 JAXCOMM_DEVICE char* StagesOf(BulkRing* ring) {
@@ -132,6 +134,7 @@ JAXCOMM_DEVICE_CALLED void PushBulk(BulkRing* ring, char* dst, const char* src, 
   const auto num = static_cast<uint32_t>(shape.num);
   while (bytes > 0) {
     if (ring->num_loaded - ring->num_stored == num - 1) StoreOldest(ring, stages);
+    if (ring->failed) return;
     WaitForReads<1>();  // the next stage is that of the last store but one
     const uint32_t stage = ring->num_loaded & (num - 1);
     BulkRing::Piece& piece = ring->pieces[stage];
@@ -166,12 +169,17 @@ class BulkCopies {
     FenceAsyncShared();  // bulk copies change these barriers
     ring_->stages = stages;
     ring_->num_loaded = ring_->num_stored = 0;
+    ring_->failed = false;
     ring_->comm = &comm;
     ring_->channel = channel;
   }
 
-  // Whether Copy() and CopyRanges() make this a bulk copy. Shorter ones would spend their time on the two latencies of
-  // the ring.
+  // Whether bulk copies of `num` ranges pay: a load and a store come one after the other, and the end waits for the
+  // stores. Threads hold fewer bytes at once than this (kUnroll).
+  JAXCOMM_DEVICE bool Pays(int32_t num, int64_t most_bytes) const {
+    return stages_.num > 0 && num * most_bytes >= HalfRing();
+  }
+  // Whether a range can be copied in bulk, and is not too short for it.
   JAXCOMM_DEVICE bool Takes(const device::CopyRange& range) const {
     const uintptr_t difference = reinterpret_cast<uintptr_t>(range.dst) ^ reinterpret_cast<uintptr_t>(range.src);
     return stages_.num > 0 && range.bytes >= stages_.bytes / 4 && (difference & 15) == 0;
@@ -179,16 +187,16 @@ class BulkCopies {
 
   // As device::Copy, by all threads of the block.
   JAXCOMM_DEVICE void Copy(char* dst, const char* src, int64_t bytes) const {
-    if (!Takes({dst, src, bytes})) return device::Copy(dst, src, bytes);
+    if (!Pays(1, bytes) || !Takes({dst, src, bytes})) return device::Copy(dst, src, bytes);
     CopyRanges(1, bytes, [&](int32_t) { return device::CopyRange{dst, src, bytes}; });
   }
 
   // As device::CopyRanges.
   template <typename Range>
   JAXCOMM_DEVICE void CopyRanges(int32_t num, int64_t most_bytes, Range range) const {
-    bool any = false, all = stages_.num > 0;
-    const int32_t num_tested = all ? num : 0;
-    for (int32_t i = 0; i < num_tested; ++i) {
+    const bool pays = Pays(num, most_bytes);
+    bool any = false, all = pays;
+    for (int32_t i = 0; pays && i < num; ++i) {
       const bool takes = Takes(range(i));
       any = any || takes;
       all = all && takes;
@@ -196,14 +204,13 @@ class BulkCopies {
     if (!all) {
       device::CopyRanges(num, most_bytes, [&](int32_t i) {
         const device::CopyRange of = range(i);
-        return Takes(of) ? device::CopyRange{} : of;
+        return pays && Takes(of) ? device::CopyRange{} : of;
       });
     }
     if (!any) return;
     CopyEnds(num, range);
     if (!Issues()) return;
-    // Turns of several pieces, because it takes time to find a range.
-    const int64_t turn = int64_t{stages_.num} / 2 * stages_.bytes;
+    const int64_t turn = HalfRing();  // several pieces, because it takes time to find a range
     Begin();
     for (int64_t at = 0; at < most_bytes; at += turn) {
       for (int32_t i = 0; i < num; ++i) {
@@ -221,12 +228,12 @@ class BulkCopies {
   JAXCOMM_DEVICE static bool Issues() { return threadIdx.x == 0; }
   JAXCOMM_DEVICE void Begin() const { FenceAsyncGlobal(); }
   // Addresses and size are multiples of 16.
-  JAXCOMM_DEVICE void Push(const device::CopyRange& range) const {
-    PushBulk(ring_, range.dst, range.src, range.bytes);
-  }
+  JAXCOMM_DEVICE void Push(const device::CopyRange& range) const { PushBulk(ring_, range.dst, range.src, range.bytes); }
   JAXCOMM_DEVICE void Finish() const { FinishBulk(ring_); }
 
  private:
+  JAXCOMM_DEVICE int64_t HalfRing() const { return int64_t{stages_.num} / 2 * stages_.bytes; }
+
   // The whole units of 16 bytes.
   JAXCOMM_DEVICE static device::CopyRange Body(const device::CopyRange& range) {
     const int64_t head = HeadBytes(range);

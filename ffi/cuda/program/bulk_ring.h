@@ -37,6 +37,7 @@ struct alignas(16) BulkRing {
   uint32_t num_stored;       // pieces whose store has been issued
   const device::Comm* comm;  // for a report
   int32_t channel;           // the same
+  bool failed;               // a load has not ended; no piece follows
 };
 
 // Bytes of shared memory of a thread block: the stages and the ring.

@@ -190,11 +190,10 @@ Status Communicator::LimitChannels(int num_sms) {
 Status Communicator::CheckBulkCopies() {
   if (!settings_.bulk_copy) return OkStatus();
   int major = 0, minor = 0, shared_bytes = 0;
-  for (const auto& [attribute, value] : {std::pair{cudaDevAttrComputeCapabilityMajor, &major},
-                                         std::pair{cudaDevAttrComputeCapabilityMinor, &minor},
-                                         std::pair{cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_bytes}}) {
-    JAXCOMM_RETURN_IF_ERROR(
-        CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device_)));
+  for (const auto& [attribute, value] :
+       {std::pair{cudaDevAttrComputeCapabilityMajor, &major}, std::pair{cudaDevAttrComputeCapabilityMinor, &minor},
+        std::pair{cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_bytes}}) {
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device_)));
   }
   const int64_t needed_bytes = std::max(BulkSharedBytes(kPlanStages), SliceSharedBytes(kSliceThreads, kSliceStages));
   bulk_copies_ = major >= 9 && shared_bytes >= needed_bytes;

@@ -1,10 +1,10 @@
 // Bulk copies (ffi/cuda/kernels/bulk_copy.cuh) in the emulation, as late as the instructions allow: a load writes its
-// stage at once or when its thread waits for it, a store reads its stage when its thread waits for the reads, and writes
-// when its thread waits for the end. Without a wait, the bytes are wrong.
+// stage at once or when its thread waits for it, a store reads its stage when its thread waits for the reads, and
+// writes when its thread waits for the end. Without a wait, the bytes are wrong.
 //
-// Also checked: addresses and sizes, and the fences between the proxies. A fence must lie between a thread's last barrier
-// and its bulk copies, and between their end and the next barrier, as behind a barrier the generic proxy of another
-// thread may access the same memory.
+// Also checked: addresses and sizes, and the fences between the proxies. A fence must lie between a thread's last
+// barrier and its bulk copies, and between their end and the next barrier, as behind a barrier the generic proxy of
+// another thread may access the same memory.
 #pragma once
 
 namespace emulation {

@@ -70,8 +70,8 @@ struct BulkCopies {
   };
   std::vector<Load> loads;
   std::vector<Store> stores;
-  bool fenced = false;    // no barrier of threads since the last fence between the proxies
-  bool unfenced = false;  // bulk copies since the last fence that followed their end
+  bool fenced = false;        // no barrier of threads since the last fence between the proxies
+  bool unfenced = false;      // bulk copies since the last fence that followed their end
   bool new_barriers = false;  // mbarriers since the last fence for shared memory
 };
 

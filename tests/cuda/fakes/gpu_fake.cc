@@ -66,8 +66,8 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount           ? num_sms
-           : attribute == cudaDevAttrComputeCapabilityMajor      ? compute_capability
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? num_sms
+           : attribute == cudaDevAttrComputeCapabilityMajor       ? compute_capability
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? shared_memory_bytes
                                                                   : 0;
   return cudaSuccess;

@@ -264,6 +264,7 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
       CHECK(kernel.num_channels[which] == -1 || kernel.num_channels[which] == channels);
       kernel.num_channels[which] = channels;
       kernel.shared_bytes = std::max(kernel.shared_bytes, shared_bytes);
+      if (shared_bytes > most_shared_bytes) most_shared_bytes = shared_bytes;
       ++kernel.num_arrived;
       *sent = true;
     }

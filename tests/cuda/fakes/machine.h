@@ -27,6 +27,9 @@
 namespace jaxcomm {
 namespace fake {
 
+// Of a thread block in a kernel, the most that a rank has asked for.
+inline std::atomic<size_t> most_shared_bytes{0};
+
 // State that the ranks of a communicator share. `of`: the communicator of XLA that led to this one of jaxcomm's, and
 // that has the machine's properties.
 struct World {

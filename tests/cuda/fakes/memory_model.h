@@ -9,9 +9,9 @@
 // to the same memory through a unicast and a multicast address are ordered only if an alias fence lies between them in
 // causality order (PTX: "proxy-preserved base causality order"). A store through one address after the same thread's
 // load through the other counts as ordered, because in the kernels its value depends on the load. Bulk copies access
-// memory in the async proxy: an async fence must separate them from accesses in another proxy, and from those of another
-// thread block in the same one. The model leaves out the fence that PTX puts behind the end of every bulk copy, because
-// that one speaks of the result only, and not of the source.
+// memory in the async proxy: an async fence must separate them from accesses in another proxy, and from those of
+// another thread block in the same one. The model leaves out the fence that PTX puts behind the end of every bulk copy,
+// because that one speaks of the result only, and not of the source.
 //
 // Left out: load buffering (a load that returns a store that its own thread's later stores have caused), sequentially
 // consistent operations and fences other than the alias fence. The headers use none of these orders. Load buffering:

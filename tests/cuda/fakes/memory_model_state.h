@@ -28,7 +28,7 @@ struct Knowledge {
   std::array<uint32_t, kMaxClocks> clock{};   // by thread: what happened before
   std::array<uint32_t, kMaxClocks> fenced{};  // by thread: what happened before an alias fence that happened before
   std::array<uint32_t, kMaxClocks> async_fenced{};  // the same of an async fence
-  std::array<uint64_t, kMaxWords> view{};     // by word: the key of the oldest message that it may still read
+  std::array<uint64_t, kMaxWords> view{};           // by word: the key of the oldest message that it may still read
 
   void Join(const Knowledge& other) {
     for (size_t i = 0; i < kMaxClocks; ++i) {

@@ -143,8 +143,8 @@ struct TestNetwork {
     const PeerNetworkArgs* networks = call.network;
     const Staged* staged = staging.OnDevice();
     void* parameters[] = {&args, &networks, &staged};
-    CHECK_CUDA(cudaLaunchCooperativeKernel(RunVirtualRanks, grid, dim3(threads * 16), parameters,
-                                           call.shared_bytes, nullptr));
+    CHECK_CUDA(
+        cudaLaunchCooperativeKernel(RunVirtualRanks, grid, dim3(threads * 16), parameters, call.shared_bytes, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
     staging.Fetch(0, data);
   }

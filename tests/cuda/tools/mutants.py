@@ -96,7 +96,9 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + RAILED + SLICED + GROUPS + BULK)
+        for mutant in (
+            THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + RAILED + SLICED + GROUPS + BULK
+        )
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})

@@ -14,7 +14,7 @@ BULK = [
     Mutant(
         "a store does not wait for its load",
         BULK_COPY,
-        "while (!IsPhaseComplete(&oldest.loaded, parity)) {",
+        "while (!ring->failed && !IsPhaseComplete(&oldest.loaded, parity)) {",
         "while (false) {",
         "litmus_bulk_copies",
     ),
@@ -24,11 +24,29 @@ BULK = [
     Mutant("one more piece than there are stages", BULK_COPY, "== num - 1)", "== num)", "bulk_copies"),
     Mutant("no fence behind new mbarriers", BULK_COPY, "    FenceAsyncShared();", "    ", "bulk_copies"),
     Mutant("a phase of another piece", BULK_COPY, "(piece & num) != 0 ? 1 : 0", "0", "bulk_copies"),
-    Mutant("too many bytes are expected", BULK_COPY, EXPECT, EXPECT.replace("piece.bytes", "shape.bytes"), "bulk_copies"),
-    Mutant("a late load is a failure", BULK_COPY, "    if (now - begin < comm.timeout_ns) continue;", "", "bulk_copies"),
+    Mutant(
+        "too many bytes are expected", BULK_COPY, EXPECT, EXPECT.replace("piece.bytes", "shape.bytes"), "bulk_copies"
+    ),
+    Mutant(
+        "a late load is a failure", BULK_COPY, "    if (now - begin < comm.timeout_ns) continue;", "", "bulk_copies"
+    ),
+    Mutant("pieces follow one that failed", BULK_COPY, "    ring->failed = true;\n", "", "bulk_copies"),
+    Mutant(
+        "short copies are left out",
+        BULK_COPY,
+        "return pays && Takes(of) ?",
+        "return Takes(of) ?",
+        "bulk_copies",
+    ),
     Mutant("tails are left out", BULK_COPY, "kMost = 32;", "kMost = 16;", "bulk_copies"),
     Mutant("tails are too long", BULK_COPY, "if (byte < of.bytes) of", "of", "bulk_copies"),
-    Mutant("heads are left out", BULK_COPY, "k % kMost < head ? k % kMost : k % kMost + body", "k % kMost + head + body", "bulk_copies"),
+    Mutant(
+        "heads are left out",
+        BULK_COPY,
+        "k % kMost < head ? k % kMost : k % kMost + body",
+        "k % kMost + head + body",
+        "bulk_copies",
+    ),
     Mutant(
         "bodies begin at any address",
         BULK_COPY,
@@ -42,8 +60,8 @@ BULK = [
     Mutant(
         "warps copy no range if bulk copies are possible",
         BULK_COPY,
-        "return Takes(of) ? device::CopyRange{} : of;",
-        "return stages_.num > 0 ? device::CopyRange{} : of;",
+        "return pays && Takes(of) ? device::CopyRange{} : of;",
+        "return pays ? device::CopyRange{} : of;",
         "bulk_copies",
     ),
     Mutant("stripes begin inside of a unit", SLICES, "(move.begin | move.bytes)", "(move.bytes)", "slices"),
