@@ -80,7 +80,7 @@ KERNELS = {
     "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
     "ExchangeSlices": SIGNALS | {"FenceAliases"} | BULK,
 }
-ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar|mbarrier|cp)\b[\w.:]*)", re.MULTILINE)
+ORDERED = re.compile(r"^\s*(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar|mbarrier|cp)\b[\w.:]*)", re.MULTILINE)
 
 
 def ordered(ptx):
