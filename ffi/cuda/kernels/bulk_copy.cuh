@@ -208,20 +208,7 @@ class BulkCopies {
       });
     }
     if (!any) return;
-    CopyEnds(num, range);
-    if (!Issues()) return;
-    const int64_t turn = HalfRing();  // several pieces, because it takes time to find a range
-    Begin();
-    for (int64_t at = 0; at < most_bytes; at += turn) {
-      for (int32_t i = 0; i < num; ++i) {
-        const device::CopyRange of = range(i);
-        if (!Takes(of)) continue;
-        const device::CopyRange body = Body(of);
-        const int64_t left = body.bytes - at;
-        Push({body.dst + at, body.src + at, left < turn ? left : turn});
-      }
-    }
-    Finish();
+    CopyInBulk(*this, num, most_bytes, range);
   }
 
   // For loops that find their own pieces. Called by the thread for which Issues() is true.
@@ -232,6 +219,25 @@ class BulkCopies {
   JAXCOMM_DEVICE void Finish() const { FinishBulk(ring_); }
 
  private:
+  // The ranges that Takes() accepts. A function of its own, so that the loops of others keep their registers.
+  template <typename Range>
+  JAXCOMM_DEVICE_CALLED static void CopyInBulk(BulkCopies copies, int32_t num, int64_t most_bytes, Range range) {
+    copies.CopyEnds(num, range);
+    if (!Issues()) return;
+    const int64_t turn = copies.HalfRing();  // several pieces, because it takes time to find a range
+    copies.Begin();
+    for (int64_t at = 0; at < most_bytes; at += turn) {
+      for (int32_t i = 0; i < num; ++i) {
+        const device::CopyRange of = range(i);
+        if (!copies.Takes(of)) continue;
+        const device::CopyRange body = Body(of);
+        const int64_t left = body.bytes - at;
+        copies.Push({body.dst + at, body.src + at, left < turn ? left : turn});
+      }
+    }
+    copies.Finish();
+  }
+
   JAXCOMM_DEVICE int64_t HalfRing() const { return int64_t{stages_.num} / 2 * stages_.bytes; }
 
   // The whole units of 16 bytes.
