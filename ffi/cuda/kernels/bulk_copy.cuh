@@ -6,9 +6,8 @@
 // docs/internals/cuda-bandwidth.md says which sentence of the PTX ISA each fence and wait here rests on:
 // - Begin(): a fence follows the wait or barrier behind which the copy reads and writes.
 // - A store follows the wait for the load of its piece. A load follows the wait until the stage's last piece was read.
-// - Finish(): waits until all writes are complete, and not only the reads of the stages. Then a fence, before the
-// barrier
-//   and the signal that come next.
+// - Finish(): waits until all writes are complete, and not only the reads of the stages. Then a fence, before the next
+//   barrier and signal.
 #pragma once
 
 #include "cuda/program/bulk_ring.h"
