@@ -100,6 +100,10 @@ class Config:
         "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,
         "1: GPUs read and write XLA's own buffers instead of copies. Needs jax 0.12.",
     )  # fmt: skip
+    bulk_copy: bool = _setting(
+        "JAXCOMM_BULK_COPY", False, _flag, EACH,
+        "1: kernels on GPUs of compute capability 9.0 or later copy long blocks by bulk copies (TMA). Experimental.",
+    )  # fmt: skip
     algorithm: str | None = _setting(
         "JAXCOMM_ALGORITHM", None, _algorithm, ALL,
         "`xla`: every collective becomes XLA's own, also in calls with `algorithm=`. `plans`: jaxcomm's own "

@@ -97,8 +97,11 @@ def register_cuda() -> bool:
         )
     module = cuda()
     processes = jax.process_index(), jax.process_count()
-    node_id = config().node_id or ""
-    module.configure(config().timeout_s, config().max_sms, node_id, config().symmetric_buffers, *processes)
+    settings = config()
+    node_id = settings.node_id or ""
+    module.configure(
+        settings.timeout_s, settings.max_sms, node_id, settings.symmetric_buffers, *processes, settings.bulk_copy
+    )
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_moe_one_shot", module.moe_one_shot_state_type(), platform="CUDA")

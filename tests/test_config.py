@@ -30,6 +30,7 @@ VARIABLES = {
     "JAXCOMM_NETWORK_DEVICES": ("eth1", "network_devices", "eth1", None),
     "JAXCOMM_MAX_SMS": ("5", "max_sms", 5, 32),
     "JAXCOMM_SYMMETRIC_BUFFERS": ("1", "symmetric_buffers", True, False),
+    "JAXCOMM_BULK_COPY": ("1", "bulk_copy", True, False),
     "JAXCOMM_ALGORITHM": ("xla", "algorithm", "xla", None),
     "JAXCOMM_CALIBRATION": ("/c", "calibration", "/c", None),
 }

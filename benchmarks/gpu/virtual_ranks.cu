@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (times != nullptr && threadIdx.x == 0) times[2 * block] = device::NowNs();
   const SharedArgs& own = TakeArgs(shared, args, networks);
   PeerNetwork network(own.network);
-  ChannelExecutor<PeerNetwork> executor(own.args, network, static_cast<int32_t>(blockIdx.x));
+  ChannelExecutor<PeerNetwork> executor(own.args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
   executor.Run();
   if (times != nullptr && threadIdx.x == 0) times[2 * block + 1] = device::NowNs();
 }
@@ -59,11 +59,12 @@ __global__ void CountWrong(const float* output, Collective collective, int64_t b
 // The default of JAXCOMM_MAX_SMS, which limits the channels of a GPU's calls.
 constexpr int32_t kMostChannels = 32;
 
-int32_t MostChannels(int32_t num_ranks) {
+int32_t MostChannels(int32_t num_ranks, int64_t shared_bytes = 0) {
   int device = 0, processors = 0, per_processor = 0;
   CHECK_CUDA(cudaGetDevice(&device));
   CHECK_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, ExecuteOnVirtualRanks, kThreads, 0));
+  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, ExecuteOnVirtualRanks, kThreads,
+                                                           static_cast<size_t>(shared_bytes)));
   return processors * per_processor / num_ranks;
 }
 
@@ -72,7 +73,8 @@ cudaError_t LaunchVirtualRanks(const VirtualRanks::Call& call, uint64_t* times, 
   const RankArgs* args = call.args;
   const PeerNetworkArgs* networks = call.network;
   void* parameters[] = {&args, &networks, &times};
-  return cudaLaunchCooperativeKernel(ExecuteOnVirtualRanks, grid, dim3(kThreads), parameters, 0, stream);
+  return cudaLaunchCooperativeKernel(ExecuteOnVirtualRanks, grid, dim3(kThreads), parameters, call.shared_bytes,
+                                     stream);
 }
 
 double Median(std::vector<double>& values) {
@@ -110,6 +112,7 @@ struct Cell {
   int64_t rank_bytes;    // of the larger of a rank's buffers
   int32_t channels = 0;  // 0: as many as there is work for
   const char* what = "sweep";
+  bool bulk = false;  // with bulk copies
 };
 
 // Several copies of the buffers of one call: between two uses of the same memory, all of the L2 cache is used for other
@@ -151,7 +154,7 @@ class Prepared {
         if (program.shares_input) call.inputs[r] = const_cast<char*>(args.copy_in.from);
         if (program.shares_output) call.outputs[r] = args.copy_out.to;
       }
-      memory_.Write(call.args, call.args_on_host.data(), n_ * static_cast<int64_t>(sizeof(RankArgs)));
+      call.UseBulkCopies(memory_, cell.bulk ? kPlanStages : BulkStages{}, [](size_t) { return true; });
       for (int32_t r = 0; r < n_; ++r) {
         Fill<<<256, 256>>>(reinterpret_cast<float*>(call.inputs[r]), inputs_, r);
       }
@@ -210,9 +213,9 @@ void Print(const Cell& cell, Prepared& prepared, const std::string& more) {
   any_wrong |= wrong > 0;
   std::printf(
       "{\"what\": \"%s\", \"op\": \"%s\", \"algorithm\": \"%s\", \"nodes\": %d, \"ranks_per_node\": %d, "
-      "\"rank_bytes\": %lld, \"channels\": %d, \"sets\": %zu, \"wrong\": %lld, %s}\n",
+      "\"rank_bytes\": %lld, \"channels\": %d, \"bulk\": %d, \"sets\": %zu, \"wrong\": %lld, %s}\n",
       cell.what, Name(cell.collective), cell.algorithm, cell.geometry.num_nodes, cell.geometry.ranks_per_node,
-      static_cast<long long>(cell.rank_bytes), prepared.num_channels(), prepared.num_sets(),
+      static_cast<long long>(cell.rank_bytes), prepared.num_channels(), cell.bulk ? 1 : 0, prepared.num_sets(),
       static_cast<long long>(wrong), more.c_str());
   std::fflush(stdout);
 }
@@ -350,6 +353,19 @@ int main(int argc, char** argv) {
   for (const auto& [collective, algorithm] : kOps) {
     for (int32_t channels = 1; channels <= MostChannels(8); channels *= 2) {
       MeasureBandwidth({collective, algorithm, OneNode(8), 64 * kMiB, channels, "channels"}, cache, stream);
+    }
+  }
+  // Bulk copies beside loads and stores, with as many thread blocks.
+  const int64_t shared_bytes = BulkSharedBytes(kPlanStages);
+  if (properties.major >= 9 && static_cast<int64_t>(properties.sharedMemPerBlockOptin) >= shared_bytes) {
+    CHECK_CUDA(cudaFuncSetAttribute(ExecuteOnVirtualRanks, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)));
+    for (const auto& [collective, algorithm] : kOps) {
+      for (int32_t channels = 1; channels <= MostChannels(8, shared_bytes); channels *= 2) {
+        for (const bool bulk : {false, true}) {
+          MeasureBandwidth({collective, algorithm, OneNode(8), 64 * kMiB, channels, "bulk", bulk}, cache, stream);
+        }
+      }
     }
   }
   for (const int64_t bytes : {64 * kMiB, kMiB}) {

@@ -217,9 +217,9 @@ NB_MODULE(_cuda, m) {
       "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
   m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
-        nb::arg("symmetric_buffers"), nb::arg("process"), nb::arg("num_processes"),
-        "Sets the timeout, the SMs of one call, the names of the node and of the process, and the number of processes, "
-        "for all communicators that are made from now on.");
+        nb::arg("symmetric_buffers"), nb::arg("process"), nb::arg("num_processes"), nb::arg("bulk_copy"),
+        "Sets the timeout, the SMs of one call, the names of the node and of the process, the number of processes, and "
+        "whether kernels use bulk copies, for all communicators that are made from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver supports, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");

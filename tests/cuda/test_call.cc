@@ -257,7 +257,9 @@ TEST_CASE("copies of the elements of a channel") {
             const int64_t at = elements.Position(i) * item_bytes;
             std::memcpy(expected.data() + at, from + at, item_bytes);
           }
-          emulation::Launch(1, 1, 4, 1, [&] { CopySlice({to, from}, elements.slice, item_bytes); });
+          const device::Comm comm;
+          emulation::Launch(
+              1, 1, 4, 1, [&] { CopySlice({to, from}, elements.slice, item_bytes, BulkCopies(comm, 0, {}, nullptr)); });
           CHECK(std::equal(expected.begin(), expected.end(), to));
           ++num_copies;
         }

@@ -125,6 +125,33 @@ TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
   CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
+// Plans use bulk copies only if they are wanted and the GPU has them.
+void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected) {
+  Communicator::Configure(20, 4, "", false, 0, 0, wanted);
+  auto* world = new World(2);
+  most_shared_bytes = 0;
+  OnRanks(*world, [&](Rank& rank) {
+    compute_capability = capability;
+    shared_memory_bytes = shared_bytes;
+    Communicator& communicator = *Ok(Get(rank));
+    CHECK(communicator.bulk_copies() == expected);
+    Sum(communicator, 100'000);
+  });
+  CHECK(most_shared_bytes == static_cast<size_t>(expected ? BulkSharedBytes(kPlanStages) : 0));
+}
+
+TEST_CASE("bulk copies in plans") {
+  const std::string said = Alone([] {
+    SumWithBulkCopies(false, 9, 227 << 10, false);
+    SumWithBulkCopies(true, 9, 227 << 10, true);
+    SumWithBulkCopies(true, 10, 227 << 10, true);
+    SumWithBulkCopies(true, 12, 99 << 10, false);
+    SumWithBulkCopies(true, 8, 227 << 10, false);
+  });
+  CHECK(Count(said, "JAXCOMM_BULK_COPY=1 has no effect") == 1);  // once per process
+  CHECK(Count(said, "compute capability 12.0 with 101376 bytes of shared memory") == 1);
+}
+
 ALONE_TEST_CASE("windows of changing calls") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);

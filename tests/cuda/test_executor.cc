@@ -122,9 +122,14 @@ void Check(const Case& test, uint64_t seed) {
   TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, kDeadlineNs);
   const Choice choice(*test.algorithm, test.request);
-  const VirtualRanks::Call call =
+  VirtualRanks::Call call =
       ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op}, test.num_channels,
                     test.shift, test.in_rounds ? &test.limits : nullptr, test.pack);
+  // Two calls of three: of all ranks or of every other one.
+  constexpr BulkStages kStages[] = {{2, 16}, {4, 64}, {8, 256}, {32, 1024}};
+  if (seed % 3 != 0 && HasBulkCopies()) {
+    call.UseBulkCopies(memory, kStages[seed / 3 % 4], [&](size_t rank) { return seed % 3 == 1 || rank % 2 == 0; });
+  }
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
   // Two runs, because counters continue from call to call.
   for (uint64_t round = 0; round < 2; ++round) {

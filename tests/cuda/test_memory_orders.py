@@ -1,15 +1,16 @@
 """Orders and scopes of the device API as nvcc compiles them. tests/cuda/test_litmus.cc checks the protocols, under the
 assumption that each function is the instruction that this table names."""
 
+import pathlib
 import re
 import subprocess
 
 import jax
 import pytest
 
-import jaxcomm
+FFI = pathlib.Path(__file__).parents[2] / "ffi"
 
-# Function of the device API: a call of it, its PTX, and how fakes/litmus.h treats it.
+# Function of the device API or of kernels/bulk_copy.cuh: a call of it, its PTX, and how fakes/litmus.h treats it.
 ACCESSES = {
     "LoadAcquire": ("*out = LoadAcquire(word)", "ld.acquire.sys.b64", "an acquire load, system scope"),
     "StoreRelease": ("StoreRelease(word, *out)", "st.release.sys.b64", "a release store, system scope"),
@@ -30,6 +31,31 @@ ACCESSES = {
         "multimem.st.relaxed.sys.global.v4.f32",
         "plain stores through the alias",
     ),
+    "FenceAsyncGlobal": ("FenceAsyncGlobal()", "fence.proxy.async.global", "an async fence"),
+    "FenceAsyncShared": ("FenceAsyncShared()", "fence.proxy.async.shared::cta", "nothing: the emulation checks it"),
+    "InitBulkBarrier": ("InitBulkBarrier(word)", "mbarrier.init.shared::cta.b64", "a plain store"),
+    "ExpectBytes": (
+        "ExpectBytes(word, 16)",
+        "mbarrier.arrive.expect_tx.shared::cta.b64",
+        "nothing: the emulation checks it",
+    ),
+    "IsPhaseComplete": (
+        "*out = IsPhaseComplete(word, 0)",
+        "mbarrier.try_wait.parity.shared::cta.b64",  # acquire and block scope are its defaults
+        "an acquire load, block scope",
+    ),
+    "LoadBulk": (
+        "LoadBulk(word, unit, 16, word)",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+        "plain accesses in the async proxy, then a release of the mbarrier",
+    ),
+    "StoreBulk": (
+        "StoreBulk(unit, word, 16)",
+        "cp.async.bulk.global.shared::cta.bulk_group + cp.async.bulk.commit_group",
+        "plain accesses in the async proxy",
+    ),
+    "WaitForReads": ("WaitForReads<1>()", "cp.async.bulk.wait_group.read", "the end of the loads of older stores"),
+    "WaitForStores": ("WaitForStores()", "cp.async.bulk.wait_group", "the end of all stores"),
 }
 # Thread groups: the barriers of AnyOf, which fakes/litmus.h treats as those of a part of the block.
 BARRIERS = {
@@ -39,18 +65,22 @@ BARRIERS = {
     "OfBlock()": {"bar.red.or.pred"},
 }
 SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
+BULK = {
+    "FenceAsyncGlobal", "FenceAsyncShared", "InitBulkBarrier", "ExpectBytes", "IsPhaseComplete", "LoadBulk",
+    "StoreBulk", "WaitForReads", "WaitForStores",
+}  # fmt: skip
 # Kernels of the module, by a part of their names, and the functions that they use.
 KERNELS = {
-    "ExecutePlanENS": SIGNALS,
+    "ExecutePlanENS": SIGNALS | BULK,
     "FindOffsets": SIGNALS,
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
     "RunMoeOneShot": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
-    "ExchangeSlices": SIGNALS | {"FenceAliases"},
+    "ExchangeSlices": SIGNALS | {"FenceAliases"} | BULK,
 }
-ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)
+ORDERED = re.compile(r"^\s*(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar|mbarrier|cp)\b[\w.:]*)", re.MULTILINE)
 
 
 def ordered(ptx):
@@ -61,6 +91,10 @@ def ordered(ptx):
         for word in found
         if not re.match(r"(ld|st)\.", word) or re.search(r"\.(acquire|release|relaxed|volatile|mmio|sc)\b", word)
     }
+
+
+def instructions(names):
+    return {word for name in names for word in ACCESSES[name][1].split(" + ")}
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +109,14 @@ def compiled(wheels, tmp_path_factory):
         f'extern "C" __global__ void Group{i}Kernel(uint64_t* out) {{ *out = AnyOf({group}, *out != 0); }}\n'
         for i, group in enumerate(BARRIERS)
     ]
-    headers = "#include <jaxcomm/device.h>\n#include <jaxcomm/multimem.h>\nusing namespace jaxcomm::device;\n"
-    (folder / "orders.cu").write_text(headers + "".join(kernels))
+    headers = "".join(
+        f"#include <{header}>\n"
+        for header in ("include/jaxcomm/device.h", "include/jaxcomm/multimem.h", "cuda/kernels/bulk_copy.cuh")
+    )
+    names = "using namespace jaxcomm::device;\nusing namespace jaxcomm::cuda;\n"
+    (folder / "orders.cu").write_text(headers + names + "".join(kernels))
     command = (
-        wheels / "cu13" / "bin" / "nvcc", "-std=c++17", "-arch=sm_90", "-ptx", "-I", jaxcomm.get_include(),
+        wheels / "cu13" / "bin" / "nvcc", "-std=c++17", "-arch=sm_90", "-ptx", "-I", FFI,
         "-isystem", jax.ffi.include_dir(), folder / "orders.cu", "-o", folder / "orders.ptx",
     )  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -88,8 +126,8 @@ def compiled(wheels, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ACCESSES)
-def test_each_function_is_one_instruction(compiled, name):
-    assert ordered(compiled[name]) == {ACCESSES[name][1]}
+def test_each_function_is_its_instruction(compiled, name):
+    assert ordered(compiled[name]) == instructions({name})
 
 
 @pytest.mark.parametrize(("number", "group"), list(enumerate(BARRIERS)))
@@ -109,4 +147,4 @@ def test_kernels_use_no_other_orders(build, wheels):
         used = ordered(ptx)
         # Sums of f16 and bf16 differ from those of f32 in their types only.
         used = {re.sub(r"\.v4\.(bf16x2|f16x2)$", ".v4.f32", word) for word in used}
-        assert used == {ACCESSES[name][1] for name in functions}, kernel
+        assert used == instructions(functions), kernel

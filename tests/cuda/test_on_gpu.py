@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import bulk_times
 import on_gpu
 import pytest
 import runner
@@ -297,6 +298,15 @@ def test_targets_match_the_record():
     no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
     no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
     assert {t["met"] for t in on_gpu.targets([], [], no_host).values()} == {None}
+
+
+def test_times_of_bulk_copies():
+    def line(op, channels, bulk, median_us):
+        return {"what": "bulk", "op": op, "channels": channels, "bulk": bulk, "median_us": median_us}
+
+    virtual = [line("all_to_all", 4, 0, 8.0), line("all_to_all", 4, 1, 6.0), line("all_gather", 8, 0, 5.0)]
+    virtual.append({"what": "sweep", "op": "all_to_all", "channels": 4, "bulk": 0, "median_us": 1.0})
+    assert bulk_times.ratios(virtual) == {"all_to_all, 4 SMs per rank": 0.75}  # the other one is not complete
 
 
 def test_check_of_the_survivors_errors():

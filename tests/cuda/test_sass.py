@@ -120,6 +120,52 @@ def test_loops_fill_the_link(wheels, tmp_path, architecture):
         check(found[name], name, 384, architecture, 2)  # up to 4 sources and more than 4; tails are the same code
 
 
+def stages(name):
+    """Number of stages and bytes of each, of ffi/cuda/program/bulk_ring.h."""
+    text = (ROOT / "ffi" / "cuda" / "program" / "bulk_ring.h").read_text()
+    num, size, shift = re.search(rf"BulkStages {name} = {{(\d+), (\d+) << (\d+)}};", text).groups()
+    return int(num), int(size) << int(shift)
+
+
+def check_bulk_copies(text, architecture, shape):
+    """Copies through shared memory: of all stages but one, the loads are in flight. Waits are those of the protocol."""
+    num, stage_bytes = stages(shape)
+    assert (num - 1) * stage_bytes >= 2 * sass.needed(architecture)  # 16 SMs fill the link
+    words = r"\b(UBLKCP\.[A-Z.]+|DEPBAR\.LE \w+, \w+|FENCE\.VIEW\.ASYNC\.G)"
+    # Also functions that are in the section of a kernel.
+    parts = re.split(r"^(?:\.text\.|\$[\w$]*\$)(\w+):$", text, flags=re.MULTILINE)
+    found = {name: re.findall(words, code) for name, code in zip(parts[1::2], parts[2::2], strict=True)}
+    (push,) = [name for name, code in found.items() if "PushBulk" in name and code]
+    (finish,) = [name for name, code in found.items() if "FinishBulk" in name and code]
+    # Between two loads, the store of the oldest piece, and no wait but that for the reads of all stores but the last.
+    assert found[push] == ["UBLKCP.G.S", "DEPBAR.LE SB0, 0x1", "UBLKCP.S.G"]
+    # The end waits for the writes.
+    assert found[finish] == ["UBLKCP.G.S", "DEPBAR.LE SB0, 0x0", "FENCE.VIEW.ASYNC.G"]
+    others = [word for name, code in found.items() if name not in (push, finish) for word in code]
+    assert others and set(others) == {"FENCE.VIEW.ASYNC.G"}  # before the first load
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
+def test_bulk_copies_fill_the_link(wheels, tmp_path, architecture):
+    (tmp_path / "bulk.cu").write_text(
+        """
+        #include "cuda/kernels/bulk_copy.cuh"
+        namespace jaxcomm {
+        __global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ device::Comm comm,
+            const __grid_constant__ ::jaxcomm::cuda::BulkStages stages, char* to, const char* from, int64_t bytes) {
+          ::jaxcomm::cuda::BulkCopies(comm, 0, stages, device::DynamicShared()).Copy(to, from, bytes);
+        }
+        }
+        """
+    )
+    cubin = tmp_path / "bulk.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", f"-arch={architecture}", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
+        tmp_path / "bulk.cu", "-o", cubin,
+    )  # fmt: skip
+    check_bulk_copies(sass.disassemble(wheels, cubin), architecture, "kPlanStages")
+
+
 def test_rows_fill_the_link(wheels, tmp_path):
     """dispatch and combine: rows that lie anywhere are loaded as many at a time as those of a block."""
     cubin = tmp_path / "rows.cubin"
@@ -151,6 +197,7 @@ def test_slices_fill_the_link(wheels, tmp_path):
     found = sass.bursts(text)
     (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
     check(found[copy], copy, 512, "sm_90", 2)  # body and tail
+    check_bulk_copies(text, "sm_90", "kSliceStages")
 
 
 @pytest.mark.full
@@ -233,3 +280,4 @@ def test_every_kernel_fills_the_link(build, wheels, tmp_path, kernel, architectu
         check(found[name], name, threads, architecture, loops(name))
     (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
     check(found[copy], copy, threads, architecture, 2)
+    check_bulk_copies(text, architecture, "kPlanStages")

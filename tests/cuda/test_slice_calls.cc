@@ -96,8 +96,8 @@ void Finish(Stream& stream) {
 
 // With the site of each rank, and its stream.
 template <typename T, typename F>
-void OnSites(F of_site) {
-  Communicator::Configure(20, 4);
+void OnSites(F of_site, bool bulk_copy = false) {
+  Communicator::Configure(20, 4, "", false, 0, 0, bulk_copy);
   auto* world = new World(kRanks);
   auto* state = new GpuCallState;
   state->spec = SliceSpec();
@@ -137,6 +137,26 @@ void ReplayWithOtherTables() {
 ALONE_TEST_CASE("a CUDA graph whose table changes from replay to replay") { ReplayWithOtherTables<int32_t>(); }
 
 ALONE_TEST_CASE("the same with integers of 64 bits") { ReplayWithOtherTables<int64_t>(); }
+
+// Rank 1's GPU has no bulk copies. Ranks need not agree.
+TEST_CASE("bulk copies of one rank") {
+  const std::string said = Alone([] {
+    OnSites<int32_t>(
+        [](Rank& rank, Stream& stream, Site<int32_t>& site) {
+          compute_capability = rank.rank == 0 ? 9 : 8;
+          site.Fill(0);
+          CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+          Finish(stream);
+          site.Check(0);
+        },
+        true);
+    CHECK(most_shared_bytes == static_cast<size_t>(SliceSharedBytes(4, kSliceStages)));
+  });
+  CHECK(
+      said ==
+      "jaxcomm: JAXCOMM_BULK_COPY=1 has no effect on GPU 1: compute capability 8.0 with 232448 bytes of shared memory "
+      "per thread block; bulk copies need 9.0 and 150304 bytes\n");
+}
 
 ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
   OnSites<int32_t>([](Rank&, Stream& stream, Site<int32_t>& site) {

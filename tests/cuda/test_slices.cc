@@ -22,6 +22,7 @@ namespace cuda {
 namespace {
 
 int num_calls = 0, num_read = 0, num_put = 0;
+constexpr BulkStages kBulk = {4, 64};
 
 // A call of all ranks.
 struct Drawn {
@@ -99,7 +100,7 @@ void SetTable(NodeGroup& group, Drawn& drawn, bool wide) {
 }
 
 void Prepare(NodeGroup& group, Drawn& drawn, int32_t num_channels, int64_t x_shift, int64_t y_shift, bool wide,
-             std::mt19937_64& random) {
+             std::mt19937_64& random, bool bulk = false) {
   CallSpec spec;
   spec.collective = Collective::kAllToAllV;
   spec.group_size = group.n;
@@ -110,6 +111,7 @@ void Prepare(NodeGroup& group, Drawn& drawn, int32_t num_channels, int64_t x_shi
     CHECK(made.ok());
     SliceArgs args = *made;
     args.num_channels = num_channels;  // as if there were enough bytes for all channels
+    if (bulk) args.bulk = kBulk;
     args.comm = group.CommOf(r);
     args.x = group.memory.Take(x_bytes + x_shift) + x_shift;
     args.y = group.memory.Take(y_bytes + y_shift) + y_shift;
@@ -163,7 +165,7 @@ void Launch(const std::vector<Drawn*>& calls, int32_t n, int32_t num_channels, u
           }
         }
       },
-      static_cast<size_t>(SliceSharedBytes(static_cast<int32_t>(threads))));
+      static_cast<size_t>(SliceSharedBytes(static_cast<int32_t>(threads), kBulk)));
 }
 
 // By the definition.
@@ -209,7 +211,7 @@ Drawn DrawCall(NodeGroup& group, std::mt19937_64& random) {
   const auto shift = [&] { return random() % 3 == 0 ? static_cast<int64_t>(random() % 16) : 0; };
   const int64_t x_shift = shift(), y_shift = shift();
   Prepare(group, drawn, 1 + static_cast<int32_t>(random() % group.num_channels), x_shift, y_shift, random() % 2 == 0,
-          random);
+          random, num_calls % 3 != 0);
   ++num_calls;
   return drawn;
 }
@@ -257,6 +259,21 @@ Drawn Small(NodeGroup& group, bool wide, uint64_t seed) {
   }
   Prepare(group, drawn, group.num_channels, 0, 0, wide, random);
   return drawn;
+}
+
+// Both addresses of a slice for the rank itself are multiples of 16, but stripes of the arena are cut inside of a unit.
+TEST_CASE("a slice that bulk copies can't cut") {
+  std::mt19937_64 random(1);
+  NodeGroup group(1, 2);
+  Drawn drawn;
+  drawn.n = drawn.per_pair = 1, drawn.row_bytes = 4;
+  drawn.input_rows = drawn.output_rows = 2100;
+  drawn.table = {3, 2048, 0, 2048};
+  Prepare(group, drawn, 2, 4, 0, false, random, true);
+  CHECK(reinterpret_cast<uintptr_t>(drawn.args[0].x + 12) % 16 == 0);
+  drawn.late = {0};
+  Launch({&drawn}, 1, 2, 8, 1);
+  CheckDrawn(group, drawn, 1, 0);
 }
 
 // One channel alone moves its stripes of every slice, and no other byte.

@@ -18,8 +18,37 @@ OWN = "ffi/cuda/runtime/own_communicators.cc"
 PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
 STREAMS = "ffi/cuda/runtime/make_stream.cc"
 THREADS = "ffi/cuda/nccl/threads.cc"
+COMMUNICATOR = "ffi/cuda/runtime/communicator.cc"
 
 MUTANTS = [
+    Mutant(
+        "bulk copies on every GPU",
+        COMMUNICATOR,
+        "bulk_copies_ = major >= 9 && shared_bytes",
+        "bulk_copies_ = shared_bytes",
+        "test_cuda_device_call",
+    ),
+    Mutant(
+        "bulk copies need no shared memory",
+        COMMUNICATOR,
+        "major >= 9 && shared_bytes >= needed_bytes",
+        "major >= 9",
+        "test_cuda_device_call",
+    ),
+    Mutant(
+        "bulk copies that nobody wants",
+        COMMUNICATOR,
+        "  if (!settings_.bulk_copy) return OkStatus();\n",
+        "",
+        "test_cuda_device_call",
+    ),
+    Mutant(
+        "plans make no bulk copies",
+        DEVICE_CALL,
+        "  if (communicator_.bulk_copies()) args_.bulk = kPlanStages;\n",
+        "",
+        "test_cuda_device_call",
+    ),
     Mutant(
         "the order of a group's GPUs does not matter",
         OWN,

@@ -18,7 +18,15 @@ MUTANTS = [
     Mutant(
         "the kernel of slices is not loaded",
         COMMUNICATOR,
-        '  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel()));\n',
+        '  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", '
+        "LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));\n",
+        "",
+        CALLS,
+    ),
+    Mutant(
+        "slices make no bulk copies",
+        DEVICE_CALL,
+        "    if (communicator.bulk_copies()) made->call_.slices->bulk = kSliceStages;\n",
         "",
         CALLS,
     ),

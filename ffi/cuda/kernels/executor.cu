@@ -1,5 +1,6 @@
 // The executor's kernel.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -11,21 +12,18 @@ constexpr int kPlanThreads = 384;
 
 __global__ void __launch_bounds__(kPlanThreads, 1) ExecutePlan(const __grid_constant__ RankArgs args) {
   NoNetwork network;
-  ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+  ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
   executor.Run();
 }
 
 }  // namespace
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
-  ExecutePlan<<<num_channels, kPlanThreads, 0, stream>>>(args);
+  ExecutePlan<<<num_channels, kPlanThreads, BulkSharedBytes(args.bulk), stream>>>(args);
   return cudaGetLastError();
 }
 
-cudaError_t LoadKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExecutePlan);
-}
+cudaError_t LoadKernel(const BulkStages& bulk) { return LoadWithShared(ExecutePlan, BulkSharedBytes(bulk)); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -1,6 +1,7 @@
 // Executes a RankProgram with one thread block per channel. The same source runs on the GPU and, emulated, on the CPU.
 #pragma once
 
+#include "cuda/kernels/bulk_copy.cuh"
 #include "cuda/kernels/reductions.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
@@ -180,14 +181,22 @@ JAXCOMM_DEVICE_CALLED void MoveShortFragments(const Elements& dst, const Element
   }
 }
 
-JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
+// For kernels without bulk copies.
+struct PlainCopies {
+  JAXCOMM_DEVICE static void Copy(char* dst, const char* src, int64_t bytes) { device::Copy(dst, src, bytes); }
+};
+
+// `Copies`: BulkCopies or PlainCopies.
+template <typename Copies>
+JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes,
+                                        Copies copies) {
   for (int64_t i = 0; i < count;) {
     const int64_t contiguous = src.Contiguous(i, dst.Contiguous(i, count - i));
     if (contiguous < count - i && contiguous * item_bytes < kShortFragmentBytes) {
       return MoveShortFragments(dst, src, i, count, item_bytes);
     }
-    device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes,
-                 contiguous * item_bytes);
+    copies.Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes,
+                contiguous * item_bytes);
     i += contiguous;
   }
 }
@@ -202,7 +211,8 @@ JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int6
 
 // Copies the channel's elements of a buffer. A row is one fragment of every block. Rows that belong to the channel
 // entirely are contiguous.
-JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice& slice, int64_t item_bytes) {
+JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice& slice, int64_t item_bytes,
+                                     BulkCopies copies) {
   const int64_t end = slice.begin + slice.count;
   for (int64_t element = slice.begin; element < end;) {
     const int64_t in_fragment = element % slice.contiguous_count;
@@ -212,9 +222,9 @@ JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice&
     const int64_t count = whole ? left / slice.contiguous_count * slice.contiguous_count : rest;  // of each block
     const int64_t first = (element - in_fragment) * slice.num_blocks + in_fragment;
     if (whole) {
-      device::Copy(copy.to + first * item_bytes, copy.from + first * item_bytes, count * slice.num_blocks * item_bytes);
+      copies.Copy(copy.to + first * item_bytes, copy.from + first * item_bytes, count * slice.num_blocks * item_bytes);
     } else {
-      device::CopyRanges(static_cast<int32_t>(slice.num_blocks), count * item_bytes, [&](int32_t block) {
+      copies.CopyRanges(static_cast<int32_t>(slice.num_blocks), count * item_bytes, [&](int32_t block) {
         const int64_t at = (first + block * slice.contiguous_count) * item_bytes;
         return device::CopyRange{copy.to + at, copy.from + at, count * item_bytes};
       });
@@ -226,8 +236,13 @@ JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice&
 template <typename Network>
 class ChannelExecutor {
  public:
-  JAXCOMM_DEVICE ChannelExecutor(const RankArgs& args, Network& network, int32_t channel)
-      : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
+  // `shared`: BulkSharedBytes(args.bulk) of the thread block's shared memory.
+  JAXCOMM_DEVICE ChannelExecutor(const RankArgs& args, Network& network, int32_t channel, void* shared = nullptr)
+      : args_(args),
+        network_(network),
+        channel_(channel),
+        program_(args.channels[channel]),
+        copies_(args.comm, channel, args.bulk, shared) {}
 
   JAXCOMM_DEVICE void Run() {
     // The check is here and not in the first wait, because networks have counters of their own.
@@ -235,7 +250,7 @@ class ChannelExecutor {
     // Programs count their own puts only (packing.h). A user's kernel may have ended with puts outstanding.
     if (Network::kSharesQueues && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
     if (args_.copy_in.to != nullptr) {
-      CopySlice(args_.copy_in, program_.input, args_.item_bytes);
+      CopySlice(args_.copy_in, program_.input, args_.item_bytes, copies_);
       __syncthreads();
     }
     const ProgramStep* steps = args_.steps + program_.first_step;
@@ -270,7 +285,7 @@ class ChannelExecutor {
     }
     // XLA may reuse the memory once the kernel has ended.
     if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;
-    if (args_.copy_out.to != nullptr) CopySlice(args_.copy_out, program_.output, args_.item_bytes);
+    if (args_.copy_out.to != nullptr) CopySlice(args_.copy_out, program_.output, args_.item_bytes, copies_);
   }
 
  private:
@@ -309,7 +324,7 @@ class ChannelExecutor {
 
   // Moves between this rank and ranks of its node, each of contiguous elements.
   JAXCOMM_DEVICE_CALLED void MoveTogether(const ProgramStep* steps) const {
-    device::CopyRanges(steps->together, steps->most_count * args_.item_bytes, [&](int32_t k) {
+    copies_.CopyRanges(steps->together, steps->most_count * args_.item_bytes, [&](int32_t k) {
       const ProgramStep& step = steps[k];
       const Elements dst = ElementsOf(args_, program_, step, step.step.dst);
       const Elements src = ElementsOf(args_, program_, step, step.step.src);
@@ -320,7 +335,7 @@ class ChannelExecutor {
 
   JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {
     if (!IsIntraNode(step.step.dst.rank)) return PutInterNode(step.step, dst, src);
-    MoveElements(dst, src, step.step.count, args_.item_bytes);
+    MoveElements(dst, src, step.step.count, args_.item_bytes, copies_);
   }
 
   JAXCOMM_DEVICE void PutInterNode(const Step& step, const Elements& dst, const Elements& src) {
@@ -337,6 +352,7 @@ class ChannelExecutor {
   Network& network_;
   const int32_t channel_;
   const ChannelProgram& program_;
+  const BulkCopies copies_;
 };
 
 }  // namespace cuda

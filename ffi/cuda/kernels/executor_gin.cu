@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/gin_network.cuh"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kGinThreads, 1)
     ExecutePlanGin(const __grid_constant__ RankArgs args, const __grid_constant__ GinNetworkArgs network_args,
                    const __grid_constant__ ncclDevComm nccl_comm) {
   GinNetwork network(network_args, nccl_comm);
-  ChannelExecutor<GinNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+  ChannelExecutor<GinNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
   executor.Run();
 }
 
@@ -25,14 +26,11 @@ __global__ void __launch_bounds__(kGinThreads, 1)
 
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream) {
-  ExecutePlanGin<<<num_channels, kGinThreads, 0, stream>>>(args, network, nccl_comm);
+  ExecutePlanGin<<<num_channels, kGinThreads, BulkSharedBytes(args.bulk), stream>>>(args, network, nccl_comm);
   return cudaGetLastError();
 }
 
-cudaError_t LoadGinKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExecutePlanGin);
-}
+cudaError_t LoadGinKernel(const BulkStages& bulk) { return LoadWithShared(ExecutePlanGin, BulkSharedBytes(bulk)); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

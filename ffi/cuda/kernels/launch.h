@@ -24,8 +24,8 @@ cudaError_t Launch(const LlArgs& args, cudaStream_t stream);
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
 
 // Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
-// never is while another kernel waits for a peer.
-cudaError_t LoadKernel();
+// never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
+cudaError_t LoadKernel(const BulkStages& bulk);
 cudaError_t LoadLlKernel();
 cudaError_t LoadMultimemKernel();
 
@@ -33,7 +33,7 @@ cudaError_t LoadMultimemKernel();
 // NumGinCounters counters for at least as many channels as `network` has rows of counts.
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream);
-cudaError_t LoadGinKernel();
+cudaError_t LoadGinKernel(const BulkStages& bulk);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -13,7 +13,7 @@ namespace cuda {
 cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream);
 cudaError_t LoadRowKernel();
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream);
-cudaError_t LoadSliceKernel();
+cudaError_t LoadSliceKernel(const BulkStages& bulk);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -81,7 +81,7 @@ class MultimemCall {
     return elements;
   }
   JAXCOMM_DEVICE void Move(const Elements& dst, const Elements& src) const {
-    MoveElements(dst, src, Count(), args_.item_bytes);
+    MoveElements(dst, src, Count(), args_.item_bytes, PlainCopies());
   }
 
   // Precondition: all ranks have copied their operands into the arena.

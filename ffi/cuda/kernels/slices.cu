@@ -1,5 +1,6 @@
 // The kernel of all_to_all_v.
 #include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/slices.cuh"
 
 namespace jaxcomm {
@@ -14,13 +15,12 @@ __global__ void __launch_bounds__(kSliceThreads, 1) ExchangeSlices(const __grid_
 }  // namespace
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
-  ExchangeSlices<<<args.num_channels, kSliceThreads, SliceSharedBytes(kSliceThreads), stream>>>(args);
+  ExchangeSlices<<<args.num_channels, kSliceThreads, SliceSharedBytes(kSliceThreads, args.bulk), stream>>>(args);
   return cudaGetLastError();
 }
 
-cudaError_t LoadSliceKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExchangeSlices);
+cudaError_t LoadSliceKernel(const BulkStages& bulk) {
+  return LoadWithShared(ExchangeSlices, SliceSharedBytes(kSliceThreads, bulk));
 }
 
 }  // namespace cuda

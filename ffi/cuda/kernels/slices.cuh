@@ -9,6 +9,7 @@
 // Slices of a rank for itself are copied from x to y.
 #pragma once
 
+#include "cuda/kernels/bulk_copy.cuh"
 #include "cuda/program/program.h"
 #include "cuda/program/slice_args.h"
 #include "include/jaxcomm/device.h"
@@ -20,13 +21,14 @@ namespace cuda {
 // A thread block's part of a call.
 class SliceCall {
  public:
-  // `shared`: SliceSharedBytes().
+  // `shared`: SliceSharedBytes() for args.bulk.
   JAXCOMM_DEVICE SliceCall(const SliceArgs& args, int32_t channel, void* shared)
       : args_(args),
         comm_(args.comm),
         channel_(channel),
         per_pair_(args.slices_per_rank / args.comm.local.size),
-        moves_(static_cast<SliceMove*>(shared)),
+        copies_(args.comm, channel, args.bulk, shared),
+        moves_(reinterpret_cast<SliceMove*>(static_cast<char*>(shared) + BulkSharedBytes(args.bulk))),
         numbers_(reinterpret_cast<int32_t*>(moves_ + blockDim.x)) {}
 
   JAXCOMM_DEVICE void Run() {
@@ -76,9 +78,10 @@ class SliceCall {
 
   JAXCOMM_DEVICE void CopyIn() {
     if (Thread() == 0) moves_[0] = {InArena(rank(), 0), args_.x, 0, args_.input_rows * args_.row_bytes};
-    if (Thread() == 0) numbers_[0] = NumStripes(moves_[0]);
+    if (Thread() == 0) numbers_[0] = NumWarpStripes(moves_[0]);
     __syncthreads();
     MoveStripes(1);
+    MoveInBulk(1);
     __syncthreads();
   }
 
@@ -112,6 +115,34 @@ class SliceCall {
     return move.bytes > 0 && first < end ? static_cast<int32_t>((end - first + channels - 1) / channels) : 0;
   }
 
+  // Whether all stripes of a move begin and end at whole units of bulk copies. The rows of most models do.
+  JAXCOMM_DEVICE bool IsBulk(const SliceMove& move) const {
+    const auto ends = reinterpret_cast<uintptr_t>(move.to) | static_cast<uintptr_t>(move.begin | move.bytes);
+    return (ends & 15) == 0 && copies_.Takes({move.to, move.from, move.bytes});
+  }
+  // The stripes that warps copy.
+  JAXCOMM_DEVICE int32_t NumWarpStripes(const SliceMove& move) const { return IsBulk(move) ? 0 : NumStripes(move); }
+
+  // Stripe k of those that this channel has of a move.
+  JAXCOMM_DEVICE device::CopyRange StripeOf(const SliceMove& move, int64_t k) const {
+    const int64_t at = (FirstStripe(move) + k * args_.num_channels) * kStripeBytes - move.begin;
+    const int64_t begin = at > 0 ? at : 0;
+    const int64_t end = at + kStripeBytes < move.bytes ? at + kStripeBytes : move.bytes;
+    return {move.to + begin, move.from + begin, end - begin};
+  }
+
+  // The stripes that warps don't copy. One thread takes them in order.
+  JAXCOMM_DEVICE void MoveInBulk(int32_t num) const {
+    if (!BulkCopies::Issues() || (num == 1 && !IsBulk(moves_[0]))) return;
+    copies_.Begin();
+    for (int32_t i = 0; i < num; ++i) {
+      const SliceMove move = moves_[i];
+      const int32_t stripes = IsBulk(move) ? NumStripes(move) : 0;
+      for (int32_t k = 0; k < stripes; ++k) copies_.Push(StripeOf(move, k));
+    }
+    copies_.Finish();
+  }
+
   // Makes the moves make(peer, i) for all peers and slices of a pair. Each rank begins with the next one, so that not
   // all use the same link at once. Warps take stripes of all moves in turn, so that loads of many slices are in flight
   // at once.
@@ -119,15 +150,18 @@ class SliceCall {
   JAXCOMM_DEVICE void MoveAll(Make make) {
     for (int32_t base = 0; base < args_.slices_per_rank; base += Threads()) {
       const int32_t left = args_.slices_per_rank - base, num = left < Threads() ? left : Threads();
+      bool in_bulk = false;
       if (Thread() < num) {
         const int32_t pair = (base + Thread()) / per_pair_, peer = (rank() + 1 + pair) % n();
         const SliceMove move = make(peer, base + Thread() - pair * per_pair_);
         moves_[Thread()] = move;
-        numbers_[Thread()] = NumStripes(move);
+        numbers_[Thread()] = NumWarpStripes(move);
+        in_bulk = IsBulk(move);
       }
-      __syncthreads();
+      in_bulk = __syncthreads_or(in_bulk) != 0;
       SumNumbers(num);
       MoveStripes(num);
+      if (in_bulk) MoveInBulk(num);
       __syncthreads();
     }
   }
@@ -155,12 +189,8 @@ class SliceCall {
           low = middle + 1;
         }
       }
-      const SliceMove move = moves_[low];
-      const int64_t k = stripe - (low > 0 ? numbers_[low - 1] : 0);
-      const int64_t at = (FirstStripe(move) + k * args_.num_channels) * kStripeBytes - move.begin;
-      const int64_t begin = at > 0 ? at : 0;
-      const int64_t end = at + kStripeBytes < move.bytes ? at + kStripeBytes : move.bytes;
-      device::Copy(move.to + begin, move.from + begin, end - begin, device::OfWarp());
+      const device::CopyRange range = StripeOf(moves_[low], stripe - (low > 0 ? numbers_[low - 1] : 0));
+      device::Copy(range.dst, range.src, range.bytes, device::OfWarp());
     }
   }
 
@@ -269,6 +299,7 @@ class SliceCall {
   const device::Comm& comm_;
   const int32_t channel_;
   const int32_t per_pair_;  // slices
+  const BulkCopies copies_;
   SliceMove* const moves_;  // shared memory
   int32_t* const numbers_;  // the same
 };

@@ -348,6 +348,11 @@ std::string FailureText(const device::Report& report, const std::string& call, d
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
            std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
   }
+  if (report.step == kBulkCopy) {
+    return call + ": rank " + std::to_string(report.rank) + " aborted: a bulk copy of " +
+           std::to_string(report.expected) + " bytes in channel " + std::to_string(report.channel) +
+           " did not end within " + TimeoutText(timeout_s);
+  }
   return call + ": rank " + std::to_string(report.rank) + " aborted " + PhaseText(report.step) + ": rank " +
          std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
          std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "cuda/program/bulk_ring.h"
 #include "cuda/program/program.h"
 #include "include/jaxcomm/comm.h"
 
@@ -42,6 +43,7 @@ struct RankArgs {
   Operation operation;
   int32_t item_bytes = 1;
   int32_t ranks_per_node = 1;
+  BulkStages bulk;  // of the rank's own kernel; ranks may differ
 };
 
 // A buffer of `num` blocks, in elements. See BlockLayout in ffi/cpu/copy.h.

@@ -47,7 +47,8 @@ enum PseudoStep : int32_t {
   kWrongSliceSizes = -11,
   kOutsideOfOperand = -12,
   kOutsideOfOutput = -13,
-  kSlicesOverlap = -14
+  kSlicesOverlap = -14,
+  kBulkCopy = -15  // the load of a bulk copy (kernels/bulk_copy.cuh)
 };
 
 struct ProgramStep {

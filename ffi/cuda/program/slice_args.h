@@ -6,6 +6,7 @@
 #include "common/call_spec.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "cuda/program/bulk_ring.h"
 #include "cuda/program/row_args.h"
 #include "include/jaxcomm/comm.h"
 
@@ -24,6 +25,7 @@ struct SliceArgs {
   int32_t slices_per_rank = 0;
   int32_t num_channels = 1;
   bool wide_table = false;  // integers of 64 bits
+  BulkStages bulk;          // of the rank's own kernel; ranks may differ
 };
 
 // The arena has the rows of x, which peers read, or those of y, which peers put: the fewer of both. A result with
@@ -48,9 +50,9 @@ struct SliceMove {
   int64_t bytes = 0;
 };
 
-// Bytes of shared memory of a thread block: a move and a number for each thread.
-JAXCOMM_BOTH int64_t SliceSharedBytes(int32_t num_threads) {
-  return num_threads * static_cast<int64_t>(sizeof(SliceMove) + sizeof(int32_t));
+// Bytes of shared memory of a thread block: those of bulk copies, then a move and a number for each thread.
+JAXCOMM_BOTH int64_t SliceSharedBytes(int32_t num_threads, const BulkStages& bulk = {}) {
+  return BulkSharedBytes(bulk) + num_threads * static_cast<int64_t>(sizeof(SliceMove) + sizeof(int32_t));
 }
 
 // Two numbers in one of a report: a rank or a number of a slice, which has 24 bits, and a number of rows. Larger rows

@@ -44,7 +44,7 @@ Shared& GetShared() {
 }  // namespace
 
 void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool symmetric_buffers,
-                             int32_t process, int32_t num_processes) {
+                             int32_t process, int32_t num_processes, bool bulk_copy) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
@@ -53,6 +53,7 @@ void Communicator::Configure(double timeout_s, int32_t max_channels, const std::
   settings.symmetric_buffers = symmetric_buffers;
   settings.process = process;
   settings.num_processes = num_processes;
+  settings.bulk_copy = bulk_copy;
 }
 
 Communicator::Settings Communicator::Configured() {
@@ -138,6 +139,7 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   int num_sms = 0;
   Status ready =
       CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
+  if (ready.ok()) ready = CheckBulkCopies();
   if (ready.ok()) ready = LoadKernels();
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
@@ -185,11 +187,32 @@ Status Communicator::LimitChannels(int num_sms) {
   return OkStatus();
 }
 
+Status Communicator::CheckBulkCopies() {
+  if (!settings_.bulk_copy) return OkStatus();
+  int major = 0, minor = 0, shared_bytes = 0;
+  for (const auto& [attribute, value] :
+       {std::pair{cudaDevAttrComputeCapabilityMajor, &major}, std::pair{cudaDevAttrComputeCapabilityMinor, &minor},
+        std::pair{cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_bytes}}) {
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device_)));
+  }
+  const int64_t needed_bytes = std::max(BulkSharedBytes(kPlanStages), SliceSharedBytes(kSliceThreads, kSliceStages));
+  bulk_copies_ = major >= 9 && shared_bytes >= needed_bytes;
+  static std::once_flag warned;
+  if (bulk_copies_) return OkStatus();
+  std::call_once(warned, [&] {
+    std::fprintf(stderr,
+                 "jaxcomm: JAXCOMM_BULK_COPY=1 has no effect on GPU %d: compute capability %d.%d with %d bytes of "
+                 "shared memory per thread block; bulk copies need 9.0 and %lld bytes\n",
+                 device_, major, minor, shared_bytes, static_cast<long long>(needed_bytes));
+  });
+  return OkStatus();
+}
+
 Status Communicator::LoadKernels() const {
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel(bulk_copies_ ? kPlanStages : BulkStages{})));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadMoeOneShotKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
@@ -292,7 +315,7 @@ StatusOr<bool> Communicator::AllTrue(bool own) {
 Status Communicator::MakeGin(Status* problem) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
-  Status own = CheckCuda("kernels", LoadGinKernel());
+  Status own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
   if (own.ok()) own = CheckCuda("kernels", LoadRailDispatch());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));

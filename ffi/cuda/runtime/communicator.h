@@ -34,9 +34,10 @@ class Communicator {
   // Sets what all communicators made from now on use. `max_channels` and `symmetric_buffers`
   // (JAXCOMM_SYMMETRIC_BUFFERS) must be the same on all ranks. `node_id`: ranks whose names differ are on different
   // nodes, even if NVLink connects them; empty: no name. `process`: JAX's number of this process.
-  // `num_processes`: 0 if unknown.
+  // `num_processes`: 0 if unknown. `bulk_copy`: of JAXCOMM_BULK_COPY.
   static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "",
-                        bool symmetric_buffers = false, int32_t process = 0, int32_t num_processes = 0);
+                        bool symmetric_buffers = false, int32_t process = 0, int32_t num_processes = 0,
+                        bool bulk_copy = false);
   struct Settings {
     double timeout_s = 30;
     int32_t max_channels = 32;
@@ -44,6 +45,7 @@ class Communicator {
     bool symmetric_buffers = false;
     int32_t process = 0;
     int32_t num_processes = 0;
+    bool bulk_copy = false;
   };
   static Settings Configured();
 
@@ -117,6 +119,8 @@ class Communicator {
   // Channels for plans. ExchangeOffsets (exchange_offsets.cuh) has one more.
   int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
+  // Whether kernels on this GPU use bulk copies. Ranks may differ.
+  bool bulk_copies() const { return bulk_copies_; }
 
  private:
   Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings, bool asynchronous)
@@ -135,6 +139,7 @@ class Communicator {
   Status MakeBootstrap(ncclCommProperties_t* properties);
   Status QueryProperties(ncclCommProperties_t* properties);
   Status LimitChannels(int num_sms);
+  Status CheckBulkCopies();
   Status LoadKernels() const;
   Status MakeLocalMemory();
   Status MakeCounters();
@@ -146,6 +151,7 @@ class Communicator {
   const Settings settings_;
   const bool asynchronous_;  // this is the lane of another communicator
   int device_ = 0;
+  bool bulk_copies_ = false;
   device::Comm comm_;
   device::Window offset_table_;
   device::Report* report_ = nullptr;  // as the host addresses it

@@ -88,6 +88,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   }
   if (made->call_.slices) {
     made->call_.slices->comm = comm;
+    if (communicator.bulk_copies()) made->call_.slices->bulk = kSliceStages;
     return made;
   }
   if (made->call_.ll || made->call_.multimem) {
@@ -135,6 +136,7 @@ Status DeviceCall::Upload() {
                                                                        cudaMemcpyHostToDevice, cudaStreamPerThread)));
   JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy));
   args_ = MakeArgs(call_, args_.comm, image_, image);
+  if (communicator_.bulk_copies()) args_.bulk = kPlanStages;
   if (!places_) return OkStatus();
   JAXCOMM_RETURN_IF_ERROR(places_->Allocate());
   // Relative to the begin of the signals, as the places are.

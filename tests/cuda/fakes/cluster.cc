@@ -350,7 +350,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
 namespace cuda {
 
 // Calls with GIN are in machine.h.
-cudaError_t LoadGinKernel() { return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t LoadGinKernel(const BulkStages&) { return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
@@ -368,11 +368,13 @@ cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { re
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   if (fake::before_launch) fake::before_launch();
   fake::Of(stream).Push([=] {
-    emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, [&] {
+    const auto run = [&] {
       NoNetwork network;
-      ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+      ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
       executor.Run();
-    });
+    };
+    const auto shared_bytes = static_cast<size_t>(BulkSharedBytes(args.bulk));
+    emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, run, shared_bytes);
   });
   return cudaSuccess;
 }

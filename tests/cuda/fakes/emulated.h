@@ -12,7 +12,9 @@ namespace cuda {
 
 using TestMemory = HostMemory;
 
-inline void PrepareDevice() {}  // same interface as on_gpu.cuh
+// Same interface as on_gpu.cuh.
+inline void PrepareDevice() {}
+inline bool HasBulkCopies() { return true; }
 
 // The inputs and outputs of every rank.
 struct Data {
@@ -35,10 +37,11 @@ inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned thr
   const auto num_ranks = static_cast<unsigned>(call.inputs.size());
   const auto num_channels = static_cast<unsigned>(call.num_channels);
   TwoStreams streams(call);
-  emulation::Launch(num_channels + 1, num_ranks, threads, seed, [&] {
+  const auto run = [&] {
     if (blockIdx.x == num_channels) return streams.RunSecond();
     FillRunSpoil(call.args[blockIdx.y], call.parts[blockIdx.x], StagedOf(data), [&] { streams.RunFirst(); });
-  });
+  };
+  emulation::Launch(num_channels + 1, num_ranks, threads, seed, run, call.shared_bytes);
 }
 
 // Ranks of other nodes are reached by GIN, over a network with arbitrary delays, or as if their memory were
@@ -55,21 +58,23 @@ class TestNetwork {
     if (uses_gin_) {
       const std::vector<GinNetworkArgs> args = gin_.Args(call);
       gin_.network().Reopen();
-      emulation::Launch(num_channels, num_ranks + 1, threads, seed, [&] {
+      const auto run = [&] {
         const unsigned rank = blockIdx.y;
         if (rank == num_ranks) return gin_.Serve();
         const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(rank));
         GinNetwork network(args[rank], comm);
         RunKernel(call, data, network);
         gin_.network().Leave();
-      });
+      };
+      emulation::Launch(num_channels, num_ranks + 1, threads, seed, run, call.shared_bytes);
       CHECK(gin_.network().empty());
       return;
     }
-    emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
+    const auto run = [&] {
       PeerNetwork network(call.network[blockIdx.y]);
       RunKernel(call, data, network);
-    });
+    };
+    emulation::Launch(num_channels, num_ranks, threads, seed, run, call.shared_bytes);
   }
 
  private:

@@ -54,6 +54,27 @@ struct Barrier {
 };
 constexpr int kNamedBarriers = 16;  // with that of the block
 
+// Bulk copies of a thread that are under way: bulk_copies.h.
+struct BulkCopies {
+  struct Load {
+    void* stage;
+    const void* from;
+    int32_t bytes;
+    uint64_t* barrier;
+  };
+  struct Store {
+    void* to;
+    const void* stage;
+    int32_t bytes;
+    std::vector<char> read;  // what the stage had when it was read
+  };
+  std::vector<Load> loads;
+  std::vector<Store> stores;
+  bool fenced = false;        // no barrier of threads since the last fence between the proxies
+  bool unfenced = false;      // bulk copies since the last fence that followed their end
+  bool new_barriers = false;  // mbarriers since the last fence for shared memory
+};
+
 struct Fiber {
   ucontext_t context;  // for the start of the fiber
 #if EMULATION_JUMPS
@@ -69,6 +90,7 @@ struct Fiber {
   bool started = false;
   bool fenced = false;     // no barrier since the last fence between aliases
   bool multicast = false;  // accesses to a multicast object since the last fence
+  BulkCopies bulk;
 };
 
 constexpr int kWarpThreads = 2;  // small, so that blocks of few threads have several warps
@@ -92,6 +114,7 @@ struct Machine {
   uint64_t now_ns = 0;
   uint64_t switch_ns = 100;  // duration of a switch
   uint64_t coins = 1;
+  bool loses_loads = false;  // bulk copies to shared memory never end
 };
 
 inline Machine& TheMachine() {
@@ -196,13 +219,16 @@ EMULATION_UNCHECKED static void AccessMulticast() {
   std::abort();
 }
 
+[[noreturn]] inline void Abort(const char* why) {
+  std::fprintf(stderr, "emulation: %s\n", why);
+  std::abort();
+}
+
 EMULATION_UNCHECKED static int ArriveAt(Barrier& barrier, int size, int value, Barrier& block) {
   Fiber& self = Current();
-  self.fenced = false;
-  if (self.multicast) {
-    std::fprintf(stderr, "emulation: no fence separates an access to a multicast object from a barrier\n");
-    std::abort();
-  }
+  self.fenced = self.bulk.fenced = false;
+  if (self.multicast) Abort("no fence separates an access to a multicast object from a barrier");
+  if (self.bulk.unfenced) Abort("no fence separates a bulk copy from a barrier");
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(&barrier);
 #endif
@@ -239,6 +265,7 @@ EMULATION_UNCHECKED static void Main() {
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
   (*self.body)();
+  if (self.bulk.unfenced) Abort("no fence separates a bulk copy from the end of the kernel");
   SwitchToScheduler(Fiber::kDone);
 }
 
@@ -400,4 +427,5 @@ inline void* Replica(void* address, int rank) {
 
 }  // namespace emulation
 
+#include "bulk_copies.h"
 #include "cuda_names.h"

@@ -15,14 +15,14 @@ Status NcclLibrary::Require(const std::string&) const { return OkStatus(); }
 
 namespace cuda {
 
-cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t LoadKernel(const BulkStages&) { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
 cudaError_t LoadRowKernel() {
   fake::row_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadSliceKernel() {
+cudaError_t LoadSliceKernel(const BulkStages&) {
   fake::slice_kernel_loaded = true;
   return cudaSuccess;
 }
@@ -65,7 +65,13 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = num_sms, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? num_sms
+           : attribute == cudaDevAttrComputeCapabilityMajor       ? compute_capability
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? shared_memory_bytes
+                                                                  : 0;
+  return cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   if (before_allocation) before_allocation();

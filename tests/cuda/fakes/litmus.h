@@ -38,6 +38,24 @@ inline void FenceAliases() { memory_model::AliasFence(); }
 inline void AccessMulticast() {}
 inline void* DynamicShared() { std::abort(); }
 
+// Bulk copies. An mbarrier is the number of its phase. The emulation checks how many bytes it expects.
+inline void FenceAsyncGlobal() { memory_model::AsyncFence(); }
+inline void FenceAsyncShared() {}
+inline void InitBulkBarrier(uint64_t* barrier) { *barrier = 0; }
+inline void ExpectBytes(uint64_t*, int32_t) {}
+inline bool IsPhaseComplete(const uint64_t* barrier, uint32_t parity) {
+  return memory_model::Load(barrier, memory_model::kBlock, memory_model::kAcquire) % 2 != parity;
+}
+inline void LoadBulk(void* stage, const void* from, int32_t bytes, uint64_t* barrier) {
+  memory_model::BulkLoad(stage, from, bytes, barrier);
+}
+inline void StoreBulk(void* to, const void* stage, int32_t bytes) { memory_model::BulkStore(to, stage, bytes); }
+template <int kMost>
+void WaitForReads() {
+  memory_model::WaitForBulkReads(kMost);
+}
+inline void WaitForStores() { memory_model::WaitForBulkStores(); }
+
 enum thread_scope {
   thread_scope_thread = memory_model::kThread,
   thread_scope_block = memory_model::kBlock,

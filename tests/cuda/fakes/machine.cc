@@ -263,6 +263,8 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
       kernel.of_rank[which * world.n + rank->rank] = of_rank;
       CHECK(kernel.num_channels[which] == -1 || kernel.num_channels[which] == channels);
       kernel.num_channels[which] = channels;
+      kernel.shared_bytes = std::max(kernel.shared_bytes, shared_bytes);
+      if (shared_bytes > most_shared_bytes) most_shared_bytes = shared_bytes;
       ++kernel.num_arrived;
       *sent = true;
     }
@@ -275,7 +277,7 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
         if (static_cast<int>(blockIdx.x) < kernel.num_channels[at / world.n]) kernel.of_rank[at]();
       };
       emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels), threads, world.seed,
-                        run, shared_bytes);
+                        run, kernel.shared_bytes);
       kernel.done = true;
     }
     return kernel.done;
@@ -394,12 +396,12 @@ cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, c
 }
 cudaError_t LaunchEnd(const device::Comm&, device::WatchdogState*, cudaStream_t) { return cudaErrorUnknown; }
 
-cudaError_t LoadGinKernel() { return cudaSuccess; }
+cudaError_t LoadGinKernel(const BulkStages&) { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
-  return fake::Launch(num_channels, 4, 0, stream, [args] {
+  return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
     NoNetwork network;
-    ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+    ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     executor.Run();
   });
 }
@@ -439,9 +441,9 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   peers.output = OverMemory(gin.output.window, gin.output.offset);
   peers.scratch = OverMemory(gin.scratch.window, gin.scratch.offset);
   for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
-  return fake::Launch(num_channels, 4, 0, stream, [args, peers] {
+  return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args, peers] {
     PeerNetwork network(peers);
-    ChannelExecutor<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x)).Run();
+    ChannelExecutor<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
   });
 }
 
@@ -485,7 +487,7 @@ cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
   if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
-  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4)), stream,
+  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4, args.bulk)), stream,
                       [args] { SliceCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); });
 }
 

@@ -27,6 +27,9 @@
 namespace jaxcomm {
 namespace fake {
 
+// Of a thread block in a kernel, the most that a rank has asked for.
+inline std::atomic<size_t> most_shared_bytes{0};
+
 // State that the ranks of a communicator share. `of`: the communicator of XLA that led to this one of jaxcomm's, and
 // that has the machine's properties.
 struct World {
@@ -68,6 +71,7 @@ struct World {
     std::vector<std::function<void()>> of_rank;  // of all ranks, once for each of `beside`
     std::vector<int> num_channels;
     int num_arrived = 0;
+    size_t shared_bytes = 0;  // of the rank that asks for most
     bool done = false;
   };
   std::mutex mutex;

@@ -217,13 +217,13 @@ bool Execution::HasSeveralWriters(const uint64_t* word) const {
 void Execution::CheckWordRaces(Word& word, Scope scope, bool write) {
   ThreadState& self = threads[running];
   for (const Access& access : word.accesses) {
-    if (access.thread == running || (!write && !access.write) || Ordered(access, running, false)) continue;
+    if (access.thread == running || (!write && !access.write) || Ordered(access, running, kGenericProxy)) continue;
     if (Includes(scope, running, access.thread) && Includes(access.scope, access.thread, running)) continue;
     Fault("race in " + program.NameOf(word.address) + " between " + NameOf(running) + " and " + NameOf(access.thread) +
           ": a scope does not include the other thread");
   }
   for (uintptr_t byte = word.address; byte < word.address + sizeof(uint64_t); ++byte) {
-    CheckPlain(byte, running, write, false);
+    CheckPlain(byte, running, write, kGenericProxy);
   }
   for (Access& access : word.accesses) {
     if (access.thread != running || access.write != write) continue;
@@ -231,7 +231,7 @@ void Execution::CheckWordRaces(Word& word, Scope scope, bool write) {
     access.scope = std::min(access.scope, scope);
     return;
   }
-  word.accesses.push_back({running, self.knowledge.clock[running], write, false, scope});
+  word.accesses.push_back({running, self.knowledge.clock[running], write, kGenericProxy, scope});
 }
 
 void Execution::Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer,
@@ -350,29 +350,36 @@ uint64_t Execution::FetchAdd(uint64_t* address, uint64_t add, Scope scope) {
 
 // ---- Plain accesses ----
 
-bool Execution::Ordered(const Access& access, size_t thread, bool alias) const {
+bool Execution::Ordered(const Access& access, size_t thread, Proxy proxy) const {
   const Knowledge& knowledge = KnowledgeOf(thread);
-  if (access.alias != alias) return access.clock <= knowledge.fenced[access.thread];
+  const bool async = proxy == kAsyncProxy || access.proxy == kAsyncProxy;
+  if (access.proxy != proxy || (async && !Includes(kBlock, thread, access.thread))) {
+    return access.clock <= (async ? knowledge.async_fenced : knowledge.fenced)[access.thread];
+  }
   return access.thread == thread || access.clock <= knowledge.clock[access.thread];
 }
 
-void Execution::CheckPlain(uintptr_t byte, size_t thread, bool write, bool alias) {
+void Execution::CheckPlain(uintptr_t byte, size_t thread, bool write, Proxy proxy) {
   const Cell& cell = CellOf(byte);
   if (cell.execution != number) return;
   for (const Access& access : cell.accesses) {
-    if ((!write && !access.write) || Ordered(access, thread, alias)) continue;
+    if ((!write && !access.write) || Ordered(access, thread, proxy)) continue;
     if (access.thread == thread && write && !access.write) continue;  // the stored value depends on the load
-    const bool proxies = access.alias != alias && access.clock <= KnowledgeOf(thread).clock[access.thread];
+    const bool ordered = access.clock <= KnowledgeOf(thread).clock[access.thread];
+    const bool async = proxy == kAsyncProxy || access.proxy == kAsyncProxy;
     Fault("race in " + program.NameOf(byte) + " between " + NameOf(thread) +
           (write ? ", which writes, and " : " and ") + NameOf(access.thread) + (access.write ? ", which writes" : "") +
-          (proxies ? ": no alias fence between a multicast and a unicast access" : ""));
+          (!ordered ? ""
+           : async  ? ": no async fence between a bulk copy and another access"
+                    : ": no alias fence between a multicast and a unicast access"));
   }
 }
 
-void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write) {
+void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async) {
   const auto base = reinterpret_cast<uintptr_t>(program.base());
   const auto alias_base = reinterpret_cast<uintptr_t>(program.Alias(program.base()));
   const bool alias = address - alias_base < Program::kBytes;
+  const Proxy proxy = async ? kAsyncProxy : alias ? kAliasProxy : kGenericProxy;
   if (alias) address = address - alias_base + base;
   if (address - base >= Program::kBytes) {
     if (write && !OnStack(address)) Fault("a write outside the program's memory");
@@ -381,13 +388,13 @@ void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write
   if (thread == running && write) HaveEffect();
   const uint32_t clock = KnowledgeOf(thread).clock[thread];
   for (uintptr_t byte = address; byte < address + bytes; ++byte) {
-    CheckPlain(byte, thread, write, alias);
+    CheckPlain(byte, thread, write, proxy);
     Cell& cell = CellOf(byte);
     if (cell.execution != number || write) cell.accesses.clear();
     cell.execution = number;
-    const Access access = {thread, clock, write, alias, kSystem};
+    const Access access = {thread, clock, write, proxy, kSystem};
     const auto same = std::find_if(cell.accesses.begin(), cell.accesses.end(), [&](const Access& other) {
-      return other.thread == thread && other.write == write && other.alias == alias;
+      return other.thread == thread && other.write == write && other.proxy == proxy;
     });
     if (same != cell.accesses.end()) {
       *same = access;
@@ -397,7 +404,7 @@ void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write
   }
   for (auto word = words.lower_bound(address - 7); word != words.end() && word->first < address + bytes; ++word) {
     for (const Access& access : word->second.accesses) {
-      if ((!write && !access.write) || Ordered(access, thread, alias)) continue;
+      if ((!write && !access.write) || Ordered(access, thread, proxy)) continue;
       Fault("race in " + program.NameOf(word->first) + " between an atomic access of " + NameOf(access.thread) +
             " and a plain one of " + NameOf(thread));
     }
@@ -433,7 +440,7 @@ int Execution::Wait(Barrier& barrier, size_t size, int value) {
 
 std::string Execution::NameOf(size_t thread) const {
   const Place& place = program.threads()[Owner(thread)].place;
-  return (thread >= program.threads().size() ? "the network for " : "") + std::string("thread ") +
+  return (thread >= program.threads().size() ? "an operation of " : "") + std::string("thread ") +
          std::to_string(place.thread) + " of block " + std::to_string(place.block) + " of GPU " +
          std::to_string(place.gpu);
 }

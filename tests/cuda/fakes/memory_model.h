@@ -8,7 +8,10 @@
 // before the other, and they are not both atomic in scopes that include both threads (PTX: "morally strong"). Accesses
 // to the same memory through a unicast and a multicast address are ordered only if an alias fence lies between them in
 // causality order (PTX: "proxy-preserved base causality order"). A store through one address after the same thread's
-// load through the other counts as ordered, because in the kernels its value depends on the load.
+// load through the other counts as ordered, because in the kernels its value depends on the load. Bulk copies access
+// memory in the async proxy: an async fence must separate them from accesses in another proxy, and from those of
+// another thread block in the same one. The model leaves out the fence that PTX puts behind the end of every bulk copy,
+// because that one speaks of the result only, and not of the source.
 //
 // Left out: load buffering (a load that returns a store that its own thread's later stores have caused), sequentially
 // consistent operations and fences other than the alias fence. The headers use none of these orders. Load buffering:
@@ -114,17 +117,18 @@ void EndKernel();
 void Pause();
 uint64_t NowNs();
 void AliasFence();
+void AsyncFence();
 // Ends the execution and the exploration with a fault.
 [[noreturn]] void Fail(const char* text);
 inline void Require(bool condition, const char* text) {
   if (!condition) Fail(text);
 }
 
-// An operation of a network card (NIC), which the calling thread posts. It happens after the thread's earlier
-// operations, and in parallel with its later ones.
+// An operation of a network card (NIC), which the calling thread posts, or `async` a bulk copy. It happens after the
+// thread's earlier operations, and in parallel with its later ones.
 class NicOperation {
  public:
-  NicOperation();
+  explicit NicOperation(bool async = false);
   ~NicOperation();
   void Read(const void* from, int64_t bytes);
   void Write(void* to, const void* from, int64_t bytes);
@@ -134,11 +138,21 @@ class NicOperation {
   // operation.
   void Follow(const NicOperation& other);
   void Follow(const uint64_t* word);
+  // The calling thread has waited for it.
+  void Join() const;
+  // Whether the calling thread has observed its end. Then another operation may get its number.
+  bool Retire() const;
 
  private:
   friend struct Execution;
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Bulk copies of the calling thread. The end of a load is an increment of `phase`, those of stores are waited for.
+void BulkLoad(void* stage, const void* from, int64_t bytes, uint64_t* phase);
+void BulkStore(void* to, const void* stage, int64_t bytes);
+void WaitForBulkReads(size_t most);  // of all stores but the last `most`
+void WaitForBulkStores();
 
 }  // namespace memory_model

@@ -11,6 +11,7 @@
 // them.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -290,20 +291,34 @@ void AliasFence() {
   ++self.knowledge.clock[Execution::current->running];
 }
 
+void AsyncFence() {
+  ThreadState& self = Execution::current->threads[Execution::current->running];
+  self.knowledge.async_fenced = self.knowledge.clock;
+  ++self.knowledge.clock[Execution::current->running];
+}
+
 void Fail(const char* text) { Execution::current->Fault(text); }
 
 struct NicOperation::State {
   size_t id = 0;
+  uint32_t clock = 0;  // of its accesses
+  bool async = false;
   Knowledge knowledge;
 };
 
-NicOperation::NicOperation() : state_(std::make_unique<State>()) {
+NicOperation::NicOperation(bool async) : state_(std::make_unique<State>()) {
+  state_->async = async;
   Execution& execution = *Execution::current;
   ThreadState& poster = execution.threads[execution.running];
-  if (poster.num_nic_operations == kMaxNicOperations) std::abort();
-  state_->id = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
+  if (!poster.free_nic_operations.empty()) {
+    state_->id = poster.free_nic_operations.back();
+    poster.free_nic_operations.pop_back();
+  } else {
+    if (poster.num_nic_operations == kMaxNicOperations) std::abort();
+    state_->id = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
+  }
   state_->knowledge = poster.knowledge;
-  state_->knowledge.clock[state_->id] = 1;
+  state_->clock = ++state_->knowledge.clock[state_->id];
   ++poster.knowledge.clock[execution.running];
   execution.HaveEffect();
   execution.nic_operations[state_->id] = &state_->knowledge;
@@ -312,11 +327,13 @@ NicOperation::NicOperation() : state_(std::make_unique<State>()) {
 NicOperation::~NicOperation() = default;
 
 void NicOperation::Read(const void* from, int64_t bytes) {
-  Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(from), static_cast<size_t>(bytes), false);
+  const auto at = reinterpret_cast<uintptr_t>(from);
+  Execution::current->Plain(state_->id, at, static_cast<size_t>(bytes), false, state_->async);
 }
 
 void NicOperation::Write(void* to, const void* from, int64_t bytes) {
-  Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(to), static_cast<size_t>(bytes), true);
+  const auto at = reinterpret_cast<uintptr_t>(to);
+  Execution::current->Plain(state_->id, at, static_cast<size_t>(bytes), true, state_->async);
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
@@ -333,6 +350,51 @@ void NicOperation::Follow(const NicOperation& other) { state_->knowledge.Join(ot
 void NicOperation::Follow(const uint64_t* word) {
   const auto& last = Execution::current->WordAt(word).messages.back();
   if (last.released != nullptr) state_->knowledge.Join(*last.released);
+}
+
+void NicOperation::Join() const {
+  Execution::current->threads[Execution::current->running].knowledge.Join(state_->knowledge);
+}
+
+bool NicOperation::Retire() const {
+  ThreadState& self = Execution::current->threads[Execution::current->running];
+  if (self.knowledge.clock[state_->id] < state_->clock) return false;
+  self.free_nic_operations.push_back(state_->id);
+  return true;
+}
+
+void BulkLoad(void* stage, const void* from, int64_t bytes, uint64_t* phase) {
+  auto load = std::make_unique<NicOperation>(true);
+  load->Read(from, bytes);
+  load->Write(stage, from, bytes);
+  load->Increment(phase);
+  Execution::current->threads[Execution::current->running].bulk_loads.push_back(std::move(load));
+}
+
+void BulkStore(void* to, const void* stage, int64_t bytes) {
+  auto reads = std::make_unique<NicOperation>(true), writes = std::make_unique<NicOperation>(true);
+  reads->Read(stage, bytes);
+  writes->Follow(*reads);
+  writes->Write(to, stage, bytes);
+  auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
+  stores.push_back({std::move(reads), std::move(writes)});
+}
+
+void WaitForBulkReads(size_t most) {
+  const auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
+  for (size_t i = 0; i + most < stores.size(); ++i) stores[i][0]->Join();
+}
+
+void WaitForBulkStores() {
+  ThreadState& self = Execution::current->threads[Execution::current->running];
+  for (const auto& [reads, writes] : self.bulk_stores) {
+    writes->Join();
+    reads->Retire();
+    writes->Retire();
+  }
+  self.bulk_stores.clear();
+  auto& loads = self.bulk_loads;
+  loads.erase(std::remove_if(loads.begin(), loads.end(), [](const auto& load) { return load->Retire(); }), loads.end());
 }
 
 }  // namespace memory_model

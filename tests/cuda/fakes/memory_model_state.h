@@ -27,12 +27,14 @@ constexpr uint64_t kKeyStep = uint64_t{1} << 32;
 struct Knowledge {
   std::array<uint32_t, kMaxClocks> clock{};   // by thread: what happened before
   std::array<uint32_t, kMaxClocks> fenced{};  // by thread: what happened before an alias fence that happened before
-  std::array<uint64_t, kMaxWords> view{};     // by word: the key of the oldest message that it may still read
+  std::array<uint32_t, kMaxClocks> async_fenced{};  // the same of an async fence
+  std::array<uint64_t, kMaxWords> view{};           // by word: the key of the oldest message that it may still read
 
   void Join(const Knowledge& other) {
     for (size_t i = 0; i < kMaxClocks; ++i) {
       if (other.clock[i] > clock[i]) clock[i] = other.clock[i];
       if (other.fenced[i] > fenced[i]) fenced[i] = other.fenced[i];
+      if (other.async_fenced[i] > async_fenced[i]) async_fenced[i] = other.async_fenced[i];
     }
     for (size_t i = 0; i < kMaxWords; ++i) {
       if (other.view[i] > view[i]) view[i] = other.view[i];
@@ -49,10 +51,13 @@ struct Message {
   std::shared_ptr<const Knowledge> released;  // null if it releases nothing
 };
 
+enum Proxy { kGenericProxy, kAliasProxy, kAsyncProxy };
+
 struct Access {
   size_t thread;
   uint32_t clock;
-  bool write, alias;
+  bool write;
+  Proxy proxy;
   Scope scope;
 };
 
@@ -91,6 +96,9 @@ struct ThreadState {
   bool expired = false;                            // a wait of it ends without success
   uint64_t now_ns = 0;
   size_t num_nic_operations = 0;
+  std::vector<std::unique_ptr<NicOperation>> bulk_loads;
+  std::vector<std::array<std::unique_ptr<NicOperation>, 2>> bulk_stores;  // their reads and writes
+  std::vector<size_t> free_nic_operations;  // numbers of bulk copies that this thread has seen end
   std::map<uintptr_t, uint32_t> num_stores;
 };
 
@@ -145,9 +153,9 @@ struct Execution {
   void Log(const char* what, uintptr_t address, uint64_t value);
 
   // Of any thread or NIC operation.
-  void Plain(size_t thread, uintptr_t address, size_t bytes, bool write);
-  void CheckPlain(uintptr_t byte, size_t thread, bool write, bool alias);
-  bool Ordered(const Access& access, size_t thread, bool alias) const;
+  void Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async = false);
+  void CheckPlain(uintptr_t byte, size_t thread, bool write, Proxy proxy);
+  bool Ordered(const Access& access, size_t thread, Proxy proxy) const;
   void Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer, Knowledge& knowledge);
   void CountStore(size_t writer, uintptr_t address);
   // NIC operations have clocks beyond those of the threads.

@@ -45,7 +45,7 @@ JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& cha
 template <typename Network>
 JAXCOMM_DEVICE void FillExecuteSpoil(const RankArgs& args, Network& network, const Staged& staged) {
   FillRunSpoil(args, args.channels[blockIdx.x], staged, [&] {
-    ChannelExecutor<Network> executor(args, network, static_cast<int32_t>(blockIdx.x));
+    ChannelExecutor<Network> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     executor.Run();
   });
 }

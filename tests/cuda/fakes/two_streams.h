@@ -73,7 +73,7 @@ class TwoStreams {
     RankArgs args = call_.args[blockIdx.y];
     args.channels += static_cast<int64_t>(number) * call_.num_channels;
     NoNetwork network;
-    ChannelExecutor<NoNetwork> executor(args, network, channel);
+    ChannelExecutor<NoNetwork> executor(args, network, channel, device::DynamicShared());
     executor.Run();
     __syncthreads();
   }

@@ -84,6 +84,15 @@ class VirtualRanks {
     int32_t num_channels = 0;
     std::vector<ChannelProgram> parts;        // of input and output, by channel; the same at all ranks
     std::vector<SendRecvSchedule> schedules;  // by rank, if the call is split at its messages between nodes
+
+    // Lets the kernels of every rank for which use(rank) is true make bulk copies.
+    template <typename Use>
+    void UseBulkCopies(Memory& memory, const BulkStages& stages, Use use) {
+      shared_bytes = static_cast<size_t>(BulkSharedBytes(stages));
+      for (size_t r = 0; r < args_on_host.size(); ++r) args_on_host[r].bulk = use(r) ? stages : BulkStages{};
+      memory.Write(args, args_on_host.data(), static_cast<int64_t>(args_on_host.size() * sizeof(RankArgs)));
+    }
+    size_t shared_bytes = 0;  // of a thread block
   };
 
   // Buffers have `stride` bytes per rank, which is a multiple of 16, and begin `shift` bytes after a multiple of 16.

@@ -55,11 +55,18 @@ __global__ void TakeAndSpoil(RankArgs args, Staged staged, int64_t input_bytes, 
 inline void PrepareDevice() {
   // Streams that share a connection wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  CHECK_CUDA(LoadKernel());
+  CHECK_CUDA(LoadKernel({}));
   cudaFuncAttributes attributes;
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, RunVirtualRanks));
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, Fill));
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, TakeAndSpoil));
+}
+
+inline bool HasBulkCopies() {
+  int device = 0, major = 0;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
 }
 
 // The inputs and outputs of the ranks in GPU memory, `turns` times.
@@ -136,7 +143,8 @@ struct TestNetwork {
     const PeerNetworkArgs* networks = call.network;
     const Staged* staged = staging.OnDevice();
     void* parameters[] = {&args, &networks, &staged};
-    CHECK_CUDA(cudaLaunchCooperativeKernel(RunVirtualRanks, grid, dim3(threads * 16), parameters, 0, nullptr));
+    CHECK_CUDA(
+        cudaLaunchCooperativeKernel(RunVirtualRanks, grid, dim3(threads * 16), parameters, call.shared_bytes, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
     staging.Fetch(0, data);
   }

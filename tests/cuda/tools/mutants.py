@@ -17,6 +17,7 @@ import tempfile
 import time
 
 from kernel_mutant import CALL_PROGRAM, MOE_ONE_SHOT_ARGS, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
+from mutants_of_bulk_copies import BULK
 from mutants_of_data import DATA
 from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
@@ -95,7 +96,9 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + RAILED + SLICED + GROUPS)
+        for mutant in (
+            THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + ONE_SHOT + RAILED + SLICED + GROUPS + BULK
+        )
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})

@@ -172,8 +172,8 @@ MODEL = [
     Mutant(
         "steps begin before other threads have copied the operand",
         EXECUTOR,
-        "args_.item_bytes);\n      __syncthreads();",
-        "args_.item_bytes);",
+        "args_.item_bytes, copies_);\n      __syncthreads();",
+        "args_.item_bytes, copies_);",
         "litmus_kernels",
     ),
     Mutant(

@@ -178,15 +178,15 @@ THREAD = [
     Mutant(
         "steps begin before other threads have copied the operand",
         EXECUTOR,
-        "args_.item_bytes);\n      __syncthreads();",
-        "args_.item_bytes);",
+        "args_.item_bytes, copies_);\n      __syncthreads();",
+        "args_.item_bytes, copies_);",
         "call",
     ),
     Mutant(
         "channels copy one block",
         EXECUTOR,
-        "device::CopyRanges(static_cast<int32_t>(slice.num_blocks), count",
-        "device::CopyRanges(1, count",
+        "copies.CopyRanges(static_cast<int32_t>(slice.num_blocks), count",
+        "copies.CopyRanges(1, count",
         "call",
     ),
     Mutant(

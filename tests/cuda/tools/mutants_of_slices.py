@@ -35,15 +35,15 @@ SLICED = [
     Mutant(
         "stripes are copied before all moves are known",
         SLICES,
-        "      __syncthreads();\n      SumNumbers(num);",
+        "      in_bulk = __syncthreads_or(in_bulk) != 0;\n      SumNumbers(num);",
         "      SumNumbers(num);",
         "litmus_slices",
     ),
     Mutant(
         "the next moves are found while these are made",
         SLICES,
-        "      MoveStripes(num);\n      __syncthreads();",
-        "      MoveStripes(num);",
+        "MoveInBulk(num);\n      __syncthreads();",
+        "MoveInBulk(num);",
         "slices",
     ),
     Mutant(

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import bulk_times
 from nccl_folder import OLDEST_NCCL, Nccl, find_nccl, jax_nccl, output, version_text
 from runner import Part, Runner
 
@@ -410,7 +411,7 @@ def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, 
 
 
 def print_measured(runner: Runner) -> None:
-    """The sweep for 8 ranks with NCCL for comparison, then the targets."""
+    """The sweep for 8 ranks with NCCL for comparison, bulk copies, then the targets."""
     sweep = {
         (line["op"], line["rank_bytes"]): line
         for line in runner.lines(VIRTUAL_RANKS)
@@ -420,6 +421,8 @@ def print_measured(runner: Runner) -> None:
     for (op, size), line in sweep.items():
         beside = f"{nccl[op, size]:10.1f} us NCCL" if (op, size) in nccl else ""
         print(f"{op:16}{size:>10} B{line['median_us']:10.1f} us{line['of_copy']:7.2f} of a copy{beside}")
+    for what, ratio in bulk_times.ratios(runner.lines(VIRTUAL_RANKS)).items():
+        print(f"bulk copies: {ratio:7.2f} of the time without, {what}")
     for what, found in runner.record["targets"].items():
         state = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
         print(f"{state:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")

@@ -49,6 +49,12 @@ FEATURES = (
         ("executor",),
     ),
     Feature(
+        "bulk copies (TMA) in place of loads and stores: JAXCOMM_BULK_COPY=1",
+        "emulated; a model of the protocol in all executions",
+        ("test_cuda_bulk_copies", "test_cuda_litmus_bulk_copies", "test_cuda_executor", "test_cuda_slices"),
+        ("executor",),
+    ),
+    Feature(
         "executor kernel as shipped: one stream per rank, buffers in use before and after the call",
         parts=("executor, a stream per rank",),
     ),
