@@ -9,6 +9,7 @@
 // Slices of a rank for itself are copied from x to y.
 #pragma once
 
+#include "cuda/kernels/row_loops.cuh"
 #include "cuda/program/program.h"
 #include "cuda/program/slice_args.h"
 #include "include/jaxcomm/device.h"
@@ -146,17 +147,9 @@ class SliceCall {
   JAXCOMM_DEVICE void MoveStripes(int32_t num) {
     const int32_t num_warps = (Threads() + device::kWarpThreads - 1) / device::kWarpThreads;
     for (int32_t stripe = Thread() / device::kWarpThreads; stripe < numbers_[num - 1]; stripe += num_warps) {
-      int32_t low = 0, high = num - 1;  // the first move whose stripes end behind this one
-      while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (numbers_[middle] > stripe) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      const SliceMove move = moves_[low];
-      const int64_t k = stripe - (low > 0 ? numbers_[low - 1] : 0);
+      const int32_t i = FirstEndBehind(numbers_, num, stripe);
+      const SliceMove move = moves_[i];
+      const int64_t k = stripe - BeginOf(numbers_, i);
       const int64_t at = (FirstStripe(move) + k * args_.num_channels) * kStripeBytes - move.begin;
       const int64_t begin = at > 0 ? at : 0;
       const int64_t end = at + kStripeBytes < move.bytes ? at + kStripeBytes : move.bytes;
