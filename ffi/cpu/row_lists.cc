@@ -221,9 +221,10 @@ void RowLists::ZeroRest(int32_t rank) const {
   filled.emplace_back(tokens_.num_slots, 0);
   int64_t end = 0;
   for (const auto& [begin, next] : filled) {
-    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes);
+    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes, stream());
     end = next;
   }
+  if (stream()) StreamFence();
 }
 
 // dispatch: each row of the payload that the lists name, once, after the number of its row for each entry.
