@@ -6,16 +6,15 @@
 namespace jaxcomm {
 namespace {
 
-// One system call per so many rows or bytes: the rows stay in the cache.
-constexpr size_t kMaxReads = 256;
-constexpr int64_t kForeignBytes = 128 << 10;
+// Rows that are read before tokens are added. More rows mean that more of them are neighbours at their expert, which
+// saves the kernel pages to find, but leave the caches of a processor.
+int64_t kForeignBytes = getenv("FB") ? atol(getenv("FB")) << 10 : 128 << 10;
 
 }  // namespace
 
 bool RowReader::Add(int32_t pid, char* to, const char* from, int64_t bytes) {
-  std::vector<RemoteRead>& reads = reads_[pid];
-  reads.push_back({to, from, bytes});
-  return reads.size() < kMaxReads || Read(pid, reads);
+  reads_[pid].push_back({to, from, bytes});
+  return true;
 }
 
 bool RowReader::Flush() {
@@ -26,6 +25,7 @@ bool RowReader::Flush() {
 }
 
 bool RowReader::Read(int32_t pid, std::vector<RemoteRead>& reads) {
+  std::sort(reads.begin(), reads.end(), [](const RemoteRead& a, const RemoteRead& b) { return a.from < b.from; });
   const bool read = ReadFromProcess(pid, reads.data(), static_cast<int>(reads.size()));
   reads.clear();
   if (!read) unreadable_pid_ = pid;
