@@ -35,7 +35,7 @@ def expected(config):
         + 4 * tensor
         + (pipe or state)
         + experts * (pipe or others),
-        "moe_check": 2 * experts,
+        **dict.fromkeys(("moe_check", "moe_count", "moe_place"), 2 * experts),
         "dispatch": 3 * experts,  # also the derivative of combine
         "combine": 3 * experts,
     }
@@ -65,7 +65,7 @@ def test_an_evaluation_has_one_sum_of_losses():
     program = scripts.program(config)
     found = scripts.collectives(program.evaluate, jax.eval_shape(program.init), scripts.tokens(config))
     assert found.pop("all_reduce") == 1
-    assert set(found) == {"all_gather", "moe_check", "dispatch", "combine"}
+    assert set(found) == {"all_gather", "moe_check", "moe_count", "moe_place", "dispatch", "combine"}
 
 
 @pytest.mark.parametrize("experts", [0, 4])
