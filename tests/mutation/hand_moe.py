@@ -3,6 +3,7 @@
 from mutation.hand import Mutant
 
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
+PLACING, NODE = "jaxcomm/moe/places.py", "ffi/transport/node.cc"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
 PAGES, AREAS = "ffi/cpu/pages.cc", "ffi/plan/row_areas.h"
@@ -29,7 +30,7 @@ MUTANTS = [
     ),
     Mutant(
         "choices of one expert keep no order",
-        ROUTING,
+        PLACING,
         "keys * size + jnp.arange(size, dtype=keys.dtype)",
         "keys * size + jnp.arange(size, dtype=keys.dtype)[::-1]",
         f"{PLACES}places",
@@ -44,9 +45,86 @@ MUTANTS = [
     Mutant(
         "joined moves leave the rest of the output",
         LISTS,
-        "    if (plan.steps[s].dst.rank == from) ZeroRest(from);\n",
+        "  if (std::find(ranks.begin(), ranks.end(), from) != ranks.end()) ZeroRest(from);\n",
         "",
         "test_row_lists",
+    ),
+    Mutant(
+        "the rank that reads for its process moves its own rows only",
+        LISTS,
+        "    if (buffers_[rank].local) ranks.push_back(rank);",
+        "    if (rank == reader) ranks.push_back(rank);",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a row of another process is written once",
+        LISTS,
+        "write(begin[done] + 1, done,",
+        "write(begin[done + 1], done,",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the last row of another process is written once",
+        LISTS,
+        "for (; done <= row; ++done)",
+        "for (; done < row; ++done)",
+        "test_row_lists",
+    ),
+    Mutant(
+        "numbers of rows of another process are trusted",
+        LISTS,
+        "if (row >= 0 && row < tokens_.num_rows) visit(",
+        "visit(",
+        "test_row_lists",
+    ),
+    Mutant(
+        "ranges of another process with a gap are one",
+        NODE,
+        "ranges[*count - 1].iov_len == data)",
+        "ranges[*count - 1].iov_len <= data)",
+        "test_node test_row_lists",
+    ),
+    Mutant(
+        "streamed zeros end at a cache line",
+        "ffi/cpu/copy.cc",
+        "    std::memset(dst + body_end, 0, static_cast<size_t>(bytes - body_end));\n",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "custom calls: choices beyond the kept ones have rows",
+        CHECK,
+        " && next[expert] < end[expert]",
+        "",
+        f"{PLACES}drop",
+    ),
+    Mutant(
+        "custom calls: the demand is that of the kept choices",
+        CHECK,
+        "Places(layout, wanted).demand(own)",
+        "places.demand(own)",
+        f"{PLACES}drop",
+    ),
+    Mutant(
+        "custom calls: choices without an expert are dropped",
+        CHECK,
+        "fields.slot[i] < 0 && expert >= 0 &&",
+        "fields.slot[i] < 0 &&",
+        f"{PLACES}places",
+    ),
+    Mutant(
+        "custom calls: ranks receive what they send",
+        CHECK,
+        "table[e / local * num_experts + r * local + e % local]",
+        "size",
+        f"{ROWS}values",
+    ),
+    Mutant(
+        "custom calls: rows are numbered by choice",
+        CHECK,
+        "static_cast<int32_t>(i / choices_per_row)",
+        "static_cast<int32_t>(i)",
+        f"{ROWS}values",
     ),
     Mutant(
         "one shot: sources before the own one take no rows",
@@ -120,22 +198,22 @@ MUTANTS = [
     ),
     Mutant(
         "places in the order of tokens",
-        ROUTING,
-        "    order = known.T.reshape(-1)  # first choices of all tokens before second ones",
-        "    order = known.reshape(-1)",
+        PLACING,
+        "order = ids.T.reshape(-1)",
+        "order = ids.reshape(-1)",
         f"{PLACES}places",
     ),
     Mutant(
         "rows of later ranks come first",
-        ROUTING,
-        "dtype=jnp.int32)[:, None] < me, kept, 0)",
-        "dtype=jnp.int32)[:, None] > me, kept, 0)",
+        PLACING,
+        "dtype=jnp.int32)[:, None] < me, table, 0)",
+        "dtype=jnp.int32)[:, None] > me, table, 0)",
         f"{PLACES}places",
     ),
     Mutant(
         "groups start without alignment",
-        ROUTING,
-        "    sizes = _aligned(groups, align).reshape(-1, local)",
+        PLACING,
+        "    sizes = aligned(groups, call.align).reshape(-1, local)",
         "    sizes = groups.reshape(-1, local)",
         f"{PLACES}alignment_and_slots",
     ),
@@ -319,14 +397,14 @@ MUTANTS = [
     Mutant(
         "zeros begin at a huge page",
         PAGES,
-        "  std::memset(data, 0, static_cast<size_t>(begin - data));\n",
+        "  write(data, begin - data);\n",
         "",
         "test_pages",
     ),
     Mutant(
         "zeros end at a huge page",
         PAGES,
-        "  std::memset(begin + middle, 0, static_cast<size_t>(size - middle));\n",
+        "  write(begin + middle, size - middle);\n",
         "",
         "test_pages",
     ),
@@ -375,15 +453,15 @@ MUTANTS = [
     Mutant(
         "dispatch writes all zeros",
         LISTS,
-        "ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes);",
+        "ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes, stream());",
         "std::memset(OutputRow(rank, end), 0, (begin - end) * bytes);",
         "test_row_lists",
     ),
     Mutant(
         "dispatch discards ranges of results that malloc reuses",
         LISTS,
-        "(begin - end) * bytes, tokens_.num_slots * bytes);",
-        "(begin - end) * bytes, 2 * tokens_.num_slots * bytes);",
+        "(begin - end) * bytes, tokens_.num_slots * bytes, stream());",
+        "(begin - end) * bytes, 2 * tokens_.num_slots * bytes, stream());",
         "test_row_lists",
     ),
     Mutant(
