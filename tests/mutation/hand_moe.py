@@ -3,7 +3,6 @@
 from mutation.hand import Mutant
 
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
-PLACING, NODE = "jaxcomm/moe/places.py", "ffi/transport/node.cc"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
 PAGES, AREAS = "ffi/cpu/pages.cc", "ffi/plan/row_areas.h"
@@ -29,13 +28,6 @@ MUTANTS = [
         f"{PLACES}ids_that_int32_does_not_hold_are_unknown",
     ),
     Mutant(
-        "choices of one expert keep no order",
-        PLACING,
-        "keys * size + jnp.arange(size, dtype=keys.dtype)",
-        "keys * size + jnp.arange(size, dtype=keys.dtype)[::-1]",
-        f"{PLACES}places",
-    ),
-    Mutant(
         "a row that is read once is written once",
         LISTS,
         "i < begin[row + 1]; ++i",
@@ -48,83 +40,6 @@ MUTANTS = [
         "  if (std::find(ranks.begin(), ranks.end(), from) != ranks.end()) ZeroRest(from);\n",
         "",
         "test_row_lists",
-    ),
-    Mutant(
-        "the rank that reads for its process moves its own rows only",
-        LISTS,
-        "    if (buffers_[rank].local) ranks.push_back(rank);",
-        "    if (rank == reader) ranks.push_back(rank);",
-        "test_row_lists",
-    ),
-    Mutant(
-        "a row of another process is written once",
-        LISTS,
-        "write(begin[done] + 1, done,",
-        "write(begin[done + 1], done,",
-        "test_row_lists",
-    ),
-    Mutant(
-        "the last row of another process is written once",
-        LISTS,
-        "for (; done <= row; ++done)",
-        "for (; done < row; ++done)",
-        "test_row_lists",
-    ),
-    Mutant(
-        "numbers of rows of another process are trusted",
-        LISTS,
-        "if (row >= 0 && row < tokens_.num_rows) visit(",
-        "visit(",
-        "test_row_lists",
-    ),
-    Mutant(
-        "ranges of another process with a gap are one",
-        NODE,
-        "ranges[*count - 1].iov_len == data)",
-        "ranges[*count - 1].iov_len <= data)",
-        "test_node test_row_lists",
-    ),
-    Mutant(
-        "streamed zeros end at a cache line",
-        "ffi/cpu/copy.cc",
-        "    std::memset(dst + body_end, 0, static_cast<size_t>(bytes - body_end));\n",
-        "",
-        "test_pages",
-    ),
-    Mutant(
-        "custom calls: choices beyond the kept ones have rows",
-        CHECK,
-        " && next[expert] < end[expert]",
-        "",
-        f"{PLACES}drop",
-    ),
-    Mutant(
-        "custom calls: the demand is that of the kept choices",
-        CHECK,
-        "Places(layout, wanted).demand(own)",
-        "places.demand(own)",
-        f"{PLACES}drop",
-    ),
-    Mutant(
-        "custom calls: choices without an expert are dropped",
-        CHECK,
-        "fields.slot[i] < 0 && expert >= 0 &&",
-        "fields.slot[i] < 0 &&",
-        f"{PLACES}places",
-    ),
-    Mutant(
-        "custom calls: ranks receive what they send",
-        CHECK,
-        "table[e / local * num_experts + r * local + e % local]",
-        "size",
-        f"{ROWS}values",
-    ),
-    Mutant(
-        "custom calls: rows are numbered by choice",
-        CHECK,
-        "static_cast<int32_t>(i / choices_per_row)",
-        "static_cast<int32_t>(i)",
-        f"{ROWS}values",
     ),
     Mutant(
         "one shot: sources before the own one take no rows",
@@ -195,27 +110,6 @@ MUTANTS = [
         "jnp.maximum(amax * (1 / largest), SMALLEST)",
         "amax * (1 / largest)",
         f"{EIGHT}zero_infinite_and_tiny_elements",
-    ),
-    Mutant(
-        "places in the order of tokens",
-        PLACING,
-        "order = ids.T.reshape(-1)",
-        "order = ids.reshape(-1)",
-        f"{PLACES}places",
-    ),
-    Mutant(
-        "rows of later ranks come first",
-        PLACING,
-        "dtype=jnp.int32)[:, None] < me, table, 0)",
-        "dtype=jnp.int32)[:, None] > me, table, 0)",
-        f"{PLACES}places",
-    ),
-    Mutant(
-        "groups start without alignment",
-        PLACING,
-        "    sizes = aligned(groups, call.align).reshape(-1, local)",
-        "    sizes = groups.reshape(-1, local)",
-        f"{PLACES}alignment_and_slots",
     ),
     Mutant(
         "the quota is one too small",
