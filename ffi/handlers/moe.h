@@ -48,10 +48,13 @@ inline ffi::ErrorOr<RoutingFields> DecodeFields(const CallSpec& spec, ffi::Remai
                                                 const ExpertLayout& layout, int64_t num_choices) {
   RoutingFields fields;
   const int64_t total = layout.num_experts, local = total / layout.num_ranks;
-  const std::pair<int32_t**, int64_t> sizes[kRoutingFields] = {
-      {&fields.slot, num_choices},   {&fields.expert, num_choices}, {&fields.group_sizes, local},
-      {&fields.group_counts, local}, {&fields.demand, 1},           {&fields.dropped, 1},
-      {&fields.table, layout.num_ranks * total}};
+  const std::pair<int32_t**, int64_t> sizes[kRoutingFields] = {{&fields.slot, num_choices},
+                                                               {&fields.expert, num_choices},
+                                                               {&fields.group_sizes, local},
+                                                               {&fields.group_counts, local},
+                                                               {&fields.demand, 1},
+                                                               {&fields.dropped, 1},
+                                                               {&fields.table, layout.num_ranks * total}};
   for (size_t i = 0; i < kRoutingFields; ++i) {
     auto field = results.get<ffi::Buffer<ffi::S32>>(i);
     if (!field) return ffi::Unexpected(field.error());

@@ -11,9 +11,9 @@ ffi::Error ExecuteMoeCheck(ffi::RunId run, ffi::Dictionary attributes, ffi::Buff
   if (!spec) return spec.error();
   ExpertLayout layout;
   int64_t raises = 0;
-  ffi::Error decoded =
-      DecodeNumbers(attributes, {{"capacity", &layout.capacity}, {"align", &layout.align}, {"slots", &layout.slots},
-                                 {"raises", &raises}});
+  ffi::Error decoded = DecodeNumbers(
+      attributes,
+      {{"capacity", &layout.capacity}, {"align", &layout.align}, {"slots", &layout.slots}, {"raises", &raises}});
   if (decoded.failure()) return decoded;
   layout.num_ranks = static_cast<int32_t>(spec->group_size);
   layout.num_experts = static_cast<int64_t>(counts.element_count()) / spec->group_size - 1;

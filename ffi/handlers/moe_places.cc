@@ -24,8 +24,8 @@ ffi::Error ExecuteMoePlace(ffi::Dictionary attributes, ffi::Buffer<ffi::S32> ran
   const ffi::ErrorOr<CallSpec> spec = DecodeCall(Collective::kBarrier, attributes);
   if (!spec) return spec.error();
   ExpertLayout layout;
-  ffi::Error decoded = DecodeNumbers(
-      attributes, {{"capacity", &layout.capacity}, {"align", &layout.align}, {"slots", &layout.slots}});
+  ffi::Error decoded =
+      DecodeNumbers(attributes, {{"capacity", &layout.capacity}, {"align", &layout.align}, {"slots", &layout.slots}});
   if (decoded.failure()) return decoded;
   const Member member = MemberOf(*spec, rank.typed_data()[0]);
   if (member.ranks == nullptr) return NotAMember(*spec);
@@ -41,8 +41,7 @@ ffi::Error ExecuteMoePlace(ffi::Dictionary attributes, ffi::Buffer<ffi::S32> ran
   gathered.choices = dimensions[1];
   gathered.ids.resize(static_cast<size_t>(spec->group_size));
   gathered.ids[member.own] = ids.typed_data();
-  const ffi::ErrorOr<RoutingFields> fields =
-      DecodeFields(*spec, results, layout, gathered.tokens * gathered.choices);
+  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(*spec, results, layout, gathered.tokens * gathered.choices);
   if (!fields) return fields.error();
   std::vector<int32_t> counts;
   if (kept.size() > 0) {

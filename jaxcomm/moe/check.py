@@ -88,12 +88,14 @@ def unbatched(bind):
         if axis_data.name not in call.axes and all(dim is None for dim in dims):
             results = bind(*args, call=call, **params)
             return results, [None] * len(results) if isinstance(results, list | tuple) else None
-        raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
+        raise NotImplementedError(
+            f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap"
+        )
 
     return batch
 
 
-check_p = register(
+check_p: _compat.Primitive = register(
     "moe_check",
     shape=lambda table, **params: table,
     lower=_lower,

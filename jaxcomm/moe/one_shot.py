@@ -220,7 +220,9 @@ def _takes_kernel(ctx, spec, platform):
 
 def _lower_kernel(ctx, ids, rows, *, platform, spec):
     numbers = spec.numbers(ctx.avals_in[0], ctx.avals_in[1:])
-    return lower_local(ctx, ids, rows, platform=platform, call=spec.call, target="moe_one_shot", numbers=numbers, xla=_no_xla)
+    return lower_local(
+        ctx, ids, rows, platform=platform, call=spec.call, target="moe_one_shot", numbers=numbers, xla=_no_xla
+    )
 
 
 def _pack_shape(ids, *leaves, spec):
@@ -239,12 +241,16 @@ def _no_xla(*xs):
 
 def _lower_pack(ctx, ids, *leaves, platform, spec):
     numbers = spec.numbers(ctx.avals_in[0], ctx.avals_in[1:])
-    return lower_local(ctx, ids, *leaves, platform=platform, call=spec.call, target="moe_pack", numbers=numbers, xla=_no_xla)
+    return lower_local(
+        ctx, ids, *leaves, platform=platform, call=spec.call, target="moe_pack", numbers=numbers, xla=_no_xla
+    )
 
 
 def _lower_unpack(ctx, messages, *, platform, spec, ids, leaves):
     numbers = spec.numbers(ids, leaves)
-    return lower_local(ctx, messages, platform=platform, call=spec.call, target="moe_unpack", numbers=numbers, xla=_no_xla)
+    return lower_local(
+        ctx, messages, platform=platform, call=spec.call, target="moe_unpack", numbers=numbers, xla=_no_xla
+    )
 
 
 def _jvp(primals, tangents, *, spec):

@@ -5,7 +5,6 @@ operations on each device, among them sorts and scatters, which cost more than t
 run the functions of this file.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -197,13 +196,13 @@ def _rule(target, run, numbers):
     return lower
 
 
-count_p = register(
+count_p: _compat.Primitive = register(
     "moe_count",
     shape=_count_shape,
     lower=_rule("moe_count", _count, lambda avals, call, num_experts: {}),
     batch=unbatched(lambda *args, **params: count_p.bind(*args, **params)),
 )
-place_p = register(
+place_p: _compat.Primitive = register(
     "moe_place",
     shape=_place_shape,
     lower=_rule(

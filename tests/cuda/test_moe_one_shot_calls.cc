@@ -248,7 +248,7 @@ ALONE_TEST_CASE("GPUs of several nodes") {
   auto* world = new World(kRanks);
   world->num_lsa_teams = 2;
   world->gin = NCCL_GIN_TYPE_PROXY;
-  OnSites(*world, [](Rank& rank, Stream& stream, Site& site) {
+  OnSites(*world, [](Rank&, Stream&, Site& site) {
     CHECK(site.Begin().empty());
     const std::string said = site.Execute();
     CHECK(Has(said, "moe.route_and_dispatch runs inside a node on GPUs; the GPUs of this group form 2 nodes"));

@@ -139,7 +139,8 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
     Site site = SwapSite(n);
     if (first_is_empty) site.operand_windows = {0, 1};  // XLA may have an empty buffer at any address
     CHECK(site.Instantiate().empty());
-    OnDevices(n, [&, n = n, first_is_empty = first_is_empty](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+    OnDevices(n, [&, n = n, first_is_empty = first_is_empty](Rank& rank, const XlaMemory& memory,
+                                                             CallOnDevice& execution) {
       Stream& stream = Of(execution.stream);
       for (int run = 0; run < 6; ++run) {
         Buffers buffers = {memory.At(memory.InputOf(run / 2)), memory.At(memory.OutputOf(run / 2)), {}, first_is_empty};
@@ -278,7 +279,7 @@ ALONE_TEST_CASE("a window is asked for where there is none") {
   Site none = SwapSite(2), site = SwapSite(2);
   none.operand_windows = none.result_windows = {};
   CHECK(none.Instantiate().empty() && site.Instantiate().empty());
-  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+  OnDevices(2, [&](Rank&, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     checks = false;
     CHECK(Initialize(none, execution, buffers).empty());
