@@ -29,7 +29,10 @@ namespace nb = nanobind;
 #undef JAXCOMM_COLLECTIVE
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* MoeCountExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoePackExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* MoePlaceExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* MoeSlicesExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeUnpackExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
@@ -54,7 +57,10 @@ nb::dict CpuTargets() {
 #undef JAXCOMM_COLLECTIVE
   const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
       {"jaxcomm_moe_check", &MoeCheckExecute},
+      {"jaxcomm_moe_count", &MoeCountExecute},
       {"jaxcomm_moe_pack", &MoePackExecute},
+      {"jaxcomm_moe_place", &MoePlaceExecute},
+      {"jaxcomm_moe_slices", &MoeSlicesExecute},
       {"jaxcomm_moe_unpack", &MoeUnpackExecute},
       {"jaxcomm_done", &DoneExecute},
   };

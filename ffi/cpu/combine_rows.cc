@@ -44,6 +44,7 @@ inline __attribute__((always_inline)) void Combine(void* y, const TokenRows& tok
       if (acc == part) std::fill_n(part, size, Acc(0));
       const auto own = [&](int from) { return weights != nullptr ? weights + from : nullptr; };
       for (; k + 4 <= token.ends[node]; k += 4) Add<Codec, 4>(acc, rows + k, own(k), begin, size);
+      for (; k + 2 <= token.ends[node]; k += 2) Add<Codec, 2>(acc, rows + k, own(k), begin, size);
       for (; k < token.ends[node]; ++k) Add<Codec, 1>(acc, rows + k, own(k), begin, size);
       if (acc == total) continue;
       for (int64_t i = 0; i < size; ++i) total[i] += Codec::Decode(Codec::Encode(part[i]));

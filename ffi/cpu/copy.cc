@@ -121,6 +121,21 @@ void StreamBytes(char* dst, const char* src, int64_t bytes) {
   std::memcpy(dst, src, static_cast<size_t>(bytes));
 }
 
+void StreamZeros(char* dst, int64_t bytes) {
+#if defined(__x86_64__)
+  if (bytes >= 64) {
+    const int64_t head = -reinterpret_cast<intptr_t>(dst) & 63;
+    std::memset(dst, 0, static_cast<size_t>(head));
+    const int64_t body_end = head + (bytes - head) / 64 * 64;
+    const __m128i zero = _mm_setzero_si128();
+    for (int64_t i = head; i < body_end; i += 16) _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i), zero);
+    std::memset(dst + body_end, 0, static_cast<size_t>(bytes - body_end));
+    return;
+  }
+#endif
+  std::memset(dst, 0, static_cast<size_t>(bytes));
+}
+
 void StreamFence() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -56,6 +56,8 @@ void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream);
 
 // The same for many copies with one StreamFence() after the last.
 void StreamBytes(char* dst, const char* src, int64_t bytes);
+// memset(dst, 0, bytes) in the same way.
+void StreamZeros(char* dst, int64_t bytes);
 // Orders streamed stores before later stores: a release does not.
 void StreamFence();
 

@@ -35,11 +35,6 @@ constexpr int64_t kShortFragmentBytes = 256;
 // The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
 
-// Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
-// line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
-// cache.
-constexpr int64_t kStreamBytes = 32 << 20;
-
 }  // namespace
 
 std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,

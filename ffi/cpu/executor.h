@@ -21,6 +21,11 @@
 
 namespace jaxcomm {
 
+// Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
+// line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
+// cache.
+constexpr int64_t kStreamBytes = 32 << 20;
+
 // The plans of a group with what is needed to run them. Immutable; shared by all executions of a call site.
 struct Program {
   std::vector<Plan> plans;  // of all ranks

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/copy.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -53,18 +55,21 @@ void AdviseHugePages(char* data, int64_t bytes) {
 #endif
 }
 
-void ZeroBytes(char* data, int64_t bytes, int64_t buffer_bytes) {
+void ZeroBytes(char* data, int64_t bytes, int64_t buffer_bytes, bool stream) {
   static const bool can_discard = DiscardZeroes();
+  const auto write = [stream](char* to, int64_t size) {
+    if (stream) return StreamZeros(to, size);
+    std::memset(to, 0, static_cast<size_t>(size));
+  };
   const auto address = reinterpret_cast<uintptr_t>(data);
   char* const begin = data + (Up(address, kHugePageBytes) - address);
   const int64_t size = bytes - (begin - data);
   const int64_t middle = size > 0 ? size / kHugePageBytes * kHugePageBytes : 0;
   if (buffer_bytes <= kMaxReusedBytes || middle < kMinDiscardedBytes || !can_discard || !Discard(begin, middle)) {
-    std::memset(data, 0, static_cast<size_t>(bytes));
-    return;
+    return write(data, bytes);
   }
-  std::memset(data, 0, static_cast<size_t>(begin - data));
-  std::memset(begin + middle, 0, static_cast<size_t>(size - middle));
+  write(data, begin - data);
+  write(begin + middle, size - middle);
 }
 
 }  // namespace jaxcomm

@@ -13,7 +13,8 @@ void AdviseHugePages(char* data, int64_t bytes);
 //
 // Memory whose pages a device or a driver has pinned must not be passed (cudaHostRegister, ibv_reg_mr): the device
 // would keep the old pages. Memory that mlock has locked is written.
-void ZeroBytes(char* data, int64_t bytes, int64_t buffer_bytes);
+// `stream`: zeros that are written bypass the caches, and a StreamFence() must follow.
+void ZeroBytes(char* data, int64_t bytes, int64_t buffer_bytes, bool stream);
 
 // The parts of ZeroBytes with at least this many bytes are discarded.
 constexpr int64_t kMinDiscardedBytes = 4 << 20;

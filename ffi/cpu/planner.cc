@@ -62,8 +62,11 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
         tokens.weight_bytes = spec.weighted == 0 ? 0 : dtype == DType::kF64 ? 8 : 4;
         tokens.combine = FindCombine(dtype);
         program->reduce = FindReduce(dtype, ReduceOp::kSum);
-        program->moved_bytes = input_count * item_bytes * spec.group_size;
+      } else {
+        program->stream = tokens.num_slots * tokens.row_bytes * spec.group_size >= kStreamBytes;
       }
+      // At most: a row for each choice.
+      program->moved_bytes = std::min(tokens.num_choices(), tokens.num_slots) * tokens.row_bytes * spec.group_size;
     }
     return std::shared_ptr<const Program>(program);
   }

@@ -6,12 +6,15 @@
 
 #include "cpu/pages.h"
 #include "cpu/token_sums.h"
+#include "transport/node.h"
 
 namespace jaxcomm {
 namespace {
 
 // Shorter rows are copied through the caches, even to large outputs.
 constexpr int64_t kMinStreamedRowBytes = 1024;
+// Of another process, read by one system call: they stay in the cache.
+constexpr int64_t kForeignBytes = 256 << 10;
 // An entry of a list of a combine. kEnd ends a list that has fewer entries than the table of slices: the routing of a
 // program may be wrong.
 constexpr uint32_t kEnd = 0xffffffff;
@@ -46,6 +49,8 @@ class RowLists::Message {
 };
 
 int32_t RowLists::Run(const Plan& plan, size_t first, size_t* num_run) const {
+  *num_run = 1;
+  if (IsPulled(plan, plan.steps[first])) return MovePulled(plan.steps[first]);
   *num_run = NumJoined(plan, first);
   if (*num_run > 1) return MoveJoined(plan, first, *num_run), 0;
   *num_run = 1;
@@ -60,7 +65,7 @@ int32_t RowLists::RunStep(const Plan& plan, const Step& step) const {
   if (!tokens_.combines) {
     if (to_scratch) return PutMessage(step), 0;
     if (from_scratch) return ForwardMessage(step), 0;
-    return MoveDispatched(src.rank, step.dst.rank);
+    return MoveDispatched(src.rank, step.dst.rank), 0;
   }
   if (!to_scratch) return AddTokens(plan, step);
   if (!tokens_.hierarchical) return PutCombined(src.rank, step.dst.rank), 0;
@@ -115,17 +120,52 @@ size_t RowLists::NumJoined(const Plan& plan, size_t first) const {
   return end - first;
 }
 
-// Reads each row once, in order, and writes all its copies.
+// dispatch: whether a step is one of a plan whose ranks read, and rows of the source are read once for all ranks of the
+// process that read from it. For short rows of this process, that would cost more than it saves.
+bool RowLists::IsPulled(const Plan& plan, const Step& step) const {
+  const auto reads = [&](const Step& s) {
+    return IsMove(s.kind) && s.src.space == Space::kInput && s.dst.space == Space::kOutput && s.dst.rank == plan.rank;
+  };
+  if (tokens_.combines || tokens_.row_bytes == 0 || !reads(step)) return false;
+  if (buffers_[step.src.rank].local && tokens_.row_bytes < kMinStreamedRowBytes) return false;
+  return std::any_of(plan.steps.begin(), plan.steps.end(),
+                     [&](const Step& s) { return reads(s) && s.src.rank != plan.rank; });
+}
+
+// One of the ranks of this process and node, which all have such a step, moves the rows for all of them: the source
+// itself, if it is among them.
+int32_t RowLists::MovePulled(const Step& step) const {
+  const int32_t from = step.src.rank, reader = step.dst.rank, node = NodeOf(reader);
+  std::vector<int32_t> ranks;
+  for (int32_t rank = node * tokens_.ranks_per_node; rank < (node + 1) * tokens_.ranks_per_node; ++rank) {
+    if (buffers_[rank].local) ranks.push_back(rank);
+  }
+  const bool is_among = NodeOf(from) == node && buffers_[from].local;
+  if (reader != (is_among ? from : ranks[static_cast<size_t>(from) % ranks.size()])) return 0;
+  if (!MoveRows(from, ranks)) return buffers_[from].input_pid;
+  if (from == reader) ZeroRest(from);
+  return 0;
+}
+
 void RowLists::MoveJoined(const Plan& plan, size_t first, size_t num_steps) const {
   const int32_t from = plan.steps[first].src.rank;
+  std::vector<int32_t> ranks;
+  for (size_t s = first; s < first + num_steps; ++s) ranks.push_back(plan.steps[s].dst.rank);
+  MoveRows(from, ranks);
+  if (std::find(ranks.begin(), ranks.end(), from) != ranks.end()) ZeroRest(from);
+}
+
+// Reads each row of `from` once, in order, and writes all its copies at `ranks`. False: its memory could not be read.
+bool RowLists::MoveRows(int32_t from, const std::vector<int32_t>& ranks) const {
   const RankBuffers& source = buffers_[from];
   const auto for_each_copy = [&](const auto& visit) {
-    for (size_t s = first; s < first + num_steps; ++s) {
-      const int32_t to = plan.steps[s].dst.rank;
+    for (const int32_t to : ranks) {
       for (int64_t i = 0; i < slices_.per_pair(); ++i) {
         const Slice slice = slices_.At(from, to, i);
         for (int64_t k = 0; k < slice.size; ++k) {
-          visit(source.index[slice.input_offset + k], OutputRow(to, slice.output_offset + k));
+          const int32_t row = source.index[slice.input_offset + k];
+          // A wrong routing of another process fails the call, but perhaps not before it has begun.
+          if (row >= 0 && row < tokens_.num_rows) visit(row, OutputRow(to, slice.output_offset + k));
         }
       }
     }
@@ -138,45 +178,48 @@ void RowLists::MoveJoined(const Plan& plan, size_t first, size_t num_steps) cons
   for_each_copy([&](int32_t row, char* copy) { copies[next[row]++] = copy; });
   const int64_t bytes = tokens_.row_bytes;
   const bool streams = stream();
-  for (int64_t row = 0; row < tokens_.num_rows; ++row) {
-    for (int64_t i = begin[row]; i < begin[row + 1]; ++i) {
+  const auto write = [&](int64_t first, int64_t row, const char* from_row) {
+    for (int64_t i = first; i < begin[row + 1]; ++i) {
       if (streams) {
-        StreamBytes(copies[i], source.input + row * bytes, bytes);
+        StreamBytes(copies[i], from_row, bytes);
       } else {
-        std::memcpy(copies[i], source.input + row * bytes, static_cast<size_t>(bytes));
+        std::memcpy(copies[i], from_row, static_cast<size_t>(bytes));
+      }
+    }
+  };
+  if (source.input_pid == 0) {
+    for (int64_t row = 0; row < tokens_.num_rows; ++row) write(begin[row], row, source.input + row * bytes);
+  } else {
+    // The first copies of some rows are read, and the others are copied from them while they are in the cache.
+    std::vector<RemoteRead> reads;
+    int64_t done = 0;
+    for (int64_t row = 0; row < tokens_.num_rows; ++row) {
+      if (begin[row] < begin[row + 1]) reads.push_back({copies[begin[row]], source.input + row * bytes, bytes});
+      if (row + 1 < tokens_.num_rows && static_cast<int64_t>(reads.size()) * bytes < kForeignBytes) continue;
+      if (!ReadFromProcess(source.input_pid, reads.data(), static_cast<int>(reads.size()))) return false;
+      reads.clear();
+      for (; done <= row; ++done) {
+        if (begin[done] < begin[done + 1]) write(begin[done] + 1, done, copies[begin[done]]);
       }
     }
   }
   if (streams) StreamFence();
-  for (size_t s = first; s < first + num_steps; ++s) {
-    if (plan.steps[s].dst.rank == from) ZeroRest(from);
-  }
+  return true;
 }
 
 // Rows of the payload of `from` to the slots of `to`.
-int32_t RowLists::MoveDispatched(int32_t from, int32_t to) const {
+void RowLists::MoveDispatched(int32_t from, int32_t to) const {
   const int64_t bytes = tokens_.row_bytes;
   const RankBuffers& source = buffers_[from];
-  if (buffers_[to].remote != nullptr) {
-    SendDispatched(from, to);
-    return 0;
-  }
-  RowReader reader;
+  if (buffers_[to].remote != nullptr) return SendDispatched(from, to);
   for (int64_t i = 0; i < slices_.per_pair(); ++i) {
     const Slice slice = slices_.At(from, to, i);
     for (int64_t k = 0; k < slice.size; ++k) {
-      char* const dst = OutputRow(to, slice.output_offset + k);
-      const char* const src = source.input + source.index[slice.input_offset + k] * bytes;
-      if (source.input_pid == 0) {
-        CopyBytes(dst, src, bytes, stream());
-      } else if (!reader.Add(source.input_pid, dst, src, bytes)) {
-        return reader.unreadable_pid();
-      }
+      const int64_t row = source.index[slice.input_offset + k];
+      CopyBytes(OutputRow(to, slice.output_offset + k), source.input + row * bytes, bytes, stream());
     }
   }
-  if (!reader.Flush()) return reader.unreadable_pid();
   if (from == to) ZeroRest(to);
-  return 0;
 }
 
 // The same to a rank of another node: slices that follow each other at the receiver are one message.
@@ -221,9 +264,10 @@ void RowLists::ZeroRest(int32_t rank) const {
   filled.emplace_back(tokens_.num_slots, 0);
   int64_t end = 0;
   for (const auto& [begin, next] : filled) {
-    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes);
+    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes, stream());
     end = next;
   }
+  if (stream()) StreamFence();
 }
 
 // dispatch: each row of the payload that the lists name, once, after the number of its row for each entry.

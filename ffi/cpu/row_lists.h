@@ -46,7 +46,10 @@ class RowLists {
   int32_t RunStep(const Plan& plan, const Step& step) const;
   size_t NumJoined(const Plan& plan, size_t first) const;
   void MoveJoined(const Plan& plan, size_t first, size_t num_steps) const;
-  int32_t MoveDispatched(int32_t from, int32_t to) const;
+  bool IsPulled(const Plan& plan, const Step& step) const;
+  int32_t MovePulled(const Step& step) const;
+  bool MoveRows(int32_t from, const std::vector<int32_t>& ranks) const;
+  void MoveDispatched(int32_t from, int32_t to) const;
   void SendDispatched(int32_t from, int32_t to) const;
   void ZeroRest(int32_t rank) const;
   void PutMessage(const Step& step) const;

@@ -15,8 +15,8 @@ namespace jaxcomm {
 // Reads rows of other processes, many at a time.
 class RowReader {
  public:
-  // Returns false if the memory of process `pid` could not be read.
-  bool Add(int32_t pid, char* to, const char* from, int64_t bytes);
+  void Add(int32_t pid, char* to, const char* from, int64_t bytes);
+  // Reads the rows that were added. Returns false if the memory of a process could not be read.
   bool Flush();
   // The process whose memory could not be read, or 0.
   int32_t unreadable_pid() const { return unreadable_pid_; }

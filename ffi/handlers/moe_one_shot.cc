@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "handlers/call.h"
-#include "plan/routing.h"
+#include "handlers/moe.h"
 
 namespace jaxcomm {
 namespace {
@@ -31,18 +30,14 @@ int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 // Expert ids, (tokens, choices), and the numbers of the routing.
 ffi::ErrorOr<Header> MakeHeader(const ffi::Dictionary& attributes) {
   Header header = {};
-  const std::pair<const char*, int64_t*> numbers[] = {{"num_experts", &header.num_experts},
-                                                      {"capacity", &header.capacity},
-                                                      {"align", &header.align},
-                                                      {"slots", &header.slots},
-                                                      {"tokens", &header.tokens},
-                                                      {"choices", &header.choices},
-                                                      {"payload_bytes", &header.payload_bytes}};
-  for (const auto& [name, number] : numbers) {
-    const auto value = attributes.get<int64_t>(name);
-    if (!value) return ffi::Unexpected(ffi::Error::InvalidArgument(std::string("attribute ") + name + " is missing"));
-    *number = *value;
-  }
+  ffi::Error decoded = DecodeNumbers(attributes, {{"num_experts", &header.num_experts},
+                                                  {"capacity", &header.capacity},
+                                                  {"align", &header.align},
+                                                  {"slots", &header.slots},
+                                                  {"tokens", &header.tokens},
+                                                  {"choices", &header.choices},
+                                                  {"payload_bytes", &header.payload_bytes}});
+  if (decoded.failure()) return ffi::Unexpected(std::move(decoded));
   return header;
 }
 
@@ -103,16 +98,13 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
   const ffi::ErrorOr<Header> header = MakeHeader(attributes);
   if (!header) return header.error();
   const int64_t n = spec->group_size;
-  int64_t slot_of_rank = -1;
-  for (size_t i = 0; i < spec->groups.size(); ++i) {
-    if (spec->groups[i] == rank.typed_data()[0]) slot_of_rank = static_cast<int64_t>(i);
+  const Member member = MemberOf(*spec, rank.typed_data()[0]);
+  if (member.ranks == nullptr) return NotAMember(*spec);
+  if (results.size() < kRoutingFields || messages.element_count() % n != 0) {
+    return ffi::Error::InvalidArgument(spec->Where() + ": results are missing");
   }
-  constexpr size_t kFields = 7;
-  if (slot_of_rank < 0 || results.size() < kFields || messages.element_count() % n != 0) {
-    return ffi::Error::InvalidArgument(spec->Where() + ": this rank is not in any group, or results are missing");
-  }
-  const int64_t* const ranks = spec->groups.data() + slot_of_rank / n * n;
-  const auto own = static_cast<int32_t>(slot_of_rank % n);
+  const int64_t* const ranks = member.ranks;
+  const int32_t own = member.own;
   const auto fail = [&](const std::string& text) {
     const std::string message = spec->Where() + ": " + text;
     Rendezvous::FailRun(run.run_id, InvalidArgumentError(message));
@@ -140,39 +132,19 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
   for (int64_t r = 0; r < n; ++r) {
     gathered.ids.push_back(reinterpret_cast<const int32_t*>(first + r * bytes + sizeof(Header)));
   }
-  const int64_t total = layout.num_experts, local = total / n;
+  const int64_t total = layout.num_experts;
   std::vector<int32_t> counts(static_cast<size_t>(n * (total + 1)));
   gathered.Count(total, counts.data());
   const Status status = CheckRouting(counts.data(), layout, true, ranks);
   if (!status.ok()) return fail(status.message());
 
   const Places places(layout, counts.data());
-  int32_t* fields[kFields] = {};
-  const int64_t choices = gathered.tokens * gathered.choices;
-  const int64_t sizes[kFields] = {choices, choices, local, local, 1, 1, n * total};
-  for (size_t i = 0; i < kFields; ++i) {
-    auto field = results.get<ffi::Buffer<ffi::S32>>(i);
-    if (!field) return field.error();
-    if (static_cast<int64_t>((*field)->element_count()) != sizes[i]) {
-      return ffi::Error::InvalidArgument(spec->Where() + ": a result has a wrong size");
-    }
-    fields[i] = (*field)->typed_data();
-  }
-  const auto& [slot, expert, group_sizes, group_counts, demand, dropped, table] = fields;
-  places.Slots(gathered, own, slot);
-  for (int64_t i = 0; i < choices; ++i) expert[i] = slot[i] < 0 ? -1 : gathered.ids[own][i];
-  for (int64_t m = 0; m < local; ++m) {
-    const int64_t size = places.size(own * local + m);
-    group_counts[m] = static_cast<int32_t>(size);
-    group_sizes[m] =
-        static_cast<int32_t>(layout.slots > 0 ? layout.slots : (size + layout.align - 1) / layout.align * layout.align);
-  }
-  *demand = static_cast<int32_t>(places.demand(own));
-  *dropped = 0;
-  for (int64_t r = 0; r < n; ++r) std::copy_n(&counts[r * (total + 1)], total, table + r * total);
+  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(*spec, results, layout, gathered.tokens * gathered.choices);
+  if (!fields) return fields.error();
+  FillFields(layout, gathered, own, counts.data(), counts.data(), *fields);
 
   int64_t offset = static_cast<int64_t>(sizeof(Header)) + IdBytes(*header);
-  for (size_t i = kFields; i < results.size(); ++i) {
+  for (size_t i = kRoutingFields; i < results.size(); ++i) {
     auto rows = results.get<ffi::AnyBuffer>(i);
     if (!rows) return rows.error();
     const auto size = static_cast<int64_t>((*rows)->size_bytes());

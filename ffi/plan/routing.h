@@ -42,7 +42,7 @@ class Places {
   int64_t size(int64_t expert) const { return sizes_[expert]; }    // rows of its group, without padding
   // Rows of the groups of a rank, with padding.
   int64_t demand(int32_t rank) const;
-  // slot: (tokens, choices) of rank `own`, -1 for no choice.
+  // slot: (tokens, choices) of rank `own`, -1 for choices that have no row: no choice, or more than `counts` has.
   void Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) const;
 
   // visit(row, source rank, token): each row of the experts of rank `own` that has a choice.
@@ -65,5 +65,31 @@ class Places {
   const int32_t* const counts_;
   std::vector<int64_t> starts_, sizes_;  // by expert
 };
+
+// Where FillFields writes what jaxcomm.moe.Routing has on a rank: (tokens, choices) slots and experts, (local experts)
+// sizes and counts, numbers, and the table (num_ranks, num_experts).
+struct RoutingFields {
+  int32_t* slot = nullptr;
+  int32_t* expert = nullptr;
+  int32_t* group_sizes = nullptr;
+  int32_t* group_counts = nullptr;
+  int32_t* demand = nullptr;
+  int32_t* dropped = nullptr;
+  int32_t* table = nullptr;
+};
+
+// The routing of rank `own`, of whose choices `gathered` must have at least its own. wanted, kept: counts as in
+// CheckRouting, of all choices and of those that get a row.
+void FillFields(const ExpertLayout& layout, const GatheredChoices& gathered, int32_t own, const int32_t* wanted,
+                const int32_t* kept, const RoutingFields& fields);
+
+// The table of plan/slices.h, (num_ranks, 4, num_experts), over choices that are packed by expert. table: rows of each
+// rank for each expert. starts: first row of each expert at its rank.
+void FillSlices(int32_t num_ranks, int64_t num_experts, const int32_t* table, const int32_t* starts, int32_t* slices);
+
+// order: for each packed choice of rank `own`, the number of the choice divided by choices_per_row; 0 where there is
+// none. slices: of FillSlices. A wrong routing gives a wrong order, without access outside of the arrays.
+void FillOrder(int32_t own, int64_t num_experts, const int32_t* slices, const int32_t* slot, const int32_t* expert,
+               int64_t num_choices, int64_t choices_per_row, int32_t* order);
 
 }  // namespace jaxcomm

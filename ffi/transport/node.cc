@@ -199,21 +199,24 @@ bool Node::AllowSingleCopy(const char* scope_file) {
 
 bool ReadFromProcess(pid_t pid, const RemoteRead* reads, int num_reads) {
   iovec local[kMaxReads], remote[kMaxReads];
-  while (num_reads > 0) {
-    const int count = std::min(num_reads, kMaxReads);
+  // Ranges that follow each other are one: the kernel finds the pages of each range anew.
+  const auto append = [](iovec* ranges, unsigned long* count, char* data, size_t bytes) {
+    if (*count > 0 && static_cast<char*>(ranges[*count - 1].iov_base) + ranges[*count - 1].iov_len == data) {
+      ranges[*count - 1].iov_len += bytes;
+    } else {
+      ranges[(*count)++] = {data, bytes};
+    }
+  };
+  for (int i = 0; i < num_reads;) {
+    unsigned long num_local = 0, num_remote = 0;
     ssize_t bytes = 0;
-    for (int i = 0; i < count; ++i) {
-      local[i] = {reads[i].to, static_cast<size_t>(reads[i].bytes)};
-      remote[i] = {const_cast<char*>(reads[i].from), static_cast<size_t>(reads[i].bytes)};
+    for (; i < num_reads && num_local < kMaxReads && num_remote < kMaxReads; ++i) {
+      append(local, &num_local, reads[i].to, static_cast<size_t>(reads[i].bytes));
+      append(remote, &num_remote, const_cast<char*>(reads[i].from), static_cast<size_t>(reads[i].bytes));
       bytes += reads[i].bytes;
     }
     // A short read means that memory is not mapped. The kernel's limit of 2 GiB per call is beyond the callers' reads.
-    if (process_vm_readv(pid, local, static_cast<unsigned long>(count), remote, static_cast<unsigned long>(count), 0) !=
-        bytes) {
-      return false;
-    }
-    reads += count;
-    num_reads -= count;
+    if (process_vm_readv(pid, local, num_local, remote, num_remote, 0) != bytes) return false;
   }
   return true;
 }

@@ -51,29 +51,53 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
             refuse_unchecked(call)
         mark = functools.partial(_mark, call=call, capacity=capacity)
         return _compat.mlir.lower_fun(mark, multiple_results=False)(ctx, table)
-    return _lowering.lower(
-        ctx,
-        table,
-        platform=platform,
-        # algorithm="xla" for a whole program does not concern a check.
-        call=dataclasses.replace(call, algorithm=None),
-        target="jaxcomm_moe_check",
-        attributes=lambda x, n: {
-            "capacity": np.int64(capacity),
-            "align": np.int64(call.align),
-            "slots": np.int64(call.slots),
-            "raises": np.int64(raises),
-        },
-        alone=None,
-        xla=lambda x: [x],
-        aliases={0: 0},
+    numbers = {"capacity": capacity, "align": call.align, "slots": call.slots, "raises": raises}
+    given = {name: np.int64(number) for name, number in numbers.items()}
+    keep = lambda x: [x]  # noqa: E731
+    return lower_local(
+        ctx, table, platform=platform, call=call, target="moe_check", numbers=given, xla=keep, aliases={0: 0}
     )
 
 
-def _batch(axis_data, args, dims, *, call, **params):
-    if dims[0] is None and axis_data.name not in call.axes:
-        return check_p.bind(*args, call=call, **params), None
-    raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
+def lower_local(ctx, *args, platform, call, target, numbers, xla, aliases=None):
+    """Lowers work of each rank to the custom call jaxcomm_<target>.
+
+    Args:
+      numbers: attributes of the custom call.
+      xla: the same work by XLA, (*args) -> results.
+      aliases: as in _lowering.lower.
+    """
+    return _lowering.lower(
+        ctx,
+        *args,
+        platform=platform,
+        # An algorithm does not concern work of one rank.
+        call=dataclasses.replace(call, algorithm=None),
+        target=f"jaxcomm_{target}",
+        attributes=lambda x, n: numbers,
+        alone=None,
+        xla=xla,
+        aliases=aliases,
+    )
 
 
-check_p = register("moe_check", shape=lambda table, **params: table, lower=_lower, batch=_batch)
+def unbatched(bind):
+    """The vmap rule of a primitive of routes, which takes no operands with a dimension of vmap."""
+
+    def batch(axis_data, args, dims, *, call, **params):
+        if axis_data.name not in call.axes and all(dim is None for dim in dims):
+            results = bind(*args, call=call, **params)
+            return results, [None] * len(results) if isinstance(results, list | tuple) else None
+        raise NotImplementedError(
+            f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap"
+        )
+
+    return batch
+
+
+check_p: _compat.Primitive = register(
+    "moe_check",
+    shape=lambda table, **params: table,
+    lower=_lower,
+    batch=unbatched(lambda *args, **params: check_p.bind(*args, **params)),
+)

@@ -13,6 +13,8 @@ from jaxcomm import _check, _compat, _lowering
 from jaxcomm._primitive import register
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.moe import exchange, payload
+from jaxcomm.moe.check import lower_local
+from jaxcomm.moe.places import FIELDS
 from jaxcomm.moe.routing import RouteCall, Routing, described, known_ids, prepare, route, route_prepared
 from jaxcomm.ops.all_gather import all_gather_p
 
@@ -25,7 +27,6 @@ LARGEST_ROWS, LARGEST_ROWS_IN_ONE_PROCESS = 32 << 10, 4 << 10
 # the sort of the ids, which the model does not have.
 LARGEST_ROWS_ON_GPUS = 512 << 10
 NAME = "one_shot"
-_FIELDS = ("slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table")
 
 
 def route_and_dispatch(
@@ -90,11 +91,11 @@ def route_and_dispatch(
     ids, call, total, rows = prepared
     call = dataclasses.replace(call, max_sms=_check.max_sms(op, max_sms))
     ids = _compat.make_varying(ids, call.axes)
-    known = known_ids(ids, total, -1)
+    known = known_ids(ids, total)
     flat = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]
     spec = _Spec(call, total, rows, reduce, on_cpus, on_gpus)
     results = one_shot_p.bind(*_compat.equally_varying(known, *flat), spec=spec)
-    moved = [r.reshape(len(r), *leaf.shape[1:]) for r, leaf in zip(results[len(_FIELDS) :], leaves, strict=True)]
+    moved = [r.reshape(len(r), *leaf.shape[1:]) for r, leaf in zip(results[len(FIELDS) :], leaves, strict=True)]
     return jax.tree.unflatten(tree, moved), spec.routing(results)
 
 
@@ -108,7 +109,7 @@ class _Spec:
     on_gpus: bool
 
     def routing(self, results):
-        fields = dict(zip(_FIELDS, results[: len(_FIELDS)], strict=True))
+        fields = dict(zip(FIELDS, results[: len(FIELDS)], strict=True))
         return Routing(
             **fields, call=self.call, num_experts=self.num_experts, capacity=self.capacity, reduce=self.reduce
         )
@@ -148,7 +149,7 @@ def _shape(ids, *leaves, spec):
 def _without_one_shot(ids, *leaves, spec):
     """The same by route() and dispatch()."""
     routing = route_prepared(ids, spec.call, spec.num_experts, spec.capacity, True, spec.reduce)
-    fields = [getattr(routing, name) for name in _FIELDS]
+    fields = [getattr(routing, name) for name in FIELDS]
     return [*fields, *exchange.dispatch(list(leaves), routing, spec.layout)]
 
 
@@ -211,7 +212,7 @@ def _lower(ctx, *args, platform, spec):
 def _takes_kernel(ctx, spec, platform):
     ids, *leaves = ctx.avals_in
     tokens, choices = ids.shape
-    n = ctx.avals_out[_FIELDS.index("table")].shape[0]
+    n = ctx.avals_out[FIELDS.index("table")].shape[0]
     row_bytes = sum(_bytes(leaf) for leaf in leaves) // max(tokens, 1)
     fits = spec.capacity > 0 and fits_kernel(n, tokens, choices, spec.num_experts, row_bytes)
     return spec.on_gpus and fits and _lowering.uses_row_kernel(ctx, spec.call, platform)
@@ -219,7 +220,9 @@ def _takes_kernel(ctx, spec, platform):
 
 def _lower_kernel(ctx, ids, rows, *, platform, spec):
     numbers = spec.numbers(ctx.avals_in[0], ctx.avals_in[1:])
-    return _lower_local(ctx, ids, rows, platform=platform, call=spec.call, target="moe_one_shot", numbers=numbers)
+    return lower_local(
+        ctx, ids, rows, platform=platform, call=spec.call, target="moe_one_shot", numbers=numbers, xla=_no_xla
+    )
 
 
 def _pack_shape(ids, *leaves, spec):
@@ -238,24 +241,15 @@ def _no_xla(*xs):
 
 def _lower_pack(ctx, ids, *leaves, platform, spec):
     numbers = spec.numbers(ctx.avals_in[0], ctx.avals_in[1:])
-    return _lower_local(ctx, ids, *leaves, platform=platform, call=spec.call, target="moe_pack", numbers=numbers)
+    return lower_local(
+        ctx, ids, *leaves, platform=platform, call=spec.call, target="moe_pack", numbers=numbers, xla=_no_xla
+    )
 
 
 def _lower_unpack(ctx, messages, *, platform, spec, ids, leaves):
     numbers = spec.numbers(ids, leaves)
-    return _lower_local(ctx, messages, platform=platform, call=spec.call, target="moe_unpack", numbers=numbers)
-
-
-def _lower_local(ctx, *args, platform, call, target, numbers):
-    return _lowering.lower(
-        ctx,
-        *args,
-        platform=platform,
-        call=call,
-        target=f"jaxcomm_{target}",
-        attributes=lambda x, n: numbers,
-        alone=None,
-        xla=_no_xla,
+    return lower_local(
+        ctx, messages, platform=platform, call=spec.call, target="moe_unpack", numbers=numbers, xla=_no_xla
     )
 
 
@@ -265,9 +259,9 @@ def _jvp(primals, tangents, *, spec):
     where = (routing.slot, routing.expert, routing.table, routing.starts())
     moving = [i for i, tangent in enumerate(tangents[1:]) if type(tangent) is not _compat.ad.Zero]
     moved = iter(exchange.dispatch_at([tangents[i + 1] for i in moving], where, spec.layout) if moving else [])
-    rows = results[len(_FIELDS) :]
+    rows = results[len(FIELDS) :]
     moved_rows = [next(moved) if i in moving else _compat.zero_tangent(r) for i, r in enumerate(rows)]
-    return results, [*(_compat.zero_tangent(r) for r in results[: len(_FIELDS)]), *moved_rows]
+    return results, [*(_compat.zero_tangent(r) for r in results[: len(FIELDS)]), *moved_rows]
 
 
 def _batch(axis_data, args, dims, *, spec):
@@ -278,7 +272,7 @@ def _batch(axis_data, args, dims, *, spec):
     size = axis_data.size
     merged = [exchange.merge(x, d, size) for x, d in zip(args[1:], dims[1:], strict=True)]
     results = one_shot_p.bind(args[0], *merged, spec=spec)
-    fields, rows = results[: len(_FIELDS)], results[len(_FIELDS) :]
+    fields, rows = results[: len(FIELDS)], results[len(FIELDS) :]
     return [*fields, *(exchange.split(y, size) for y in rows)], [None] * len(fields) + [1] * len(rows)
 
 

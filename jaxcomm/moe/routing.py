@@ -13,6 +13,7 @@ from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import make_call
 from jaxcomm._typing import AxisName
+from jaxcomm.moe import places
 from jaxcomm.moe.check import check
 from jaxcomm.ops.all_gather import all_gather_p
 
@@ -72,9 +73,7 @@ class Routing:
     def starts(self) -> jax.Array:
         """(E,), the first row of each expert at its rank."""
         local = self.num_experts // self.table.shape[0]
-        if self.call.slots:
-            return jnp.tile(jnp.arange(local, dtype=jnp.int32) * self.call.slots, self.table.shape[0])
-        return _starts(self.table.sum(0, dtype=jnp.int32), local, self.call.align)
+        return places.starts_of(self.table.sum(0, dtype=jnp.int32), local, self.call)
 
 
 def route(
@@ -171,90 +170,32 @@ def _positive(op: str, name: str, value: Any) -> int:
 def route_prepared(ids, call, total, rows, raises, reduce):
     n = _check.group_size(call.axes, None)
     local, (tokens, choices) = total // n, ids.shape
-    ids = _compat.make_varying(ids, call.axes)
-    known = known_ids(ids, total, total + 1)
-    order = known.T.reshape(-1)  # first choices of all tokens before second ones
-    by_expert = _stable_order(order, total + 2)
-    counts = jnp.zeros(total + 2, jnp.int32).at[order].add(1)
-    before = jnp.cumsum(counts, dtype=counts.dtype) - counts
-    places = jnp.arange(len(order), dtype=jnp.int32) - before[order[by_expert]]
-    index = jnp.zeros(order.shape, jnp.int32).at[by_expert].set(places)
-    index = index.reshape(choices, tokens).T
-    table = all_gather_p.bind(counts[None, : total + 1], call=described(call, ids, total, rows), axis=0)
+    known = known_ids(_compat.make_varying(ids, call.axes), total)
+    counts = places.count(known, call=call, num_experts=total)
+    table = all_gather_p.bind(counts, call=described(call, ids, total, rows), axis=0)
     table = check(table, call=call, capacity=rows, raises=raises)
-    wanted = table[:, :total]
-    kept = wanted if raises else _keep(wanted, n, local, rows, tokens * choices, call)
-    me = lax.axis_index(call.axes).astype(jnp.int32)
-    groups = kept.sum(0, dtype=jnp.int32)
-    starts = _starts(groups, local, call.align)
-    if call.slots:
-        starts = jnp.tile(jnp.arange(local, dtype=jnp.int32) * call.slots, n)
-    mine = lax.dynamic_index_in_dim(kept, me, 0, keepdims=False)
-    earlier = jnp.where(jnp.arange(n, dtype=jnp.int32)[:, None] < me, kept, 0).sum(0, dtype=jnp.int32)
-    safe = jnp.minimum(known, total - 1)
-    valid = (known < total) & (index < mine[safe])
-    slot = jnp.where(valid, starts[safe] + earlier[safe] + index, -1)
-    own_counts = lax.dynamic_slice_in_dim(groups, me * local, local)
-    own_wanted = lax.dynamic_slice_in_dim(wanted.sum(0, dtype=jnp.int32), me * local, local)
-    if call.slots:
-        sizes, demand = jnp.full_like(own_counts, call.slots), own_wanted.sum(dtype=jnp.int32)
-    else:
-        sizes, demand = _aligned(own_counts, call.align), _aligned(own_wanted, call.align).sum(dtype=jnp.int32)
-    if raises:
-        # On GPUs, the program goes on after an overflow until its next call. No group may reach outside of the slots.
-        if not call.slots:
-            ends = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0), dtype=jnp.int32), rows)
-            sizes = jnp.diff(ends, prepend=jnp.zeros_like(ends[:1]))
-        own_counts = jnp.clip(own_counts, 0, sizes)
+    kept = [] if raises else [_keep(table[:, :total], n, local, rows, tokens * choices, call)]
+    fields = places.place(known, table, *kept, call=call, capacity=rows)
     return Routing(
-        slot=slot,
-        expert=jnp.where(valid, known, -1),
-        group_sizes=sizes,
-        group_counts=own_counts,
-        demand=demand,
-        dropped=(known < total).sum(dtype=jnp.int32) - valid.sum(dtype=jnp.int32),
-        table=kept,
-        call=call,
-        num_experts=total,
-        capacity=rows,
-        reduce=reduce,
+        **dict(zip(places.FIELDS, fields, strict=True)), call=call, num_experts=total, capacity=rows, reduce=reduce
     )
 
 
-def known_ids(ids, total, none):
-    """The ids as int32: `total` for an unknown expert, `none` for no choice."""
+def known_ids(ids, total):
+    """The ids as int32: `total` for an unknown expert, -1 for no choice."""
     # Clamped in their own type, because int32 may not have the id, and the type of the id may not have `total`.
     largest = min(total, jnp.iinfo(ids.dtype).max)
     ids = jnp.minimum(ids, largest)
     if not jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         ids = jnp.maximum(ids, -1)
     ids = ids.astype(jnp.int32)
-    return jnp.where(ids < 0, none, ids)
+    return jnp.where(ids < 0, -1, ids)
 
 
 def described(call, ids, total, rows, *more):
     """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
     numbers = (f"{ids.shape[0]} tokens", f"{ids.shape[1]} choices", f"{total} experts", f"capacity {rows}", *more)
     return dataclasses.replace(call, site=f"{call.site} [{', '.join(numbers)}]")
-
-
-def _stable_order(keys, num_keys):
-    """argsort(keys, stable=True), for keys below `num_keys`."""
-    size = len(keys)
-    if size * num_keys >= 2**31:
-        return jnp.argsort(keys, stable=True)
-    # One operand instead of two: several times faster on CPUs. The place breaks ties.
-    return jnp.sort(keys * size + jnp.arange(size, dtype=keys.dtype)) % max(size, 1)
-
-
-def _aligned(counts, align):
-    return -(-counts // align) * align
-
-
-def _starts(groups, local, align):
-    """(E,), the first row of each group at its rank."""
-    sizes = _aligned(groups, align).reshape(-1, local)
-    return (jnp.cumsum(sizes, 1, dtype=sizes.dtype) - sizes).reshape(-1).astype(jnp.int32)
 
 
 def _keep(wanted, n, local, rows, most, call):
@@ -268,7 +209,7 @@ def _keep(wanted, n, local, rows, most, call):
     cells = wanted.reshape(n, *parts)
 
     def fits(kept):
-        return _aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
+        return places.aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
 
     def largest(most, kept_with):
         """(parts,), the largest number of 0 to `most` for which kept_with(number) fits; 0 fits."""

@@ -57,6 +57,7 @@ _OWN = {
     "moe_dispatch": "ragged_all_to_all", "moe_combine": "ragged_all_to_all",
     "all_gather_matmul": "all_gather", "matmul_psum_scatter": "psum_scatter",
 }  # fmt: skip
+_EVEN_EXPERTS = "experts get equally many tokens, and every choice of a token is sent"
 # Primitives over named axes that send nothing.
 _LOCAL = ("axis_index", "pvary", "pcast", "core_pmap")
 
@@ -374,11 +375,17 @@ class _Builder:
         name, params = equation.name.removeprefix("jaxcomm_"), equation.params
         if name == "moe_check":
             return []
+        if name in ("moe_count", "moe_place"):
+            size = sum(kernels.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
+            return [Kernel(name, 0.0, size, "int32", params["call"].site)]
         if name == "moe_one_shot":
             call, cpus = params["spec"].call, self.reader.on_cpus
+            exchanges = kernels.one_shot(equation, cpus)
+            if len(exchanges) > 1:
+                self.reader.note(_EVEN_EXPERTS)
             return [
                 Exchange(op, tuple(call.axes), None, size, "uint8", None, call.max_sms, None, 0, False, call.site)
-                for op, size in kernels.one_shot(equation, cpus)
+                for op, size in exchanges
             ]
         layout = params.get("layout", params.get("spec"))
         call = params["call"] if "call" in params else getattr(layout, "call", None)
@@ -392,7 +399,7 @@ class _Builder:
         if asynchronous and not self.reader.on_cpus:
             max_sms = min(max_sms or ASYNCHRONOUS_SMS, ASYNCHRONOUS_SMS)
         if name in ("moe_dispatch", "moe_combine"):
-            self.reader.note("experts get equally many tokens, and every choice of a token is sent")
+            self.reader.note(_EVEN_EXPERTS)
             algorithm, slots = None, equation.ins[-4].aval
             rows = equation.ins[:-4] if name == "moe_dispatch" else equation.ins[:1]
             # Leaves may have different types.

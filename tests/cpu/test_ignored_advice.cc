@@ -13,7 +13,7 @@ namespace {
 TEST_CASE("zeros where the kernel ignores advice") {
   constexpr int64_t kSize = 12 << 20, kBuffer = 64 << 20;
   std::vector<char> bytes(kSize, 7);
-  ZeroBytes(bytes.data() + 1, kSize - 2, kBuffer);
+  ZeroBytes(bytes.data() + 1, kSize - 2, kBuffer, false);
   CHECK(bytes.front() == 7 && bytes.back() == 7);
   CHECK(std::all_of(bytes.begin() + 1, bytes.end() - 1, [](char value) { return value == 0; }));
 }

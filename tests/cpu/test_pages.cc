@@ -38,9 +38,9 @@ class Mapping {
 };
 
 // Zeroes bytes [begin, end) of a mapping full of 7s.
-void CheckZeros(const Mapping& mapping, int64_t begin, int64_t end) {
+void CheckZeros(const Mapping& mapping, int64_t begin, int64_t end, int64_t buffer_bytes, bool stream) {
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + begin, end - begin, kLarge);
+  ZeroBytes(mapping.data() + begin, end - begin, buffer_bytes, stream);
   bool right = true;
   for (int64_t i = 0; i < kSize; ++i) right = right && mapping.data()[i] == (i >= begin && i < end ? 0 : 7);
   CHECK(right);
@@ -65,7 +65,8 @@ TEST_CASE("zeros in private, shared and mapped memory") {
                                      {kPage + 3, kPage + 70},
                                      {5 * kPage + 8, kSize - 12345},
                                      {kMinDiscarded / 2 + 1, 2 * kMinDiscarded}}) {
-      CheckZeros(*mapping, begin, end);
+      CheckZeros(*mapping, begin, end, kLarge, begin % 2 != 0);
+      CheckZeros(*mapping, begin, end, kReused, true);
     }
   }
   close(fd);
@@ -74,7 +75,7 @@ TEST_CASE("zeros in private, shared and mapped memory") {
 TEST_CASE("large ranges of zeros in large buffers need no memory") {
   const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + 64, kSize - 128, kLarge);
+  ZeroBytes(mapping.data() + 64, kSize - 128, kLarge, true);
   // All but the huge pages at both ends.
   CHECK(mapping.ResidentPages(kMinDiscarded, 2 * kMinDiscarded) == 0);
   CHECK(mapping.data()[0] == 7 && mapping.data()[kSize - 1] == 7);
@@ -85,9 +86,9 @@ TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
   const auto address = reinterpret_cast<uintptr_t>(mapping.data());
   const auto begin = static_cast<int64_t>((kMinDiscarded - address % kMinDiscarded) % kMinDiscarded);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + begin, kMinDiscarded - kPage, kLarge);
+  ZeroBytes(mapping.data() + begin, kMinDiscarded - kPage, kLarge, false);
   CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
-  ZeroBytes(mapping.data() + begin, kMinDiscarded, kLarge);
+  ZeroBytes(mapping.data() + begin, kMinDiscarded, kLarge, false);
   CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == 0);
 }
 
@@ -95,7 +96,7 @@ TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
 TEST_CASE("buffers of at most 32 MiB keep their memory") {
   const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data(), kSize, kReused);
+  ZeroBytes(mapping.data(), kSize, kReused, false);
   CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
 }
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _placement
-from jaxcomm.moe import check, exchange, routing
+from jaxcomm.moe import check, places, routing
 
 TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
 
@@ -167,7 +167,7 @@ def test_the_kernel_sees_an_overflow_by_padding(rng, n, local, align):
         capacity = int(demand.max() - rng.integers(0, 3))
         starts = (np.cumsum(groups, 1) - groups).reshape(-1).astype(np.int32)
         marked = check._mark(jnp.asarray(table), call=types.SimpleNamespace(align=align), capacity=capacity)
-        _, sizes, outputs, _ = np.asarray(exchange.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
+        _, sizes, outputs, _ = np.asarray(places.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
         ends = (outputs + sizes).max(0).reshape(n, local)
         limits = np.concatenate([starts.reshape(n, local)[:, 1:], np.full((n, 1), capacity)], 1)
         overfull = (ends > limits).any(1)
@@ -187,6 +187,7 @@ def test_groups_after_an_overflow_stay_inside_the_slots(line, monkeypatch, optio
     """On GPUs, the rest of the program runs on."""
     marked = lambda table, call, capacity, raises: check._mark(table, call=call, capacity=capacity)  # noqa: E731
     monkeypatch.setattr(routing, "check", marked)
+    monkeypatch.setattr(places, "place", lambda *xs, **options: places._place(*xs, **options))
 
     def body(ids):
         r = jaxcomm.moe.route(ids, "gpu", num_experts=16, **options)

@@ -147,6 +147,17 @@ struct Site {
   CallOnDevice xla;
 };
 
+// body(rank, stream, site) on each rank of the world.
+template <typename Body>
+void OnSites(World& world, const Body& body) {
+  OnRanks(world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Site site(rank, stream);
+    body(rank, stream, site);
+  });
+}
+
 void Finish(Stream& stream) {
   while (!stream.Drain()) std::this_thread::yield();
 }
@@ -188,11 +199,7 @@ ALONE_TEST_CASE("calls of two shapes in a CUDA graph, with ids that change from 
 
 ALONE_TEST_CASE("an id that no expert has: the next call of every rank raises") {
   Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site site(rank, stream);
+  OnSites(*new World(kRanks), [](Rank& rank, Stream& stream, Site& site) {
     CHECK(site.Begin().empty());
     site.Fill(0);
     if (rank.rank == 0) site.ids[0] = 4;
@@ -209,11 +216,7 @@ ALONE_TEST_CASE("an id that no expert has: the next call of every rank raises") 
 
 ALONE_TEST_CASE("calls that GPUs refuse") {
   Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site site(rank, stream);
+  OnSites(*new World(kRanks), [](Rank& rank, Stream& stream, Site& site) {
     CHECK(site.Instantiate().empty() && site.Prepare().empty());
     CHECK(Has(site.Execute(), "XLA has not initialized the call on GPU"));
     site.cut_results = true;
@@ -245,10 +248,7 @@ ALONE_TEST_CASE("GPUs of several nodes") {
   auto* world = new World(kRanks);
   world->num_lsa_teams = 2;
   world->gin = NCCL_GIN_TYPE_PROXY;
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Site site(rank, stream);
+  OnSites(*world, [](Rank&, Stream&, Site& site) {
     CHECK(site.Begin().empty());
     const std::string said = site.Execute();
     CHECK(Has(said, "moe.route_and_dispatch runs inside a node on GPUs; the GPUs of this group form 2 nodes"));

@@ -11,7 +11,7 @@ from test_moe_lowering import calls, targets, text
 
 import jaxcomm
 from jaxcomm import _placement
-from jaxcomm.moe import one_shot
+from jaxcomm.moe import one_shot, places
 
 TWO_CALLS = ["all_gather", "dispatch"]
 
@@ -107,5 +107,5 @@ def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
     one, two = (run(functools.partial(body, algorithm), line, ids, x) for algorithm in ("one_shot", "direct"))
     assert seen == [(np.uint8, 7 + 2 * 3 + 4 * 6)]
     assert_same(one[0], two[0], bits=True)
-    for name in one_shot._FIELDS:
+    for name in places.FIELDS:
         assert_same(getattr(one[1], name), getattr(two[1], name), bits=True)

@@ -279,8 +279,12 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
       return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1, inter_node}, 4).status();
     };
     CHECK(between(Collective::kDispatch, InterNode::kGin).ok());
+    // XLA's own collective does not raise.
+    const char* const advice = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
     CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), "between nodes, dispatch needs GIN"));
+    CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), advice));
     CHECK(Has(between(Collective::kCombine, InterNode::kGin), "runs inside a node on GPUs"));
+    CHECK(Has(between(Collective::kCombine, InterNode::kGin), advice));
     spec.algorithm = "hierarchical";
     spec.collective = Collective::kDispatch;
     CHECK(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow).ok());  // "direct"

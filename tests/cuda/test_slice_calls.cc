@@ -215,8 +215,8 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(made(spec, 0, 0).ok());  // no data: no kernel
   });
   RankPlacement placement = {0, 1};
-  CHECK(
-      Has(MakeCallProgram(SliceSpec(), DType::kF32, kRow, kRow, placement, 4).status(), "runs inside a node on GPUs"));
+  CHECK(Has(MakeCallProgram(SliceSpec(), DType::kF32, kRow, kRow, placement, 4).status(),
+            "runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass algorithm=\"xla\" (the ranks"));
 }
 
 // A result with places for the worst case needs no arena of its size.

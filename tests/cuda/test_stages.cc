@@ -132,6 +132,8 @@ ALONE_TEST_CASE("the preparation happens once") {
     CHECK(xla.groups[1].ids[0] == 1 && xla.groups[1].ids[1] == 3);
     CHECK(xla.regions.size() == 2 && xla.regions[0].bytes == 4 && xla.regions[1].bytes == 4);
     CHECK(xla.regions[0].buffer == x + run && xla.regions[1].buffer == y + run);
+    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 1, x, 1).empty());  // in place
+    CHECK(xla.regions.size() == 1 && xla.regions[0].buffer == x);
     state.spec.algorithm = "none of this name";
     state.spec.group_size = 1;
   }

@@ -112,6 +112,17 @@ CallOnDevice ExecutionOf(Rank& rank, const XlaMemory& memory) {
   return execution;
 }
 
+// body(rank, memory, execution) on each rank of a world of its own.
+template <typename Body>
+void OnDevices(int num_ranks, const Body& body) {
+  OnRanks(*new World(num_ranks), [&](Rank& rank) {
+    rank.number = rank.rank;
+    const XlaMemory memory(rank);
+    CallOnDevice execution = ExecutionOf(rank, memory);
+    body(rank, memory, execution);
+  });
+}
+
 // Work of the stream that takes a while, on some ranks and in some runs.
 void BeLate(cudaStream_t stream, int rank, int run) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds((rank * 7 + run * 5) % 3 * 4);
@@ -128,11 +139,8 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
     Site site = SwapSite(n);
     if (first_is_empty) site.operand_windows = {0, 1};  // XLA may have an empty buffer at any address
     CHECK(site.Instantiate().empty());
-    auto* world = new World(n);
-    OnRanks(*world, [&, n = n, first_is_empty = first_is_empty](Rank& rank) {
-      rank.number = rank.rank;
-      const XlaMemory memory(rank);
-      CallOnDevice execution = ExecutionOf(rank, memory);
+    OnDevices(n, [&, n = n, first_is_empty = first_is_empty](Rank& rank, const XlaMemory& memory,
+                                                             CallOnDevice& execution) {
       Stream& stream = Of(execution.stream);
       for (int run = 0; run < 6; ++run) {
         Buffers buffers = {memory.At(memory.InputOf(run / 2)), memory.At(memory.OutputOf(run / 2)), {}, first_is_empty};
@@ -168,11 +176,7 @@ ALONE_TEST_CASE("a captured call finds the places of each run") {
   cuda::Communicator::Configure(20, 4);
   Site site = SwapSite(2);
   CHECK(site.Instantiate().empty());
-  auto* world = new World(2);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    const XlaMemory memory(rank);
-    CallOnDevice execution = ExecutionOf(rank, memory);
+  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     CHECK(Initialize(site, execution, buffers).empty());
     auto& captured = *Keep(std::make_unique<Stream>());
@@ -205,11 +209,7 @@ ALONE_TEST_CASE("the example's kernel with a window") {
     site.num_ranks = 3;
     site.operand_windows = {0};
     CHECK(site.Instantiate().empty());
-    auto* world = new World(3);
-    OnRanks(*world, [&](Rank& rank) {
-      rank.number = rank.rank;
-      const XlaMemory memory(rank);
-      CallOnDevice execution = ExecutionOf(rank, memory);
+    OnDevices(3, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
       if (!has_window && rank.rank == 1) execution.memory_bytes = 0;
       for (int run = 0; run < 3; ++run) {
         Operands operands = OperandsOf(site, rank.rank, run);
@@ -233,19 +233,15 @@ std::vector<std::string> Refusals(const Site& given, F prepare) {
   cuda::Communicator::Configure(20, 4);
   Site site = given;
   CHECK(site.Instantiate().empty());
-  auto* world = new World(2);
   std::vector<std::string> found(2);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    const XlaMemory memory(rank);
-    CallOnDevice execution = ExecutionOf(rank, memory);
+  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
     prepare(rank, execution);
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     CHECK(Initialize(site, execution, buffers).empty());
     found[rank.rank] = Execute(site, execution, buffers);
     CHECK(Of(execution.stream).queue.empty());  // no kernel
-    world->root.spacing_error = 0;
+    rank.world->root.spacing_error = 0;
   });
   return found;
 }
@@ -283,11 +279,7 @@ ALONE_TEST_CASE("a window is asked for where there is none") {
   Site none = SwapSite(2), site = SwapSite(2);
   none.operand_windows = none.result_windows = {};
   CHECK(none.Instantiate().empty() && site.Instantiate().empty());
-  auto* world = new World(2);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    const XlaMemory memory(rank);
-    CallOnDevice execution = ExecutionOf(rank, memory);
+  OnDevices(2, [&](Rank&, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     checks = false;
     CHECK(Initialize(none, execution, buffers).empty());
@@ -317,11 +309,7 @@ ALONE_TEST_CASE("empty buffers, and numbers that are wrong") {
   empty.operand_windows = {0};
   empty.tokens = 0;
   CHECK(empty.Instantiate().empty());
-  auto* world = new World(2);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    const XlaMemory memory(rank);
-    CallOnDevice execution = ExecutionOf(rank, memory);
+  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(0), memory.At(64), {}};
     CHECK(Has(Initialize(far, execution, buffers), "swap at model.py:7: the call has no operand 2 for a window"));
     CHECK(jaxcomm::Initialize(empty, execution).empty() && execution.regions.empty());

@@ -54,6 +54,7 @@ def test_element_types(line, rng, dtype):
     assert_same(run(lambda i, x: through(i, x, experts=16), line, ids, x), (rows, want))
 
 
+@pytest.mark.usefixtures("both_places")
 def test_pytrees_per_choice_and_sizes(line, rng):
     """All leaves travel in one exchange, whatever their types and widths."""
     ids = ids_of("holes", rng, 8, 4, 3, 8)
@@ -79,6 +80,7 @@ def test_no_tokens(line):
     assert rows.shape == (8, 4, 3) and not rows.any() and back.shape == (8, 0, 3)
 
 
+@pytest.mark.usefixtures("both_places")
 def test_dropped_choices_are_zero(line, rng):
     ids = ids_of("uniform", rng, 8, 6, 3, 16)
     x, weights = rng.integers(1, 9, (8, 6, 4)).astype(np.float32), rng.integers(1, 4, ids.shape).astype(np.float32)

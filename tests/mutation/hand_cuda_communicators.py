@@ -422,6 +422,13 @@ MUTANTS = [
         "test_cuda_user_windows",
     ),
     Mutant(
+        "a buffer that is listed twice is requested twice",
+        "ffi/cuda/xla/xla_collectives.cc",
+        "return region.buffer == buffer.address && region.bytes == bytes;",
+        "return region.buffer == nullptr;",
+        "test_cuda_stages",
+    ),
+    Mutant(
         "a call has any number of windows",
         WINDOWS,
         "if (num_windows > static_cast<size_t>(kMostBuffers)) {",

@@ -3,7 +3,7 @@
 from mutation.hand import Mutant
 
 CHECK, EXCHANGE, EXPECTED = "jaxcomm/moe/check.py", "jaxcomm/moe/exchange.py", "jaxcomm/moe/expected.py"
-ROUTING = "jaxcomm/moe/routing.py"
+PLACING = "jaxcomm/moe/places.py"
 CALL, PROGRAM = "ffi/cuda/xla/call.cc", "ffi/cuda/program/call_program.cc"
 ROW_ARGS, DEVICE_CALL = "ffi/cuda/program/row_args.cc", "ffi/cuda/runtime/device_call.cc"
 ONE_SHOT, ONE_SHOT_SITE = "jaxcomm/moe/one_shot.py", "ffi/cuda/runtime/moe_one_shot.cc"
@@ -22,10 +22,10 @@ MUTANTS = [
         "0 * padding[:, -1]",
         LOWERING,
     ),
-    Mutant("groups after an overflow may be negative", ROUTING, "jnp.maximum(sizes, 0)", "sizes", LOWERING),
+    Mutant("groups after an overflow may be negative", PLACING, "jnp.maximum(sizes, 0)", "sizes", LOWERING),
     Mutant(
         "groups after an overflow may exceed the slots",
-        ROUTING,
+        PLACING,
         "own_counts = jnp.clip(own_counts, 0, sizes)",
         "own_counts = jnp.maximum(own_counts, 0)",
         LOWERING,

@@ -9,8 +9,14 @@ LIBRARY, RELAY = "ffi/transport/ucx_library.cc", "ffi/transport/relay.cc"
 
 MUTANTS = [
     # Nodes and control segments.
-    Mutant("a short read is a success", NODE, " !=\n        bytes) {", " < 0) {", "test_node"),
-    Mutant("the second call reads the first pieces", NODE, "    reads += count;\n", "", "test_node"),
+    Mutant("a short read is a success", NODE, "num_remote, 0) != bytes)", "num_remote, 0) < 0)", "test_node"),
+    Mutant(
+        "pieces beyond one call are not read",
+        NODE,
+        "for (int i = 0; i < num_reads;) {",
+        "for (int i = 0; i < std::min(num_reads, 1);) {",
+        "test_node",
+    ),
     Mutant(
         "a process that cannot be polled counts as ended",
         NODE,

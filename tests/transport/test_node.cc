@@ -144,6 +144,15 @@ TEST_CASE("a read of more ranges than one system call takes") {
   }
   CHECK(ReadFromProcess(getpid(), reads.data(), kPieces));
   for (int i = 0; i < kPieces; ++i) CHECK(to[i] == 2 * i);
+  // Neighbours at one end or at both are one range.
+  for (const auto& [step, gap] : {std::pair{1, 2}, {1, 1}, {2, 1}}) {
+    std::vector<int32_t> spread(static_cast<size_t>(gap * kPieces), -1);
+    for (int i = 0; i < kPieces; ++i) {
+      reads[i] = {reinterpret_cast<char*>(&spread[gap * i]), reinterpret_cast<const char*>(&from[step * i]), 4};
+    }
+    CHECK(ReadFromProcess(getpid(), reads.data(), kPieces));
+    for (int i = 0; i < gap * kPieces; ++i) CHECK(spread[i] == (i % gap == 0 ? step * (i / gap) : -1));
+  }
   const HalfReadable unreadable;
   for (const int bad : {0, 511, 512, 1023, 1024, kPieces - 1}) {
     std::vector<RemoteRead> some = reads;

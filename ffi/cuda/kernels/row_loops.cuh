@@ -1,5 +1,5 @@
 // Work of all threads of a block, for rows.cuh: sums of numbers, and loops over a piece of each row, which copy, zero
-// or add.
+// or add. slices.cuh finds its moves by the same sums.
 #pragma once
 
 #include "cuda/program/row_args.h"

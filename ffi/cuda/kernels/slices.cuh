@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
+#include "cuda/kernels/row_loops.cuh"
 #include "cuda/program/program.h"
 #include "cuda/program/slice_args.h"
 #include "include/jaxcomm/device.h"
@@ -180,16 +181,8 @@ class SliceCall {
   JAXCOMM_DEVICE void MoveStripes(int32_t num) {
     const int32_t num_warps = (Threads() + device::kWarpThreads - 1) / device::kWarpThreads;
     for (int32_t stripe = Thread() / device::kWarpThreads; stripe < numbers_[num - 1]; stripe += num_warps) {
-      int32_t low = 0, high = num - 1;  // the first move whose stripes end behind this one
-      while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (numbers_[middle] > stripe) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      const device::CopyRange range = StripeOf(moves_[low], stripe - (low > 0 ? numbers_[low - 1] : 0));
+      const int32_t i = FirstEndBehind(numbers_, num, stripe);
+      const device::CopyRange range = StripeOf(moves_[i], stripe - BeginOf(numbers_, i));
       device::Copy(range.dst, range.src, range.bytes, device::OfWarp());
     }
   }

@@ -93,10 +93,11 @@ Status CheckDirect(const CallSpec& spec, RankPlacement placement) {
   if (placement.ranks_per_node == spec.group_size && (spec.algorithm.empty() || spec.algorithm == "direct")) {
     return OkStatus();
   }
+  const bool of_rows = spec.collective != Collective::kAllToAllV;
   return InvalidArgumentError(std::string(Name(spec.collective)) +
-                              " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass "
-                              "algorithm=\"xla\" (the ranks that NVLink connects form a node: see "
-                              "docs/guide/gpus.md)");
+                              " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, " +
+                              (of_rows ? kPassXla : "pass algorithm=\"xla\"") +
+                              " (the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
 }
 
 CallProgram EmptyProgram(DType dtype, int64_t input_count, int64_t output_count) {
@@ -133,8 +134,9 @@ StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t
                                       RankPlacement placement, int32_t max_channels) {
   if (placement.inter_node != InterNode::kGin) {
     return InvalidArgumentError(
-        "between nodes, dispatch needs GIN, which NCCL does not have here (see the warning on standard error); pass "
-        "algorithm=\"xla\"");
+        std::string("between nodes, dispatch needs GIN, which NCCL does not have here (see the warning on standard "
+                    "error); ") +
+        kPassXla);
   }
   const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());

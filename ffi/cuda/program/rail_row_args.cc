@@ -11,8 +11,7 @@ StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t
   JAXCOMM_RETURN_IF_ERROR(made.status());
   if (RailSharedBytes(*made, kRailThreads) > kMaxSharedBytes) {
     return InvalidArgumentError(std::to_string(made->num_rows) + " rows and " + std::to_string(made->num_experts) +
-                                " experts need more shared memory between nodes than a thread block has; pass "
-                                "algorithm=\"xla\"");
+                                " experts need more shared memory between nodes than a thread block has; " + kPassXla);
   }
   RailRowArgs args;
   args.rows = *made;

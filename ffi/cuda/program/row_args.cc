@@ -49,8 +49,7 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
   }
   if (RowSharedBytes(args, kRowThreads) > kMaxSharedBytes) {
     return InvalidArgumentError(std::to_string(args.num_experts) + " experts and " + std::to_string(choices) +
-                                " choices per token need more shared memory than a thread block has; pass "
-                                "algorithm=\"xla\"");
+                                " choices per token need more shared memory than a thread block has; " + kPassXla);
   }
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const int64_t bytes_per_pair = CeilDiv(args.num_choices * args.row_bytes, spec.group_size);

@@ -1,5 +1,6 @@
 #include "cuda/xla/xla_collectives.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -87,7 +88,15 @@ Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vec
   JAXCOMM_RETURN_IF_ERROR(extension.status());
   const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   std::vector<xla_abi::Region> regions;
-  for (const Buffer& buffer : buffers) regions.push_back({buffer.address, static_cast<size_t>(buffer.bytes), 0});
+  for (const Buffer& buffer : buffers) {
+    const auto bytes = static_cast<size_t>(buffer.bytes);
+    // Several operands may be one array, and a result may take the place of an operand.
+    if (std::none_of(regions.begin(), regions.end(), [&](const xla_abi::Region& region) {
+          return region.buffer == buffer.address && region.bytes == bytes;
+        })) {
+      regions.push_back({buffer.address, bytes, 0});
+    }
+  }
   xla_abi::RequestWindowArgs args = {sizeof args,  nullptr,          xla_abi::kFlattenedIds, split.data(),
                                      split.size(), kCommunicationId, regions.data(),         regions.size()};
   XLA_FFI_Error* const error = (*extension)->request_window(extension_, &args);

@@ -57,7 +57,7 @@ class XlaCollectives {
   // windows on the same operands and results of the same calls, because XLA registers them together. An address outside
   // of XLA's buffers is an error here. An address in other memory of XLA is a later error of the whole run.
   //
-  // Stage Prepare, after Request().
+  // Stage Prepare, after Request(). A buffer that is listed twice is requested once.
   Status RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const;
   // Stages Initialize and Execute. The window is owned by XLA and valid only in this run.
   StatusOr<Window> GetWindow(const DeviceGroups& groups, const void* buffer) const;
