@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "the kernel of rails is not loaded",
         "ffi/cuda/runtime/communicator.cc",
-        '  if (own.ok()) own = CheckCuda("kernels", LoadRailDispatch());\n',
+        '  if (own.ok()) own = CheckCuda("kernels", LoadRailKernels());\n',
         "",
         "test_cuda_row_calls",
     ),

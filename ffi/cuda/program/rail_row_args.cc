@@ -16,6 +16,8 @@ StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t
   }
   RailRowArgs args;
   args.rows = *made;
+  args.at_home = spec.home != 0 || spec.per_choice != 0 || !HasSums(dtype);
+  if (spec.weighted != 0) args.weight_bytes = dtype == DType::kF64 ? sizeof(double) : sizeof(float);
   return args;
 }
 
