@@ -285,12 +285,12 @@ def explain(
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
         choices_between = rows.choices * (1 - ranks_per_node / n)
-        # A position per choice. Lists of a combine have weights and the end of each token too; the plan counts a list
-        # as much as the rows.
-        numbers, parts = choices_between * 4, 1
+        # A position per choice. Lists of a combine have weights and the end of each token too. Its plan counts a list
+        # as much as the sums, and both as one rank of the node has them.
+        numbers, counted = choices_between * 4, choices_between
         if op == "moe.combine":
-            numbers, parts = choices_between * 8 + rows.between_nodes * 4, 2
-        once = (rows.between_nodes + numbers * sms / row_bytes) / (choices_between * parts)
+            numbers, counted = choices_between * 8 + rows.between_nodes * 4, choices_between * 2 / ranks_per_node
+        once = (rows.between_nodes + numbers * sms / row_bytes) / counted
     shown = links_of(machine)
     machine.links = [
         (link.name, link.overhead_s, link.bytes_per_s / (once if link.name == "network" else 1), link.latency_s)

@@ -24,6 +24,9 @@ StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t
 StatusOr<RailRowArgs> WithBuffers(const RailRowArgs& args, const void* x, void* y, const RowOperands& operands) {
   const StatusOr<RowArgs> rows = WithBuffers(args.rows, x, y, operands);
   JAXCOMM_RETURN_IF_ERROR(rows.status());
+  if (args.rows.num_choices > 0 && (operands.weights != nullptr) != (args.weight_bytes > 0)) {
+    return InvalidArgumentError("the operand of weights does not fit the attribute `weighted`");
+  }
   RailRowArgs whole = args;
   whole.rows = *rows;
   return whole;

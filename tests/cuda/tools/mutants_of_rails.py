@@ -193,7 +193,7 @@ RAILED = [
         RAIL_COMBINE,
         "    __syncthreads();  // before one thread puts the sums\n",
         "",
-        "litmus_rail_rows",
+        "rail_combine",
     ),
     Mutant(
         "the next combine overwrites what the network reads",
