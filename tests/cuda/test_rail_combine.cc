@@ -262,9 +262,16 @@ TEST_CASE("the arena of a combine") {
     CHECK(made.ok() && made->rows.num_channels == 28);
     return RailArenaBytes(*made, num_nodes) / 1'000'000;
   };
-  std::printf("%ld %ld\n", (long)bytes(2), (long)bytes(8));
+  CHECK(bytes(2) == 1140 && bytes(8) == 1941);
   spec.home = 1;
-  std::printf("%ld %ld\n", (long)bytes(2), (long)bytes(8));
+  CHECK(bytes(2) == 1409 && bytes(8) == 1409);
+  spec.home = 0;
+  spec.choices = spec.row_count = 1;
+  const int64_t tokens = 1 << 28;
+  const Status refused =
+      MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1, InterNode::kGin}, 4).status();
+  CHECK(refused.message() == "more than 2^31 sums of 16 nodes");
+  CHECK(MakeCallProgram(spec, DType::kF32, 100, tokens / 4, {0, 1, InterNode::kGin}, 4).ok());
 }
 
 }  // namespace

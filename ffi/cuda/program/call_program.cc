@@ -141,7 +141,7 @@ StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t
   JAXCOMM_RETURN_IF_ERROR(made.status());
   const RowArgs& rows = made->rows;
   const auto num_nodes = static_cast<int32_t>(spec.group_size / placement.ranks_per_node);
-  if (rows.combines && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
+  if (rows.combines && !made->at_home && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
     return InvalidArgumentError("more than 2^31 sums of " + std::to_string(num_nodes) + " nodes");
   }
   CallProgram call = EmptyProgram(dtype, input_count, output_count);

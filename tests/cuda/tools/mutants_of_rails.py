@@ -200,7 +200,7 @@ RAILED = [
         RAIL_COMBINE,
         "return gin_.Flush(channel_, device::OfBlock());\n",
         "return true;\n",
-        "litmus_rail_rows",
+        "rail_combine",
     ),
     Mutant(
         "rows are put to a peer that still adds those of the last call",
@@ -264,8 +264,8 @@ RAILED = [
     Mutant(
         "a token ends where it begins",
         RAIL_COMBINE,
-        "if (own > 0) ends[at] = entry <",
-        "if (own > 0) ends[at] = entries + before.before <",
+        "ends[at] = entry < choices.size ? entry : static_cast<int32_t>(choices.size);",
+        "ends[at] = entries + before.before;",
         "rail_combine",
     ),
     Mutant(
