@@ -19,8 +19,8 @@ constexpr int32_t kRanks = 2;
 // One token per rank, which goes to the experts of both ranks: by rank the first packed choice of each expert, sizes,
 // slots, sizes. No vectors of int32_t: see test_litmus_rows.cc.
 constexpr int32_t kTable[] = {0, 1, 1, 1, 0, 0, 1, 1, /**/ 0, 1, 1, 1, 1, 1, 1, 1};
-constexpr int32_t kRows[] = {0, 0};                       // of the payload
-constexpr int32_t kExperts[] = {0, 1};                    // of each choice
+constexpr int32_t kRows[] = {0, 0};                           // of the payload
+constexpr int32_t kExperts[] = {0, 1};                        // of each choice
 constexpr int32_t kSlots[kRanks][kRanks] = {{0, 0}, {1, 1}};  // by rank and choice
 
 enum Kind { kDispatches, kAddsByNode, kAddsAtHome };

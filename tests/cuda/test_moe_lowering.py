@@ -152,7 +152,8 @@ def test_hierarchical_calls_of_several_hosts_are_jaxcomms_own_kernels(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("dtype", "reduce", "per_choice"), [(jnp.float32, "home", False), (jnp.int32, "node", True), (jnp.complex64, "node", True)]
+    ("dtype", "reduce", "per_choice"),
+    [(jnp.float32, "home", False), (jnp.int32, "node", True), (jnp.complex64, "node", True)],
 )
 def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
     def f(x, ids, weights):
@@ -160,7 +161,9 @@ def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
         return layer(x, ids, weights if inexact else None, reduce=reduce, algorithm="hierarchical")
 
     (combine,) = [found for found in calls(text(f, dtype=dtype)) if found[0] == "combine_eager"]
-    assert f"per_choice = {int(per_choice)} : i64" in combine[1] and f"home = {int(reduce == 'home')} : i64" in combine[1]
+    assert (
+        f"per_choice = {int(per_choice)} : i64" in combine[1] and f"home = {int(reduce == 'home')} : i64" in combine[1]
+    )
 
 
 def test_hierarchical_on_one_host_is_the_kernel_of_ragged_exchanges():

@@ -170,7 +170,8 @@ TEST_CASE("a wrong table: all ranks report it before a row moves") {
 // Never an address. The choice counts as zero, and only the rank that has it reports it.
 TEST_CASE("a slot or an expert of the routing that does not exist") {
   for (const bool home : {false, true}) {
-    for (const auto& [slot, expert] : {std::pair{1 << 30, 0}, std::pair{1 << 30, 3}, std::pair{0, 4}, std::pair{0, -1}}) {
+    for (const auto& [slot, expert] :
+         {std::pair{1 << 30, 0}, std::pair{1 << 30, 3}, std::pair{0, 4}, std::pair{0, -1}}) {
       GinCluster cluster(2, 2, 2, kRailArenaBytes, 1, kRailDeadlineNs);
       RailDrawn drawn = Small(cluster, home, 1);
       const_cast<int32_t*>(drawn.args[0].rows.index)[2] = slot;
@@ -268,8 +269,7 @@ TEST_CASE("the arena of a combine") {
   spec.home = 0;
   spec.choices = spec.row_count = 1;
   const int64_t tokens = 1 << 28;
-  const Status refused =
-      MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1, InterNode::kGin}, 4).status();
+  const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1, InterNode::kGin}, 4).status();
   CHECK(refused.message() == "more than 2^31 sums of 16 nodes");
   CHECK(MakeCallProgram(spec, DType::kF32, 100, tokens / 4, {0, 1, InterNode::kGin}, 4).ok());
 }

@@ -45,13 +45,15 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
     back = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
     lists = (4096 * 4 * 8 + back.rows.between_nodes * 4) * back.sms
     assert back.bytes["network"] == pytest.approx(back.rows.between_nodes * row + lists, rel=1e-6)
-    assert once < back.predicted_time_s < 2 * once
+    assert once < back.predicted_time_s < 2.5 * once
 
 
 def test_between_nodes_the_selftest_decides(monkeypatch):
     x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
     arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
-    with pytest.raises(ValueError, match=r"XLA's own .*, because no self-test has passed between nodes with these GPUs"):
+    with pytest.raises(
+        ValueError, match=r"XLA's own .*, because no self-test has passed between nodes with these GPUs"
+    ):
         jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
     found = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)

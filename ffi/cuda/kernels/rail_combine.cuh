@@ -4,7 +4,8 @@
 // The nodes that tokens come from have their turns, the own node the last one. In the turn of a node, the ranks of this
 // node put the rows of its tokens to the arenas of their node: those for tokens of rank (a, l) to local rank l. That
 // rank puts them to (a, l), its rail peer, by one message per channel:
-// - Sums by node: one row for each token. The home of the tokens first sends a list of them, because only the home knows
+// - Sums by node: one row for each token. The home of the tokens first sends a list of them, because only the home
+// knows
 //   which choices belong to one token, and has their weights. The home then adds the rows of its tokens, one per node.
 // - Sums at home: the rows of all choices, as the table orders them. No list.
 //
@@ -101,7 +102,8 @@ class RailCombine : RailCall {
     }
     if (Thread() == 0) *reinterpret_cast<int32_t*>(list) = tokens;
     __syncthreads();
-    return choices.size > 0 ? RailEndsAt(choices.size, weight_bytes_) + tokens * static_cast<int64_t>(sizeof(int32_t)) : 0;
+    return choices.size > 0 ? RailEndsAt(choices.size, weight_bytes_) + tokens * static_cast<int64_t>(sizeof(int32_t))
+                            : 0;
   }
   JAXCOMM_DEVICE void CopyWeight(char* weights, int32_t entry, int64_t choice) const {
     if (weight_bytes_ == static_cast<int32_t>(sizeof(float))) {

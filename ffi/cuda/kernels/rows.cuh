@@ -447,8 +447,13 @@ class RowCall {
       for (int32_t i = Thread(); i < num * choices; i += Threads()) positions_[i] = Packed(first * choices + i);
       __syncthreads();
       const auto* const weights = static_cast<const Acc*>(args_.weights);
-      Add<Codec>(TokenSums<Acc, EqualChoices>{rows, row_bytes, Slot(first), args_.row_bytes, {positions_, choices},
-                                              weights != nullptr ? weights + first * choices : nullptr, units},
+      Add<Codec>(TokenSums<Acc, EqualChoices>{rows,
+                                              row_bytes,
+                                              Slot(first),
+                                              args_.row_bytes,
+                                              {positions_, choices},
+                                              weights != nullptr ? weights + first * choices : nullptr,
+                                              units},
                  num);
       __syncthreads();
     }

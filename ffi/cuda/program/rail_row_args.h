@@ -1,7 +1,7 @@
 // Arguments of the kernels of dispatch and combine between nodes that GIN connects. Plain data, without CUDA.
 //
-// Words: a message of a dispatch goes from a rank to its rail peer of another node. It has the positions of the sender's
-// packed choices for that node, and after them a piece of each row that the node needs, once per row.
+// Words: a message of a dispatch goes from a rank to its rail peer of another node. It has the positions of the
+// sender's packed choices for that node, and after them a piece of each row that the node needs, once per row.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ JAXCOMM_BOTH int64_t RailMessageBytes(const RowArgs& args) {
 }
 
 // combine: the list of the tokens that have choices in a node, from their home: kRailHeaderBytes with the number of
-// tokens, the packed choices from the first one of the node on, their weights, and the end of each token. `num`: choices
-// of the home for the node.
+// tokens, the packed choices from the first one of the node on, their weights, and the end of each token. `num`:
+// choices of the home for the node.
 constexpr int64_t kRailHeaderBytes = 16;
 JAXCOMM_BOTH int64_t RailWeightsAt(int64_t num) {
   return kRailHeaderBytes + (num * static_cast<int64_t>(sizeof(int32_t)) + 15) / 16 * 16;

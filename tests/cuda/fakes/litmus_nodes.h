@@ -54,8 +54,8 @@ struct LitmusNodes {
 
   device::Window arena;
   ncclWindow_vidmem registered;
-  std::vector<device::GinHandle> gins;   // by rank
-  std::vector<device::Comm> comms;       // the same, of the node
+  std::vector<device::GinHandle> gins;  // by rank
+  std::vector<device::Comm> comms;      // the same, of the node
   std::vector<ncclDevComm> nccl_comms;
 };
 

@@ -12,8 +12,8 @@ namespace cuda {
 inline float LitmusValue(int32_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
 
 // Calls run() `runs` times in a thread block of `rank`. The rank writes its operand of `num_x` floats just before the
-// kernel begins, and reads and overwrites the result as soon as the kernel has ended, as XLA's kernels do. x(i, run) and
-// y(i, run): the operand and the expected result.
+// kernel begins, and reads and overwrites the result as soon as the kernel has ended, as XLA's kernels do. x(i, run)
+// and y(i, run): the operand and the expected result.
 template <typename X, typename Y, typename Run>
 void AddRuns(memory_model::Program& program, int32_t rank, unsigned threads, int32_t runs, const char* operand,
              int32_t num_x, X x, char* result, int32_t num_y, Y y, Run run) {

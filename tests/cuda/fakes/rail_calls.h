@@ -85,8 +85,8 @@ inline void CheckDrawn(const GinCluster& cluster, const RailDrawn& drawn, uint64
                  "%s of %d nodes of %d ranks, %d tokens, %d choices, %d experts, %d slots, rows of %lld %s, %d "
                  "channels, home %d, per choice %d, seed %llu, call %zu: rank %d %s (report: state %llu, step %d, peer "
                  "%d)\n",
-                 drawn.combines ? "combine" : "dispatch", drawn.num_nodes(), drawn.ranks_per_node,
-                 drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
+                 drawn.combines ? "combine" : "dispatch", drawn.num_nodes(), drawn.ranks_per_node, drawn.routed.tokens,
+                 drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
                  static_cast<long long>(drawn.row_count), Name(drawn.dtype), drawn.args[r].rows.num_channels,
                  drawn.home ? 1 : 0, drawn.per_choice ? 1 : 0, static_cast<unsigned long long>(seed), place, r,
                  same ? "aborted" : "has other bits", static_cast<unsigned long long>(report.state), report.step,

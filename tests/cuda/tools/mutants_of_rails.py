@@ -231,7 +231,9 @@ RAILED = [
         "",
         "rail_combine",
     ),
-    Mutant("sums of two nodes share memory", RAIL_COMBINE, "+ turn * args_.num_rows * piece_bytes_", "", "rail_combine"),
+    Mutant(
+        "sums of two nodes share memory", RAIL_COMBINE, "+ turn * args_.num_rows * piece_bytes_", "", "rail_combine"
+    ),
     Mutant(
         "lists for two nodes share memory",
         RAIL_COMBINE,
@@ -260,7 +262,13 @@ RAILED = [
         "",
         "rail_combine",
     ),
-    Mutant("weights stay at home", RAIL_COMBINE, "        CopyWeight(weights, entry++, c);\n", "        ++entry;\n", "rail_combine"),
+    Mutant(
+        "weights stay at home",
+        RAIL_COMBINE,
+        "        CopyWeight(weights, entry++, c);\n",
+        "        ++entry;\n",
+        "rail_combine",
+    ),
     Mutant(
         "a token ends where it begins",
         RAIL_COMBINE,

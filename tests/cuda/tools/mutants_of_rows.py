@@ -48,7 +48,11 @@ ROUTED = [
         "rows",
     ),
     Mutant(
-        "a row is looked for one slice too late", ROW_LOOPS, "if (ends[middle] > j) {", "if (ends[middle] >= j) {", "rows"
+        "a row is looked for one slice too late",
+        ROW_LOOPS,
+        "if (ends[middle] > j) {",
+        "if (ends[middle] >= j) {",
+        "rows",
     ),
     Mutant(
         "a sum of sizes leaves out a slice",
