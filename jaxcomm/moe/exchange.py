@@ -205,7 +205,7 @@ def _is_native(ctx, layout, platform):
     return False
 
 
-# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for rows that are copied.
+# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows.
 _MOST_SHARED_BYTES, _MOVES_BYTES = 48 << 10, 12 << 10
 
 
