@@ -187,18 +187,7 @@ class RowCall {
   // Calls f with a value of the type of loads and stores.
   template <typename F>
   JAXCOMM_DEVICE void WithUnit(F f) const {
-    switch (unit_bytes_) {
-      case 1:
-        return f(uint8_t{});
-      case 2:
-        return f(uint16_t{});
-      case 4:
-        return f(uint32_t{});
-      case 8:
-        return f(uint64_t{});
-      default:
-        return f(device::Bytes16{});
-    }
+    return unit_bytes_ == 16 ? f(device::Bytes16{}) : WithItem(unit_bytes_, f);
   }
 
   // Calls moves[i] = make(j) for j = 0 .. total - 1 and copies them, many at a time.

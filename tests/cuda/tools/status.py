@@ -97,7 +97,7 @@ FEATURES = (
         ("test_cuda_moe_one_shot", "test_cuda_moe_one_shot_calls"),
     ),
     Feature(
-        "dispatch and combine between nodes over GIN: routings of all kinds, bytes, wrong routings, late and missing ranks",
+        "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
         "emulated, on a fake of GIN; handlers on a fake of XLA",
         ("test_cuda_rail_rows", "test_cuda_rail_combine", "test_cuda_row_calls"),
     ),
