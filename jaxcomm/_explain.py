@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _cost_params, _lowering, _request
+from jaxcomm import _check, _cost_params, _lowering, _request, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
@@ -128,20 +128,22 @@ class Explanation:
         ]
 
 
-def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool) -> str:
-    """The plan by which GPUs run dispatch or combine."""
+def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool) -> tuple[str, str]:
+    """The plan by which GPUs run dispatch or combine, and the reason if this function has one."""
     if platform != "cuda":
         raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
     if num_nodes == 1:
         if algorithm in (None, "direct"):
-            return "direct"
+            return "direct", ""
         raise ValueError(f"{op}: GPUs of one node run algorithm 'direct' only, got {algorithm!r}")
-    if op == "moe.dispatch" and algorithm == "hierarchical" and gin:
-        return algorithm
-    remedy = "" if op == "moe.combine" else "; with GIN, algorithm='hierarchical' runs jaxcomm's kernel"
+    if algorithm == "hierarchical" and gin:
+        return algorithm, ""
+    if algorithm is None and gin and _selftest_record.passed_between_nodes():
+        return "hierarchical", "the self-test has passed between nodes"
+    why = "" if algorithm or not gin else ", because no self-test has passed between nodes with these GPUs"
     raise ValueError(
-        f"{op} is not explained: between nodes of GPUs, rows travel by XLA's own ragged_all_to_all, which has no "
-        f"plan{remedy}"
+        f"{op} is not explained: between nodes of GPUs, rows travel by XLA's own ragged_all_to_all{why}, which has no "
+        "plan; with GIN, algorithm='hierarchical' runs jaxcomm's kernel"
     )
 
 
@@ -204,8 +206,9 @@ def explain(
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
         predicted for a rank that sends all rows, and the same number of them to every rank; on GPUs, for those of one
         node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
-        GPUs of one node and an even load; x has a row per token. "moe.dispatch" is also predicted for several nodes
-        with GIN and `algorithm="hierarchical"`.
+        GPUs of one node, or of several nodes with GIN, and an even load; x has a row per token. Between nodes, None
+        means "hierarchical" if the self-test has passed there with this machine's GPUs; "moe.combine" is predicted for
+        weighted sums by node.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -244,9 +247,9 @@ def explain(
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
     rows: Rows | None = None
-    rows_of_token = 1.0
+    rows_of_token, reason = 1.0, ""
     if op in _request.MOE:
-        algorithm = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin)
+        algorithm, reason = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin)
         rows, rows_of_token = _rows(op, x, n, n // ranks_per_node, num_experts, choices)
     if op == "ragged_all_to_all" and platform == "cuda":
         if ranks_per_node != n or algorithm not in (None, "direct"):
@@ -282,7 +285,12 @@ def explain(
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
         choices_between = rows.choices * (1 - ranks_per_node / n)
-        once = (rows.between_nodes + choices_between * 4 * sms / row_bytes) / choices_between
+        # A position per choice. Lists of a combine have weights and the end of each token too. Its plan counts a list
+        # as much as the sums, and both as one rank of the node has them.
+        numbers, counted = choices_between * 4, choices_between
+        if op == "moe.combine":
+            numbers, counted = choices_between * 8 + rows.between_nodes * 4, choices_between * 2 / ranks_per_node
+        once = (rows.between_nodes + numbers * sms / row_bytes) / counted
     shown = links_of(machine)
     machine.links = [
         (link.name, link.overhead_s, link.bytes_per_s / (once if link.name == "network" else 1), link.latency_s)
@@ -302,7 +310,7 @@ def explain(
     return Explanation(
         op=op,
         algorithm=choice.algorithm,
-        reason=choice.reason,
+        reason=reason or choice.reason,
         source=dict(plan.algorithms(native))[choice.algorithm],
         num_nodes=request.num_nodes,
         ranks_per_node=ranks_per_node,

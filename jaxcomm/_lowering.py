@@ -283,13 +283,16 @@ def uses_row_kernel(ctx: Any, call: Call, platform: str) -> bool:
 
 
 def uses_rails(ctx: Any, call: Call, platform: str) -> bool:
-    """Whether GPUs of several hosts move the rows of a dispatch by jaxcomm's kernel, once per token and node.
+    """Whether GPUs of several hosts move the rows of a dispatch or combine by jaxcomm's kernels between nodes.
 
-    The kernel needs GIN between the nodes, which NCCL reports at run time only. So a program has to ask for it.
+    The kernels need GIN between the nodes, which NCCL reports at run time only. So a program has to ask for them, or
+    the self-test has run them on such GPUs.
     """
-    if platform != "cuda" or call.algorithm != "hierarchical":
+    if platform != "cuda" or call.algorithm not in (None, "hierarchical"):
         return False
-    return not uses_xla(call, platform) and not is_on_one_host(ctx, call)
+    if uses_xla(call, platform) or is_on_one_host(ctx, call):
+        return False
+    return call.algorithm is not None or _selftest_record.passed_between_nodes()
 
 
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Which GPUs and versions have passed ``python -m jaxcomm.selftest``: a file in the user's cache folder.
 
-Until the self-test has passed on this combination, programs for GPUs use XLA's own collectives by default.
+Until the self-test has passed on this combination, programs for GPUs use XLA's own collectives by default. Until it has
+passed between nodes with GIN, dispatch and combine of a mixture of experts do so there.
 """
 
 import functools
@@ -55,27 +56,38 @@ def path() -> pathlib.Path | None:
     return folder / "selftest.json" if folder else None
 
 
-def _keys() -> list[dict[str, str]]:
+_PASSED, _BETWEEN_NODES = "passed", "between_nodes"  # lists of keys in the file
+
+
+def _keys(name: str = _PASSED) -> list[dict[str, str]]:
     try:
         read = json.loads(file.read_text()) if (file := path()) else {}
     except (OSError, ValueError):
         return []
-    passed = read.get("passed", []) if isinstance(read, dict) and read.get("format") == _FORMAT else []
-    return passed if isinstance(passed, list) else []
+    keys = read.get(name, []) if isinstance(read, dict) and read.get("format") == _FORMAT else []
+    return keys if isinstance(keys, list) else []
 
 
-def save(passed: dict[str, str]) -> pathlib.Path | None:
+def save(passed: dict[str, str], between_nodes: bool = False) -> pathlib.Path | None:
     """Adds a key to the file. Returns the file; None if the user has no cache folder.
+
+    Args:
+      passed: of a self-test that has passed.
+      between_nodes: whether dispatch and combine between nodes were among its tests. Otherwise, an earlier success no
+        longer counts.
 
     Raises:
       OSError: the file can't be written.
     """
     if (file := path()) is None:
         return None
-    keys = [known for known in _keys() if known != passed] + [passed]
+    keys = {name: [known for known in _keys(name) if known != passed] for name in (_PASSED, _BETWEEN_NODES)}
+    keys[_PASSED].append(passed)
+    if between_nodes:
+        keys[_BETWEEN_NODES].append(passed)
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(json.dumps({"format": _FORMAT, "passed": keys}, indent=1))
+    new.write_text(json.dumps({"format": _FORMAT, **keys}, indent=1))
     new.replace(file)  # atomic: readers see the old or the new file
     return file
 
@@ -83,6 +95,16 @@ def save(passed: dict[str, str]) -> pathlib.Path | None:
 @functools.cache
 def passed() -> bool:
     """Whether the self-test has passed on this combination. The same answer in all processes of the program."""
+    return _agreed(_PASSED)
+
+
+@functools.cache
+def passed_between_nodes() -> bool:
+    """Whether it has passed with dispatch and combine between nodes: GIN works there. The same in all processes."""
+    return _agreed(_BETWEEN_NODES)
+
+
+def _agreed(name: str) -> bool:
     own = key()
-    found = own is not None and own in _keys()
-    return _kv_store.kv_agree("selftest/passed", str(int(found))) == "1"
+    found = own is not None and own in _keys(name)
+    return _kv_store.kv_agree(f"selftest/{name}", str(int(found))) == "1"

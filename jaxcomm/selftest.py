@@ -206,6 +206,29 @@ PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
 }
 
 
+def _experts(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """A layer of experts between nodes, and its gradient. The experts of rank r multiply rows by r + 1."""
+    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), 3
+    tokens = x.reshape(-1, 8)
+    places = jnp.arange(len(tokens))[:, None] * 5 + jnp.arange(choices) * 3 + rank  # experts, before the remainder
+    weights = (places % 4).astype(x.dtype)
+    if lib is not jaxcomm:
+        factors = (weights * (places % (2 * n) // 2 + 1)).sum(1, keepdims=True)
+        return 3 * tokens * factors
+
+    def layer(tokens: Any) -> Any:
+        routing = jaxcomm.moe.route(places % (2 * n), axes, num_experts=2 * n, on_overflow="drop")
+        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm=_BETWEEN_NODES)
+        rows = rows * (rank + 1).astype(x.dtype)
+        return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
+
+    return layer(tokens) + jax.grad(lambda tokens: jnp.sum(layer(tokens) * tokens))(tokens)
+
+
+_BETWEEN_NODES = "hierarchical"
+_NO_GIN = "needs GIN"  # in the error of a group without GIN: ffi/cuda/program/call_program.cc
+
+
 def _test_program(row: Row, run: Callable[..., Any], devices: Sequence[Any]) -> None:
     n = len(devices)
     inner = next(size for size in range(int(n**0.5), 0, -1) if n % size == 0)
@@ -327,24 +350,47 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
         report.say(str(row))
         if row.error and jax.process_count() > 1:
             break  # this process would run other tests than the others
+    key = _selftest_record.key() if devices[0].platform == "gpu" else None
+    between_nodes = key is not None and key["hosts"] == "several" and all(row.right for row in report.rows)
+    # All processes decide as the first of them does.
+    if between_nodes := _kv_store.kv_agree("selftest/moe", str(int(between_nodes))) == "1":
+        between_nodes = _test_between_nodes(report, devices)
     wrong = [row for row in report.rows if not row.right]
     if wrong:
         names = ", ".join(dict.fromkeys(row.op for row in wrong))
         return report.end(FAILED, f"FAILED: {len(wrong)} of {len(report.rows)} tests, in {names}")
-    return _passed(report, devices, set(ops) == set(OPS))
+    return _passed(report, devices, key, set(ops) == set(OPS), between_nodes)
 
 
-def _passed(report: Report, devices: Sequence[Any], complete: bool) -> int:
+def _test_between_nodes(report: Report, devices: Sequence[Any]) -> bool:
+    """Adds a row for dispatch and combine between nodes. Returns False, without a row, if there is no GIN."""
+    count = 32 * len(devices)
+    row = Row("moe", count * 4, count, "float32", "none")
+    report.current = "dispatch and combine between nodes"
+    try:
+        _test_program(row, _experts, devices)
+    except Exception as error:
+        if _NO_GIN in str(error):
+            report.say("# no GIN between nodes: dispatch and combine use XLA's own collective there")
+            return False
+        row.error = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    report.rows.append(row)
+    report.say(str(row))
+    return row.right
+
+
+def _passed(
+    report: Report, devices: Sequence[Any], key: dict[str, str] | None, complete: bool, between_nodes: bool
+) -> int:
     result = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"
     if len(devices) == 1:
         return report.end(PASSED, f"{result}; with one device, nothing was communicated")
-    key = _selftest_record.key() if devices[0].platform == "gpu" else None
     if key is None:
         return report.end(PASSED, result)
     if not complete:
         return report.end(PASSED, f"{result}; not recorded, because only some ops were tested")
     try:
-        file = _selftest_record.save(key)
+        file = _selftest_record.save(key, between_nodes)
     except OSError as error:
         return report.end(PASSED, f"{result}; not recorded: {error}")
     report.facts["recorded"] = str(file) if file else None

@@ -178,12 +178,73 @@ def test_the_record_counts_for_equal_versions_only(monkeypatch):
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_record_is_written_after_all_ops_on_several_gpus(monkeypatch, complete, count):
-    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
     report = selftest.Report(None, 1)
-    assert selftest._passed(report, [Gpu(0)] * count, complete) == 0
+    assert selftest._passed(report, [Gpu(0)] * count, GPU_KEY, complete, False) == 0
     recorded = complete and count > 1
     assert (GPU_KEY in _selftest_record._keys()) == recorded
+    assert not _selftest_record._keys("between_nodes")
     assert report.facts.get("recorded") == (str(_selftest_record.path()) if recorded else None)
+
+
+NO_GIN = "INVALID_ARGUMENT: jaxcomm: moe.dispatch at f.py:3: between nodes, dispatch needs GIN, which NCCL does not"
+
+
+def test_the_record_of_experts_between_nodes(monkeypatch):
+    several = GPU_KEY | {"hosts": "several"}
+    monkeypatch.setattr(_selftest_record, "key", lambda: several)
+    passed = _selftest_record.passed_between_nodes.__wrapped__
+    assert not passed()
+    _selftest_record.save(several)
+    assert not passed()  # without GIN
+    selftest._passed(selftest.Report(None, 1), [Gpu(0), Gpu(1)], several, True, True)
+    assert passed() and _selftest_record.passed.__wrapped__()
+    _selftest_record.save(GPU_KEY, between_nodes=True)
+    assert passed()
+    _selftest_record.save(several)  # a later self-test finds no GIN
+    assert not passed() and several in _selftest_record._keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "error_of_row", "rows"),
+    [(None, "", 1), (NO_GIN, "", 0), ("another\nmore", "RuntimeError: another", 1)],
+)
+def test_experts_between_nodes(monkeypatch, capsys, error, error_of_row, rows):
+    """Without GIN, the self-test passes, and records nothing about nodes."""
+
+    def run_program(row, run, devices):
+        assert run is selftest._experts
+        if error:
+            raise RuntimeError(error)
+        row.wrong = 0
+
+    monkeypatch.setattr(selftest, "_test_program", run_program)
+    report = selftest.Report(None, 1)
+    assert selftest._test_between_nodes(report, [Gpu(0)] * 2) == (error is None)
+    assert [row.error for row in report.rows] == [error_of_row] * rows
+    assert ("no GIN between nodes" in capsys.readouterr().out) == (error == NO_GIN)
+
+
+def test_the_result_of_experts(monkeypatch):
+    """By the definition, on this machine; the kernels between nodes are tested in tests/cuda."""
+    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
+    row = selftest.Row("moe", 0, 32 * 8, "float32", "none")
+    selftest._test_program(row, selftest._experts, jax.devices())
+    assert row.wrong == 0
+    right = jaxcomm.moe.combine
+    monkeypatch.setattr(jaxcomm.moe, "combine", lambda rows, routing, weights, **more: right(rows, routing, **more))
+    selftest._test_program(row, selftest._experts, jax.devices())
+    assert row.wrong > 0
+
+
+@pytest.mark.parametrize("hosts", ["one", "several"])
+def test_only_groups_of_several_hosts_test_experts_between_nodes(monkeypatch, hosts):
+    asked = []
+    monkeypatch.setattr(selftest, "tests", lambda *args: [])
+    monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
+    monkeypatch.setattr(selftest, "_test_between_nodes", lambda report, devices: asked.append(devices) or True)
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY | {"hosts": hosts})
+    assert selftest.run(selftest.Report(None, 1), [Gpu(0), Gpu(1)], (1,), tuple(selftest.OPS)) == 0
+    assert len(asked) == len(_selftest_record._keys("between_nodes")) == (hosts == "several")
 
 
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):

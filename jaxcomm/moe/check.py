@@ -21,8 +21,8 @@ def check(table, *, call, capacity, raises):
 def refuse_unchecked(call):
     """Raises for a call whose overflow nothing would detect."""
     raise NotImplementedError(
-        f"{call.op} at {call.site}: on_overflow='raise' works on CPUs, and on GPUs of one node with jaxcomm's own "
-        "dispatch; pass on_overflow='drop' and look at Routing.dropped"
+        f"{call.op} at {call.site}: on_overflow='raise' works on CPUs, and on GPUs with jaxcomm's own dispatch and "
+        "combine (between nodes algorithm='hierarchical'); pass on_overflow='drop' and look at Routing.dropped"
     )
 
 
@@ -47,7 +47,8 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
     if platform != "cpu":
         if not raises:
             return [table]
-        if not _lowering.uses_row_kernel(ctx, call, platform):
+        # dispatch() and combine() refuse what their kernels do not check.
+        if platform != "cuda" or _lowering.uses_xla(call, platform):
             refuse_unchecked(call)
         mark = functools.partial(_mark, call=call, capacity=capacity)
         return _compat.mlir.lower_fun(mark, multiple_results=False)(ctx, table)

@@ -160,23 +160,40 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
-    if ctx.avals_in[-4].shape[1] > 0 and (
-        _lowering.uses_rails(ctx, layout.call, platform) or _is_native(ctx, layout, platform)
-    ):
+    if ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
 def _is_native(ctx, layout, platform):
-    """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on the GPUs of one node."""
+    """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on GPUs of one node or with GIN."""
     if platform == "cpu":
         return not _lowering.uses_xla(layout.call, platform)
-    if _lowering.uses_row_kernel(ctx, layout.call, platform):
+    if _lowering.uses_row_kernel(ctx, layout.call, platform) or _uses_rails(ctx, layout, platform):
         return True
     if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
         refuse_unchecked(layout.call)
     return False
+
+
+# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows.
+_MOST_SHARED_BYTES, _MOVES_BYTES = 48 << 10, 12 << 10
+
+
+def fits_rails(tokens: int, choices: int, num_experts: int, per_choice: bool) -> bool:
+    """Whether the kernels between nodes take these sizes. Others are an error at run time."""
+    rows = tokens * choices if per_choice else tokens
+    shared = max(_MOVES_BYTES, 4 * choices + 16) + 4 * num_experts + 16 + 12 * -(-rows // 64)
+    return shared <= _MOST_SHARED_BYTES
+
+
+def _uses_rails(ctx, layout, platform):
+    """Whether the kernels between nodes move the rows. By default, other sizes travel by XLA's collective."""
+    if not _lowering.uses_rails(ctx, layout.call, platform):
+        return False
+    fits = fits_rails(*ctx.avals_in[-4].shape, ctx.avals_in[-2].shape[1], layout.per_choice)
+    return fits or layout.call.algorithm is not None
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):
@@ -265,8 +282,10 @@ def _lower_combine(ctx, *args, platform, layout):
         return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
     per_node = _lowering.ranks_per_node_of(ctx, layout.call, platform)
     if native and platform == "cuda":
+        # The kernel between nodes adds node by node; the one inside a node does not.
         one_node = layout.reduce == "home" or per_node == ctx.avals_in[-2].shape[0]
-        if layout.per_choice or (str(rows.dtype) in _FLOATS and one_node):
+        adds = one_node or _uses_rails(ctx, layout, platform)
+        if layout.per_choice or (str(rows.dtype) in _FLOATS and adds):
             return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
     by = _combine_by_choices if native and platform == "cuda" else _combine_by_exchange
     run = functools.partial(by, layout=layout, ranks_per_node=per_node)

@@ -23,8 +23,8 @@ def dispatch(
       routing: result of route().
       per_choice: each choice has a row of its own.
       algorithm: "direct", "hierarchical" (one row per token and node crosses between nodes; the default between
-        hosts of CPUs), or "xla" for XLA's own ragged_all_to_all, the default between hosts of GPUs. There,
-        "hierarchical" needs GIN (docs/internals/cuda-moe.md).
+        hosts of CPUs), or "xla" for XLA's own ragged_all_to_all. Between hosts of GPUs, "hierarchical" needs GIN, and
+        is the default if the self-test has passed there; otherwise "xla" is (docs/internals/cuda-moe.md).
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS.
 
     Returns:
@@ -86,10 +86,10 @@ def combine(
       ValueError: invalid shapes or algorithm, or weights per choice (when tracing).
       TypeError: weights of integers, or for rows of integers (when tracing).
       NotImplementedError: the axis or the routing belongs to vmap.
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
+      jax.errors.JaxRuntimeError: as dispatch() (at run time).
 
-    Cost: one row per choice whose expert is on another rank.
+    Cost: one row per choice whose expert is on another rank. "hierarchical": between nodes, one row per token and other
+    node, or one per choice with reduce="home" and per_choice.
     """
     op = "moe.combine"
     layout = _layout(op, routing, per_choice, algorithm, max_sms)

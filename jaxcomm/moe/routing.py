@@ -104,7 +104,8 @@ def route(
       on_overflow: "raise", or "drop" the choices that do not fit. Each pair of source rank and expert keeps the same
         number of choices, as far as it has them; first choices are kept first.
       reduce: order of the sums of combine(). "node" adds the rows of each node, rounds, and adds the nodes; "home" adds
-        all rows in the order of the choices, with the same bits for every number of ranks.
+        all rows in the order of the choices, with the same bits for every number of ranks. With "hierarchical" on GPUs,
+        nodes are those that NVLink connects.
 
     Returns:
       A Routing.
@@ -115,8 +116,9 @@ def route(
       TypeError: expert_ids are not integers, or a tracer in place of a static value (when tracing).
       NotImplementedError: on_overflow is "raise", but rows move by XLA's own collective (when compiling).
       jax.errors.JaxRuntimeError: an id is E or larger, or a rank overflows and on_overflow is "raise": on all ranks,
-        before a row moves. On CPUs, this call raises. On GPUs of one node, dispatch() moves no rows and the next call
-        raises; on other GPUs, on_overflow must be "drop", and ids of E or more are no choices (at run time).
+        before a row moves. On CPUs, this call raises. On GPUs, dispatch() moves no rows and the next call raises;
+        where rows move by XLA's own collective, on_overflow must be "drop", and ids of E or more are no choices (at
+        run time).
 
     Cost: an all_gather of E + 1 integers.
     """

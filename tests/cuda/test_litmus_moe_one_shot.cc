@@ -1,32 +1,24 @@
 // The kernel of moe_one_shot on the smallest group, in all executions that a relaxed memory model allows.
-#include <cstdio>
 #include <vector>
 
 #include "../../ffi/cuda/kernels/moe_one_shot.cuh"
 #include "../check.h"
-#include "fakes/litmus_ranks.h"
+#include "fakes/litmus_runs.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using memory_model::EndKernel;
-using memory_model::Program;
 using memory_model::Require;
 
 constexpr int32_t kRanks = 2;
 
-// Of rank r, in run `run`.
-float Value(int32_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
-
 // `runs` calls on one arena, of one token per rank, whose first choice is `id` of its rank, and its second one, if
-// there is one, is the other expert. A rank writes its row just before the kernel begins, and reads and overwrites the
-// result as soon as the kernel has ended, as XLA's kernels do.
+// there is one, is the other expert.
 void CheckCalls(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
-  Program program;
+  memory_model::Program program;
   LitmusRanks ranks(program, kRanks, 1);
   std::vector<MoeOneShotArgs> args(kRanks);
-  std::vector<char*> shared;
   MoeOneShotArgs sizes;
   sizes.comm.local.size = kRanks;
   sizes.tokens = 1, sizes.choices = choices, sizes.num_experts = kRanks, sizes.capacity = choices;
@@ -54,29 +46,18 @@ void CheckCalls(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
     own.table = program.Words<int32_t>(kRanks * kRanks, "table");
     own.y = reinterpret_cast<char*>(program.Words<float>(choices, "y"));
     args[r] = own;
-    shared.push_back(program.Take(MoeOneShotSharedBytes(own), "shared memory"));
-  }
-  for (int32_t r = 0; r < kRanks; ++r) {
-    program.AddBlock(r, 0, threads, [=, &args, &shared] {
-      const MoeOneShotArgs& own = args[r];
-      auto* const x = reinterpret_cast<float*>(const_cast<char*>(own.x));
-      auto* const y = reinterpret_cast<float*>(own.y);
-      for (int32_t run = 1; run <= runs; ++run) {
-        if (threadIdx.x == 0) *x = Value(r, run);
-        EndKernel();
-        MoeOneShotCall(own, 0, shared[r]).Run();
-        EndKernel();
-        for (int32_t s = 0; s < choices && threadIdx.x == 0; ++s) {
-          const int32_t from = choices == kRanks ? s : crossed ? 1 - r : r;
-          Require(y[s] == Value(from, run), "a wrong row");
-          y[s] = -1;
-        }
-        if (threadIdx.x == 0) {
-          Require(*own.group_counts == choices && *own.demand == choices, "a wrong routing");
-          Require(own.slot[0] == (choices == kRanks ? r : 0), "a wrong slot");
-        }
-        EndKernel();
-      }
+    char* const shared = program.Take(MoeOneShotSharedBytes(own), "shared memory");
+    const MoeOneShotArgs* const call = &args[r];
+    const auto x = [=](int32_t, int32_t run) { return LitmusValue(r, run); };
+    const auto y = [=](int32_t s, int32_t run) {
+      return LitmusValue(choices == kRanks ? s : crossed ? 1 - r : r, run);
+    };
+    AddRuns(program, r, threads, runs, own.x, 1, x, own.y, choices, y, [=] {
+      MoeOneShotCall(*call, 0, shared).Run();
+      memory_model::EndKernel();
+      if (threadIdx.x != 0) return;
+      Require(*call->group_counts == choices && *call->demand == choices, "a wrong routing");
+      Require(call->slot[0] == (choices == kRanks ? r : 0), "a wrong slot");
     });
   }
   ExpectSound(program);

@@ -13,8 +13,8 @@ from harness import run
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _placement
-from jaxcomm.moe import check, places, routing
+from jaxcomm import _config, _lowering, _placement, _selftest_record
+from jaxcomm.moe import check, exchange, places, routing
 
 TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
 
@@ -104,7 +104,7 @@ def test_sums_that_the_kernel_lacks_fetch_the_row_of_each_choice(dtype, reduce, 
 
 def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch):
     drop = functools.partial(layer, on_overflow="drop")
-    advice = r"test_moe_lowering\.py.*on_overflow='raise' works on CPUs, and on GPUs of one node.*on_overflow='drop'"
+    advice = r"test_moe_lowering\.py.*on_overflow='raise' works on CPUs, and on GPUs with jaxcomm.*on_overflow='drop'"
     with monkeypatch.context() as hosts:
         hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
         assert targets(drop) == ["all_gather_eager"]
@@ -122,27 +122,74 @@ def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch
         text(functools.partial(layer, algorithm="xla"))
 
 
-def test_hierarchical_dispatch_of_several_hosts_is_jaxcomms_own_kernel(monkeypatch):
-    """Rows come home by XLA's collective, also those of the gradient of dispatch."""
-    drop = functools.partial(layer, axes=("node", "gpu"), on_overflow="drop", algorithm="hierarchical")
+RAILS = ["all_gather_eager", "dispatch_eager", "combine_eager"]
+
+
+@pytest.fixture
+def several_hosts(monkeypatch):
+    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+
+
+def test_hierarchical_calls_of_several_hosts_are_jaxcomms_own_kernels(monkeypatch, several_hosts):
+    nodes = functools.partial(layer, axes=("node", "gpu"), algorithm="hierarchical")
 
     def gradient(x, ids, weights):
-        return jax.grad(lambda x: drop(x, ids, weights).astype(jnp.float32).sum())(x)
+        return jax.grad(lambda *args: nodes(args[0], ids, args[1]).astype(jnp.float32).sum(), (0, 1))(x, weights)
 
-    with monkeypatch.context() as hosts:
-        hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
-        found = calls(text(drop, shape=(2, 2)))
-        assert [target for target, _, _ in found] == ["all_gather_eager", "dispatch_eager"]
-        assert 'algorithm = "hierarchical"' in found[1][1]
-        assert text(drop, shape=(2, 2)).count("@ragged_all_to_all(") == 1
-        # The transposes of dispatch and combine are each other.
-        assert sorted(targets(gradient, shape=(2, 2))) == ["all_gather_eager", "dispatch_eager", "dispatch_eager"]
-        with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs"):
-            text(functools.partial(drop, on_overflow="raise"), shape=(2, 2))
-        hosts.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm="xla"))
-        assert targets(drop, shape=(2, 2)) == []
-    # On one host, rows travel by the kernel of ragged exchanges.
+    found = calls(text(nodes, shape=(2, 2)))
+    assert [target for target, _, _ in found] == RAILS
+    for _, attributes, _ in found[1:]:
+        assert 'algorithm = "hierarchical"' in attributes
+    assert "home = 0 : i64" in found[2][1] and "weighted = 1 : i64" in found[2][1]
+    assert "ragged_all_to_all" not in text(nodes, shape=(2, 2))
+    # As inside a node: see test_the_gradient_is_made_of_the_same_calls.
+    names = sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])
+    assert sorted(targets(gradient, shape=(2, 2))) == names
+    # The kernels check the routing, XLA's collective does not.
+    assert "stablehlo.negate" in text(nodes, shape=(2, 2))
+    monkeypatch.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm="xla"))
+    assert targets(functools.partial(nodes, on_overflow="drop"), shape=(2, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "per_choice"),
+    [(jnp.float32, "home", False), (jnp.int32, "node", True), (jnp.complex64, "node", True)],
+)
+def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
+    def f(x, ids, weights):
+        inexact = jnp.issubdtype(dtype, jnp.inexact)
+        return layer(x, ids, weights if inexact else None, reduce=reduce, algorithm="hierarchical")
+
+    (combine,) = [found for found in calls(text(f, dtype=dtype)) if found[0] == "combine_eager"]
+    assert (
+        f"per_choice = {int(per_choice)} : i64" in combine[1] and f"home = {int(reduce == 'home')} : i64" in combine[1]
+    )
+
+
+def test_hierarchical_on_one_host_is_the_kernel_of_ragged_exchanges():
+    drop = functools.partial(layer, axes=("node", "gpu"), on_overflow="drop", algorithm="hierarchical")
     assert targets(drop, shape=(2, 2)) == ["all_gather", "all_to_all_v", "all_to_all_v"]
+
+
+def test_several_hosts_by_default(monkeypatch, several_hosts):
+    """The kernels between nodes if the self-test has passed there, and if they take the sizes."""
+    drop = functools.partial(layer, on_overflow="drop")
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    assert targets(layer) == targets(drop) == RAILS
+    assert 'algorithm = ""' in calls(text(layer))[1][1]
+    assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
+    with monkeypatch.context() as few:
+        few.setattr(exchange, "fits_rails", lambda *sizes: False)
+        assert targets(drop) == ["all_gather_eager"]
+        assert targets(functools.partial(drop, algorithm="hierarchical")) == RAILS
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: False)
+    assert targets(drop) == ["all_gather_eager"]
+
+
+def test_sizes_that_the_kernels_between_nodes_take():
+    """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
+    assert exchange.fits_rails(131072, 8, 256, False) and exchange.fits_rails(131072 // 8, 8, 256, True)
+    assert not exchange.fits_rails(300_000, 1, 2, False) and not exchange.fits_rails(131072, 8, 256, True)
 
 
 def test_unknown_ids_are_negative_sizes():

@@ -3,7 +3,6 @@
 // all ranks before a slot is written.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <random>
 #include <string>
 #include <utility>
@@ -11,7 +10,7 @@
 
 #include "../../ffi/cuda/program/call_program.h"
 #include "../check.h"
-#include "fakes/emulated.h"
+#include "fakes/drawn_rows.h"
 #include "fakes/node_group.h"
 #include "fakes/seed.h"
 #include "fakes/virtual_moe_one_shot.h"
@@ -48,10 +47,7 @@ void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64
   drawn.fields.assign(group.n, UnwrittenFields(drawn.shape, group.n));
   for (int32_t r = 0; r < group.n; ++r) {
     MoeOneShotArgs args = *made;
-    // As if there were enough bytes for all channels.
-    const int64_t lines = (args.row_bytes + 127) / 128, per_channel = (lines + channels - 1) / channels;
-    args.piece_bytes = per_channel * 128;
-    args.num_channels = static_cast<int32_t>((lines + per_channel - 1) / per_channel);
+    SpreadOver(channels, args);
     CHECK(ArenaBytes(args) <= group.arena.stride);
     args = WithComm(args, group.CommOf(r));
     static_cast<MoeOneShotBuffers&>(args) = BuffersOf(drawn.fields[r]);
@@ -66,50 +62,30 @@ void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64
   }
 }
 
-// The work of a thread block.
-void RunCall(Drawn& drawn, int32_t rank, int32_t channel) {
-  const MoeOneShotArgs& args = drawn.args[rank];
-  auto* const x = const_cast<char*>(args.x);
-  const auto x_bytes = static_cast<int64_t>(drawn.x[rank].size());
-  const auto y_bytes = static_cast<int64_t>(drawn.y[rank].size());
-  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = drawn.x[rank][i]; });
-  ForPieces(args, channel, y_bytes, [&](int64_t i) { args.y[i] = kUnwritten; });
-  __syncthreads();
-  MoeOneShotCall(args, channel, device::DynamicShared()).Run();
-  __syncthreads();
-  ForPieces(args, channel, y_bytes, [&](int64_t i) { drawn.y[rank][i] = args.y[i]; });
-  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = kSpoiled; });
-}
-
-// A kernel begins once all thread blocks of the previous one on its GPU have ended. Rank `missing` never begins.
+// Rank `missing` never begins.
 void Launch(const std::vector<Drawn*>& calls, const Group& group, unsigned threads, uint64_t seed,
             int32_t missing = -1) {
   size_t shared = 0;
-  std::vector<std::atomic<int32_t>> ended(group.n);  // thread blocks, by rank
+  std::vector<std::atomic<int32_t>> ended(group.n);
   for (const Drawn* drawn : calls) {
     shared = std::max(shared, static_cast<size_t>(MoeOneShotSharedBytes(drawn->args[0])));
   }
   const auto run = [&] {
     const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
     if (rank == missing) return;
-    for (size_t call = 0; call < calls.size(); ++call) {
-      if (threadIdx.x == 0) {
-        while (ended[rank] < static_cast<int32_t>(call) * group.num_channels) emulation::Pause();
-      }
-      __syncthreads();
-      if (channel < calls[call]->args[rank].num_channels) {
-        for (uint64_t i = 0; i < calls[call]->late[rank]; ++i) emulation::Pause();
-        RunCall(*calls[call], rank, channel);
-      }
-      __syncthreads();
-      if (threadIdx.x == 0) ++ended[rank];
-    }
+    RunInOrder(calls, ended[rank], [&](Drawn& drawn) {
+      const MoeOneShotArgs& args = drawn.args[rank];
+      if (channel >= args.num_channels) return;
+      BeLate(drawn.late[rank]);
+      RunAndSpoil(args, channel, drawn.x[rank], drawn.y[rank],
+                  [&] { MoeOneShotCall(args, channel, device::DynamicShared()).Run(); });
+    });
   };
   emulation::Launch(group.num_channels, group.n, threads, seed, run, shared);
 }
 
 void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  const std::vector<Bytes> expected = RowsByDefinition(drawn.routed, drawn.x, drawn.shape.row_bytes);
+  const std::vector<Bytes> expected = Dispatched(drawn.routed, drawn.x, drawn.shape.row_bytes);
   for (int32_t r = 0; r < group.n; ++r) {
     const bool rows = expected[r] == drawn.y[r];
     const bool fields = drawn.fields[r] == FieldsOf(drawn.routed, drawn.shape, r);

@@ -131,7 +131,7 @@ struct Site {
   void Check(int32_t run) const {
     const Routed routed = RoutingOf(shape, run);
     CHECK(fields == FieldsOf(routed, sizes, rank.rank));
-    const Bytes expected = RowsByDefinition(routed, Payloads(run), sizes.row_bytes)[rank.rank];
+    const Bytes expected = Dispatched(routed, Payloads(run), sizes.row_bytes)[rank.rank];
     CHECK(std::memcmp(rows.data(), expected.data(), expected.size()) == 0);
   }
 

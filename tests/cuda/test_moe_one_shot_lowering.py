@@ -66,7 +66,7 @@ def test_the_gradient_is_a_combine():
 
 def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
     monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
-    with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs, and on GPUs of one node"):
+    with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs, and on GPUs with jaxcomm"):
         text(rows)
 
 

@@ -166,31 +166,43 @@ ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from repla
 }
 
 // Nodes of equal size. The routing changes from run to run, and the last one is wrong.
-void DispatchAmongNodes(const char* algorithm, int num_nodes) {
+void LayerAmongNodes(const char* algorithm, int num_nodes, bool home) {
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
   world->num_lsa_teams = num_nodes;
   if (num_nodes > 1) world->gin = NCCL_GIN_TYPE_GDAKI;
   auto* dispatch = new GpuCallState;
+  auto* combine = new GpuCallState;
   dispatch->spec = RowSpec(Collective::kDispatch);
-  dispatch->spec.algorithm = algorithm;
+  combine->spec = RowSpec(Collective::kCombine);
+  combine->spec.weighted = 1;
+  combine->spec.home = home ? 1 : 0;
+  dispatch->spec.algorithm = combine->spec.algorithm = algorithm;
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
     Stream stream;
     Buffers buffers;
-    Site site(*dispatch, rank, stream, buffers);
+    Site site(*dispatch, rank, stream, buffers), second(*combine, rank, stream, buffers);
     for (int32_t run = 0; run < 3; ++run) {
       const Routed routed = RoutingOf(run);
       buffers.Fill(routed, rank.rank, run);
-      site.xla.run = run;
-      CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-      CHECK(stream.queue.size() == 1);
+      for (Site* each : {&site, &second}) {
+        each->xla.run = run;
+        CHECK(each->Prepare().empty() && each->Initialize().empty());
+      }
+      CHECK(site.Execute().empty() && second.Execute().empty());
+      CHECK(stream.queue.size() == 2);
       Finish(stream);
-      buffers.CheckRows(routed, rank.rank, run);
+      buffers.Check(routed, rank.rank, run);
     }
     // Without tokens there is no arena.
     Communicator& communicator = dispatch->Find(rank.device())->communicator();
     CHECK(DeviceCall::Make(dispatch->spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
+    CHECK(DeviceCall::Make(combine->spec, communicator, DType::kF32, kCapacity * kRow, 0).ok());
+    if (num_nodes > 1) {
+      second.xla.more[2].count = 0;  // the weights
+      CHECK(Has(second.Execute(), "the operand of weights does not fit the attribute `weighted`"));
+    }
     buffers.table[(4 + 2) * kExperts + 3] += kCapacity;  // of the slice of rank 1 for its own last expert
     site.xla.run = 3;
     CHECK(site.Execute().empty());
@@ -200,9 +212,9 @@ void DispatchAmongNodes(const char* algorithm, int num_nodes) {
   });
 }
 
-ALONE_TEST_CASE("a dispatch between nodes over GIN") { DispatchAmongNodes("", 2); }
-ALONE_TEST_CASE("a dispatch between nodes over GIN, by name") { DispatchAmongNodes("hierarchical", 2); }
-ALONE_TEST_CASE("a dispatch between hosts that turn out to be one node") { DispatchAmongNodes("hierarchical", 1); }
+ALONE_TEST_CASE("a layer between nodes over GIN") { LayerAmongNodes("", 2, false); }
+ALONE_TEST_CASE("a layer between nodes over GIN, by name") { LayerAmongNodes("hierarchical", 2, true); }
+ALONE_TEST_CASE("a layer between hosts that turn out to be one node") { LayerAmongNodes("hierarchical", 1, false); }
 
 // The slots of rank 1 do not suffice.
 ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank raises") {
@@ -273,9 +285,10 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(Has(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).status(),
               "are too long for 4 thread blocks"));
     spec.algorithm = "hierarchical";
-    CHECK(Has(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow), "runs inside a node on GPUs"));
-    const auto between = [&](Collective collective, InterNode inter_node) {
-      const CallSpec of_nodes = RowSpec(collective);
+    CHECK(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow).ok());  // "direct"
+    const auto between = [&](Collective collective, InterNode inter_node, const char* algorithm = "") {
+      CallSpec of_nodes = RowSpec(collective);
+      of_nodes.algorithm = algorithm;
       return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1, inter_node}, 4).status();
     };
     CHECK(between(Collective::kDispatch, InterNode::kGin).ok());
@@ -283,8 +296,10 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     const char* const advice = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
     CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), "between nodes, dispatch needs GIN"));
     CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), advice));
-    CHECK(Has(between(Collective::kCombine, InterNode::kGin), "runs inside a node on GPUs"));
-    CHECK(Has(between(Collective::kCombine, InterNode::kGin), advice));
+    CHECK(between(Collective::kCombine, InterNode::kGin).ok());
+    CHECK(Has(between(Collective::kCombine, InterNode::kSendRecv), "between nodes, combine needs GIN"));
+    CHECK(Has(between(Collective::kCombine, InterNode::kGin, "direct"), "runs inside a node on GPUs"));
+    CHECK(Has(between(Collective::kCombine, InterNode::kGin, "direct"), advice));
     spec.algorithm = "hierarchical";
     spec.collective = Collective::kDispatch;
     CHECK(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow).ok());  // "direct"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cpu/combine_rows.h"
 #include "../../ffi/cuda/program/call_program.h"
 #include "../check.h"
 #include "fakes/row_calls.h"
@@ -17,56 +16,8 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// By the definition: slot(t, k) of the rank of its expert holds the row of the token; all other slots are zero.
-std::vector<Bytes> Dispatched(const Drawn& drawn) {
-  const Routed& routed = drawn.routed;
-  const int64_t row = drawn.row_count * ItemBytes(drawn.dtype);
-  std::vector<Bytes> y(routed.n, Bytes(routed.capacity * row));
-  for (int32_t r = 0; r < routed.n; ++r) {
-    for (size_t c = 0; c < routed.slot[r].size(); ++c) {
-      if (routed.slot[r][c] < 0) continue;
-      const size_t from = drawn.per_choice ? c : c / routed.choices;
-      std::memcpy(y[routed.RankOf(routed.expert[r][c])].data() + routed.slot[r][c] * row,
-                  drawn.x[r].data() + from * row, static_cast<size_t>(row));
-    }
-  }
-  return y;
-}
-
-std::vector<Bytes> Combined(const Drawn& drawn) {
-  const Routed& routed = drawn.routed;
-  const int64_t row = drawn.row_count * ItemBytes(drawn.dtype), weight = drawn.dtype == DType::kF64 ? 8 : 4;
-  std::vector<Bytes> y;
-  for (int32_t r = 0; r < routed.n; ++r) {
-    const int32_t per_row = drawn.per_choice ? 1 : routed.choices;
-    y.emplace_back(static_cast<int64_t>(routed.tokens) * routed.choices / per_row * row);
-    for (int32_t t = 0; t < static_cast<int32_t>(routed.slot[r].size()) / per_row; ++t) {
-      std::vector<const void*> rows;
-      std::vector<char> weights;
-      for (int32_t c = t * per_row; c < (t + 1) * per_row; ++c) {
-        if (routed.slot[r][c] < 0) continue;
-        rows.push_back(drawn.x[routed.RankOf(routed.expert[r][c])].data() + routed.slot[r][c] * row);
-        if (!drawn.weighted) continue;
-        weights.insert(weights.end(), drawn.weights[r].begin() + c * weight,
-                       drawn.weights[r].begin() + (c + 1) * weight);
-      }
-      char* const to = y.back().data() + t * row;
-      if (rows.empty()) continue;
-      if (drawn.per_choice) {
-        std::memcpy(to, rows[0], static_cast<size_t>(row));
-        continue;
-      }
-      const auto end = static_cast<int32_t>(rows.size());
-      std::vector<double> aligned(weights.size() / 4 + 1);
-      std::memcpy(aligned.data(), weights.data(), weights.size());
-      FindCombine(drawn.dtype)(to, {rows.data(), drawn.weighted ? aligned.data() : nullptr, &end, 1}, drawn.row_count);
-    }
-  }
-  return y;
-}
-
 void CheckDrawn(const NodeGroup& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  const std::vector<Bytes> expected = drawn.combines ? Combined(drawn) : Dispatched(drawn);
+  const std::vector<Bytes> expected = ExpectedOf(drawn);
   for (int32_t r = 0; r < group.n; ++r) {
     CHECK(expected[r].size() == drawn.y[r].size());
     const bool same = std::memcmp(expected[r].data(), drawn.y[r].data(), expected[r].size()) == 0;
@@ -297,7 +248,7 @@ TEST_CASE("a wrong row at one rank does not end the call of the others") {
         // The packed choice 0 of rank 0 goes to expert 0 of the same rank.
         const_cast<int32_t*>(drawn.args[0].index)[0] = 1 << 30;
       }
-      std::vector<Bytes> expected = combines ? Combined(drawn) : Dispatched(drawn);
+      std::vector<Bytes> expected = ExpectedOf(drawn);
       if (!combines) {
         const int64_t row = drawn.args[0].row_bytes;
         std::fill_n(expected[0].begin() + drawn.routed.table[2 * 4] * row, row, 0);

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _selftest_record
 from jaxcomm.moe.expected import groups_of_token, rows_of
 
 
@@ -41,8 +42,26 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
     (link,) = [link for link in found.links if link.name == "network"]
     once = found.bytes["network"] / link.bytes_per_s
     assert once < found.predicted_time_s < 2 * once
-    with pytest.raises(ValueError, match=r"moe\.combine is not explained: between nodes of GPUs.*has no plan$"):
-        jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
+    back = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
+    lists = (4096 * 4 * 8 + back.rows.between_nodes * 4) * back.sms
+    assert back.bytes["network"] == pytest.approx(back.rows.between_nodes * row + lists, rel=1e-6)
+    assert once < back.predicted_time_s < 2.5 * once
+
+
+def test_between_nodes_the_selftest_decides(monkeypatch):
+    x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
+    arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
+    with pytest.raises(
+        ValueError, match=r"XLA's own .*, because no self-test has passed between nodes with these GPUs"
+    ):
+        jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    found = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+    assert (found.algorithm, found.reason) == ("hierarchical", "the self-test has passed between nodes")
+    named = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
+    assert named.bytes == found.bytes and named.reason != found.reason
+    with pytest.raises(ValueError, match=r"XLA's own ragged_all_to_all, which has no plan"):
+        jaxcomm.explain("moe.combine", x, (2, 8), gin=False, **arguments)
 
 
 @pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])

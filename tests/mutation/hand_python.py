@@ -45,8 +45,29 @@ MUTANTS = [
     Mutant(
         "a record of other versions counts",
         "jaxcomm/_selftest_record.py",
-        "own is not None and own in _keys()",
-        "own is not None and bool(_keys())",
+        "own is not None and own in _keys(name)",
+        "own is not None and bool(_keys(name))",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "an earlier self-test with GIN counts",
+        "jaxcomm/_selftest_record.py",
+        " if known != passed] for name in",
+        "] for name in",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "without GIN, the self-test fails",
+        "jaxcomm/selftest.py",
+        "if _NO_GIN in str(error):",
+        "if False:",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "the self-test of one host counts between nodes",
+        "jaxcomm/selftest.py",
+        'key is not None and key["hosts"] == "several" and',
+        "key is not None and",
         "tests/test_selftest.py",
     ),
     Mutant(

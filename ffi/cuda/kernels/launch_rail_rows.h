@@ -1,4 +1,4 @@
-// Launches the kernel of rail_rows.cuh.
+// Launches the kernels of rail_rows.cuh and rail_combine.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,8 @@ namespace jaxcomm {
 namespace cuda {
 
 // Like LaunchGin and LoadGinKernel in launch.h.
-cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
-cudaError_t LoadRailDispatch();
+cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
+cudaError_t LoadRailKernels();
 
 }  // namespace cuda
 }  // namespace jaxcomm

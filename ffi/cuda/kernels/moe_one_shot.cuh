@@ -127,7 +127,7 @@ class MoeOneShotCall {
     Begin();
     SendIds();
     __syncthreads();  // the own ids are in shared memory
-    OfItems([&](auto item) {
+    WithItem(item_bytes_, [&](auto item) {
       SendRows<decltype(item)>();
       return true;
     });
@@ -137,7 +137,7 @@ class MoeOneShotCall {
     FindFirstRows();
     if (channel_ == 0) WriteRouting();
     ZeroGaps();
-    const bool stored = OfItems([&](auto item) { return StoreRows<decltype(item)>(); });
+    const bool stored = WithItem(item_bytes_, [&](auto item) { return StoreRows<decltype(item)>(); });
     if (__syncthreads_or(!stored) != 0) return false;
     End();
     return true;
@@ -408,21 +408,6 @@ class MoeOneShotCall {
       }
     }
     return true;
-  }
-
-  // f(Item()) for the widest type of loads and stores that the alignment of all rows allows.
-  template <typename F>
-  JAXCOMM_DEVICE bool OfItems(F f) {
-    switch (item_bytes_) {
-      case 1:
-        return f(uint8_t{});
-      case 2:
-        return f(uint16_t{});
-      case 4:
-        return f(uint32_t{});
-      default:
-        return f(uint64_t{});
-    }
   }
 
   const MoeOneShotArgs& args_;

@@ -1,8 +1,9 @@
-// The kernel of dispatch between nodes that GIN connects. As executor_gin.cu, it needs a libnccl of the version of
-// these headers.
+// The kernels of dispatch and combine between nodes that GIN connects. As executor_gin.cu, they need a libnccl of the
+// version of these headers.
 #include <nccl_device.h>
 
 #include "cuda/kernels/launch_rail_rows.h"
+#include "cuda/kernels/rail_combine.cuh"
 #include "cuda/kernels/rail_rows.cuh"
 #include "include/jaxcomm/gin.h"
 
@@ -16,17 +17,25 @@ __global__ void __launch_bounds__(kRailThreads, 1)
   RailDispatch<device::Gin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
 }
 
+__global__ void __launch_bounds__(kRailThreads, 1)
+    CombineOnRails(const __grid_constant__ RailRowArgs args, const __grid_constant__ ncclDevComm nccl_comm) {
+  const device::Gin gin(args.gin, nccl_comm);
+  RailCombine<device::Gin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
+}
+
 }  // namespace
 
-cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream) {
+cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream) {
   const int64_t shared_bytes = RailSharedBytes(args.rows, kRailThreads);
-  DispatchOnRails<<<args.rows.num_channels, kRailThreads, shared_bytes, stream>>>(args, nccl_comm);
+  auto* const kernel = args.rows.combines ? CombineOnRails : DispatchOnRails;
+  kernel<<<args.rows.num_channels, kRailThreads, shared_bytes, stream>>>(args, nccl_comm);
   return cudaGetLastError();
 }
 
-cudaError_t LoadRailDispatch() {
+cudaError_t LoadRailKernels() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, DispatchOnRails);
+  const cudaError_t dispatch = cudaFuncGetAttributes(&attributes, DispatchOnRails);
+  return dispatch != cudaSuccess ? dispatch : cudaFuncGetAttributes(&attributes, CombineOnRails);
 }
 
 }  // namespace cuda

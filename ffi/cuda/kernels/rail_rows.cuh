@@ -12,8 +12,7 @@
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_dispatch.cuh, for the two stages.
 #pragma once
 
-#include "cuda/kernels/rows.cuh"
-#include "cuda/program/rail_row_args.h"
+#include "cuda/kernels/rail_call.cuh"
 
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
@@ -42,38 +41,20 @@ JAXCOMM_DEVICE int32_t FindBit(uint64_t word, int32_t before) {
 
 // A thread block's part of a dispatch between nodes. `Gin`: that of include/jaxcomm/gin.h.
 template <typename Gin>
-class RailDispatch : RowCall {
+class RailDispatch : RailCall {
  public:
   // `shared`: RailSharedBytes(). All arguments must outlive this object.
   JAXCOMM_DEVICE RailDispatch(const RailRowArgs& args, const Gin& gin, int32_t channel, void* shared)
-      : RowCall(args.rows, channel, shared),
-        node_(args.node),
+      : RailCall(args, channel, shared),
         gin_(gin),
-        rail_(device::RailOf(args.node)),
         marks_(reinterpret_cast<uint64_t*>(static_cast<char*>(shared) + RailMarksAt(args.rows, Threads()))),
         marked_(reinterpret_cast<int32_t*>(marks_ + RailMarkWords(args.rows))) {}
 
   JAXCOMM_DEVICE void Run() {
-    if (device::IsAborted(comm_) || !CheckTable()) return;
-    Dispatch();
-    __syncthreads();  // after the last Update() of a thread that found a wrong row
-    if (Thread() == 0) EndBlock();
+    RunChecked([&] { Dispatch(); });
   }
 
  private:
-  JAXCOMM_DEVICE int32_t num_nodes() const { return rail_.size; }
-  JAXCOMM_DEVICE int32_t Back(int32_t d) const { return (rail_.rank + num_nodes() - d) % num_nodes(); }
-
-  // The packed choices of `home` for `node`: they follow each other.
-  struct Range {
-    int64_t begin, size;
-  };
-  JAXCOMM_DEVICE Range ChoicesFor(int32_t home, int32_t node) const {
-    const int32_t experts = num_local_ * node_.local.size;
-    const int64_t begin = EndOfChoices(home, node * experts - 1);
-    return {begin, EndOfChoices(home, (node + 1) * experts - 1) - begin};
-  }
-
   // Byte offsets in an arena: the message from node `source`, and the one for the node `d` behind this one.
   JAXCOMM_DEVICE int64_t Received(int32_t source) const {
     return (int64_t{source} * args_.num_channels + channel_) * RailMessageBytes(args_);
@@ -131,15 +112,9 @@ class RailDispatch : RowCall {
 
   // Copies the rows of the experts of this rank from the messages of node `source`.
   JAXCOMM_DEVICE void Unpack(int32_t source, int32_t d) {
-    const int32_t locals = node_.local.size, slices = num_local_ * locals;
-    const int64_t first = BeginOf(ends_, d * slices);
-    Move(BeginOf(ends_, (d + 1) * slices) - first, [&](int64_t i) {
-      const int64_t j = first + i;
-      const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j), local = slice % locals;
-      const int32_t home = source * locals + local, expert = rank() * num_local_ + slice % slices / locals;
-      const int64_t k = j - BeginOf(ends_, slice);
+    MoveTurn(d, source, [&](int32_t home, int32_t expert, int64_t k) {
       const Range choices = ChoicesFor(home, rail_.rank);
-      const char* const message = node_.arena.At(local, Received(source));
+      const char* const message = node_.arena.At(home % node_.local.size, Received(source));
       const int32_t at = reinterpret_cast<const int32_t*>(message)[At(home, kInputOffset, expert) + k - choices.begin];
       return RowMove{Slot(At(home, kOutputOffset, expert) + k),
                      Exists(at) ? message + RailListBytes(choices.size) + at * piece_bytes_ : nullptr};
@@ -147,24 +122,19 @@ class RailDispatch : RowCall {
   }
 
   JAXCOMM_DEVICE bool Dispatch() {
-    // ends_[i]: the rows of the slices 0 .. i of this rank's experts, in the order in which nodes are unpacked.
-    const int32_t locals = node_.local.size, slices = num_local_ * locals;
-    SumSizes(ends_, args_.num_experts, positions_, [&](int32_t i) {
-      const int32_t home = Back(i / slices) * locals + i % locals;
-      return static_cast<int32_t>(At(home, kSize, rank() * num_local_ + i % slices / locals));
-    });
+    SumTurns([&](int32_t d) { return Back(d); });
     // The arena of this rank is free: its peers have read it before the last call ended.
     if (Thread() == 0) {
       for (int32_t d = 1; d < num_nodes(); ++d) gin_.Signal(channel_, rail_.World(Back(d)));
     }
     for (int32_t d = 1; d < num_nodes(); ++d) {
-      const int32_t node = (rail_.rank + d) % num_nodes(), peer = rail_.World(node);
-      const int64_t bytes = Pack(node, node_.arena.At(node_.local.rank, Sent(d)));
+      const int32_t node = Ahead(d), peer = rail_.World(node);
+      const int64_t bytes = Pack(node, OwnArena(Sent(d)));
       if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;
       // One thread: threads of a warp that wait for entries in one of NCCL's queues could wait for each other.
       if (Thread() == 0 && gin_.Put(channel_, peer, Received(rail_.rank), Sent(d), bytes)) gin_.Signal(channel_, peer);
     }
-    Pack(rail_.rank, node_.arena.At(node_.local.rank, Received(rail_.rank)));
+    Pack(rail_.rank, OwnArena(Received(rail_.rank)));
     for (int32_t d = 0; d < num_nodes(); ++d) {
       const int32_t source = Back(d), step = d > 0 ? d : static_cast<int32_t>(kEntryBarrier);
       if (d > 0 && !gin_.Wait(channel_, rail_.World(source), device::OfBlock(), step)) return false;
@@ -176,9 +146,7 @@ class RailDispatch : RowCall {
     return gin_.Flush(channel_, device::OfBlock()) && device::Barrier(node_, channel_, kExitBarrier);
   }
 
-  const device::Comm& node_;
   const Gin& gin_;
-  const device::Team rail_;
   uint64_t* const marks_;  // shared memory
   int32_t* const marked_;
 };

@@ -58,6 +58,21 @@ JAXCOMM_DEVICE int32_t FirstEndBehind(const int32_t* ends, int32_t num, int64_t 
   return low;
 }
 
+// Calls f with an unsigned integer of 1, 2, 4 or 8 bytes.
+template <typename F>
+JAXCOMM_DEVICE auto WithItem(int32_t bytes, F f) {
+  switch (bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
 // Rows of a token that a thread loads before it adds the first.
 constexpr int kRowLoads = 8;
 
@@ -138,42 +153,64 @@ JAXCOMM_DEVICE_CALLED void ZeroPieces(char* first, int64_t row_bytes, int64_t nu
   }
 }
 
+// The rows of each token, one for each of its choices: the same number for all, in shared memory.
+struct EqualChoices {
+  static constexpr bool kShared = true;
+  const int32_t* positions;  // [token][choice]; -1: no row
+  int32_t num;
+
+  JAXCOMM_DEVICE int64_t Begin(uint32_t token) const { return static_cast<int64_t>(token) * num; }
+  JAXCOMM_DEVICE int32_t Num(uint32_t /*token*/) const { return num; }
+};
+
+// The same for tokens with different numbers of choices, in device memory.
+struct ListedChoices {
+  static constexpr bool kShared = false;
+  const int32_t* positions;  // one token after the other; -1: no row
+  const int32_t* ends;       // by token
+  int64_t first;             // the token that the others are counted from
+
+  JAXCOMM_DEVICE int64_t Begin(uint32_t token) const { return first + token > 0 ? ends[first + token - 1] : 0; }
+  JAXCOMM_DEVICE int32_t Num(uint32_t token) const { return static_cast<int32_t>(ends[first + token] - Begin(token)); }
+};
+
 // Where the sums of some tokens come from and go to: a piece of every row.
-template <typename Acc>
+template <typename Acc, typename Choices>
 struct TokenSums {
-  const char* rows;          // packed choices
-  char* y;                   // of the first token
-  const int32_t* positions;  // [token][choice], packed; -1: no row
-  const Acc* weights;        // [token][choice]; null: ones
-  int64_t row_bytes;
-  int32_t choices;
-  int32_t units;  // of kLanes elements, in a piece
+  const char* rows;
+  int64_t from_bytes;  // from one row to the next
+  char* y;             // of the first token
+  int64_t to_bytes;    // from one token to the next
+  Choices choices;
+  const Acc* weights;  // of each choice; null: ones
+  int32_t units;       // of kLanes elements, in a piece
 };
 
 // The sums of `num` tokens, by all threads of the block. A thread loads up to kRowLoads rows before it adds the first.
-template <typename Codec, int kLanes>
-JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc> sums, int32_t num) {
+template <typename Codec, int kLanes, typename Choices>
+JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc, Choices> sums, int32_t num) {
   using Acc = typename Codec::Acc;
   using Units = device::Unit<Codec, kLanes>;
   using Loaded = device::Raw<sizeof(Units)>;
 #if defined(__CUDACC__)
-  __builtin_assume(__isShared(sums.positions));
+  if constexpr (Choices::kShared) __builtin_assume(__isShared(sums.choices.positions));
 #endif
   const auto units = static_cast<uint32_t>(sums.units);
   for (auto i = static_cast<uint32_t>(threadIdx.x); i < static_cast<uint32_t>(num) * units; i += blockDim.x) {
     const uint32_t token = i / units, unit = i - token * units;
-    const int64_t choice = static_cast<int64_t>(token) * sums.choices;
+    const int64_t choice = sums.choices.Begin(token);
+    const int32_t choices = sums.choices.Num(token);
     device::Accumulator<Codec, kLanes> sum = {};
-    for (int32_t k = 0; k < sums.choices; k += kRowLoads) {
+    for (int32_t k = 0; k < choices; k += kRowLoads) {
       int32_t at[kRowLoads];
       Acc weights[kRowLoads];
       Loaded rows[kRowLoads] = {};
       JAXCOMM_UNROLL
-      for (int j = 0; j < kRowLoads; ++j) at[j] = k + j < sums.choices ? sums.positions[choice + k + j] : -1;
+      for (int j = 0; j < kRowLoads; ++j) at[j] = k + j < choices ? sums.choices.positions[choice + k + j] : -1;
       JAXCOMM_UNROLL
       for (int j = 0; j < kRowLoads; ++j) {
         weights[j] = at[j] >= 0 && sums.weights != nullptr ? sums.weights[choice + k + j] : Acc(1);
-        if (at[j] >= 0) rows[j] = reinterpret_cast<const Loaded*>(sums.rows + at[j] * sums.row_bytes)[unit];
+        if (at[j] >= 0) rows[j] = reinterpret_cast<const Loaded*>(sums.rows + at[j] * sums.from_bytes)[unit];
       }
       JAXCOMM_UNROLL
       for (int j = 0; j < kRowLoads; ++j) {
@@ -186,7 +223,7 @@ JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc> sums, 
         }
       }
     }
-    reinterpret_cast<Units*>(sums.y + token * sums.row_bytes)[unit] = sum.Get();
+    reinterpret_cast<Units*>(sums.y + token * sums.to_bytes)[unit] = sum.Get();
   }
 }
 

@@ -45,13 +45,19 @@ class RowCall {
   }
 
   JAXCOMM_DEVICE void Run() {
+    RunChecked([&] { args_.combines ? Combine() : Dispatch(); });
+  }
+
+ protected:  // for rail_call.cuh
+  // The call, if its table is right.
+  template <typename F>
+  JAXCOMM_DEVICE void RunChecked(F call) {
     if (device::IsAborted(comm_) || !CheckTable()) return;
-    args_.combines ? Combine() : Dispatch();
+    call();
     __syncthreads();  // after the last Update() of a thread that found a wrong row
     if (Thread() == 0) EndBlock();
   }
 
- protected:  // for rail_rows.cuh
   enum Vector : int32_t { kInputOffset, kSize, kOutputOffset, kNumVectors = 4 };
   JAXCOMM_DEVICE int32_t n() const { return comm_.local.size; }
   JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }
@@ -181,18 +187,7 @@ class RowCall {
   // Calls f with a value of the type of loads and stores.
   template <typename F>
   JAXCOMM_DEVICE void WithUnit(F f) const {
-    switch (unit_bytes_) {
-      case 1:
-        return f(uint8_t{});
-      case 2:
-        return f(uint16_t{});
-      case 4:
-        return f(uint32_t{});
-      case 8:
-        return f(uint64_t{});
-      default:
-        return f(device::Bytes16{});
-    }
+    return unit_bytes_ == 16 ? f(device::Bytes16{}) : WithItem(unit_bytes_, f);
   }
 
   // Calls moves[i] = make(j) for j = 0 .. total - 1 and copies them, many at a time.
@@ -384,15 +379,19 @@ class RowCall {
     });
     // Peers write to this arena after the next entry barrier only, so that the sums need no barrier behind them.
     if (!device::Barrier(comm_, channel_, kExitBarrier)) return false;
-    if (args_.choices_per_row == 1 && args_.weights == nullptr) {
-      Move(args_.num_rows, [&](int64_t choice) {
-        const int32_t packed = Packed(choice);
-        return RowMove{Slot(choice), packed >= 0 ? ArenaRow(rank(), packed) : nullptr};
-      });
-    } else {
-      AddRows();
-    }
+    AddChoices(ArenaRow(rank(), 0), args_.row_bytes);
     return true;
+  }
+
+  // y: of each token, the rows of its choices. `rows`: those of the packed choices, `row_bytes` apart.
+  JAXCOMM_DEVICE void AddChoices(const char* rows, int64_t row_bytes) {
+    if (args_.choices_per_row > 1 || args_.weights != nullptr) {
+      return WithCodec([&](auto codec) { AddRowsOf<decltype(codec)>(rows, row_bytes); });
+    }
+    Move(args_.num_rows, [&](int64_t choice) {
+      const int32_t packed = Packed(choice);
+      return RowMove{Slot(choice), packed >= 0 ? rows + packed * row_bytes : nullptr};
+    });
   }
 
   // The packed choice; -1: it has no row.
@@ -410,42 +409,58 @@ class RowCall {
     return -1;
   }
 
-  JAXCOMM_DEVICE void AddRows() {
+  // Calls f with a codec of the type of sums.
+  template <typename F>
+  JAXCOMM_DEVICE void WithCodec(F f) const {
     using namespace arithmetic;
     switch (args_.dtype) {
       case DType::kF16:
-        return AddRowsOf<Widened<Float16>>();
+        return f(Widened<Float16>());
       case DType::kBF16:
-        return AddRowsOf<Widened<BFloat16>>();
+        return f(Widened<BFloat16>());
       case DType::kF32:
-        return AddRowsOf<Plain<float>>();
+        return f(Plain<float>());
       default:
-        return AddRowsOf<Plain<double>>();
+        return f(Plain<double>());
     }
   }
 
   template <typename Codec>
-  JAXCOMM_DEVICE void AddRowsOf() {
-    constexpr int kItem = static_cast<int>(sizeof(typename Codec::Storage));
-    const int32_t choices = args_.choices_per_row;
-    const auto units = static_cast<int32_t>(piece_bytes_ / (unit_bytes_ == 16 ? 16 : kItem));
+  JAXCOMM_DEVICE void AddRowsOf(const char* rows, int64_t row_bytes) {
+    using Acc = typename Codec::Acc;
+    const int32_t choices = args_.choices_per_row, units = SumUnits<Codec>();
     int64_t most = RowMovesBytes(args_, Threads()) / (choices * static_cast<int64_t>(sizeof(int32_t)));
     if (most > (int64_t{1} << 30) / units) most = (int64_t{1} << 30) / units;
     for (int64_t first = 0; first < args_.num_rows; first += most) {
       const auto num = static_cast<int32_t>(args_.num_rows - first < most ? args_.num_rows - first : most);
       for (int32_t i = Thread(); i < num * choices; i += Threads()) positions_[i] = Packed(first * choices + i);
       __syncthreads();
-      using Acc = typename Codec::Acc;
       const auto* const weights = static_cast<const Acc*>(args_.weights);
-      const TokenSums<Acc> sums = {
-          ArenaRow(rank(), 0), Slot(first), positions_, weights != nullptr ? weights + first * choices : nullptr,
-          args_.row_bytes,     choices,     units};
-      if (unit_bytes_ == 16) {
-        AddTokens<Codec, 16 / kItem>(sums, num);
-      } else {
-        AddTokens<Codec, 1>(sums, num);
-      }
+      Add<Codec>(TokenSums<Acc, EqualChoices>{rows,
+                                              row_bytes,
+                                              Slot(first),
+                                              args_.row_bytes,
+                                              {positions_, choices},
+                                              weights != nullptr ? weights + first * choices : nullptr,
+                                              units},
+                 num);
       __syncthreads();
+    }
+  }
+
+  // Units of AddTokens in a piece.
+  template <typename Codec>
+  JAXCOMM_DEVICE int32_t SumUnits() const {
+    constexpr int kItem = static_cast<int>(sizeof(typename Codec::Storage));
+    return static_cast<int32_t>(piece_bytes_ / (unit_bytes_ == 16 ? 16 : kItem));
+  }
+  template <typename Codec, typename Choices>
+  JAXCOMM_DEVICE void Add(const TokenSums<typename Codec::Acc, Choices>& sums, int32_t num) const {
+    constexpr int kItem = static_cast<int>(sizeof(typename Codec::Storage));
+    if (unit_bytes_ == 16) {
+      AddTokens<Codec, 16 / kItem>(sums, num);
+    } else {
+      AddTokens<Codec, 1>(sums, num);
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include "cuda/program/steps.h"
 #include "plan/partition.h"
@@ -129,37 +130,39 @@ bool HasNoKernel(const RowArgs& rows, int64_t output_count) {
   return rows.row_bytes == 0 || (output_count == 0 && rows.num_choices == 0);
 }
 
-// dispatch between nodes.
+// dispatch and combine between nodes.
 StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels) {
   if (placement.inter_node != InterNode::kGin) {
-    return InvalidArgumentError(
-        std::string("between nodes, dispatch needs GIN, which NCCL does not have here (see the warning on standard "
-                    "error); ") +
-        kPassXla);
+    return InvalidArgumentError(std::string("between nodes, ") + Name(spec.collective) +
+                                " needs GIN, which NCCL does not have here (see the warning on standard error); " +
+                                kPassXla);
   }
   const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   const RowArgs& rows = made->rows;
+  const auto num_nodes = static_cast<int32_t>(spec.group_size / placement.ranks_per_node);
+  if (rows.combines && !made->at_home && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
+    return InvalidArgumentError("more than 2^31 sums of " + std::to_string(num_nodes) + " nodes");
+  }
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = rows.num_channels;
   if (HasNoKernel(rows, output_count)) return call;
   call.rail_rows = *made;
-  call.arena.bytes = RailArenaBytes(rows, spec.group_size / placement.ranks_per_node);
+  call.arena.bytes = RailArenaBytes(*made, num_nodes);
   return call;
 }
 
 // dispatch and combine.
 StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                      RankPlacement placement, int32_t max_channels) {
-  if (spec.collective == Collective::kDispatch && placement.ranks_per_node < spec.group_size &&
-      (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
+  if (placement.ranks_per_node < spec.group_size && (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
     return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
-  // "hierarchical" inside a node is "direct", with the same slots: a program that asks for it between hosts may find
-  // that NVLink connects them.
+  // "hierarchical" inside a node is "direct", with the same slots, and sums of one node: a program that asks for it
+  // between hosts may find that NVLink connects them.
   CallSpec direct = spec;
-  if (spec.collective == Collective::kDispatch && spec.algorithm == "hierarchical") direct.algorithm.clear();
+  if (spec.algorithm == "hierarchical") direct.algorithm.clear();
   JAXCOMM_RETURN_IF_ERROR(CheckDirect(direct, placement));
   const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());

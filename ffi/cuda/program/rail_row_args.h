@@ -1,7 +1,7 @@
-// Arguments of the kernel of dispatch between nodes that GIN connects. Plain data, without CUDA.
+// Arguments of the kernels of dispatch and combine between nodes that GIN connects. Plain data, without CUDA.
 //
-// Words: a message goes from a rank to its rail peer of another node. It has the positions of the sender's packed
-// choices for that node, and after them a piece of each row that the node needs, once per row.
+// Words: a message of a dispatch goes from a rank to its rail peer of another node. It has the positions of the
+// sender's packed choices for that node, and after them a piece of each row that the node needs, once per row.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,8 @@ struct RailRowArgs {
   RowArgs rows;
   device::Comm node;  // its arena has at least RailArenaBytes()
   device::GinHandle gin;
+  bool at_home = false;      // combine: the rows of all choices come home, else their sums by node
+  int32_t weight_bytes = 0;  // combine: of a choice; 0: no weights
 };
 
 // Fewer than kRowThreads: NCCL's GIN would spill registers, as in the executor.
@@ -31,14 +33,54 @@ JAXCOMM_BOTH int64_t RailMessageBytes(const RowArgs& args) {
   return RailListBytes(args.num_choices) + RailAligned(args.num_rows * args.piece_bytes);
 }
 
-// The arena: one message per source node and channel, then one per other node and channel for sending. So no message
-// waits for the memory of another one.
-JAXCOMM_BOTH int64_t RailArenaBytes(const RowArgs& args, int32_t num_nodes) {
-  return (int64_t{2} * num_nodes - 1) * args.num_channels * RailMessageBytes(args);
+// combine: the list of the tokens that have choices in a node, from their home: kRailHeaderBytes with the number of
+// tokens, the packed choices from the first one of the node on, their weights, and the end of each token. `num`:
+// choices of the home for the node.
+constexpr int64_t kRailHeaderBytes = 16;
+JAXCOMM_BOTH int64_t RailWeightsAt(int64_t num) {
+  return kRailHeaderBytes + (num * static_cast<int64_t>(sizeof(int32_t)) + 15) / 16 * 16;
+}
+JAXCOMM_BOTH int64_t RailEndsAt(int64_t num, int64_t weight_bytes) {
+  return RailWeightsAt(num) + (num * weight_bytes + 15) / 16 * 16;
 }
 
-// Words of marks, one bit per row.
-JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) { return (args.num_rows + 63) / 64; }
+// combine: what each channel has in the arena, one after the other. Offsets in bytes.
+struct RailCombineArena {
+  int64_t list_bytes = 0;  // the lists come first: one from each node, then one for each other node
+  int64_t sums = 0;        // the place of the sum of each token and node
+  int64_t received = 0;    // sums of all nodes, or the rows of the choices
+  int64_t sent = 0;        // sums for other nodes
+  int64_t gathered = 0;    // rows of the ranks of the node for one home, twice
+  int64_t channel_bytes = 0;
+};
+JAXCOMM_BOTH RailCombineArena RailCombineArenaOf(const RailRowArgs& args, int32_t num_nodes) {
+  const RowArgs& rows = args.rows;
+  constexpr auto kItem = static_cast<int64_t>(sizeof(int32_t));
+  RailCombineArena arena;
+  int64_t num_received = rows.num_choices, num_sent = 0;
+  if (!args.at_home) {
+    num_received = num_nodes * rows.num_rows;
+    num_sent = (num_nodes - 1) * rows.num_rows;
+    arena.list_bytes = RailAligned(RailEndsAt(rows.num_choices, args.weight_bytes) + rows.num_rows * kItem);
+    arena.sums = (2 * num_nodes - 1) * arena.list_bytes;
+    arena.received = arena.sums + RailAligned(rows.num_rows * (num_nodes + 1) * kItem);
+  }
+  arena.sent = arena.received + RailAligned(num_received * rows.piece_bytes);
+  arena.gathered = arena.sent + RailAligned(num_sent * rows.piece_bytes);
+  arena.channel_bytes = arena.gathered + RailAligned(2 * rows.num_choices * rows.piece_bytes);
+  return arena;
+}
+
+// The arena. dispatch: one message per source node and channel, then one per other node and channel for sending. So no
+// message waits for the memory of another one.
+JAXCOMM_BOTH int64_t RailArenaBytes(const RailRowArgs& args, int32_t num_nodes) {
+  const RowArgs& rows = args.rows;
+  return rows.num_channels * (rows.combines ? RailCombineArenaOf(args, num_nodes).channel_bytes
+                                            : (int64_t{2} * num_nodes - 1) * RailMessageBytes(rows));
+}
+
+// dispatch: words of marks, one bit per row.
+JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) { return args.combines ? 0 : (args.num_rows + 63) / 64; }
 
 // Bytes of shared memory: those of RowSharedBytes(), the marks, and a sum per word of marks.
 JAXCOMM_BOTH int64_t RailMarksAt(const RowArgs& args, int32_t num_threads) {

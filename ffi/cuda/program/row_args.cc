@@ -14,11 +14,11 @@ namespace {
 // The kernel counts the units of a row with 31 bits.
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
 
+}  // namespace
+
 bool HasSums(DType dtype) {
   return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
 }
-
-}  // namespace
 
 StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                               int32_t max_channels) {

@@ -104,6 +104,9 @@ struct RowOperands {
 // The advice of errors of dispatch and combine that XLA's own collective does not have. It cannot raise an overflow.
 constexpr char kPassXla[] = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
 
+// Whether the kernels add rows of this type.
+bool HasSums(DType dtype);
+
 // Makes the arguments that are equal in all executions of a call, except for the Comm. Fails if the sizes of the
 // buffers do not fit each other. `max_channels`: of the communicator.
 StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,

@@ -316,7 +316,7 @@ Status Communicator::MakeGin(Status* problem) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
   Status own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
-  if (own.ok()) own = CheckCuda("kernels", LoadRailDispatch());
+  if (own.ok()) own = CheckCuda("kernels", LoadRailKernels());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.

@@ -232,7 +232,7 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   if (call_.rail_rows) {
     const StatusOr<RailRowArgs> whole = WithBuffers(*call_.rail_rows, x, y, rows);
     JAXCOMM_RETURN_IF_ERROR(whole.status());
-    return CheckCuda("kernel", LaunchRailDispatch(*whole, communicator_.gin()->nccl_comm(), stream));
+    return CheckCuda("kernel", LaunchRailRows(*whole, communicator_.gin()->nccl_comm(), stream));
   }
   if (call_.slices) {
     const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);

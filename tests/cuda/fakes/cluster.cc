@@ -354,7 +354,7 @@ cudaError_t LoadGinKernel(const BulkStages&) { return fake::Fails("kernels of GI
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
-cudaError_t LaunchRailDispatch(const RailRowArgs&, const ncclDevComm&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchRailRows(const RailRowArgs&, const ncclDevComm&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LoadWatchdog() { return cudaSuccess; }
 
 // For one node only.

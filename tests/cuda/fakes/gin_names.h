@@ -5,7 +5,8 @@
 
 namespace cuda {
 enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
-}
+enum memory_order { memory_order_relaxed, memory_order_acquire };
+}  // namespace cuda
 
 using ncclGinSignal_t = uint32_t;
 using ncclGinCounter_t = uint32_t;

@@ -30,7 +30,7 @@ cudaError_t LoadMoeOneShotKernel() {
   fake::moe_one_shot_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadRailDispatch() {
+cudaError_t LoadRailKernels() {
   fake::rail_kernel_loaded = true;
   return cudaSuccess;
 }

@@ -46,9 +46,10 @@ class ncclGin {
     signaller.Increment(comm_.signals + peer * static_cast<int64_t>(comm_.num_signals) + action.signal);
   }
 
-  uint64_t readSignal(ncclGinSignal_t signal) const {
+  uint64_t readSignal(ncclGinSignal_t signal, int = 64, cuda::memory_order order = cuda::memory_order_acquire) const {
     return memory_model::Load(comm_.signals + comm_.rank * static_cast<int64_t>(comm_.num_signals) + signal,
-                              memory_model::kSystem, memory_model::kAcquire);
+                              memory_model::kSystem,
+                              order == cuda::memory_order_acquire ? memory_model::kAcquire : memory_model::kRelaxed);
   }
   uint64_t readCounter(ncclGinCounter_t counter) const {
     return memory_model::Load(comm_.counters + counter, memory_model::kSystem, memory_model::kAcquire);

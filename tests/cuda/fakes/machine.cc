@@ -11,6 +11,7 @@
 #include "../../../ffi/cuda/kernels/launch_rail_rows.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "../../../ffi/cuda/kernels/rail_combine.cuh"
 #include "../../../ffi/cuda/kernels/rail_rows.cuh"
 #include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/kernels/slices.cuh"
@@ -447,14 +448,19 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   });
 }
 
-cudaError_t LaunchRailDispatch(const RailRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
+cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
   if (!fake::rail_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RailSharedBytes(args.rows, 4));
   const device::Comm comm = OverMemory(args.gin.comm);
   const device::Window arena = OverMemory(args.gin.arena, 0);
   return fake::Launch(args.rows.num_channels, 4, shared_bytes, stream, [args, comm, arena] {
     const PeerGin gin(comm, arena);
-    RailDispatch<PeerGin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
+    const auto channel = static_cast<int32_t>(blockIdx.x);
+    if (args.rows.combines) {
+      RailCombine<PeerGin>(args, gin, channel, device::DynamicShared()).Run();
+    } else {
+      RailDispatch<PeerGin>(args, gin, channel, device::DynamicShared()).Run();
+    }
   });
 }
 

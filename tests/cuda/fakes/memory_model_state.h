@@ -17,7 +17,7 @@
 namespace memory_model {
 
 constexpr size_t kMaxThreads = 6;
-constexpr size_t kMaxNicOperations = 12;  // per thread
+constexpr size_t kMaxNicOperations = 16;  // per thread
 constexpr size_t kMaxClocks = kMaxThreads * (1 + kMaxNicOperations);
 constexpr size_t kMaxWords = 64;
 constexpr size_t kStackBytes = 64 << 10;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
@@ -90,19 +89,6 @@ inline MoeOneShotBuffers BuffersOf(MoeFields& fields) {
   buffers.dropped = fields.dropped.data();
   buffers.table = fields.table.data();
   return buffers;
-}
-
-// The rows of every rank: slot(t, k) of the rank of its expert holds row t; all other slots are zero. x: by rank.
-inline std::vector<Bytes> RowsByDefinition(const Routed& routed, const std::vector<Bytes>& x, int64_t row_bytes) {
-  std::vector<Bytes> y(routed.n, Bytes(static_cast<size_t>(routed.capacity * row_bytes)));
-  for (int32_t r = 0; r < routed.n; ++r) {
-    for (size_t c = 0; c < routed.slot[r].size(); ++c) {
-      if (routed.slot[r][c] < 0) continue;
-      std::memcpy(y[routed.RankOf(routed.expert[r][c])].data() + routed.slot[r][c] * row_bytes,
-                  x[r].data() + static_cast<int64_t>(c) / routed.choices * row_bytes, static_cast<size_t>(row_bytes));
-    }
-  }
-  return y;
 }
 
 }  // namespace cuda

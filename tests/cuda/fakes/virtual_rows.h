@@ -1,6 +1,7 @@
 // dispatch and combine among virtual ranks: random routings as moe.route makes them, and the kernel arguments.
 #pragma once
 
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -83,6 +84,22 @@ inline std::vector<int32_t> RowsOf(const Routed& routed, int32_t rank, bool per_
     rows.push_back(choice < 0 ? 0 : per_choice ? choice : choice / routed.choices);
   }
   return rows;
+}
+
+// dispatch, by the definition: slot(t, k) of the rank of its expert holds the row of the token; all other slots are
+// zero. x: by rank.
+inline std::vector<Bytes> Dispatched(const Routed& routed, const std::vector<Bytes>& x, int64_t row_bytes,
+                                     bool per_choice = false) {
+  std::vector<Bytes> y(routed.n, Bytes(static_cast<size_t>(routed.capacity * row_bytes)));
+  for (int32_t r = 0; r < routed.n; ++r) {
+    for (size_t c = 0; c < routed.slot[r].size(); ++c) {
+      if (routed.slot[r][c] < 0) continue;
+      const auto from = static_cast<int64_t>(per_choice ? c : c / routed.choices);
+      std::memcpy(y[routed.RankOf(routed.expert[r][c])].data() + routed.slot[r][c] * row_bytes,
+                  x[r].data() + from * row_bytes, static_cast<size_t>(row_bytes));
+    }
+  }
+  return y;
 }
 
 // Expert ids by rank, of one of the first `num_kinds` kinds.

@@ -1,6 +1,6 @@
-"""Mutants of dispatch between nodes: messages, marks of rows, signals over GIN and the checks of a routing."""
+"""Mutants of dispatch and combine between nodes: messages, marks of rows, lists, sums, signals and routings."""
 
-from kernel_mutant import RAIL_ROW_ARGS, RAIL_ROWS, Mutant
+from kernel_mutant import GIN, RAIL_CALL, RAIL_COMBINE, RAIL_ROW_ARGS, RAIL_ROWS, ROWS, SYNC, Mutant
 
 _PUT = (
     "if (Thread() == 0 && gin_.Put(channel_, peer, Received(rail_.rank), Sent(d), bytes)) gin_.Signal(channel_, peer);"
@@ -85,8 +85,8 @@ RAILED = [
     ),
     Mutant(
         "nodes are unpacked in another order than their sums",
-        RAIL_ROWS,
-        "const int32_t home = Back(i / slices) * locals",
+        RAIL_CALL,
+        "const int32_t home = node_of(i / slices) * locals",
         "const int32_t home = i / slices * locals",
         "rail_rows",
     ),
@@ -117,7 +117,7 @@ RAILED = [
     # Checks.
     Mutant(
         "a wrong table moves rows between nodes all the same",
-        RAIL_ROWS,
+        ROWS,
         "|| !CheckTable()) return;",
         "|| (CheckTable(), false)) return;",
         "rail_rows",
@@ -130,4 +130,192 @@ RAILED = [
         "rail_rows",
     ),
     Mutant("a wrong row between nodes is not reported", RAIL_ROWS, "        RememberRow(row);\n", "", "rail_rows"),
+    # Over the network and then inside a node.
+    Mutant(
+        "a wait for the network orders nothing",
+        GIN,
+        "[&] { return gin.readSignal(signal); }",
+        "[&] { return gin.readSignal(signal, 64, ::cuda::memory_order_relaxed); }",
+        "litmus_nodes",
+    ),
+    Mutant(
+        "a signal over the network does not wait for the put",
+        GIN,
+        "ncclGin_StrongSignalInc{",
+        "ncclGin_WeakSignalInc{",
+        "litmus_nodes",
+    ),
+    Mutant(
+        "a rank of the node does not wait for what its peer got over the network",
+        SYNC,
+        "if (i != comm.local.rank) reached = Wait(comm, channel, i, step);",
+        "",
+        "litmus_nodes",
+    ),
+    Mutant(
+        "the barrier of a node does not release what came over the network",
+        SYNC,
+        "StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);",
+        "StoreRelaxed(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);",
+        "litmus_nodes",
+    ),
+    Mutant(
+        "the barrier of a node does not acquire what came over the network",
+        SYNC,
+        "[&] { return LoadAcquire(word); }",
+        "[&] { return LoadRelaxed(word); }",
+        "litmus_nodes",
+    ),
+    # combine: order, in all executions of the memory model.
+    Mutant(
+        "a list overwrites one that is still read",
+        RAIL_COMBINE,
+        "      if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;\n",
+        "",
+        "litmus_rail_rows",
+    ),
+    Mutant(
+        "a list is read before it is there",
+        RAIL_COMBINE,
+        "    if (!own && !gin_.Wait(channel_, peer, device::OfBlock(), step)) return false;\n",
+        "",
+        "litmus_rail_rows",
+    ),
+    Mutant(
+        "sums are added before they are there",
+        RAIL_COMBINE,
+        "      if (!gin_.Wait(channel_, rail_.World(Back(d)), device::OfBlock(), num_nodes() + d)) return false;\n",
+        "",
+        "litmus_rail_rows",
+    ),
+    Mutant(
+        "one thread puts sums that others have not written yet",
+        RAIL_COMBINE,
+        "    __syncthreads();  // before one thread puts the sums\n",
+        "",
+        "rail_combine",
+    ),
+    Mutant(
+        "the next combine overwrites what the network reads",
+        RAIL_COMBINE,
+        "return gin_.Flush(channel_, device::OfBlock());\n",
+        "return true;\n",
+        "rail_combine",
+    ),
+    Mutant(
+        "rows are put to a peer that still adds those of the last call",
+        RAIL_COMBINE,
+        "    if (!device::Barrier(node_, channel_, kEntryBarrier)) return false;\n",
+        "",
+        "litmus_rail_rows",
+    ),
+    Mutant(
+        "rows of peers are added before they are there",
+        RAIL_COMBINE,
+        "    if (!device::Barrier(node_, channel_, step)) return false;\n",
+        "",
+        "litmus_rail_rows",
+    ),
+    # combine: data.
+    Mutant(
+        "rows of the next node overwrite those that are still added",
+        RAIL_COMBINE,
+        "(turn % 2 * args_.num_choices + row)",
+        "row",
+        "rail_combine",
+    ),
+    Mutant(
+        "rows of the next node but one overwrite those that the network reads",
+        RAIL_COMBINE,
+        "    if (at_home_ && !gin_.Flush(channel_, device::OfBlock())) return false;\n",
+        "",
+        "rail_combine",
+    ),
+    Mutant(
+        "sums of two nodes share memory", RAIL_COMBINE, "+ turn * args_.num_rows * piece_bytes_", "", "rail_combine"
+    ),
+    Mutant(
+        "lists for two nodes share memory",
+        RAIL_COMBINE,
+        "return ReceivedList(num_nodes() + d - 1);",
+        "return ReceivedList(num_nodes());",
+        "rail_combine",
+    ),
+    Mutant(
+        "channels of a combine share memory",
+        RAIL_COMBINE,
+        "return channel_ * arena_.channel_bytes + offset;",
+        "return offset;",
+        "rail_combine",
+    ),
+    Mutant(
+        "sums of all nodes arrive at the place of the first",
+        RAIL_COMBINE,
+        "      to = rail_.rank * args_.num_rows;\n",
+        "      to = 0;\n",
+        "rail_combine",
+    ),
+    Mutant(
+        "sums at home are sums by node",
+        "ffi/cuda/program/rail_row_args.cc",
+        "spec.home != 0 || ",
+        "",
+        "rail_combine",
+    ),
+    Mutant(
+        "weights stay at home",
+        RAIL_COMBINE,
+        "        CopyWeight(weights, entry++, c);\n",
+        "        ++entry;\n",
+        "rail_combine",
+    ),
+    Mutant(
+        "a token ends where it begins",
+        RAIL_COMBINE,
+        "ends[at] = entry < choices.size ? entry : static_cast<int32_t>(choices.size);",
+        "ends[at] = entries + before.before;",
+        "rail_combine",
+    ),
+    Mutant(
+        "tokens are numbered anew for each round of threads",
+        RAIL_COMBINE,
+        "      tokens += tokens_before.all;\n",
+        "      tokens = tokens_before.all;\n",
+        "rail_combine",
+    ),
+    Mutant(
+        "choices of a node count from the first of all",
+        RAIL_COMBINE,
+        "positions[entry] = packed - static_cast<int32_t>(choices.begin);",
+        "positions[entry] = packed;",
+        "rail_combine",
+    ),
+    Mutant(
+        "the list has a place for each choice of the rank",
+        RAIL_COMBINE,
+        "return choices.size > 0 ? RailEndsAt(choices.size, weight_bytes_)",
+        "return choices.size > 0 ? RailEndsAt(args_.num_choices, weight_bytes_)",
+        "rail_combine",
+    ),
+    Mutant(
+        "lists are read behind the end of a node's choices",
+        RAIL_COMBINE,
+        "if (entries == 0) return 0;",
+        "if (entries < 0) return 0;",
+        "rail_combine",
+    ),
+    Mutant(
+        "a row that the routing names twice is written behind the list",
+        RAIL_COMBINE,
+        "if (entry >= choices.size) {",
+        "if (false) {",
+        "rail_combine",
+    ),
+    Mutant(
+        "a choice without an expert is not reported",
+        RAIL_COMBINE,
+        "(exists ? expert / (num_local_ * node_.local.size) : rail_.rank) == node",
+        "exists && expert / (num_local_ * node_.local.size) == node",
+        "rail_combine",
+    ),
 ]

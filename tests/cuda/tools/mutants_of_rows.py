@@ -48,7 +48,11 @@ ROUTED = [
         "rows",
     ),
     Mutant(
-        "a row is looked for one slice too late", ROWS, "if (ends_[middle] > j) {", "if (ends_[middle] >= j) {", "rows"
+        "a row is looked for one slice too late",
+        ROW_LOOPS,
+        "if (ends[middle] > j) {",
+        "if (ends[middle] >= j) {",
+        "rows",
     ),
     Mutant(
         "a sum of sizes leaves out a slice",
@@ -57,7 +61,7 @@ ROUTED = [
         "before = thread > step ?",
         "rows",
     ),
-    Mutant("sums of sizes begin anew", ROWS, "total += sum.all;", "total += 0;", "rows"),
+    Mutant("sums of sizes begin anew", ROW_LOOPS, "total += sum.all;", "total += 0;", "rows"),
     Mutant(
         "the next sum begins before all have read the last",
         ROW_LOOPS,
@@ -149,15 +153,15 @@ ROUTED = [
     Mutant(
         "only the first rows of a token are added",
         ROW_LOOPS,
-        "k < sums.choices; k += kRowLoads) {",
+        "k < choices; k += kRowLoads) {",
         "k < 1; ++k) {",
         "rows",
     ),
     Mutant(
         "rows are added in another order",
         ROW_LOOPS,
-        "for (int32_t k = 0; k < sums.choices; k += kRowLoads) {",
-        "for (int32_t k = (sums.choices - 1) / kRowLoads * kRowLoads; k >= 0; k -= kRowLoads) {",
+        "for (int32_t k = 0; k < choices; k += kRowLoads) {",
+        "for (int32_t k = (choices - 1) / kRowLoads * kRowLoads; k >= 0; k -= kRowLoads) {",
         "rows",
     ),
     Mutant(

@@ -103,9 +103,9 @@ FEATURES = (
         ("test_cuda_moe_one_shot", "test_cuda_moe_one_shot_calls"),
     ),
     Feature(
-        "dispatch between nodes over GIN: routings of all kinds, bytes, wrong routings, late and missing ranks",
+        "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
         "emulated, on a fake of GIN; handlers on a fake of XLA",
-        ("test_cuda_rail_rows", "test_cuda_row_calls"),
+        ("test_cuda_rail_rows", "test_cuda_rail_combine", "test_cuda_row_calls"),
     ),
     Feature(
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
