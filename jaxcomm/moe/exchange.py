@@ -192,8 +192,8 @@ def _uses_rails(ctx, layout, platform):
     """Whether the kernels between nodes move the rows. By default, other sizes travel by XLA's collective."""
     if not _lowering.uses_rails(ctx, layout.call, platform):
         return False
-    fits = fits_rails(*ctx.avals_in[-4].shape, ctx.avals_in[-2].shape[1], layout.per_choice)
-    return fits or layout.call.algorithm is not None
+    (tokens, choices), (_, num_experts) = ctx.avals_in[-4].shape, ctx.avals_in[-2].shape
+    return layout.call.algorithm is not None or fits_rails(tokens, choices, num_experts, layout.per_choice)
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):
