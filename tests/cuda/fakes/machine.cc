@@ -390,6 +390,10 @@ using fake::own;
 using fake::Registered;
 using fake::World;
 
+namespace {
+int32_t Channel() { return static_cast<int32_t>(blockIdx.x); }
+}  // namespace
+
 // Several nodes without GIN are in cluster.h.
 cudaError_t LoadWatchdog() { return cudaErrorUnknown; }
 cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, cudaStream_t) {
@@ -402,7 +406,7 @@ cudaError_t LoadGinKernel(const BulkStages&) { return cudaSuccess; }
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
     NoNetwork network;
-    ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
+    ChannelExecutor<NoNetwork> executor(args, network, Channel(), device::DynamicShared());
     executor.Run();
   });
 }
@@ -444,7 +448,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
   return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args, peers] {
     PeerNetwork network(peers);
-    ChannelExecutor<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
+    ChannelExecutor<PeerNetwork>(args, network, Channel(), device::DynamicShared()).Run();
   });
 }
 
@@ -455,46 +459,42 @@ cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm&, cudaStre
   const device::Window arena = OverMemory(args.gin.arena, 0);
   return fake::Launch(args.rows.num_channels, 4, shared_bytes, stream, [args, comm, arena] {
     const PeerGin gin(comm, arena);
-    const auto channel = static_cast<int32_t>(blockIdx.x);
     if (args.rows.combines) {
-      RailCombine<PeerGin>(args, gin, channel, device::DynamicShared()).Run();
+      RailCombine<PeerGin>(args, gin, Channel(), device::DynamicShared()).Run();
     } else {
-      RailDispatch<PeerGin>(args, gin, channel, device::DynamicShared()).Run();
+      RailDispatch<PeerGin>(args, gin, Channel(), device::DynamicShared()).Run();
     }
   });
 }
 
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
   ++own->num_ll;
-  return fake::Launch(args.num_channels, 4, 0, stream,
-                      [args] { LlCall(args, static_cast<int32_t>(blockIdx.x)).Run(); });
+  return fake::Launch(args.num_channels, 4, 0, stream, [args] { LlCall(args, Channel()).Run(); });
 }
 
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   ++own->num_multimem;
-  return fake::Launch(args.num_channels, 4, 0, stream,
-                      [args] { MultimemCall(args, static_cast<int32_t>(blockIdx.x)).Run(); });
+  return fake::Launch(args.num_channels, 4, 0, stream, [args] { MultimemCall(args, Channel()).Run(); });
 }
 
 cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
   if (!fake::row_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream,
-                      [args] { RowCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); });
+                      [args] { RowCall(args, Channel(), device::DynamicShared()).Run(); });
 }
 
 cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
   if (!fake::moe_one_shot_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(MoeOneShotSharedBytes(args));
-  return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
-    MoeOneShotCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
-  });
+  return fake::Launch(args.num_channels, 4, shared_bytes, stream,
+                      [args] { MoeOneShotCall(args, Channel(), device::DynamicShared()).Run(); });
 }
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
   if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
   return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4, args.bulk)), stream,
-                      [args] { SliceCall(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run(); });
+                      [args] { SliceCall(args, Channel(), device::DynamicShared()).Run(); });
 }
 
 }  // namespace cuda
