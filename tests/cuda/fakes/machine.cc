@@ -387,8 +387,6 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
 namespace cuda {
 
 using fake::own;
-using fake::Registered;
-using fake::World;
 
 namespace {
 int32_t Channel() { return static_cast<int32_t>(blockIdx.x); }
@@ -432,8 +430,8 @@ device::Comm OverMemory(device::Comm comm) {
 
 device::Window OverMemory(void* window, int64_t offset) {
   if (window == nullptr) return {};
-  const Registered& registered = *static_cast<Registered*>(window);
-  return {registered.rank->world->memory[own->rank] + registered.begin + offset, World::kStride};
+  const fake::Registered& registered = *static_cast<fake::Registered*>(window);
+  return {registered.rank->world->memory[own->rank] + registered.begin + offset, fake::World::kStride};
 }
 
 }  // namespace
