@@ -108,7 +108,7 @@ ALONE_TEST_CASE("calls between nodes") {
       }
     });
     // NCCL does not treat these groups of ranks as nodes.
-    CHECK(cluster.num_aborted == (shape.peers_in_host ? 0 : static_cast<int>(shape.hosts.size())));
+    CHECK(*cluster.num_aborted == (shape.peers_in_host ? 0 : static_cast<int>(shape.hosts.size())));
   }
   CHECK(num_calls > 300);
 }

@@ -114,7 +114,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
   uint64_t words[16];
   std::memcpy(words, &key, sizeof words);
   CHECK(config->blocking == 1 && words[0] != 0 && words[0] == words[15]);
-  if (own->group->cluster->init_fails) return ncclInternalError;
+  if (own->group->cluster.init_fails) return ncclInternalError;
   Group* group = nullptr;
   Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
@@ -135,7 +135,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
   const bool first = own->made == nullptr;
   *made = MakeRank(group, rank);
   if (first) own->made = &Of(*made);
-  const std::atomic<bool>* const joins = own->group->cluster->joins;
+  const std::atomic<bool>* const joins = own->group->cluster.joins;
   while (!first && n > 1 && joins != nullptr && !*joins) std::this_thread::yield();
   Meet(Of(*made), *rendezvous);
   if (fails) return ncclInternalError;
@@ -152,7 +152,7 @@ struct Registered {
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
   Rank& rank = Of(comm);
   Group& group = *rank.group;
-  CHECK(group.num_lsa_teams() == 1 || group.cluster->gin);
+  CHECK(group.num_lsa_teams() == 1 || group.cluster.gin);
   auto registered = std::make_unique<Registered>();
   registered->stride = static_cast<int64_t>(bytes) + 4096;
   registered->first = rank.rank - rank.rank % (group.n() / group.num_lsa_teams());
@@ -185,9 +185,9 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   properties->nRanks = rank.group->n();
   properties->cudaDev = rank.group->first_device + rank.group->ranks[rank.rank];
   properties->nLsaTeams = rank.group->num_lsa_teams();
-  const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
-  properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
-  properties->ginType = rank.group->cluster->gin ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
+  const bool connected = properties->nLsaTeams == 1 || rank.group->cluster.gin;
+  properties->deviceApiSupport = connected && (rank.group->cluster.peers_in_host || properties->nRanks == 1);
+  properties->ginType = rank.group->cluster.gin ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
   return ncclSuccess;
 }
 
@@ -269,7 +269,7 @@ ncclResult_t GroupEnd() {
 ncclResult_t Abort(ncclComm_t comm) {
   CHECK(!Of(comm).in_call);
   Locked([&] { Of(comm).aborted = true; });
-  ++Of(comm).group->cluster->num_aborted;
+  ++*Of(comm).group->cluster.num_aborted;
   ++num_aborted;
   return ncclSuccess;
 }
@@ -294,8 +294,7 @@ std::vector<int> Hosts(int num_nodes, int ranks_per_node) {
 }
 
 void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f) {
-  auto group = std::make_unique<Group>();
-  group->cluster = &cluster;
+  auto group = std::make_unique<Group>(Group{cluster});
   for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
   static std::atomic<int> number{0};
   group->first_device = 100 * number++;

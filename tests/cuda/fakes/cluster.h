@@ -49,9 +49,10 @@ struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
-  std::atomic<bool>* joins = nullptr;        // the communicator for messages waits until this is true
-  bool gin = false;                          // NCCL supports GIN between nodes
-  mutable std::atomic<int> num_aborted = 0;  // communicators
+  std::atomic<bool>* joins = nullptr;  // the communicator for messages waits until this is true
+  bool gin = false;                    // NCCL supports GIN between nodes
+  // Communicators. A watchdog may abort one after the test, when its Cluster is gone.
+  std::shared_ptr<std::atomic<int>> num_aborted = std::make_shared<std::atomic<int>>(0);
 
   Cluster(std::vector<int> of_ranks) : hosts(std::move(of_ranks)) {}
 };
@@ -64,7 +65,7 @@ struct Message {
 
 // State that the ranks of a communicator share. Every rank counts its collective calls itself.
 struct Group {
-  const Cluster* cluster = nullptr;
+  Cluster cluster;
   std::vector<int> ranks;  // as ranks of the cluster
   struct Rendezvous {
     std::map<int, std::vector<char>> brought;  // by rank
@@ -79,7 +80,7 @@ struct Group {
   int num_lsa_teams() const {
     int size = 0, run = 1;
     for (int r = 1; r <= n(); ++r) {
-      if (r < n() && cluster->hosts[ranks[r]] == cluster->hosts[ranks[r - 1]]) {
+      if (r < n() && cluster.hosts[ranks[r]] == cluster.hosts[ranks[r - 1]]) {
         ++run;
       } else {
         size = std::gcd(size, run);
