@@ -19,8 +19,8 @@ using memory_model::Program;
 using memory_model::Require;
 namespace ring = all_gather_matmul;
 
-// Nodes of one rank. Rows have one element, and so has the last tile. There are two slots. A rank overwrites its
-// operand and its result as soon as the kernel has ended, as XLA's kernels do.
+// Nodes of one rank. Rows have one element, the last tile has one row, and each thread has a column. There are two
+// slots. A rank overwrites its operand and its result as soon as the kernel has ended, as XLA's kernels do.
 void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int num_calls) {
   Program program;
   LitmusRanks world(program, num_ranks, ring::kNumKinds);
@@ -30,8 +30,8 @@ void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int num_calls) 
   ncclWindow_vidmem registered{arena.base, arena.stride};
   const int32_t num_signals = NumGinSignals(ring::kNumKinds, num_ranks);
   auto* const signals = program.Words<uint64_t>(num_ranks * num_signals, "GIN signals");
-  auto* const w = program.Words<float>(1, "w");
-  *w = 2;
+  auto* const w = program.Words<float>(threads, "w");
+  for (unsigned i = 0; i < threads; ++i) w[i] = 2;
   const int64_t tokens = (tiles - 1) * ring::kTileRows + 1;
   std::vector<ring::NodeArgs<ring::F32>> args(num_ranks);
   std::vector<ncclDevComm> comms(num_ranks);
@@ -47,9 +47,10 @@ void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int num_calls) 
     args[r] = ring::WithArena<ring::F32>(node, gin);
     args[r].x = program.Words<float>(tokens, "x");
     args[r].w = w;
-    args[r].y = program.Words<float>(num_ranks * tokens, "y");
+    args[r].y = program.Words<float>(num_ranks * tokens * threads, "y");
     args[r].tokens = tokens;
-    args[r].hidden = args[r].columns = 1;
+    args[r].hidden = 1;
+    args[r].columns = threads;
     args[r].num_slots = 2;
     comms[r].rank = r;
     comms[r].signals = signals;
@@ -66,8 +67,8 @@ void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int num_calls) 
         EndKernel();
         ring::RunOnNodes(args[r], comms[r]);
         EndKernel();
-        for (int64_t i = 0; i < num_ranks * tokens && threadIdx.x == 0; ++i) {
-          Require(args[r].y[i] == 2 * value(call, i), "stale rows");
+        for (int64_t i = 0; i < num_ranks * tokens * threads && threadIdx.x == 0; ++i) {
+          Require(args[r].y[i] == 2 * value(call, i / threads), "stale rows");
           args[r].y[i] = 0;
         }
         EndKernel();

@@ -31,7 +31,7 @@ MUTANTS = [
         "NCCL's queues hold the entries of one channel",
         GIN,
         "(num_channels + num_contexts - 1) / num_contexts * device",
-        "device",
+        "(0 * num_channels + num_contexts) / num_contexts * device",
         "test_cuda_gin_host",
     ),
     Mutant(

@@ -366,12 +366,5 @@ PLAIN = [
     Mutant(
         "a ring over nodes begins after an abort", NODE_RING, "if (device::IsAborted(comm)) return;", "", "node_ring"
     ),
-    Mutant(
-        "threads of a ring still read a tile whose slot is given back",
-        NODE_RING,
-        "    __syncthreads();\n    if (threadIdx.x == 0) gin_.Signal",
-        "    if (threadIdx.x == 0) gin_.Signal",
-        "litmus_node_ring",
-    ),
     Mutant("ranks of other nodes are members", COMM, "distance < size * stride &&", "", "node_ring"),
 ]

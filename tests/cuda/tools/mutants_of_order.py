@@ -9,6 +9,7 @@ from kernel_mutant import (
     LL,
     LL_CALL,
     MULTIMEM,
+    NODE_RING,
     OFFSETS,
     PORTABLE,
     PROGRAM,
@@ -412,5 +413,12 @@ THREAD = [
         "  if (device::IsAborted(comm)) return;\n",
         "",
         "exchange_offsets",
+    ),
+    Mutant(
+        "threads of a ring still read a tile whose slot is given back",
+        NODE_RING,
+        "    __syncthreads();\n    if (threadIdx.x == 0) gin_.Signal",
+        "    if (threadIdx.x == 0) gin_.Signal",
+        "node_ring",
     ),
 ]
