@@ -10,8 +10,8 @@ Options: --routing uniform | zipf | hot (half of all choices are of one rank's e
 in turn), --only-ours (leaves out the exchange with slots for the worst case, whose memory grows with n T min(K, M)).
 
 "experts that write" is the same with experts that read and write every slot. The same exchange by all_to_all of jax.lax
-and of jaxcomm, with slots for the worst case, runs in turn with it. So do a program that only adds 1 to the ids, which is
-what XLA takes to run anything on all devices, and a copy of all rows of a process and a sum of them over the choices of
+and of jaxcomm, with slots for the worst case, runs in turn with it. So does a program that only adds 1 to the ids: what
+XLA takes to run anything on all devices. So do a copy of all rows of a process and a sum of them over the choices of
 each token, by one thread: with results in memory that is in use, the main reference, and in fresh memory with huge
 pages. XLA allocates results of more than 32 MiB anew in every execution, so large exchanges write to fresh memory.
 
