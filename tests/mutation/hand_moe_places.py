@@ -4,7 +4,7 @@ from mutation.hand import Mutant
 
 PLACING, CHECK = "jaxcomm/moe/places.py", "ffi/plan/routing.cc"
 LISTS, NODE = "ffi/cpu/row_lists.cc", "ffi/transport/node.cc"
-PLACES, ROWS = "tests/moe/test_routing.py::test_", "tests/moe/test_payload.py::test_"
+PLACES = "tests/moe/test_routing.py::test_"
 
 MUTANTS = [
     Mutant(
@@ -82,34 +82,34 @@ MUTANTS = [
         CHECK,
         " && next[expert] < end[expert]",
         "",
-        f"{PLACES}drop",
+        "test_plan",
     ),
     Mutant(
         "custom calls: the demand is that of the kept choices",
         CHECK,
         "Places(layout, wanted).demand(own)",
-        "places.demand(own)",
-        f"{PLACES}drop",
+        "Places(layout, wanted == nullptr ? wanted : kept).demand(own)",
+        "test_plan",
     ),
     Mutant(
         "custom calls: choices without an expert are dropped",
         CHECK,
         "fields.slot[i] < 0 && expert >= 0 &&",
         "fields.slot[i] < 0 &&",
-        f"{PLACES}places",
+        "test_plan",
     ),
     Mutant(
         "custom calls: ranks receive what they send",
         CHECK,
         "table[e / local * num_experts + r * local + e % local]",
-        "size",
-        f"{ROWS}values",
+        "table[r * num_experts + e / local * local + e % local]",
+        "test_plan",
     ),
     Mutant(
         "custom calls: rows are numbered by choice",
         CHECK,
         "static_cast<int32_t>(i / choices_per_row)",
-        "static_cast<int32_t>(i)",
-        f"{ROWS}values",
+        "static_cast<int32_t>(i * choices_per_row / choices_per_row)",
+        "test_plan",
     ),
 ]

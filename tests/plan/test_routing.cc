@@ -1,9 +1,12 @@
-// CheckRouting: its result for counts of choices, and the text.
+// CheckRouting: its result for counts of choices, and the text. The places of choices against routings by definition.
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "../../ffi/plan/routing.h"
 #include "../check.h"
+#include "../cpu/routed.h"
 
 namespace jaxcomm {
 namespace {
@@ -44,6 +47,115 @@ TEST_CASE("unknown experts are a fault in any case") {
     CHECK(Fault({0, 0, 0, 0, 0, 0, 0, 0, 0, 3}, 100, 1, 0, bounded) ==
           "rank 9 has 3 expert ids that are not below num_experts=4");
   }
+}
+
+struct Fields {
+  Fields(const ExpertLayout& layout, const Routed& c, int32_t own, const std::vector<int32_t>& wanted,
+         const std::vector<int32_t>& kept)
+      : slot(c.ids[own].size(), 77), expert(slot), table(static_cast<size_t>(layout.num_ranks * layout.num_experts)) {
+    sizes.resize(static_cast<size_t>(c.experts_per_rank), 77);
+    counts = sizes;
+    GatheredChoices gathered;
+    gathered.tokens = c.tokens;
+    gathered.choices = c.choices;
+    gathered.ids.resize(static_cast<size_t>(c.n));
+    gathered.ids[own] = c.ids[own].data();
+    FillFields(layout, gathered, own, wanted.data(), kept.data(),
+               {slot.data(), expert.data(), sizes.data(), counts.data(), &demand, &dropped, table.data()});
+  }
+  std::vector<int32_t> slot, expert, sizes, counts, table;
+  int32_t demand = -1, dropped = -1;
+};
+
+// (ranks, experts + 1)
+std::vector<int32_t> CountsOf(const Routed& c) {
+  const int64_t total = c.n * c.experts_per_rank;
+  GatheredChoices gathered;
+  gathered.tokens = c.tokens;
+  gathered.choices = c.choices;
+  for (const auto& ids : c.ids) gathered.ids.push_back(ids.data());
+  std::vector<int32_t> counts(static_cast<size_t>(c.n * (total + 1)));
+  gathered.Count(total, counts.data());
+  return counts;
+}
+
+TEST_CASE("slots, slices and packed choices are those of the definition") {
+  std::mt19937 random(2);
+  for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
+    const int64_t align = 1 + k % 3;
+    const Routed c = DrawRouting(static_cast<Kind>(k), 3, 5, 4, 2, align, random);
+    const int64_t total = 6;
+    ExpertLayout layout;
+    layout.num_ranks = c.n;
+    layout.num_experts = total;
+    layout.align = align;
+    const std::vector<int32_t> wanted = CountsOf(c);
+    for (int32_t r = 0; r < c.n; ++r) {
+      const Fields fields(layout, c, r, wanted, wanted);
+      CHECK(fields.slot == c.slot[r] && fields.dropped == 0);
+      for (size_t i = 0; i < c.ids[r].size(); ++i) CHECK(fields.expert[i] == std::max(c.ids[r][i], -1));
+      int64_t rows = 0;
+      for (int64_t m = 0; m < 2; ++m) {
+        int32_t count = 0;
+        for (int32_t from = 0; from < c.n; ++from) count += wanted[from * (total + 1) + r * 2 + m];
+        CHECK(fields.counts[m] == count && fields.sizes[m] % align == 0 && fields.sizes[m] - count < align);
+        rows += fields.sizes[m];
+      }
+      CHECK(fields.demand == rows);
+
+      std::vector<int32_t> starts(total), slices(c.table.size()), order(c.ids[r].size());
+      for (int64_t e = 0; e < total; ++e) starts[e] = static_cast<int32_t>(Places(layout, wanted.data()).start(e));
+      FillSlices(c.n, total, fields.table.data(), starts.data(), slices.data());
+      for (int64_t from = 0; from < c.n; ++from) {
+        for (int64_t e = 0; e < total; ++e) {
+          const int32_t* const got = &slices[from * 4 * total + e];
+          const int32_t* const want = &c.table[from * 4 * total + e];
+          CHECK(got[total] == want[total] && got[3 * total] == want[3 * total]);
+          // An empty slice may have any offsets.
+          CHECK(want[total] == 0 || (got[0] == want[0] && got[2 * total] == want[2 * total]));
+        }
+      }
+      FillOrder(r, total, slices.data(), c.slot[r].data(), c.ids[r].data(), 20, 1, order.data());
+      CHECK(order == c.order[r]);
+      FillOrder(r, total, slices.data(), c.slot[r].data(), c.ids[r].data(), 20, 4, order.data());
+      for (size_t i = 0; i < order.size(); ++i) CHECK(order[i] == c.order[r][i] / 4);
+    }
+  }
+}
+
+TEST_CASE("the first choices keep their rows, and the demand is that of all") {
+  std::mt19937 random(3);
+  const Routed c = DrawRouting(Kind::kHoles, 2, 6, 3, 2, 1, random);
+  ExpertLayout layout;
+  layout.num_ranks = 2;
+  layout.num_experts = 4;
+  const std::vector<int32_t> wanted = CountsOf(c);
+  std::vector<int32_t> kept(wanted);
+  for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], static_cast<int32_t>(i % 3));
+  for (int32_t r = 0; r < 2; ++r) {
+    const Fields fields(layout, c, r, wanted, kept);
+    int32_t all = 0, dropped = 0;
+    for (int32_t e = 0; e < 4; ++e) {
+      int32_t seen = 0;
+      for (int64_t k = 0; k < 3; ++k) {
+        for (int64_t t = 0; t < 6; ++t) {
+          if (c.ids[r][t * 3 + k] != e) continue;
+          CHECK((fields.slot[t * 3 + k] >= 0) == (seen < kept[r * 5 + e]));
+          CHECK(fields.expert[t * 3 + k] == (seen < kept[r * 5 + e] ? e : -1));
+          dropped += seen++ >= kept[r * 5 + e];
+        }
+      }
+      if (e / 2 == r) all += wanted[e] + wanted[5 + e];
+    }
+    CHECK(fields.demand == all && fields.dropped == dropped && dropped > 0);
+  }
+}
+
+TEST_CASE("a wrong routing gives a wrong order") {
+  const std::vector<int32_t> slices(2 * 4 * 2, 1 << 30), slot = {5, -7, 1 << 30, 0}, expert = {-9, 3, 1 << 30, 1};
+  std::vector<int32_t> order(4, 77);
+  FillOrder(1, 2, slices.data(), slot.data(), expert.data(), 4, 1, order.data());
+  CHECK(order[0] == 3);
 }
 
 }  // namespace

@@ -294,7 +294,8 @@ std::vector<int> Hosts(int num_nodes, int ranks_per_node) {
 }
 
 void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f) {
-  auto group = std::make_unique<Group>(Group{cluster});
+  auto group = std::make_unique<Group>();
+  group->cluster = cluster;
   for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
   static std::atomic<int> number{0};
   group->first_device = 100 * number++;

@@ -54,7 +54,7 @@ struct Cluster {
   // Communicators. A watchdog may abort one after the test, when its Cluster is gone.
   std::shared_ptr<std::atomic<int>> num_aborted = std::make_shared<std::atomic<int>>(0);
 
-  Cluster(std::vector<int> of_ranks) : hosts(std::move(of_ranks)) {}
+  Cluster(std::vector<int> of_ranks = {}) : hosts(std::move(of_ranks)) {}
 };
 
 struct Message {
