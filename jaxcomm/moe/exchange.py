@@ -220,7 +220,8 @@ def _uses_rails(ctx, layout, platform):
     """Whether the kernels between nodes move the rows. By default, other sizes travel by XLA's collective."""
     if not _lowering.uses_rails(ctx, layout.call, platform):
         return False
-    fits = fits_rails(*ctx.avals_in[-4].shape, ctx.avals_in[-2].shape[1], layout.per_choice)
+    tokens, choices = ctx.avals_in[-4].shape
+    fits = fits_rails(tokens, choices, ctx.avals_in[-2].shape[1], layout.per_choice)
     return fits or layout.call.algorithm is not None
 
 
