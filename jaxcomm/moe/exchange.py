@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._primitive import register
+from jaxcomm.moe import places
 from jaxcomm.moe.check import refuse_unchecked
 from jaxcomm.moe.routing import Routing
 from jaxcomm.ops.ragged_all_to_all import exchange, reverse
@@ -39,31 +40,6 @@ class Layout:
 
 def layout_of(routing: Routing, call: Any, per_choice: bool) -> Layout:
     return Layout(call, routing.capacity, per_choice, routing.reduce)
-
-
-def slices(table: jax.Array, starts: jax.Array) -> jax.Array:
-    """The table of ragged_all_to_all, one slice per pair of source rank and expert. Choices are packed by expert.
-
-    Args:
-      table: (n, E), rows of each rank for each expert.
-      starts: (E,), first row of each expert at its rank.
-    """
-    n, total = table.shape
-    inputs = jnp.cumsum(table, 1, dtype=table.dtype) - table
-    outputs = starts[None] + jnp.cumsum(table, 0, dtype=table.dtype) - table
-    received = table.reshape(n, n, total // n).transpose(1, 0, 2).reshape(n, total)
-    return jnp.stack([inputs, table, outputs, received], axis=1)
-
-
-def _packed(slot, expert, vectors):
-    """(T, K), the place of each choice among those of its rank, packed by expert; T K if it has no row."""
-    inputs, _, outputs, _ = vectors
-    safe = jnp.maximum(expert, 0)
-    return jnp.where(slot >= 0, slot - outputs[safe] + inputs[safe], slot.size)
-
-
-def _own(table, call):
-    return lax.dynamic_index_in_dim(table, lax.axis_index(call.axes), 0, keepdims=False)
 
 
 def _as_bytes(x):
@@ -91,12 +67,15 @@ def _from_bytes(y, dtype, width):
 def _dispatch_by_exchange(*args, layout):
     """Packs the rows by expert and sends them to the slots."""
     *xs, slot, expert, table, starts = args
-    whole = slices(table, starts)
-    order = _order(slot, expert, _own(whole, layout.call), layout)
+    whole, order = _slices(layout, slot, expert, table, starts)
     joined = join(xs)
     packed = joined[order] if slot.shape[0] else jnp.zeros((0, joined.shape[1]), joined.dtype)
     zeros = jnp.zeros((layout.capacity, packed.shape[1]), packed.dtype)
     return parts(exchange(packed, zeros, whole, call=_of_slices(layout.call)), xs)
+
+
+def _slices(layout, *where):
+    return places.slices_and_order(*where, call=layout.call, per_choice=layout.per_choice)
 
 
 def _of_slices(call):
@@ -130,11 +109,11 @@ def wide(dtype: Any) -> Any:
 def _combine_by_exchange(rows, *args, layout, ranks_per_node):
     """Fetches the rows, packed by expert, and adds those of each token."""
     *weights, slot, expert, table, starts = args
-    whole = slices(table, starts)
+    whole = places.slices(table, starts)
     n, total = table.shape
     zeros = jnp.zeros((slot.size, rows.shape[1]), rows.dtype)
     packed = exchange(rows, zeros, reverse(whole), call=_of_slices(layout.call))
-    place = _packed(slot, expert, _own(whole, layout.call))
+    place = places.packed(slot, expert, places.own(whole, layout.call))
     if layout.per_choice:
         return packed.at[place].get(mode="fill", fill_value=0)
     nodes = n // ranks_per_node if layout.reduce == "node" else 1
@@ -165,7 +144,7 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
     *weights, slot, expert, table, starts = args
     n, total = table.shape
     adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
-    operands = _compat.equally_varying(rows, slot, expert, jnp.zeros(0, adds), slices(table, starts))
+    operands = _compat.equally_varying(rows, slot, expert, jnp.zeros(0, adds), places.slices(table, starts))
     each = dataclasses.replace(layout, per_choice=True)
     choices = combine_rows_p.bind(*operands, layout=each, num_experts=total, weighted=False)
     choices = choices.reshape(*slot.shape, rows.shape[1])
@@ -178,13 +157,6 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
         weights,
         slot,
     )
-
-
-def _order(slot, expert, vectors, layout):
-    """(T K,), the row of the payload for each choice, packed by expert."""
-    number = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
-    row = number if layout.per_choice else number // slot.shape[1]
-    return jnp.zeros(slot.size, jnp.int32).at[_packed(slot, expert, vectors)].set(row, mode="drop")
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
@@ -228,8 +200,7 @@ def _uses_rails(ctx, layout, platform):
 def _lower_native_dispatch(ctx, *args, platform, layout):
     def run(*args):
         *xs, slot, expert, table, starts = args
-        whole = slices(table, starts)
-        order = _order(slot, expert, _own(whole, layout.call), layout)
+        whole, order = _slices(layout, slot, expert, table, starts)
         operands = _compat.equally_varying(join(xs), order, whole)
         total, choices = table.shape[1], slot.shape[1]
         return parts(dispatch_rows_p.bind(*operands, layout=layout, num_experts=total, choices=choices), xs)
@@ -270,7 +241,7 @@ def _lower_native_combine(ctx, rows, *args, platform, layout):
         *weights, slot, expert, table, starts = args
         adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
         own = weights[0].astype(adds) if weights else jnp.zeros(0, adds)
-        operands = _compat.equally_varying(rows, slot, expert, own, slices(table, starts))
+        operands = _compat.equally_varying(rows, slot, expert, own, _slices(layout, slot, expert, table, starts)[0])
         return combine_rows_p.bind(*operands, layout=layout, num_experts=total, weighted=bool(weights))
 
     return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, rows, *args)
