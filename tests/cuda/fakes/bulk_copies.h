@@ -26,13 +26,13 @@ inline void AddBytes(uint64_t* barrier, int32_t bytes) {
   *barrier = (*barrier & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(static_cast<int32_t>(*barrier) + bytes);
 }
 
-EMULATION_UNCHECKED static void FenceAsyncGlobal() {
+[[maybe_unused]] EMULATION_UNCHECKED static void FenceAsyncGlobal() {
   BulkCopies& bulk = Current().bulk;
   bulk.fenced = true;
   bulk.unfenced = !bulk.loads.empty() || !bulk.stores.empty();
 }
 
-EMULATION_UNCHECKED static void FenceAsyncShared() { Current().bulk.new_barriers = false; }
+[[maybe_unused]] EMULATION_UNCHECKED static void FenceAsyncShared() { Current().bulk.new_barriers = false; }
 
 inline void InitBulkBarrier(uint64_t* barrier) {
   *barrier = 0;
