@@ -186,7 +186,7 @@ TEST_CASE("a process that has left the call gets no error while the exit of a th
   CHECK(next.WaitFor(1));
 }
 
-// The test sets the time: on a busy machine, progress threads may make too few comparisons to find an error.
+// The test sets the time, so a busy machine makes as many comparisons as an idle one.
 TEST_CASE("a process that has entered the call, and another one, gets no error while a third one is late") {
   World world(3, 3);
   Calls calls{world, 3};
