@@ -186,6 +186,23 @@ TEST_CASE("a process that has left the call gets no error while the exit of a th
   CHECK(next.WaitFor(1));
 }
 
+// The test sets the time, so a busy machine makes as many comparisons as an idle one.
+TEST_CASE("a process that has entered the call, and another one, gets no error while a third one is late") {
+  World world(3, 3);
+  Calls calls{world, 3};
+  Collective1& one = calls.Make();
+  Results &result = calls.Result(), &other = calls.Result();
+  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+  call->OnEntered(1, {one.program->fingerprint(), 0}, "the call");
+  calls.Enter(calls.Make(), 1, 2001, 2, other);
+  WaitForAnnouncement(world);
+  CheckFrom(*call, Clock::now(), 0, 2000);
+  CHECK(!call->failed());
+  call->Fail(InvalidArgumentError("the end"));
+  world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
+  CHECK(result.WaitFor(1) && other.WaitFor(1));
+}
+
 TEST_CASE("two nodes in one run and two in another one get an error, although each has a payload of its partner") {
   World world(4, 4);
   Calls calls{world, 4};
