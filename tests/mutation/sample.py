@@ -161,7 +161,8 @@ class Runner:
         runner = hand_run.Runner(self.jobs, build)
         for row in rows[:wanted]:
             result = runner.judge(mutants[row.change])
-            self.add(row, *((not result.caught, result.seconds) if result else (True, 0.0)))
+            if result is not None:  # None: the machine is slow
+                self.add(row, not result.caught, result.seconds)
 
 
 def run(count, seed, folders, jobs=2, only=None):
