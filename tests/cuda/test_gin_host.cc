@@ -55,7 +55,7 @@ TEST_CASE("where GIN can be used, and why not") {
   }
 }
 
-// 7 channels need no more than NCCL's default, 128 for each of 32; 33 and 64 on 4 contexts need more.
+// Up to 32 channels on 4 contexts fit in NCCL's default of 128. 33 and more need more.
 TEST_CASE("the depth of NCCL's queues") {
   const NcclLibrary nccl = Library();
   uint64_t counts[1];
