@@ -3,6 +3,7 @@
 #include <jaxcomm/host.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -78,7 +79,9 @@ ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, 
     return ffi::Error::InvalidArgument("all_gather_matmul: x, w and y have shapes that do not fit");
   }
   if (HasNodes(args.comm)) {
-    const int32_t channels = Channels(call.max_channels() / kNumKinds, args.tokens);
+    // A block takes an SM and kNumKinds channels of GIN, which has one more than max_channels().
+    const int32_t most = std::min(call.max_channels(), args.comm.signals.num_channels / kNumKinds);
+    const int32_t channels = Channels(most, args.tokens);
     if (const char* problem = FindProblem(args, channels)) return ffi::Error::InvalidArgument(problem);
     return Check("kernel", LaunchOnNodes(args, channels, call.nccl_comm(), stream));
   }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "../../ffi/cuda/kernels/bulk_copy.cuh"
@@ -109,6 +110,22 @@ TEST_CASE("a load that never ends") {
   CHECK(FailureText(group.report(0), "psum at f.py:3", 2.5) ==
         "psum at f.py:3: rank 0 aborted: a bulk copy of 64 bytes in channel 1 did not end within 2.5 s "
         "(JAXCOMM_TIMEOUT_S)");
+}
+
+// Bulk copies need half a ring of bytes, and ranges of a quarter of a stage.
+TEST_CASE("the shortest bulk copies") {
+  const NodeGroup group(1, 2);
+  const device::Comm comm = group.CommOf(0);
+  constexpr int64_t kHalf = 64 << 10;
+  for (const auto& [stages, least] : {std::pair{kPlanStages, 4096}, std::pair{kSliceStages, 1024}}) {
+    const auto check = [&, &stages = stages, &least = least] {
+      const BulkCopies copies(comm, 1, stages, device::DynamicShared());
+      CHECK(copies.Pays(1, kHalf) && !copies.Pays(1, kHalf - 1));
+      CHECK(copies.Pays(8, kHalf / 8) && !copies.Pays(8, kHalf / 8 - 1));
+      CHECK(copies.Takes({nullptr, nullptr, least}) && !copies.Takes({nullptr, nullptr, least - 1}));
+    };
+    emulation::Launch(1, 1, 1, FirstSeed(), check, static_cast<size_t>(BulkSharedBytes(stages)));
+  }
 }
 
 // The host reserves what the kernel uses, and the rings fit.

@@ -126,9 +126,11 @@ TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
 }
 
 // Plans use bulk copies only if they are wanted and the GPU has them.
-void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected) {
+void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected, int num_nodes = 1) {
   Communicator::Configure(20, 4, "", false, 0, 0, wanted);
-  auto* world = new World(2);
+  auto* world = new World(2 * num_nodes);
+  world->num_lsa_teams = num_nodes;
+  if (num_nodes > 1) world->gin = NCCL_GIN_TYPE_GDAKI;
   most_shared_bytes = 0;
   OnRanks(*world, [&](Rank& rank) {
     compute_capability = capability;
@@ -145,6 +147,7 @@ TEST_CASE("bulk copies in plans") {
     SumWithBulkCopies(false, 9, 227 << 10, false);
     SumWithBulkCopies(true, 9, 227 << 10, true);
     SumWithBulkCopies(true, 10, 227 << 10, true);
+    SumWithBulkCopies(true, 9, 227 << 10, true, 2);
     SumWithBulkCopies(true, 12, 99 << 10, false);
     SumWithBulkCopies(true, 8, 227 << 10, false);
   });

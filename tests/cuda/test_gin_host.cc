@@ -14,10 +14,14 @@ namespace {
 
 ncclDevCommRequirements_t asked;
 ncclDevComm_t* made_at = nullptr;
+uint32_t num_contexts = 4;  // that NCCL makes
+uint8_t network = NCCL_GIN_TYPE_GDAKI;
 
 ncclResult_t DevCommCreate(ncclComm_t, const ncclDevCommRequirements_t* requirements, ncclDevComm_t* comm) {
   asked = *requirements;
   made_at = comm;
+  comm->ginContextCount = num_contexts;
+  comm->ginNetDeviceTypes[0] = network;
   return ncclInProgress;
 }
 
@@ -55,7 +59,7 @@ TEST_CASE("where GIN can be used, and why not") {
   }
 }
 
-// 7 channels need no more than NCCL's default, 128 for each of 32; 33 and 64 on 4 contexts need more.
+// Up to 32 channels on 4 contexts fit in NCCL's default of 128. 33 and more need more.
 TEST_CASE("the depth of NCCL's queues") {
   const NcclLibrary nccl = Library();
   uint64_t counts[1];
@@ -67,6 +71,30 @@ TEST_CASE("the depth of NCCL's queues") {
     CHECK(Gin::Make(nccl, nullptr, comm, counts, check).ok());
     CHECK(asked.ginContextCount == 4 && asked.ginQueueDepth == depth);
   }
+}
+
+// 8 channels are all that a queue of the default depth holds.
+TEST_CASE("NCCL makes fewer contexts than asked") {
+  const NcclLibrary nccl = Library();
+  uint64_t counts[1];
+  const Gin::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
+  const auto problem = [&](int32_t num_channels) {
+    device::Comm comm;
+    comm.signals.num_channels = num_channels;
+    return Gin::Make(nccl, nullptr, comm, counts, check).status();
+  };
+  num_contexts = 1;
+  CHECK(problem(8).ok());
+  CHECK(problem(9).message() ==
+        "NCCL made 1 contexts of GIN instead of 4, whose queues of 128 entries are too short for 9 channels. Lower "
+        "JAXCOMM_MAX_SMS, or update the GIN plugin");
+  network = NCCL_GIN_TYPE_PROXY;  // its queues have a depth of their own
+  CHECK(problem(9).ok());
+  network = NCCL_GIN_TYPE_GDAKI;
+  num_contexts = 2;
+  CHECK(problem(16).ok() && !problem(17).ok());
+  num_contexts = 4;
+  CHECK(problem(33).ok());
 }
 
 device::Comm SomeComm() {

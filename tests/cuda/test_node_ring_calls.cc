@@ -114,7 +114,21 @@ ALONE_TEST_CASE("the ring of two nodes") {
     CHECK(launched.gin.comm.world.rank == rank && launched.gin.arena != nullptr);
     CHECK(launched_with == &Ok(Get(of_xla))->gin()->nccl_comm());
     CHECK(launched.half_bytes() >= SlotBytes<F32>(kHidden) && launched.tokens == kTokens);
-    CHECK(launched_channels == 2 && FindProblem(launched, launched_channels) == nullptr);
+    CHECK(launched_channels == 3 && FindProblem(launched, launched_channels) == nullptr);
+  });
+}
+
+// GIN then has two channels, which one block needs.
+ALONE_TEST_CASE("the ring of two nodes on one SM") {
+  cuda::Communicator::Configure(10'000, 1);
+  void* const state = Instantiate();
+  Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
+  cluster.gin = true;
+  OnRanks(cluster, [&](ncclComm_t of_xla, int) {
+    using namespace all_gather_matmul;
+    std::vector<float> y(kNumRanks * kTokens * kColumns);
+    CHECK(Run(state, of_xla, y).empty());
+    CHECK(launched_channels == 1 && FindProblem(launched, launched_channels) == nullptr);
   });
 }
 

@@ -35,6 +35,13 @@ MUTANTS = [
         "test_cuda_gin_host",
     ),
     Mutant(
+        "NCCL makes as many contexts as it was asked for",
+        GIN,
+        "static_cast<int32_t>(made->nccl_comm_->ginContextCount), 1)",
+        "static_cast<int32_t>(requirements.ginContextCount), 1)",
+        "test_cuda_gin_host",
+    ),
+    Mutant(
         "an older NCCL gets properties of the headers' version",
         LIBRARY,
         "std::min(nccl.version, NCCL_VERSION_CODE)",

@@ -43,6 +43,20 @@ MUTANTS = [
         "test_cuda_device_call",
     ),
     Mutant(
+        "plans are loaded without memory for bulk copies",
+        COMMUNICATOR,
+        "LoadKernel(bulk_copies_ ? kPlanStages : BulkStages{})",
+        "LoadKernel(BulkStages{})",
+        "test_cuda_device_call",
+    ),
+    Mutant(
+        "plans over GIN are loaded without memory for bulk copies",
+        COMMUNICATOR,
+        "LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{})",
+        "LoadGinKernel(BulkStages{})",
+        "test_cuda_device_call",
+    ),
+    Mutant(
         "plans make no bulk copies",
         DEVICE_CALL,
         "  if (communicator_.bulk_copies()) args_.bulk = kPlanStages;\n",

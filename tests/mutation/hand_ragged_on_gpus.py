@@ -24,6 +24,13 @@ MUTANTS = [
         CALLS,
     ),
     Mutant(
+        "slices are loaded without memory for bulk copies",
+        COMMUNICATOR,
+        "LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})",
+        "LoadSliceKernel(BulkStages{})",
+        CALLS,
+    ),
+    Mutant(
         "slices make no bulk copies",
         DEVICE_CALL,
         "    if (communicator.bulk_copies()) made->call_.slices->bulk = kSliceStages;\n",

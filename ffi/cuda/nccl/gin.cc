@@ -4,6 +4,7 @@
 #include <nccl_device/comm.h>
 #include <nccl_device/impl/comm__types.h>
 
+#include <algorithm>
 #include <string>
 
 namespace jaxcomm {
@@ -59,6 +60,15 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
   // A non-blocking communicator may still write to the ncclDevComm after the call returns, so it must not move.
   JAXCOMM_RETURN_IF_ERROR(
       check("ncclDevCommCreate", nccl.DevCommCreate(nccl_comm, &requirements, made->nccl_comm_.get())));
+  // The number of contexts is a hint. The CPU proxy ignores the depth.
+  const auto num_contexts = std::max(static_cast<int32_t>(made->nccl_comm_->ginContextCount), 1);
+  if (made->nccl_comm_->ginNetDeviceTypes[0] != NCCL_GIN_TYPE_PROXY &&
+      QueueDepth(num_channels, num_contexts) > requirements.ginQueueDepth) {
+    return UnavailableError("NCCL made " + std::to_string(num_contexts) + " contexts of GIN instead of " +
+                            std::to_string(requirements.ginContextCount) + ", whose queues of " +
+                            std::to_string(requirements.ginQueueDepth) + " entries are too short for " +
+                            std::to_string(num_channels) + " channels. Lower JAXCOMM_MAX_SMS, or update the GIN plugin");
+  }
   return made;
 }
 

@@ -155,16 +155,15 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodeP
 // What the channel may have in NCCL's queues to other nodes: device::kMostEntries. At the begin of a program, the
 // queues have nothing of the channel that matters: before its first put to a rank, this rank waits for the entry
 // barrier of that rank, which has then received all earlier signals. A plan has few signals to a rank to which it puts
-// nothing; test_gin_queues.cc checks that these fit, too.
+// nothing, which no flush would show to have left; test_gin_queues.cc checks that these fit, too.
 class Queues {
  public:
-  // Whether `num_puts` more puts to `peer`, or one more signal, need a flush first. Without puts, a flush would not
-  // help.
+  // Whether `num_puts` more puts to `peer`, or one more signal, need a flush first.
   bool IsFull(int32_t peer, int64_t num_puts) {
     const Queue& queue = queues_[peer];
     if (queue.num_puts + num_puts > kMostPutsUnderWay) return true;
     const int64_t num_more = num_puts > 0 ? num_puts : 1;
-    return queue.covered > 0 && queue.covered + queue.num_signals + num_more > device::kMostEntries;
+    return queue.covered + queue.num_signals + num_more > device::kMostEntries;
   }
 
   void Add(int32_t peer, int64_t num_puts) {

@@ -134,10 +134,12 @@ JAXCOMM_BOTH Team RailOf(const Comm& comm) {
 // without a deadline, until the network takes an entry out.
 //
 // NCCL has one queue per rank and context of GIN. Each signal and each put of up to 1 GiB takes an entry. A put that
-// raises a counter takes two more in a second queue of the same length. Entries leave in order, and before the counter
-// rises: a channel whose counter shows all puts has only the signals behind the last put in the queue. jaxcomm asks for
-// queues that hold kMostEntries of each channel of a context, and at least 128, NCCL's default. NCCL's CPU proxy, which
-// has no second queue, ignores this: it has 256 entries on InfiniBand, and 32 on TCP sockets.
+// raises a counter takes two more in a second queue of the same length. With GDAKI, entries leave in order, and before
+// the counter rises: a channel whose counter shows all puts has only the signals behind the last put in the queue.
+// jaxcomm asks for queues that hold kMostEntries of each channel of a context, and at least 128, NCCL's default. NCCL's
+// CPU proxy, which has no second queue, ignores this: it has 256 entries on InfiniBand, and 32 on TCP sockets. It stores
+// the counter before it frees the entry, which also waits for those in front of it: a channel whose counter shows all
+// puts may still have their entries until the network has taken those.
 // Source: NVIDIA/nccl 2.32.3,
 // src/include/nccl_device/gin/gdaki/doca_gpunetio/device/doca_gpunetio_dev_verbs_counter.cuh (put_counter: 1 entry and
 // 2), doca_gpunetio_dev_verbs_onesided.cuh (signal: 1), gin/proxy/gin_proxy.h (postGfd),

@@ -366,6 +366,7 @@ cudaError_t LaunchMoeOneShot(const MoeOneShotArgs&, cudaStream_t) { return cudaE
 cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
   if (fake::before_launch) fake::before_launch();
   fake::Of(stream).Push([=] {
     const auto run = [&] {

@@ -8,6 +8,7 @@
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
 #include "../../../ffi/cuda/kernels/launch_rail_rows.h"
+#include "../../../ffi/cuda/program/slice_args.h"
 
 namespace jaxcomm {
 
@@ -15,14 +16,18 @@ Status NcclLibrary::Require(const std::string&) const { return OkStatus(); }
 
 namespace cuda {
 
-cudaError_t LoadKernel(const BulkStages&) { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t LoadKernel(const BulkStages& bulk) {
+  fake::plan_shared.Load(BulkSharedBytes(bulk));
+  return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess;
+}
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
 cudaError_t LoadRowKernel() {
   fake::row_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadSliceKernel(const BulkStages&) {
+cudaError_t LoadSliceKernel(const BulkStages& bulk) {
+  fake::slice_shared.Load(SliceSharedBytes(kSliceThreads, bulk));
   fake::slice_kernel_loaded = true;
   return cudaSuccess;
 }

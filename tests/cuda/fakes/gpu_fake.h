@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -40,6 +41,15 @@ inline thread_local int shared_memory_bytes = 227 << 10;  // of a thread block
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
 inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, moe_one_shot_kernel_loaded{false};
 inline std::atomic<bool> rail_kernel_loaded{false};
+
+// Bytes of dynamic shared memory with which a kernel may be launched on this thread's GPU: 48 KiB, or more if it was
+// loaded for more.
+struct SharedLimit {
+  void Load(int64_t bytes) { limit_bytes = std::max(limit_bytes, bytes); }
+  bool Allows(int64_t bytes) const { return bytes <= limit_bytes; }
+  int64_t limit_bytes = 48 << 10;
+};
+inline thread_local SharedLimit plan_shared, gin_shared, slice_shared;
 
 inline int num_gpus = 1024;                 // of the process
 inline int highest_priority = -5;           // of streams; the lowest is 0

@@ -399,9 +399,13 @@ cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, c
 }
 cudaError_t LaunchEnd(const device::Comm&, device::WatchdogState*, cudaStream_t) { return cudaErrorUnknown; }
 
-cudaError_t LoadGinKernel(const BulkStages&) { return cudaSuccess; }
+cudaError_t LoadGinKernel(const BulkStages& bulk) {
+  fake::gin_shared.Load(BulkSharedBytes(bulk));
+  return cudaSuccess;
+}
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
   return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
     NoNetwork network;
     ChannelExecutor<NoNetwork> executor(args, network, Channel(), device::DynamicShared());
@@ -438,6 +442,7 @@ device::Window OverMemory(void* window, int64_t offset) {
 
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
                       cudaStream_t stream) {
+  if (!fake::gin_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
   PeerNetworkArgs peers;
   peers.comm = OverMemory(gin.comm);
   peers.input = OverMemory(gin.input.window, gin.input.offset);
@@ -491,6 +496,7 @@ cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
   if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
+  if (!fake::slice_shared.Allows(SliceSharedBytes(kSliceThreads, args.bulk))) return cudaErrorInvalidValue;
   return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4, args.bulk)), stream,
                       [args] { SliceCall(args, Channel(), device::DynamicShared()).Run(); });
 }

@@ -38,6 +38,8 @@ BULK = [
         "return Takes(of) ?",
         "bulk_copies",
     ),
+    Mutant("short ranges are taken", BULK_COPY, "range.bytes >= stages_.bytes / 4 && ", "", "bulk_copies"),
+    Mutant("few bytes pay", BULK_COPY, "num * most_bytes >= HalfRing()", "num * most_bytes >= 0", "bulk_copies"),
     Mutant("tails are left out", BULK_COPY, "kMost = 32;", "kMost = 16;", "bulk_copies"),
     Mutant("tails are too long", BULK_COPY, "if (byte < of.bytes) of", "of", "bulk_copies"),
     Mutant(

@@ -50,7 +50,7 @@ MODEL = [
     Mutant(
         "relaxed loads are of one thread",
         PORTABLE,
-        *scope("return AtomicWord<atomics::thread_scope_block>", "thread"),
+        *scope("return AtomicWord<atomics::thread_scope_block>(*const_cast", "thread"),
         "litmus",
     ),
     Mutant(

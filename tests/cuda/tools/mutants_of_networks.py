@@ -41,7 +41,11 @@ PLAIN = [
     Mutant(
         "no exit barrier between nodes",
         PROGRAM,
-        """    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
+        """    for (const int32_t peer : inter_node.open_from_own) {
+      AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, {peer});
+      steps.back().flush = queues.IsFull(peer, 0);
+      if (steps.back().flush) queues.Flush();
+    }
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, inter_node.open_to_own);
 """,

@@ -64,7 +64,11 @@ THREAD = [
         "no exit barrier",
         PROGRAM,
         """    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, intra_node);
-    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
+    for (const int32_t peer : inter_node.open_from_own) {
+      AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, {peer});
+      steps.back().flush = queues.IsFull(peer, 0);
+      if (steps.back().flush) queues.Flush();
+    }
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, inter_node.open_to_own);
 """,

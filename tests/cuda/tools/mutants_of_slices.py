@@ -111,13 +111,6 @@ SLICED = [
         "slices",
     ),
     Mutant(
-        "a stripe is looked for one move too late",
-        SLICES,
-        "if (numbers_[middle] > stripe) {",
-        "if (numbers_[middle] >= stripe) {",
-        "slices",
-    ),
-    Mutant(
         "a sum of stripes leaves out a move",
         SLICES,
         "const bool adds = Thread() >= step",
