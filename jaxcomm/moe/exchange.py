@@ -173,6 +173,14 @@ def _is_native(ctx, layout, platform):
     if _lowering.uses_row_kernel(ctx, layout.call, platform) or _uses_rails(ctx, layout, platform):
         return True
     if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
+        if _lowering.uses_rails(ctx, layout.call, platform):
+            tokens, choices = ctx.avals_in[-4].shape
+            raise NotImplementedError(
+                f"{layout.call.op} at {layout.call.site}: {tokens * choices} choices of a rank and "
+                f"{ctx.avals_in[-2].shape[1]} experts do not fit into the shared memory of jaxcomm's kernels between "
+                "nodes, and without them on_overflow='raise' does not work; pass on_overflow='drop' and look at "
+                "Routing.dropped"
+            )
         refuse_unchecked(layout.call)
     return False
 
@@ -181,10 +189,10 @@ def _is_native(ctx, layout, platform):
 _MOST_SHARED_BYTES, _MOVES_BYTES = 48 << 10, 12 << 10
 
 
-def fits_rails(tokens: int, choices: int, num_experts: int, per_choice: bool) -> bool:
-    """Whether the kernels between nodes take these sizes. Others are an error at run time."""
-    rows = tokens * choices if per_choice else tokens
-    shared = max(_MOVES_BYTES, 4 * choices + 16) + 4 * num_experts + 16 + 12 * -(-rows // 64)
+def fits_rails(tokens: int, choices: int, num_experts: int) -> bool:
+    """Whether the kernels between nodes take these sizes, also in the gradient, which dispatches a row per choice."""
+    marks = 12 * -(-tokens * choices // 64)
+    shared = max(_MOVES_BYTES, 4 * choices + 16) + 4 * num_experts + 16 + marks
     return shared <= _MOST_SHARED_BYTES
 
 
@@ -193,8 +201,7 @@ def _uses_rails(ctx, layout, platform):
     if not _lowering.uses_rails(ctx, layout.call, platform):
         return False
     tokens, choices = ctx.avals_in[-4].shape
-    fits = fits_rails(tokens, choices, ctx.avals_in[-2].shape[1], layout.per_choice)
-    return fits or layout.call.algorithm is not None
+    return layout.call.algorithm is not None or fits_rails(tokens, choices, ctx.avals_in[-2].shape[1])
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):

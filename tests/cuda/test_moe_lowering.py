@@ -188,8 +188,28 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
 
 def test_sizes_that_the_kernels_between_nodes_take():
     """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
-    assert exchange.fits_rails(131072, 8, 256, False) and exchange.fits_rails(131072 // 8, 8, 256, True)
-    assert not exchange.fits_rails(300_000, 1, 2, False) and not exchange.fits_rails(131072, 8, 256, True)
+    assert exchange.fits_rails(131072, 1, 256) and exchange.fits_rails(131072 // 8, 8, 256)
+    assert not exchange.fits_rails(300_000, 1, 2) and not exchange.fits_rails(131072, 8, 256)
+
+
+def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several_hosts):
+    """It dispatches a row per choice. All calls are jaxcomm's, or none."""
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    monkeypatch.setitem(globals(), "TOKENS", 64)  # one word of marks, two with a row per choice
+
+    def gradient(x, ids, weights, **route):
+        loss = lambda *args: layer(args[0], ids, args[1], **route).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(loss, (0, 1))(x, weights)
+
+    of_two_words = (12 << 10) + 4 * EXPERTS + 16 + 2 * 12
+    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words)
+    assert targets(layer) == RAILS
+    assert sorted(targets(gradient)) == sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])
+    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words - 1)
+    for f in (layer, gradient):
+        assert targets(functools.partial(f, on_overflow="drop")) == ["all_gather_eager"]
+        with pytest.raises(NotImplementedError, match=r"128 choices of a rank and 8 experts do not fit"):
+            text(f)
 
 
 def test_unknown_ids_are_negative_sizes():

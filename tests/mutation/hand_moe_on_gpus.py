@@ -63,8 +63,15 @@ MUTANTS = [
     Mutant(
         "the default between nodes takes sizes that the kernels do not",
         EXCHANGE,
-        "return fits or layout.call.algorithm is not None",
+        "return layout.call.algorithm is not None or fits_rails(tokens, choices, ctx.avals_in[-2].shape[1])",
         "return True",
+        LOWERING,
+    ),
+    Mutant(
+        "the default between nodes forgets the gradient",
+        EXCHANGE,
+        "marks = 12 * -(-tokens * choices // 64)",
+        "marks = 12 * -(-tokens // 64)",
         LOWERING,
     ),
     Mutant(
