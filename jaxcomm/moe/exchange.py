@@ -159,7 +159,15 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
     )
 
 
+def _named(ctx, layout, platform):
+    """The layout of a call between nodes has the name of its algorithm: NCCL may find nodes where Python sees none."""
+    if not _uses_rails(ctx, layout, platform):
+        return layout
+    return dataclasses.replace(layout, call=dataclasses.replace(layout.call, algorithm="hierarchical"))
+
+
 def _lower_dispatch(ctx, *args, platform, layout):
+    layout = _named(ctx, layout, platform)
     if ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
@@ -283,6 +291,7 @@ def _adds_natively(dtype, weighted, reduce):
 
 
 def _lower_combine(ctx, *args, platform, layout):
+    layout = _named(ctx, layout, platform)
     rows, weighted = ctx.avals_in[0], len(args) > 5
     native = ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform)
     exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)

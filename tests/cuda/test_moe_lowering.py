@@ -176,7 +176,8 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
     drop = functools.partial(layer, on_overflow="drop")
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
     assert targets(layer) == targets(drop) == RAILS
-    assert 'algorithm = ""' in calls(text(layer))[1][1]
+    for _, attributes, _ in calls(text(layer))[1:]:
+        assert 'algorithm = "hierarchical"' in attributes  # the kernels run where Python has chosen them only
     assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
     with monkeypatch.context() as few:
         few.setattr(exchange, "fits_rails", lambda *sizes: False)

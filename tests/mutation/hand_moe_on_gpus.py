@@ -75,6 +75,20 @@ MUTANTS = [
         LOWERING,
     ),
     Mutant(
+        "the default between nodes has no name",
+        EXCHANGE,
+        "    if not _uses_rails(ctx, layout, platform):\n        return layout\n    return dataclasses",
+        "    if True:\n        return layout\n    return dataclasses",
+        LOWERING,
+    ),
+    Mutant(
+        "GPUs that Python took for one node run the kernels between nodes",
+        PROGRAM,
+        'placement.ranks_per_node < spec.group_size && spec.algorithm == "hierarchical"',
+        'placement.ranks_per_node < spec.group_size && spec.algorithm != "direct"',
+        "test_cuda_row_calls",
+    ),
+    Mutant(
         "between nodes, route refuses what dispatch checks",
         CHECK,
         'if platform != "cuda" or _lowering.uses_xla(call, platform):',
