@@ -193,15 +193,17 @@ def _is_native(ctx, layout, platform):
     return False
 
 
-# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows.
-_MOST_SHARED_BYTES, _MOVES_BYTES = 48 << 10, 12 << 10
+# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows, between
+# nodes and inside one: the kernel depends on what NCCL finds.
+_MOST_SHARED_BYTES, _MOVES_BYTES, _MOVES_IN_NODE_BYTES = 48 << 10, 12 << 10, 16 << 10
 
 
 def fits_rails(tokens: int, choices: int, num_experts: int) -> bool:
     """Whether the kernels between nodes take these sizes, also in the gradient, which dispatches a row per choice."""
     marks = 12 * -(-tokens * choices // 64)
-    shared = max(_MOVES_BYTES, 4 * choices + 16) + 4 * num_experts + 16 + marks
-    return shared <= _MOST_SHARED_BYTES
+    each, sums = 4 * choices + 16, 4 * num_experts
+    between_nodes = max(_MOVES_BYTES, each) + sums + 16 + marks
+    return max(between_nodes, max(_MOVES_IN_NODE_BYTES, each) + sums) <= _MOST_SHARED_BYTES
 
 
 def _uses_rails(ctx, layout, platform):

@@ -190,6 +190,7 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
 def test_sizes_that_the_kernels_between_nodes_take():
     """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
     assert exchange.fits_rails(131072, 1, 256) and exchange.fits_rails(131072 // 8, 8, 256)
+    assert exchange.fits_rails(64, 8, 8192) and not exchange.fits_rails(64, 8, 9008)  # which fit between nodes alone
     assert not exchange.fits_rails(300_000, 1, 2) and not exchange.fits_rails(131072, 8, 256)
 
 
@@ -203,6 +204,7 @@ def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several
         return jax.grad(loss, (0, 1))(x, weights)
 
     of_two_words = (12 << 10) + 4 * EXPERTS + 16 + 2 * 12
+    monkeypatch.setattr(exchange, "_MOVES_IN_NODE_BYTES", 0)
     monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words)
     assert targets(layer) == RAILS
     assert sorted(targets(gradient)) == sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])

@@ -75,6 +75,13 @@ MUTANTS = [
         LOWERING,
     ),
     Mutant(
+        "the default between nodes forgets the kernel inside a node",
+        EXCHANGE,
+        "_MOVES_IN_NODE_BYTES = 48 << 10, 12 << 10, 16 << 10",
+        "_MOVES_IN_NODE_BYTES = 48 << 10, 12 << 10, 0",
+        LOWERING,
+    ),
+    Mutant(
         "the default between nodes has no name",
         EXCHANGE,
         "    if not _uses_rails(ctx, layout, platform):\n        return layout\n    return dataclasses",
