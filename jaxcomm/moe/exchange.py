@@ -161,9 +161,12 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
 
 def _named(ctx, layout, platform):
     """The layout of a call between nodes has the name of its algorithm: NCCL may find nodes where Python sees none."""
-    if not _uses_rails(ctx, layout, platform):
-        return layout
-    return dataclasses.replace(layout, call=dataclasses.replace(layout.call, algorithm="hierarchical"))
+    name = layout.call.algorithm
+    if platform == "cuda" and name == "hierarchical" and ctx.avals_in[-2].shape[0] == 1:
+        name = "direct"  # no plan has nodes there
+    elif _uses_rails(ctx, layout, platform):
+        name = "hierarchical"
+    return dataclasses.replace(layout, call=dataclasses.replace(layout.call, algorithm=name))
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
@@ -178,7 +181,9 @@ def _is_native(ctx, layout, platform):
     """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on GPUs of one node or with GIN."""
     if platform == "cpu":
         return not _lowering.uses_xla(layout.call, platform)
-    if _lowering.uses_row_kernel(ctx, layout.call, platform) or _uses_rails(ctx, layout, platform):
+    # A program for several hosts runs on one, where "hierarchical" is "direct" (ffi/cuda/program/call_program.cc).
+    in_node = _lowering.uses_row_kernel(ctx, layout.call, platform, names=("direct", "hierarchical"))
+    if in_node or _uses_rails(ctx, layout, platform):
         return True
     if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
         if _lowering.uses_rails(ctx, layout.call, platform):

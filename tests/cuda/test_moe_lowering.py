@@ -166,9 +166,13 @@ def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
     )
 
 
-def test_hierarchical_on_one_host_is_the_kernel_of_ragged_exchanges():
-    drop = functools.partial(layer, axes=("node", "gpu"), on_overflow="drop", algorithm="hierarchical")
-    assert targets(drop, shape=(2, 2)) == ["all_gather", "all_to_all_v", "all_to_all_v"]
+@pytest.mark.parametrize("on_overflow", ["drop", "raise"])
+def test_hierarchical_on_one_host_is_the_kernel_inside_a_node(on_overflow):
+    """A program for several hosts runs on one too."""
+    line = functools.partial(layer, on_overflow=on_overflow, algorithm="hierarchical")
+    assert targets(line) == ["all_gather", "dispatch", "combine"]
+    assert targets(functools.partial(line, axes=("node", "gpu")), shape=(2, 2)) == targets(line)
+    assert targets(line, shape=(1,)) == ["dispatch", "combine"]
 
 
 def test_several_hosts_by_default(monkeypatch, several_hosts):

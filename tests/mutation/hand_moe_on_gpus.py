@@ -82,10 +82,17 @@ MUTANTS = [
         LOWERING,
     ),
     Mutant(
+        "a program for several hosts does not run on one",
+        EXCHANGE,
+        'platform, names=("direct", "hierarchical"))',
+        "platform)",
+        LOWERING,
+    ),
+    Mutant(
         "the default between nodes has no name",
         EXCHANGE,
-        "    if not _uses_rails(ctx, layout, platform):\n        return layout\n    return dataclasses",
-        "    if True:\n        return layout\n    return dataclasses",
+        "elif _uses_rails(ctx, layout, platform):",
+        "elif False:",
         LOWERING,
     ),
     Mutant(
