@@ -62,6 +62,9 @@ def test_between_nodes_the_selftest_decides(monkeypatch):
     assert named.bytes == found.bytes and named.reason != found.reason
     with pytest.raises(ValueError, match=r"XLA's own ragged_all_to_all, which has no plan"):
         jaxcomm.explain("moe.combine", x, (2, 8), gin=False, **arguments)
+    many = jax.ShapeDtypeStruct((600_000, 16), jax.numpy.bfloat16)
+    with pytest.raises(ValueError, match=r"because 4800000 choices and 256 experts exceed the limits"):
+        jaxcomm.explain("moe.combine", many, (2, 8), **arguments)
 
 
 @pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])

@@ -112,10 +112,11 @@ MUTANTS = [
     Mutant(
         "explain predicts rails without a self-test",
         "jaxcomm/_explain.py",
-        "gin and _selftest_record.passed_between_nodes():",
-        "gin:",
+        "elif _selftest_record.passed_between_nodes():",
+        "elif gin:",
         EXPLAINED,
     ),
+    Mutant("explain predicts rails of any size", "jaxcomm/_explain.py", "not fits_rails(*sizes)", "False", EXPLAINED),
     Mutant(
         "explain counts the lists of a combine once per local rank",
         "jaxcomm/_explain.py",
