@@ -116,6 +116,13 @@ MUTANTS = [
         "elif gin:",
         EXPLAINED,
     ),
+    Mutant(
+        "explain prints a row per choice back from other nodes",
+        EXPECTED,
+        "        if self.between_nodes:\n            return f\"{self.between_nodes:.0f} sums",
+        "        if False:\n            return f\"{self.between_nodes:.0f} sums",
+        EXPLAINED,
+    ),
     Mutant("explain predicts rails of any size", "jaxcomm/_explain.py", "not fits_rails(*sizes)", "False", EXPLAINED),
     Mutant(
         "explain counts the lists of a combine once per local rank",
