@@ -12,6 +12,7 @@ from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
+from jaxcomm.moe.exchange import fits_rails
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 
@@ -128,8 +129,10 @@ class Explanation:
         ]
 
 
-def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool) -> tuple[str, str]:
-    """The plan by which GPUs run dispatch or combine, and the reason if this function has one."""
+def _moe_algorithm(
+    op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool, sizes: tuple[int, int, int]
+) -> tuple[str, str]:
+    """The plan by which GPUs run dispatch or combine of these tokens, choices and experts, and the reason if known."""
     if platform != "cuda":
         raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
     if num_nodes == 1:
@@ -138,9 +141,14 @@ def _moe_algorithm(op: str, algorithm: str | None, platform: str, num_nodes: int
         raise ValueError(f"{op}: GPUs of one node run algorithm 'direct' only, got {algorithm!r}")
     if algorithm == "hierarchical" and gin:
         return algorithm, ""
-    if algorithm is None and gin and _selftest_record.passed_between_nodes():
-        return "hierarchical", "the self-test has passed between nodes"
-    why = "" if algorithm or not gin else ", because no self-test has passed between nodes with these GPUs"
+    why = ""
+    if algorithm is None and gin:
+        if not fits_rails(*sizes):
+            why = f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of jaxcomm's kernels"
+        elif _selftest_record.passed_between_nodes():
+            return "hierarchical", "the self-test has passed between nodes"
+        else:
+            why = ", because no self-test has passed between nodes with these GPUs"
     raise ValueError(
         f"{op} is not explained: between nodes of GPUs, rows travel by XLA's own ragged_all_to_all{why}, which has no "
         "plan; with GIN, algorithm='hierarchical' runs jaxcomm's kernel"
@@ -207,8 +215,8 @@ def explain(
         predicted for a rank that sends all rows, and the same number of them to every rank; on GPUs, for those of one
         node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
         GPUs of one node, or of several nodes with GIN, and an even load; x has a row per token. Between nodes, None
-        means "hierarchical" if the self-test has passed there with this machine's GPUs; "moe.combine" is predicted for
-        weighted sums by node.
+        means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
+        sizes; "moe.combine" is predicted for weighted sums by node.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -249,8 +257,9 @@ def explain(
     rows: Rows | None = None
     rows_of_token, reason = 1.0, ""
     if op in _request.MOE:
-        algorithm, reason = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin)
         rows, rows_of_token = _rows(op, x, n, n // ranks_per_node, num_experts, choices)
+        of_rows = (x.shape[0], choices or 0, num_experts or 0)
+        algorithm, reason = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin, of_rows)
     if op == "ragged_all_to_all" and platform == "cuda":
         if ranks_per_node != n or algorithm not in (None, "direct"):
             raise ValueError(

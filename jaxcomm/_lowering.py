@@ -272,12 +272,15 @@ def is_on_one_host(ctx: Any, call: Call) -> bool:
     return _placement.gpus_are_on_one_host(mesh, rows)
 
 
-def uses_row_kernel(ctx: Any, call: Call, platform: str) -> bool:
+def uses_row_kernel(ctx: Any, call: Call, platform: str, names: Sequence[str] = ("direct",)) -> bool:
     """Whether GPUs move the rows of a call over slices by jaxcomm's kernel, which checks the table before a row moves.
 
     The kernel works inside a node. Between nodes, and where jaxcomm's kernels are not used, XLA's own collective runs.
+
+    Args:
+      names: algorithms that are this kernel inside a node.
     """
-    if platform != "cuda" or call.algorithm not in (None, "direct"):
+    if platform != "cuda" or call.algorithm not in (None, *names):
         return False
     return not uses_xla(call, platform) and is_on_one_host(ctx, call)
 

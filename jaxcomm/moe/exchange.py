@@ -159,7 +159,18 @@ def _combine_by_choices(rows, *args, layout, ranks_per_node):
     )
 
 
+def _named(ctx, layout, platform):
+    """The layout of a call between nodes has the name of its algorithm: NCCL may find nodes where Python sees none."""
+    name = layout.call.algorithm
+    if platform == "cuda" and name == "hierarchical" and ctx.avals_in[-2].shape[0] == 1:
+        name = "direct"  # no plan has nodes there
+    elif _uses_rails(ctx, layout, platform):
+        name = "hierarchical"
+    return dataclasses.replace(layout, call=dataclasses.replace(layout.call, algorithm=name))
+
+
 def _lower_dispatch(ctx, *args, platform, layout):
+    layout = _named(ctx, layout, platform)
     if ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
@@ -170,22 +181,34 @@ def _is_native(ctx, layout, platform):
     """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on GPUs of one node or with GIN."""
     if platform == "cpu":
         return not _lowering.uses_xla(layout.call, platform)
-    if _lowering.uses_row_kernel(ctx, layout.call, platform) or _uses_rails(ctx, layout, platform):
+    # A program for several hosts runs on one, where "hierarchical" is "direct" (ffi/cuda/program/call_program.cc).
+    in_node = _lowering.uses_row_kernel(ctx, layout.call, platform, names=("direct", "hierarchical"))
+    if in_node or _uses_rails(ctx, layout, platform):
         return True
     if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
+        if _lowering.uses_rails(ctx, layout.call, platform):
+            tokens, choices = ctx.avals_in[-4].shape
+            raise NotImplementedError(
+                f"{layout.call.op} at {layout.call.site}: {tokens * choices} choices of a rank and "
+                f"{ctx.avals_in[-2].shape[1]} experts do not fit into the shared memory of jaxcomm's kernels between "
+                "nodes, and without them on_overflow='raise' does not work; pass on_overflow='drop' and look at "
+                "Routing.dropped"
+            )
         refuse_unchecked(layout.call)
     return False
 
 
-# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows.
-_MOST_SHARED_BYTES, _MOVES_BYTES = 48 << 10, 12 << 10
+# The limits of ffi/cuda/program/rail_row_args.h: shared memory of a thread block, and its part for copied rows, between
+# nodes and inside one: the kernel depends on what NCCL finds.
+_MOST_SHARED_BYTES, _MOVES_BYTES, _MOVES_IN_NODE_BYTES = 48 << 10, 12 << 10, 16 << 10
 
 
-def fits_rails(tokens: int, choices: int, num_experts: int, per_choice: bool) -> bool:
-    """Whether the kernels between nodes take these sizes. Others are an error at run time."""
-    rows = tokens * choices if per_choice else tokens
-    shared = max(_MOVES_BYTES, 4 * choices + 16) + 4 * num_experts + 16 + 12 * -(-rows // 64)
-    return shared <= _MOST_SHARED_BYTES
+def fits_rails(tokens: int, choices: int, num_experts: int) -> bool:
+    """Whether the kernels between nodes take these sizes, also in the gradient, which dispatches a row per choice."""
+    marks = 12 * -(-tokens * choices // 64)
+    each, sums = 4 * choices + 16, 4 * num_experts
+    between_nodes = max(_MOVES_BYTES, each) + sums + 16 + marks
+    return max(between_nodes, max(_MOVES_IN_NODE_BYTES, each) + sums) <= _MOST_SHARED_BYTES
 
 
 def _uses_rails(ctx, layout, platform):
@@ -193,8 +216,7 @@ def _uses_rails(ctx, layout, platform):
     if not _lowering.uses_rails(ctx, layout.call, platform):
         return False
     tokens, choices = ctx.avals_in[-4].shape
-    fits = fits_rails(tokens, choices, ctx.avals_in[-2].shape[1], layout.per_choice)
-    return fits or layout.call.algorithm is not None
+    return layout.call.algorithm is not None or fits_rails(tokens, choices, ctx.avals_in[-2].shape[1])
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):
@@ -276,6 +298,7 @@ def _adds_natively(dtype, weighted, reduce):
 
 
 def _lower_combine(ctx, *args, platform, layout):
+    layout = _named(ctx, layout, platform)
     rows, weighted = ctx.avals_in[0], len(args) > 5
     native = ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform)
     exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)

@@ -22,12 +22,13 @@ class Rows:
 
     Attributes:
       choices: rows of all choices of the rank's tokens.
-      sent: expected number of them for other ranks. As many come back in combine().
+      sent: expected number of them for other ranks. As many come back in combine() on one node.
       tokens_sent: expected number of rows for other ranks, once per token and rank: those of dispatch() on one node.
       most_sent: in the worst case, all choices.
       received: expected number of slots that a rank fills, those of its own tokens included.
       most_received: in the worst case; the default capacity without `align`.
-      between_nodes: expected number for other nodes, once per token and node; 0 for one node.
+      between_nodes: expected number for other nodes, once per token and node; 0 for one node. As many sums come back in
+        combine() with ``reduce="node"``.
     """
 
     choices: int
@@ -40,8 +41,7 @@ class Rows:
 
     def __str__(self) -> str:
         return (
-            f"rows      {self._in_dispatch()}; {self.sent:.0f} of {self.choices} choices back in combine, worst case "
-            f"{self.most_sent}; slots for {self.received:.0f}, "
+            f"rows      {self._in_dispatch()}; {self._in_combine()}; slots for {self.received:.0f}, "
             f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
@@ -52,6 +52,11 @@ class Rows:
                 "nodes"
             )
         return f"{self.tokens_sent:.0f} to other ranks in dispatch, once per token and rank"
+
+    def _in_combine(self) -> str:
+        if self.between_nodes:
+            return f"{self.between_nodes:.0f} sums back in combine, one per token and node"
+        return f"{self.sent:.0f} of {self.choices} choices back in combine, worst case {self.most_sent}"
 
 
 def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int, num_nodes: int = 1) -> Rows:

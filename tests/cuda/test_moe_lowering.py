@@ -166,9 +166,13 @@ def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
     )
 
 
-def test_hierarchical_on_one_host_is_the_kernel_of_ragged_exchanges():
-    drop = functools.partial(layer, axes=("node", "gpu"), on_overflow="drop", algorithm="hierarchical")
-    assert targets(drop, shape=(2, 2)) == ["all_gather", "all_to_all_v", "all_to_all_v"]
+@pytest.mark.parametrize("on_overflow", ["drop", "raise"])
+def test_hierarchical_on_one_host_is_the_kernel_inside_a_node(on_overflow):
+    """A program for several hosts runs on one too."""
+    line = functools.partial(layer, on_overflow=on_overflow, algorithm="hierarchical")
+    assert targets(line) == ["all_gather", "dispatch", "combine"]
+    assert targets(functools.partial(line, axes=("node", "gpu")), shape=(2, 2)) == targets(line)
+    assert targets(line, shape=(1,)) == ["dispatch", "combine"]
 
 
 def test_several_hosts_by_default(monkeypatch, several_hosts):
@@ -176,7 +180,8 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
     drop = functools.partial(layer, on_overflow="drop")
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
     assert targets(layer) == targets(drop) == RAILS
-    assert 'algorithm = ""' in calls(text(layer))[1][1]
+    for _, attributes, _ in calls(text(layer))[1:]:
+        assert 'algorithm = "hierarchical"' in attributes  # the kernels run where Python has chosen them only
     assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
     with monkeypatch.context() as few:
         few.setattr(exchange, "fits_rails", lambda *sizes: False)
@@ -188,8 +193,30 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
 
 def test_sizes_that_the_kernels_between_nodes_take():
     """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
-    assert exchange.fits_rails(131072, 8, 256, False) and exchange.fits_rails(131072 // 8, 8, 256, True)
-    assert not exchange.fits_rails(300_000, 1, 2, False) and not exchange.fits_rails(131072, 8, 256, True)
+    assert exchange.fits_rails(131072, 1, 256) and exchange.fits_rails(131072 // 8, 8, 256)
+    assert exchange.fits_rails(64, 8, 8192) and not exchange.fits_rails(64, 8, 9008)  # which fit between nodes alone
+    assert not exchange.fits_rails(300_000, 1, 2) and not exchange.fits_rails(131072, 8, 256)
+
+
+def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several_hosts):
+    """It dispatches a row per choice. All calls are jaxcomm's, or none."""
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    monkeypatch.setitem(globals(), "TOKENS", 64)  # one word of marks, two with a row per choice
+
+    def gradient(x, ids, weights, **route):
+        loss = lambda *args: layer(args[0], ids, args[1], **route).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(loss, (0, 1))(x, weights)
+
+    of_two_words = (12 << 10) + 4 * EXPERTS + 16 + 2 * 12
+    monkeypatch.setattr(exchange, "_MOVES_IN_NODE_BYTES", 0)
+    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words)
+    assert targets(layer) == RAILS
+    assert sorted(targets(gradient)) == sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])
+    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words - 1)
+    for f in (layer, gradient):
+        assert targets(functools.partial(f, on_overflow="drop")) == ["all_gather_eager"]
+        with pytest.raises(NotImplementedError, match=r"128 choices of a rank and 8 experts do not fit"):
+            text(f)
 
 
 def test_unknown_ids_are_negative_sizes():

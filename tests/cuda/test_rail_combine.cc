@@ -268,6 +268,7 @@ TEST_CASE("the arena of a combine") {
   CHECK(bytes(2) == 1409 && bytes(8) == 1409);
   spec.home = 0;
   spec.choices = spec.row_count = 1;
+  spec.algorithm = "hierarchical";
   const int64_t tokens = 1 << 28;
   const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1, InterNode::kGin}, 4).status();
   CHECK(refused.message() == "more than 2^31 sums of 16 nodes");

@@ -166,7 +166,7 @@ ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from repla
 }
 
 // Nodes of equal size. The routing changes from run to run, and the last one is wrong.
-void LayerAmongNodes(const char* algorithm, int num_nodes, bool home) {
+void LayerAmongNodes(int num_nodes, bool home) {
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
   world->num_lsa_teams = num_nodes;
@@ -177,7 +177,7 @@ void LayerAmongNodes(const char* algorithm, int num_nodes, bool home) {
   combine->spec = RowSpec(Collective::kCombine);
   combine->spec.weighted = 1;
   combine->spec.home = home ? 1 : 0;
-  dispatch->spec.algorithm = combine->spec.algorithm = algorithm;
+  dispatch->spec.algorithm = combine->spec.algorithm = "hierarchical";
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
     Stream stream;
@@ -212,9 +212,9 @@ void LayerAmongNodes(const char* algorithm, int num_nodes, bool home) {
   });
 }
 
-ALONE_TEST_CASE("a layer between nodes over GIN") { LayerAmongNodes("", 2, false); }
-ALONE_TEST_CASE("a layer between nodes over GIN, by name") { LayerAmongNodes("hierarchical", 2, true); }
-ALONE_TEST_CASE("a layer between hosts that turn out to be one node") { LayerAmongNodes("hierarchical", 1, false); }
+ALONE_TEST_CASE("a layer between nodes over GIN") { LayerAmongNodes(2, false); }
+ALONE_TEST_CASE("a layer between nodes over GIN, with sums at home") { LayerAmongNodes(2, true); }
+ALONE_TEST_CASE("a layer between hosts that turn out to be one node") { LayerAmongNodes(1, false); }
 
 // The slots of rank 1 do not suffice.
 ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank raises") {
@@ -286,7 +286,7 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
               "are too long for 4 thread blocks"));
     spec.algorithm = "hierarchical";
     CHECK(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow).ok());  // "direct"
-    const auto between = [&](Collective collective, InterNode inter_node, const char* algorithm = "") {
+    const auto between = [&](Collective collective, InterNode inter_node, const char* algorithm = "hierarchical") {
       CallSpec of_nodes = RowSpec(collective);
       of_nodes.algorithm = algorithm;
       return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1, inter_node}, 4).status();
@@ -298,8 +298,11 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), advice));
     CHECK(between(Collective::kCombine, InterNode::kGin).ok());
     CHECK(Has(between(Collective::kCombine, InterNode::kSendRecv), "between nodes, combine needs GIN"));
-    CHECK(Has(between(Collective::kCombine, InterNode::kGin, "direct"), "runs inside a node on GPUs"));
-    CHECK(Has(between(Collective::kCombine, InterNode::kGin, "direct"), advice));
+    // Without a name, Python has taken the GPUs for one node.
+    for (const char* const algorithm : {"", "direct"}) {
+      CHECK(Has(between(Collective::kCombine, InterNode::kGin, algorithm), "runs inside a node on GPUs"));
+      CHECK(Has(between(Collective::kCombine, InterNode::kGin, algorithm), advice));
+    }
     spec.algorithm = "hierarchical";
     spec.collective = Collective::kDispatch;
     CHECK(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow).ok());  // "direct"

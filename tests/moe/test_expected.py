@@ -46,6 +46,7 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
     lists = (4096 * 4 * 8 + back.rows.between_nodes * 4) * back.sms
     assert back.bytes["network"] == pytest.approx(back.rows.between_nodes * row + lists, rel=1e-6)
     assert once < back.predicted_time_s < 2.5 * once
+    assert "inside nodes; 4082 sums back in combine, one per token and node; slots for 32768" in str(back)
 
 
 def test_between_nodes_the_selftest_decides(monkeypatch):
@@ -62,6 +63,9 @@ def test_between_nodes_the_selftest_decides(monkeypatch):
     assert named.bytes == found.bytes and named.reason != found.reason
     with pytest.raises(ValueError, match=r"XLA's own ragged_all_to_all, which has no plan"):
         jaxcomm.explain("moe.combine", x, (2, 8), gin=False, **arguments)
+    many = jax.ShapeDtypeStruct((600_000, 16), jax.numpy.bfloat16)
+    with pytest.raises(ValueError, match=r"because 4800000 choices and 256 experts exceed the limits"):
+        jaxcomm.explain("moe.combine", many, (2, 8), **arguments)
 
 
 @pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])

@@ -156,7 +156,7 @@ StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t
 // dispatch and combine.
 StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                      RankPlacement placement, int32_t max_channels) {
-  if (placement.ranks_per_node < spec.group_size && (spec.algorithm.empty() || spec.algorithm == "hierarchical")) {
+  if (placement.ranks_per_node < spec.group_size && spec.algorithm == "hierarchical") {
     return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
   // "hierarchical" inside a node is "direct", with the same slots, and sums of one node: a program that asks for it
