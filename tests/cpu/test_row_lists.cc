@@ -82,7 +82,7 @@ class NodesOfRanks : public RemoteTransport {
   void Signal(int32_t from, int32_t to) override { signals_[to][from].fetch_add(1); }
 
   bool one_host = false;  // nodes are declared: messages are written in place
-  int32_t processes = 1;  // of a node, which read each other's inputs
+  int32_t processes = 1;  // of a node or of the host, which read each other's inputs
   int64_t sent_bytes = 0, messages = 0;
 
  private:
@@ -97,15 +97,15 @@ struct Setup {
   int32_t nodes = 1, locals = 1;
   bool pull = true, home = false, per_choice = false, weighted = false;
   bool stream = false;
-  bool one_host = false;
-  int32_t processes = 1;
+  bool one_host = false;  // all ranks read from each other, whatever nodes the mesh declares
+  int32_t processes = 1;  // of a node, or of the host
   const char* algorithm = "direct";
 };
 
 std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& setup, const Routed& c) {
   Request request;
   request.collective = collective;
-  request.geometry = {setup.nodes, setup.locals, setup.nodes == 1, setup.pull};
+  request.geometry = {setup.nodes, setup.locals, setup.nodes == 1 || setup.one_host, setup.pull};
   request.block_count = 1;
   const Algorithm* const algorithm = FindAlgorithm(collective, setup.algorithm);
   CHECK(algorithm != nullptr && algorithm->supports(request));
@@ -290,6 +290,27 @@ TEST_CASE("rows of other processes reach their slots and come home") {
           CheckDispatch(c, setup, random);
           CheckCombine(c, setup, random);
         }
+      }
+    }
+  }
+  row_count = 5;
+}
+
+// A process of a mesh of several axes may have ranks of several nodes. One rank of each node reads.
+TEST_CASE("rows reach the ranks of each node of a process and come home") {
+  std::mt19937 random(9);
+  Setup setup;
+  setup.nodes = 4;
+  setup.locals = setup.processes = 2;
+  setup.one_host = true;
+  for (const int64_t elements : {5, 259}) {
+    row_count = elements;
+    for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
+      for (const char* algorithm : {"direct", "hierarchical"}) {
+        setup.algorithm = algorithm;
+        const Routed c = DrawRouting(static_cast<Kind>(k), 8, 6, 3, 2, 1 + random() % 4, random);
+        CheckDispatch(c, setup, random);
+        CheckCombine(c, setup, random);
       }
     }
   }

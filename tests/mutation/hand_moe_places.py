@@ -43,6 +43,13 @@ MUTANTS = [
         "test_row_lists",
     ),
     Mutant(
+        "the source reads for the ranks of other nodes of its process",
+        LISTS,
+        "const bool is_among = NodeOf(from) == node && buffers_[from].local;",
+        "const bool is_among = buffers_[from].local;",
+        "test_row_lists",
+    ),
+    Mutant(
         "a row of another process is written once",
         LISTS,
         "write(begin[done] + 1, done,",
