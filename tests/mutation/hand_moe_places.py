@@ -4,6 +4,7 @@ from mutation.hand import Mutant
 
 PLACING, CHECK = "jaxcomm/moe/places.py", "ffi/plan/routing.cc"
 LISTS, NODE = "ffi/cpu/row_lists.cc", "ffi/transport/node.cc"
+SUMS = "ffi/cpu/token_sums.cc"
 PLACES = "tests/moe/test_routing.py::test_"
 
 MUTANTS = [
@@ -43,6 +44,13 @@ MUTANTS = [
         "test_row_lists",
     ),
     Mutant(
+        "the source reads for the ranks of other nodes of its process",
+        LISTS,
+        "const bool is_among = NodeOf(from) == node && buffers_[from].local;",
+        "const bool is_among = buffers_[from].local;",
+        "test_row_lists",
+    ),
+    Mutant(
         "a row of another process is written once",
         LISTS,
         "write(begin[done] + 1, done,",
@@ -61,6 +69,27 @@ MUTANTS = [
         LISTS,
         "if (row >= 0 && row < tokens_.num_rows) visit(",
         "visit(",
+        "test_row_lists",
+    ),
+    Mutant(
+        "rows of another process are read at the end only",
+        SUMS,
+        "if (num_foreign_ > 0 && num_foreign_ + tokens_.choices <= max_foreign_) return",
+        "if (num_foreign_ > 0) return",
+        "test_row_lists",
+    ),
+    Mutant(
+        "rows of another process are read once there are too many",
+        SUMS,
+        "num_foreign_ + tokens_.choices <= max_foreign_",
+        "num_foreign_ <= max_foreign_",
+        "test_row_lists",
+    ),
+    Mutant(
+        "long rows of a token have less room than there are choices",
+        SUMS,
+        "std::max(tokens_.choices, most)",
+        "std::max(most, int64_t{1})",
         "test_row_lists",
     ),
     Mutant(
