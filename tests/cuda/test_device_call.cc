@@ -126,7 +126,7 @@ TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
 }
 
 // Plans use bulk copies only if they are wanted and the GPU has them.
-void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected, int num_nodes = 1) {
+void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected, int num_nodes = 1, int code = 90) {
   Communicator::Configure(20, 4, "", false, 0, 0, wanted);
   auto* world = new World(2 * num_nodes);
   world->num_lsa_teams = num_nodes;
@@ -135,6 +135,7 @@ void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expec
   OnRanks(*world, [&](Rank& rank) {
     compute_capability = capability;
     shared_memory_bytes = shared_bytes;
+    ptx_version = code;
     Communicator& communicator = *Ok(Get(rank));
     CHECK(communicator.bulk_copies() == expected);
     Sum(communicator, 100'000);
@@ -150,6 +151,7 @@ TEST_CASE("bulk copies in plans") {
     SumWithBulkCopies(true, 9, 227 << 10, true, 2);
     SumWithBulkCopies(true, 12, 99 << 10, false);
     SumWithBulkCopies(true, 8, 227 << 10, false);
+    SumWithBulkCopies(true, 9, 227 << 10, false, 1, 80);  // PTX of compute capability 8.0
   });
   CHECK(Count(said, "JAXCOMM_BULK_COPY=1 has no effect") == 1);  // once per process
   CHECK(Count(said, "compute capability 12.0 with 101376 bytes of shared memory") == 1);

@@ -155,7 +155,7 @@ TEST_CASE("bulk copies of one rank") {
   CHECK(
       said ==
       "jaxcomm: JAXCOMM_BULK_COPY=1 has no effect on GPU 1: compute capability 8.0 with 232448 bytes of shared memory "
-      "per thread block; bulk copies need 9.0 and 150304 bytes\n");
+      "per thread block, code for 9.0; bulk copies need 9.0 and 150304 bytes\n");
 }
 
 ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {

@@ -36,6 +36,13 @@ MUTANTS = [
         "test_cuda_device_call",
     ),
     Mutant(
+        "bulk copies in code for older GPUs",
+        COMMUNICATOR,
+        "needed_bytes && ptx_version >= 90;",
+        "needed_bytes;",
+        "test_cuda_device_call",
+    ),
+    Mutant(
         "bulk copies that nobody wants",
         COMMUNICATOR,
         "  if (!settings_.bulk_copy) return OkStatus();\n",

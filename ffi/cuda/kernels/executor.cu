@@ -25,5 +25,12 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
 
 cudaError_t LoadKernel(const BulkStages& bulk) { return LoadWithShared(ExecutePlan, BulkSharedBytes(bulk)); }
 
+cudaError_t FindPtxVersion(int* version) {
+  cudaFuncAttributes attributes;
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, ExecutePlan);
+  if (status == cudaSuccess) *version = attributes.ptxVersion;
+  return status;
+}
+
 }  // namespace cuda
 }  // namespace jaxcomm

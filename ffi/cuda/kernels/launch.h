@@ -26,6 +26,8 @@ cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
 // Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
 // never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
 cudaError_t LoadKernel(const BulkStages& bulk);
+// The compute capability for which the kernels' code on the current device was compiled, times ten.
+cudaError_t FindPtxVersion(int* version);
 cudaError_t LoadLlKernel();
 cudaError_t LoadMultimemKernel();
 

@@ -67,7 +67,8 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
     return UnavailableError("NCCL made " + std::to_string(num_contexts) + " contexts of GIN instead of " +
                             std::to_string(requirements.ginContextCount) + ", whose queues of " +
                             std::to_string(requirements.ginQueueDepth) + " entries are too short for " +
-                            std::to_string(num_channels) + " channels. Lower JAXCOMM_MAX_SMS, or update the GIN plugin");
+                            std::to_string(num_channels) +
+                            " channels. Lower JAXCOMM_MAX_SMS, or update the GIN plugin");
   }
   return made;
 }

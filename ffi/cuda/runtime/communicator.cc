@@ -196,14 +196,18 @@ Status Communicator::CheckBulkCopies() {
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device_)));
   }
   const int64_t needed_bytes = std::max(BulkSharedBytes(kPlanStages), SliceSharedBytes(kSliceThreads, kSliceStages));
-  bulk_copies_ = major >= 9 && shared_bytes >= needed_bytes;
+  // Code for older GPUs also runs on newer ones.
+  int ptx_version = 0;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", FindPtxVersion(&ptx_version)));
+  bulk_copies_ = major >= 9 && shared_bytes >= needed_bytes && ptx_version >= 90;
   static std::once_flag warned;
   if (bulk_copies_) return OkStatus();
   std::call_once(warned, [&] {
     std::fprintf(stderr,
                  "jaxcomm: JAXCOMM_BULK_COPY=1 has no effect on GPU %d: compute capability %d.%d with %d bytes of "
-                 "shared memory per thread block; bulk copies need 9.0 and %lld bytes\n",
-                 device_, major, minor, shared_bytes, static_cast<long long>(needed_bytes));
+                 "shared memory per thread block, code for %d.%d; bulk copies need 9.0 and %lld bytes\n",
+                 device_, major, minor, shared_bytes, ptx_version / 10, ptx_version % 10,
+                 static_cast<long long>(needed_bytes));
   });
   return OkStatus();
 }

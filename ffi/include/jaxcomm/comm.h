@@ -137,10 +137,9 @@ JAXCOMM_BOTH Team RailOf(const Comm& comm) {
 // raises a counter takes two more in a second queue of the same length. With GDAKI, entries leave in order, and before
 // the counter rises: a channel whose counter shows all puts has only the signals behind the last put in the queue.
 // jaxcomm asks for queues that hold kMostEntries of each channel of a context, and at least 128, NCCL's default. NCCL's
-// CPU proxy, which has no second queue, ignores this: it has 256 entries on InfiniBand, and 32 on TCP sockets. It stores
-// the counter before it frees the entry, which also waits for those in front of it: a channel whose counter shows all
-// puts may still have their entries until the network has taken those.
-// Source: NVIDIA/nccl 2.32.3,
+// CPU proxy, which has no second queue, ignores this: it has 256 entries on InfiniBand, and 32 on TCP sockets. It
+// stores the counter before it frees the entry, which also waits for those in front of it: a channel whose counter
+// shows all puts may still have their entries until the network has taken those. Source: NVIDIA/nccl 2.32.3,
 // src/include/nccl_device/gin/gdaki/doca_gpunetio/device/doca_gpunetio_dev_verbs_counter.cuh (put_counter: 1 entry and
 // 2), doca_gpunetio_dev_verbs_onesided.cuh (signal: 1), gin/proxy/gin_proxy.h (postGfd),
 // src/transport/net_ib/gdaki/gin_host_gdaki.cc (queueDepth), src/gin/gin_host_proxy.cc (NCCL_NET_MAX_REQUESTS *

@@ -7,9 +7,9 @@
 // NCCL's own waits, including flush, have no deadline. So every put raises a counter once its source has been read, and
 // this file polls signals and counters in its own loops. One unbounded wait remains: a put or signal waits in NCCL's
 // code while NCCL's queue is full and the network takes nothing out of it. A channel that has at most kMostEntries in
-// the queue to each rank does not fill it. Put sees to that if each put has at most 1 GiB and one signal behind it. A kernel with
-// more signals leaves at most kMostUnanswered of them without an answer of the peer: a signal that the peer sends once
-// it has waited for them.
+// the queue to each rank does not fill it. Put sees to that if each put has at most 1 GiB and one signal behind it. A
+// kernel with more signals leaves at most kMostUnanswered of them without an answer of the peer: a signal that the peer
+// sends once it has waited for them.
 #pragma once
 
 #include "comm.h"

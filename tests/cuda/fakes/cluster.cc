@@ -350,7 +350,6 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
 namespace cuda {
 
 // Calls with GIN are in machine.h.
-cudaError_t LoadGinKernel(const BulkStages&) { return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }

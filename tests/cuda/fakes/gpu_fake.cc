@@ -20,6 +20,11 @@ cudaError_t LoadKernel(const BulkStages& bulk) {
   fake::plan_shared.Load(BulkSharedBytes(bulk));
   return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess;
 }
+cudaError_t LoadGinKernel(const BulkStages& bulk) {
+  fake::gin_shared.Load(BulkSharedBytes(bulk));
+  return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess;
+}
+cudaError_t FindPtxVersion(int* version) { return *version = fake::ptx_version, cudaSuccess; }
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
 cudaError_t LoadRowKernel() {

@@ -37,6 +37,7 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 inline thread_local int current_device = 0;
 inline thread_local int num_sms = 132;                    // of its GPU
 inline thread_local int compute_capability = 9;           // major number, of its GPU
+inline thread_local int ptx_version = 90;                 // of its kernels' code
 inline thread_local int shared_memory_bytes = 227 << 10;  // of a thread block
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
 inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, moe_one_shot_kernel_loaded{false};

@@ -399,11 +399,6 @@ cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, c
 }
 cudaError_t LaunchEnd(const device::Comm&, device::WatchdogState*, cudaStream_t) { return cudaErrorUnknown; }
 
-cudaError_t LoadGinKernel(const BulkStages& bulk) {
-  fake::gin_shared.Load(BulkSharedBytes(bulk));
-  return cudaSuccess;
-}
-
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
   return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
