@@ -107,7 +107,8 @@ class Config:
     algorithm: str | None = _setting(
         "JAXCOMM_ALGORITHM", None, _algorithm, ALL,
         "`xla`: every collective becomes XLA's own, also in calls with `algorithm=`. `plans`: jaxcomm's own "
-        "collectives on GPUs even if `python -m jaxcomm.selftest` has not passed there.",
+        "collectives on GPUs even if `python -m jaxcomm.selftest` has not passed there. It does not select the kernels "
+        "of `moe.dispatch` and `moe.combine` between hosts.",
     )  # fmt: skip
     calibration: str | None = _setting(
         "JAXCOMM_CALIBRATION", None, _text, EACH,

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Collection
 
 import jax
 
@@ -38,6 +39,7 @@ def key() -> dict[str, str] | None:
         "driver": _driver() or str(module.driver_version()),
         "nccl": str(nccl),
         "built": " ".join(f"{name}={value}" for name, value in sorted(module.built().items())),
+        "gin": os.environ.get("NCCL_GIN_ENABLE", ""),
         "jaxlib": importlib.metadata.version("jaxlib"),
         "jaxcomm": importlib.metadata.version("jaxcomm"),
     }
@@ -79,12 +81,30 @@ def save(passed: dict[str, str], between_nodes: bool = False) -> pathlib.Path | 
     Raises:
       OSError: the file can't be written.
     """
+    return _write(passed, (_PASSED, _BETWEEN_NODES) if between_nodes else (_PASSED,))
+
+
+def revoke(failed: dict[str, str], only_between_nodes: bool) -> None:
+    """Takes a key out of the file.
+
+    Args:
+      failed: of a self-test that has failed.
+      only_between_nodes: only dispatch and combine between nodes have failed. A success inside them still counts.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    if any(failed in _keys(name) for name in (_PASSED, _BETWEEN_NODES)):
+        _write(failed, (_PASSED,) if only_between_nodes and failed in _keys() else ())
+
+
+def _write(key: dict[str, str], lists: Collection[str]) -> pathlib.Path | None:
+    """Leaves the key in these lists only."""
     if (file := path()) is None:
         return None
-    keys = {name: [known for known in _keys(name) if known != passed] for name in (_PASSED, _BETWEEN_NODES)}
-    keys[_PASSED].append(passed)
-    if between_nodes:
-        keys[_BETWEEN_NODES].append(passed)
+    keys = {name: [known for known in _keys(name) if known != key] for name in (_PASSED, _BETWEEN_NODES)}
+    for name in lists:
+        keys[name].append(key)
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.{os.getpid()}")
     new.write_text(json.dumps({"format": _FORMAT, **keys}, indent=1))

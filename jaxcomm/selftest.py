@@ -12,6 +12,7 @@ import dataclasses
 import faulthandler
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -100,7 +101,7 @@ HEADER = (
 
 
 @jax.jit
-def _count_wrong(ours: jax.Array, theirs: jax.Array) -> jax.Array:
+def _count_wrong(ours: jax.Array, theirs: jax.Array | float) -> jax.Array:
     return jnp.sum(ours != theirs, dtype=jnp.int32)
 
 
@@ -206,45 +207,99 @@ PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
 }
 
 
-def _experts(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """A layer of experts between nodes, and its gradient. The experts of rank r multiply rows by r + 1."""
+def _experts(lib: Any, x: Any, axes: tuple[str, str], width: int = 8, reduce: str = "node") -> Any:
+    """A layer of experts between nodes, and its gradient. The experts of rank r multiply rows by r + 1.
+
+    In bfloat16, by one of three factors: all results are whole numbers below 256.
+    """
     n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), 3
-    tokens = x.reshape(-1, 8)
+    x = x.reshape(-1, 8)
+    small = x.dtype == jnp.bfloat16
+    factors = 3 if small else n
+    tokens = jnp.tile(x % 5 if small else x, (1, width // 8))
     places = jnp.arange(len(tokens))[:, None] * 5 + jnp.arange(choices) * 3 + rank  # experts, before the remainder
     weights = (places % 4).astype(x.dtype)
     if lib is not jaxcomm:
-        factors = (weights * (places % (2 * n) // 2 + 1)).sum(1, keepdims=True)
-        return 3 * tokens * factors
+        scales = weights * (places % (2 * n) // 2 % factors + 1).astype(x.dtype)
+        return 3 * tokens * scales.sum(1, keepdims=True)
+    capacity = 2 * choices * len(tokens)  # each expert gets at most one row of a choice from the n ranks
 
     def layer(tokens: Any) -> Any:
-        routing = jaxcomm.moe.route(places % (2 * n), axes, num_experts=2 * n, on_overflow="drop")
+        routing = jaxcomm.moe.route(
+            places % (2 * n), axes, num_experts=2 * n, capacity=capacity, on_overflow="drop", reduce=reduce
+        )
         rows = jaxcomm.moe.dispatch(tokens, routing, algorithm=_BETWEEN_NODES)
-        rows = rows * (rank + 1).astype(x.dtype)
+        rows = rows * (rank % factors + 1).astype(x.dtype)
         return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
 
     return layer(tokens) + jax.grad(lambda tokens: jnp.sum(layer(tokens) * tokens))(tokens)
 
 
+def _sum_by_node(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """256 + 1 + 1 in bfloat16; the last row comes from the last rank, the others from the first one.
+
+    258 in one node. Between nodes, the sum of the first node is rounded to 256, and so is 256 + 1.
+    """
+    n = lax.axis_size(axes)
+    if lib is not jaxcomm:
+        return jnp.full_like(x, 256)
+    ids = jnp.tile(jnp.array([0, 1, 2 * n - 1]), (x.size // 8, 1))
+    routing = jaxcomm.moe.route(ids, axes, num_experts=2 * n, on_overflow="drop")
+    rows = jaxcomm.moe.dispatch(jnp.ones_like(x).reshape(-1, 8), routing, algorithm=_BETWEEN_NODES)
+    weights = jnp.tile(jnp.array([256, 1, 1], x.dtype), (len(ids), 1))
+    return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
+
+
+_MOE = "moe"
 _BETWEEN_NODES = "hierarchical"
 _NO_GIN = "needs GIN"  # in the error of a group without GIN: ffi/cuda/program/call_program.cc
+_WIDE = {"cpu": (8, 64), "gpu": (1024, 4096)}  # tokens of a rank, elements of a row: enough for all thread blocks
 
 
-def _test_program(row: Row, run: Callable[..., Any], devices: Sequence[Any]) -> None:
+class _NotBetweenNodes(Exception):
+    """dispatch and combine can't be tested between nodes here."""
+
+
+def _run_program(lib: Any, run: Callable[..., Any], row: Row, devices: Sequence[Any], count: int) -> jax.Array:
     n = len(devices)
     inner = next(size for size in range(int(n**0.5), 0, -1) if n % size == 0)
     mesh = Mesh(np.array(devices).reshape(inner, n // inner), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     group = Group(mesh, ("a", "b"))
-    x = cases.place(np.arange(n * row.count).reshape(n, -1).astype(row.type) % 61, group)
+    x = cases.place((np.arange(n * count).reshape(n, -1) % 61).astype(jnp.dtype(row.type)), group)
+    spec = P(("a", "b"))
+    body = jax.shard_map(
+        lambda x: run(lib, x, ("a", "b")).reshape(-1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    y: jax.Array = jax.jit(body)(x)
+    return y
 
-    def on_devices(lib: Any) -> jax.Array:
-        spec = P(("a", "b"))
-        body = jax.shard_map(
-            lambda x: run(lib, x, ("a", "b")).reshape(-1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-        )
-        y: jax.Array = jax.jit(body)(x)
-        return y
 
-    row.wrong = int(_count_wrong(on_devices(jaxcomm), on_devices(_Lax())))
+def _test_program(row: Row, run: Callable[..., Any], devices: Sequence[Any], count: int | None = None) -> None:
+    """`count`: elements per device that the program gets, if it makes more of them."""
+    count = count or row.count
+    row.wrong = int(_count_wrong(*(_run_program(lib, run, row, devices, count) for lib in (jaxcomm, _Lax()))))
+
+
+def _find_nodes(row: Row, devices: Sequence[Any]) -> None:
+    """Raises _NotBetweenNodes if the kernels have found one node: "hierarchical" is then "direct"."""
+    sums = _run_program(jaxcomm, _sum_by_node, row, devices, row.count)
+    if int(_count_wrong(sums, 258)) == 0:
+        raise _NotBetweenNodes("NVLink connects all GPUs: dispatch and combine were not tested between nodes")
+    row.wrong = int(_count_wrong(sums, 256))
+
+
+def _tests_between_nodes(devices: Sequence[Any]) -> Iterator[tuple[Row, Callable[[], None]]]:
+    """As tests(), for dispatch and combine between nodes."""
+    n = len(devices)
+    row = Row(_MOE, 32 * n * 2, 32 * n, "bfloat16", "sum")
+    yield row, functools.partial(_find_nodes, row, devices)
+    row = Row(_MOE, 32 * n * 4, 32 * n, "float32", "sum")
+    yield row, functools.partial(_test_program, row, _experts, devices)
+    tokens, width = _WIDE[devices[0].platform]
+    for reduce in ("node", "home"):
+        row = Row(_MOE, tokens * width * 2, tokens * width, "bfloat16", "sum")
+        run = functools.partial(_experts, width=width, reduce=reduce)
+        yield row, functools.partial(_test_program, row, run, devices, tokens * 8)
 
 
 def tests(devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> Iterator[tuple[Row, Callable[[], None]]]:
@@ -276,7 +331,8 @@ class Report:
     def __init__(self, file: pathlib.Path | None, limit_s: float):
         self.file, self.limit_s, self.begin = file, limit_s, time.monotonic()
         self.rows: list[Row] = []
-        self.current = "the start of JAX"
+        self.current: Row | str = "the start of JAX"
+        self.key: dict[str, str] | None = None  # of the record
         self.facts: dict[str, Any] = {}
         self.speaks = True
 
@@ -303,10 +359,23 @@ class Report:
             self.file.write_text(json.dumps(found, indent=1) + "\n")
         return status
 
+    def revoke(self, wrong: Sequence[Row]) -> None:
+        """Takes an earlier success out of the record. A failure between nodes leaves that inside them."""
+        if self.key is None:
+            return
+        try:
+            _selftest_record.revoke(self.key, only_between_nodes=all(row.op == _MOE for row in wrong))
+        except OSError as error:
+            self.say(f"# an earlier success is still recorded: {error}")
+
     def give_up(self) -> None:
         """Ends the process: a collective that does not end can't be interrupted."""
         faulthandler.dump_traceback(all_threads=True)
-        status = self.end(TIMED_OUT, f"FAILED: {self.current} did not end within {self.limit_s:g} s")
+        name: Any = self.current
+        if isinstance(name, Row):
+            self.revoke([name])
+            name = f"{name.op} of {name.size} bytes"
+        status = self.end(TIMED_OUT, f"FAILED: {name} did not end within {self.limit_s:g} s")
         sys.stdout.flush()
         os._exit(status)
 
@@ -337,46 +406,41 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
         f"({devices[0].device_kind}) in {jax.process_count()} processes"
     )
     report.say(HEADER)
-    for number, (row, fill) in enumerate(tests(devices, sizes, ops)):
+    key = report.key = _selftest_record.key() if devices[0].platform == "gpu" else None
+    # All processes decide as the first of them does.
+    several = _kv_store.kv_agree("selftest/moe", str(int(key is not None and key["hosts"] == "several"))) == "1"
+    last = _tests_between_nodes(devices) if several else iter(())
+    between_nodes = several  # as long as nothing speaks against it
+    for number, (row, fill) in enumerate(itertools.chain(tests(devices, sizes, ops), last)):
         if not _goes_on(report, number):
             return report.end(INCOMPLETE, f"INCOMPLETE: {len(report.rows)} tests passed before the time ran out")
-        report.current = f"{row.op} of {row.size} bytes"
+        report.current = row
         try:
             fill()
         except Exception as error:  # the result names it
+            if row.op == _MOE and (why := _why_not_between_nodes(error)):
+                report.say(f"# {why}")
+                between_nodes = False
+                break  # of the last tests
             lines = str(error).splitlines()
             row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
         report.rows.append(row)
         report.say(str(row))
         if row.error and jax.process_count() > 1:
             break  # this process would run other tests than the others
-    key = _selftest_record.key() if devices[0].platform == "gpu" else None
-    between_nodes = key is not None and key["hosts"] == "several" and all(row.right for row in report.rows)
-    # All processes decide as the first of them does.
-    if between_nodes := _kv_store.kv_agree("selftest/moe", str(int(between_nodes))) == "1":
-        between_nodes = _test_between_nodes(report, devices)
     wrong = [row for row in report.rows if not row.right]
     if wrong:
+        report.revoke(wrong)
         names = ", ".join(dict.fromkeys(row.op for row in wrong))
         return report.end(FAILED, f"FAILED: {len(wrong)} of {len(report.rows)} tests, in {names}")
     return _passed(report, devices, key, set(ops) == set(OPS), between_nodes)
 
 
-def _test_between_nodes(report: Report, devices: Sequence[Any]) -> bool:
-    """Adds a row for dispatch and combine between nodes. Returns False, without a row, if there is no GIN."""
-    count = 32 * len(devices)
-    row = Row("moe", count * 4, count, "float32", "none")
-    report.current = "dispatch and combine between nodes"
-    try:
-        _test_program(row, _experts, devices)
-    except Exception as error:
-        if _NO_GIN in str(error):
-            report.say("# no GIN between nodes: dispatch and combine use XLA's own collective there")
-            return False
-        row.error = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    report.rows.append(row)
-    report.say(str(row))
-    return row.right
+def _why_not_between_nodes(error: Exception) -> str:
+    """Why nothing was tested between nodes; "" if the test failed."""
+    if isinstance(error, _NotBetweenNodes):
+        return str(error)
+    return "no GIN between nodes: dispatch and combine use XLA's own collective there" if _NO_GIN in str(error) else ""
 
 
 def _passed(

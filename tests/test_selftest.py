@@ -15,7 +15,7 @@ from jaxcomm._request import NATIVE
 
 GPU_KEY = {
     "gpus": "NVIDIA H100", "hosts": "one", "driver": "580.65.06", "nccl": "23203", "built": "cuda=13000",
-    "jaxlib": "0.11.2", "jaxcomm": "0.1.0",
+    "gin": "0", "jaxlib": "0.11.2", "jaxcomm": "0.1.0",
 }  # fmt: skip
 
 
@@ -135,6 +135,7 @@ class Module:
 def test_the_key_of_the_record(monkeypatch, tmp_path):
     assert _selftest_record.key() is None  # no GPU
     gpus = [Gpu(0), Gpu(0)]
+    monkeypatch.setenv("NCCL_GIN_ENABLE", "0")
     monkeypatch.setattr(jax, "devices", lambda platform: gpus)
     monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(_selftest_record, "_DRIVER", tmp_path / "version")
@@ -145,6 +146,8 @@ def test_the_key_of_the_record(monkeypatch, tmp_path):
     }  # fmt: skip
     (tmp_path / "version").unlink()
     assert _selftest_record.key() == key | {"driver": "13000"}
+    monkeypatch.delenv("NCCL_GIN_ENABLE")
+    assert _selftest_record.key() == key | {"driver": "13000", "gin": ""}
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert _selftest_record.key()["hosts"] == "one"
     gpus[1].slice_index = 1
@@ -204,47 +207,129 @@ def test_the_record_of_experts_between_nodes(monkeypatch):
     assert not passed() and several in _selftest_record._keys()
 
 
-@pytest.mark.parametrize(
-    ("error", "error_of_row", "rows"),
-    [(None, "", 1), (NO_GIN, "", 0), ("another\nmore", "RuntimeError: another", 1)],
-)
-def test_experts_between_nodes(monkeypatch, capsys, error, error_of_row, rows):
-    """Without GIN, the self-test passes, and records nothing about nodes."""
+@pytest.fixture
+def nodes(monkeypatch):
+    """Runs the tests between nodes only, on devices that the record takes for GPUs of several hosts."""
+    several = GPU_KEY | {"hosts": "several"}
 
-    def run_program(row, run, devices):
-        assert run is selftest._experts
-        if error:
-            raise RuntimeError(error)
-        row.wrong = 0
+    def run(limit_s=1):
+        report = selftest.Report(None, limit_s)
+        return report, selftest.run(report, [Gpu(0), Gpu(1)], (1,), tuple(selftest.OPS))
 
-    monkeypatch.setattr(selftest, "_test_program", run_program)
-    report = selftest.Report(None, 1)
-    assert selftest._test_between_nodes(report, [Gpu(0)] * 2) == (error is None)
-    assert [row.error for row in report.rows] == [error_of_row] * rows
-    assert ("no GIN between nodes" in capsys.readouterr().out) == (error == NO_GIN)
-
-
-def test_the_result_of_experts(monkeypatch):
-    """By the definition, on this machine; the kernels between nodes are tested in tests/cuda."""
-    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
-    row = selftest.Row("moe", 0, 32 * 8, "float32", "none")
-    selftest._test_program(row, selftest._experts, jax.devices())
-    assert row.wrong == 0
-    right = jaxcomm.moe.combine
-    monkeypatch.setattr(jaxcomm.moe, "combine", lambda rows, routing, weights, **more: right(rows, routing, **more))
-    selftest._test_program(row, selftest._experts, jax.devices())
-    assert row.wrong > 0
-
-
-@pytest.mark.parametrize("hosts", ["one", "several"])
-def test_only_groups_of_several_hosts_test_experts_between_nodes(monkeypatch, hosts):
-    asked = []
-    monkeypatch.setattr(selftest, "tests", lambda *args: [])
+    run.key = several
+    monkeypatch.setattr(selftest, "tests", lambda *args: iter(()))
     monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
-    monkeypatch.setattr(selftest, "_test_between_nodes", lambda report, devices: asked.append(devices) or True)
-    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY | {"hosts": hosts})
-    assert selftest.run(selftest.Report(None, 1), [Gpu(0), Gpu(1)], (1,), tuple(selftest.OPS)) == 0
-    assert len(asked) == len(_selftest_record._keys("between_nodes")) == (hosts == "several")
+    monkeypatch.setattr(_selftest_record, "key", lambda: run.key)
+    return run
+
+
+def fail_by(monkeypatch, error):
+    def fail(row, *_):
+        row.wrong = 0
+        if error:
+            raise error
+
+    monkeypatch.setattr(selftest, "_find_nodes", fail)
+    monkeypatch.setattr(selftest, "_test_program", fail)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError(NO_GIN), selftest._NotBetweenNodes("one node")])
+def test_experts_between_nodes(monkeypatch, capsys, nodes, error):
+    """Without GIN, or with NVLink between the hosts, the self-test passes, and records nothing about nodes."""
+    fail_by(monkeypatch, error)
+    report, status = nodes()
+    assert (status, len(report.rows)) == (selftest.PASSED, 0 if error else 4)
+    assert _selftest_record._keys() == [nodes.key]
+    assert _selftest_record._keys("between_nodes") == ([] if error else [nodes.key])
+    out = capsys.readouterr().out
+    assert ("# no GIN between nodes" in out) == ("GIN" in str(error))
+    assert ("# one node" in out) == isinstance(error, selftest._NotBetweenNodes)
+
+
+def test_only_groups_of_several_hosts_test_experts_between_nodes(monkeypatch, nodes):
+    fail_by(monkeypatch, None)
+    nodes.key = GPU_KEY
+    report, status = nodes()
+    assert (status, report.rows, _selftest_record._keys("between_nodes")) == (selftest.PASSED, [], [])
+
+
+def test_experts_between_nodes_obey_the_time_limit(monkeypatch, nodes):
+    fail_by(monkeypatch, None)
+    monkeypatch.setattr(selftest, "_SHARE", 0)
+    report, status = nodes()
+    assert (status, report.rows, _selftest_record._keys()) == (selftest.INCOMPLETE, [], [])
+
+
+def test_a_failure_revokes_the_record(monkeypatch, nodes):
+    """Between nodes, it leaves the record of the other collectives."""
+    other = GPU_KEY | {"driver": "570"}
+    _selftest_record.save(other, True)
+    _selftest_record.save(nodes.key, True)
+    fail_by(monkeypatch, RuntimeError("another\nmore"))
+    report, status = nodes()
+    assert (status, {row.error for row in report.rows}) == (selftest.FAILED, {"RuntimeError: another"})
+    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([other, nodes.key], [other])
+    wrong = selftest.Row("psum", 4, 1, "int32", "sum", wrong=1)
+    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(wrong, lambda: None)]))
+    fail_by(monkeypatch, None)
+    _selftest_record.save(nodes.key, True)
+    assert nodes()[1] == selftest.FAILED
+    assert _selftest_record._keys() == _selftest_record._keys("between_nodes") == [other]
+    assert nodes()[1] == selftest.FAILED  # without a record
+
+
+def test_a_test_that_does_not_end_revokes_the_record(monkeypatch):
+    monkeypatch.setattr(selftest.os, "_exit", lambda status: None)
+    monkeypatch.setattr(selftest.faulthandler, "dump_traceback", lambda all_threads: None)
+    _selftest_record.save(GPU_KEY, True)
+    report = selftest.Report(None, 1)
+    report.key, report.current = GPU_KEY, selftest.Row("moe", 4, 1, "float32", "sum")
+    report.give_up()
+    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([GPU_KEY], [])
+
+
+@pytest.mark.parametrize("algorithm", [None, "hierarchical"])
+def test_the_result_of_experts(monkeypatch, algorithm):
+    """By the definition, on this machine; the kernels between nodes are tested in tests/cuda."""
+    monkeypatch.setattr(selftest, "_BETWEEN_NODES", algorithm)
+    found = list(selftest._tests_between_nodes(jax.devices()))
+    for row, fill in found:
+        fill()
+        assert row.wrong == 0
+    assert [row.type for row, _ in found] == ["bfloat16", "float32", "bfloat16", "bfloat16"]
+
+
+def test_wrong_experts_are_found(monkeypatch):
+    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
+    right, reduces = jaxcomm.moe.combine, []
+
+    def wrong(rows, routing, weights, **more):
+        reduces.append(routing.reduce)
+        return right(rows, routing, **more)
+
+    monkeypatch.setattr(jaxcomm.moe, "combine", wrong)
+    for row, fill in selftest._tests_between_nodes(jax.devices()):
+        fill()
+        assert row.wrong > 0
+    assert list(dict.fromkeys(reduces)) == ["node", "home"]
+
+
+def test_one_node_is_found(monkeypatch):
+    """The kernels add the rows of a node before those of the next one: one node has other sums."""
+    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
+    right = jaxcomm.moe.route
+    monkeypatch.setattr(jaxcomm.moe, "route", lambda *args, **more: right(*args, **more | {"reduce": "home"}))
+    _, fill = next(selftest._tests_between_nodes(jax.devices()))
+    with pytest.raises(selftest._NotBetweenNodes, match="NVLink connects all GPUs"):
+        fill()
+
+
+def test_experts_between_gpus_occupy_many_thread_blocks():
+    """A thread block takes at least 128 bytes of every row, and 32 rows are few for signals and arenas."""
+    tokens, width = selftest._WIDE["gpu"]
+    *_, (node, _), (home, _) = selftest._tests_between_nodes([Gpu(0), Gpu(1)])
+    assert (tokens >= 1024, 2 * width >= 8 << 10) == (True, True)
+    assert node.size == home.size == tokens * width * 2
 
 
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):
