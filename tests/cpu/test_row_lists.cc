@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <set>
@@ -12,6 +13,7 @@
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/validate.h"
+#include "../../ffi/transport/node.h"
 #include "../check.h"
 #include "routed.h"
 
@@ -336,6 +338,41 @@ TEST_CASE("numbers of rows that another process does not have are passed over") 
   int64_t unwritten = 0;
   for (const std::vector<float>& of_rank : got) unwritten += std::count(of_rank.begin(), of_rank.end(), -77);
   CHECK(unwritten == 8 * row_count);  // the choices of rank 0
+}
+
+// A peer that aborts may free its buffers at any time. Rank 0 reads the rows of rank 2 for both ranks of its process,
+// and rank 1 those of rank 3.
+TEST_CASE("a dispatch of unreadable memory does not finish") {
+  if (!Node::AllowSingleCopy()) return;
+  std::mt19937 random(10);
+  Setup setup;
+  setup.locals = 4;
+  const Routed c = DrawRouting(Kind::kUniform, 4, 6, 3, 2, 1, random);
+  const auto program = MakeProgram(Collective::kDispatch, setup, c);
+  const Rows x = Draw(4, c.tokens * row_count, random);
+  const size_t bytes = x[0].size() * sizeof(float);
+  void* const gone = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(gone != MAP_FAILED);
+  const std::vector<int32_t> index(c.order[0].size());
+  for (const int32_t dead : {2, 3}) {
+    Rows got(4, std::vector<float>(c.slots * row_count));
+    std::vector<RankBuffers> buffers(4);
+    std::vector<std::vector<std::atomic<uint32_t>>> signals;
+    for (int32_t r = 0; r < 4; ++r) {
+      buffers[r].input = r == dead ? static_cast<const char*>(gone) : reinterpret_cast<const char*>(x[r].data());
+      buffers[r].output = reinterpret_cast<char*>(got[r].data());
+      buffers[r].index = index.data();
+      buffers[r].local = r < 2;
+      buffers[r].input_pid = r < 2 ? 0 : getpid();
+      signals.emplace_back(4);
+      buffers[r].signals = signals[r].data();
+    }
+    Execution execution(program, buffers, c.slices());
+    CHECK(!execution.Work());
+    CHECK(execution.unreadable_pid() == getpid());
+    CHECK(!execution.Work());
+  }
+  munmap(gone, bytes);
 }
 
 // Rows of more than 1 KiB are read once for all ranks of the node.

@@ -72,6 +72,13 @@ MUTANTS = [
         "test_row_lists",
     ),
     Mutant(
+        "rows of another process that cannot be read are passed over",
+        LISTS,
+        "if (!MoveRows(from, ranks)) return buffers_[from].input_pid;",
+        "MoveRows(from, ranks);",
+        "test_row_lists",
+    ),
+    Mutant(
         "rows of another process are read at the end only",
         SUMS,
         "if (num_foreign_ > 0 && num_foreign_ + tokens_.choices <= max_foreign_) return",
