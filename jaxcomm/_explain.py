@@ -144,7 +144,9 @@ def _moe_algorithm(
     why = ""
     if algorithm is None and gin:
         if not fits_rails(*sizes):
-            why = f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of jaxcomm's kernels"
+            why = (
+                f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of jaxcomm's kernels"
+            )
         elif _selftest_record.passed_between_nodes():
             return "hierarchical", "the self-test has passed between nodes"
         else:

@@ -119,8 +119,8 @@ MUTANTS = [
     Mutant(
         "explain prints a row per choice back from other nodes",
         EXPECTED,
-        "        if self.between_nodes:\n            return f\"{self.between_nodes:.0f} sums",
-        "        if False:\n            return f\"{self.between_nodes:.0f} sums",
+        '        if self.between_nodes:\n            return f"{self.between_nodes:.0f} sums',
+        '        if False:\n            return f"{self.between_nodes:.0f} sums',
         EXPLAINED,
     ),
     Mutant("explain predicts rails of any size", "jaxcomm/_explain.py", "not fits_rails(*sizes)", "False", EXPLAINED),
