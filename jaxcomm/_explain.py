@@ -129,6 +129,17 @@ class Explanation:
         ]
 
 
+def _passed_between_nodes() -> bool | None:
+    """What the self-test has recorded of several hosts with this machine's GPUs; None without GPUs.
+
+    Outside of a program on several hosts, the key differs from the recorded one in the number of hosts.
+    """
+    own = _selftest_record.key()
+    if own is None or own["hosts"] == "several":
+        return None if own is None else _selftest_record.passed_between_nodes()
+    return {**own, "hosts": "several"} in _selftest_record._keys(_selftest_record._BETWEEN_NODES)
+
+
 def _moe_algorithm(
     op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool, sizes: tuple[int, int, int]
 ) -> tuple[str, str]:
@@ -144,11 +155,11 @@ def _moe_algorithm(
     why = ""
     if algorithm is None and gin:
         if not fits_rails(*sizes):
-            why = (
-                f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of jaxcomm's kernels"
-            )
-        elif _selftest_record.passed_between_nodes():
+            why = f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of the kernels"
+        elif passed := _passed_between_nodes():
             return "hierarchical", "the self-test has passed between nodes"
+        elif passed is None:
+            why = " unless the self-test has passed between nodes, which is unknown on a machine without GPUs"
         else:
             why = ", because no self-test has passed between nodes with these GPUs"
     raise ValueError(

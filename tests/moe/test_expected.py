@@ -52,11 +52,18 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
 def test_between_nodes_the_selftest_decides(monkeypatch):
     x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
     arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
+    monkeypatch.setattr(_selftest_record, "key", lambda: None)
+    with pytest.raises(ValueError, match=r"XLA's own .* unless .* unknown on a machine without GPUs"):
+        jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+    # Of one host, outside of the program on several hosts that the self-test was.
+    monkeypatch.setattr(_selftest_record, "key", lambda: {"gpus": "G", "hosts": "one"})
+    recorded = [{"gpus": "F", "hosts": "several"}, {"gpus": "G", "hosts": "one"}]
+    monkeypatch.setattr(_selftest_record, "_keys", lambda name: recorded if name == "between_nodes" else [])
     with pytest.raises(
         ValueError, match=r"XLA's own .*, because no self-test has passed between nodes with these GPUs"
     ):
         jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
-    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    recorded.append({"gpus": "G", "hosts": "several"})
     found = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
     assert (found.algorithm, found.reason) == ("hierarchical", "the self-test has passed between nodes")
     named = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)

@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "explain predicts rails without a self-test",
         "jaxcomm/_explain.py",
-        "elif _selftest_record.passed_between_nodes():",
+        "elif passed := _passed_between_nodes():",
         "elif gin:",
         EXPLAINED,
     ),
@@ -121,6 +121,13 @@ MUTANTS = [
         EXPECTED,
         '        if self.between_nodes:\n            return f"{self.between_nodes:.0f} sums',
         '        if False:\n            return f"{self.between_nodes:.0f} sums',
+        EXPLAINED,
+    ),
+    Mutant(
+        "explain looks for the self-test of one host",
+        "jaxcomm/_explain.py",
+        '{**own, "hosts": "several"} in',
+        "own in",
         EXPLAINED,
     ),
     Mutant("explain predicts rails of any size", "jaxcomm/_explain.py", "not fits_rails(*sizes)", "False", EXPLAINED),
