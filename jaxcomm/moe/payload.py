@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _check
 from jaxcomm._typing import PyTree
-from jaxcomm.moe import exchange
+from jaxcomm.moe import exchange, places
 from jaxcomm.moe.routing import Routing
 
 
@@ -131,6 +131,10 @@ def _layout(op, routing, per_choice, algorithm, max_sms):
     if not isinstance(routing, Routing):
         raise TypeError(f"{op}: routing must be the result of jaxcomm.moe.route, got {type(routing).__name__}")
     _check.axes(op, routing.call.axes)
+    for name in places.FIELDS:
+        dtype = jnp.asarray(getattr(routing, name)).dtype
+        if dtype != jnp.int32:
+            raise TypeError(f"{op} at {_check.call_site()}: routing.{name} must have int32, got element type {dtype}")
     _check.algorithm(op, op.removeprefix("moe."), algorithm)
     call = dataclasses.replace(
         routing.call, op=op, algorithm=algorithm, max_sms=_check.max_sms(op, max_sms), site=_check.call_site()

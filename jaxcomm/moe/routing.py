@@ -135,6 +135,12 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
         raise TypeError(f"{op}: expert_ids must have integers, got element type {ids.dtype}")
     if ids.ndim != 2:
         raise ValueError(f"{op}: expert_ids must have shape (tokens, choices), got {ids.shape}")
+    spec = jax.typeof(ids).sharding.spec
+    if any(names is not None for names in spec):
+        raise ValueError(
+            f"{op} at {_check.call_site()}: expert_ids are sharded over explicit mesh axes ({spec}); reshard them "
+            "first (jax.sharding.reshard)"
+        )
     for name, value, allowed in (("on_overflow", on_overflow, ("raise", "drop")), ("reduce", reduce, ("node", "home"))):
         if value not in allowed:
             raise ValueError(f"{op}: {name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,5 +1,6 @@
 """dispatch and combine: values of all types, pytrees, derivatives and transformations, against loops of NumPy."""
 
+import dataclasses
 import functools
 
 import jax
@@ -277,6 +278,17 @@ def test_routing_is_plain_data(line, rng):
     got = run(body, line, ids, x)
     times = (2 * (ids >= 0).sum(2, keepdims=True)).astype(np.float32) ** 2
     assert_same(got, (times * x, np.broadcast_to(times, x.shape)))
+
+
+@pytest.mark.parametrize(("field", "dtype"), [("table", jnp.float32), ("slot", jnp.int8)])
+def test_routings_of_other_types_are_refused(line, field, dtype):
+    def body(ids):
+        r = moe.route(ids, "gpu", num_experts=8, capacity=64)
+        return moe.dispatch(jnp.zeros((4, 2)), dataclasses.replace(r, **{field: getattr(r, field).astype(dtype)}))
+
+    message = f"moe.dispatch at test_payload.py.*routing.{field} must have int32, got element type {dtype.__name__}"
+    with pytest.raises(TypeError, match=message):
+        run(body, line, np.zeros((8, 4, 2), np.int32))
 
 
 def test_results_vary(line):

@@ -226,6 +226,16 @@ def test_wrong_arguments(line, options, error, message):
         run(lambda _: moe.route(**given).slot, line, np.zeros((8, 1)))
 
 
+def test_ids_sharded_over_an_explicit_axis_are_refused():
+    mesh = jax.make_mesh((4, 2), ("gpu", "y"), axis_types=(AxisType.Explicit,) * 2)
+    call = lambda ids: moe.route(ids, "gpu", num_experts=8).slot  # noqa: E731
+    with jax.set_mesh(mesh):
+        ids = jax.device_put(np.zeros((16, 2), np.int32), jax.P(("gpu", "y")))
+        f = jax.shard_map(call, in_specs=jax.P("gpu"), out_specs=jax.P("gpu"), axis_names={"gpu"})
+        with pytest.raises(ValueError, match=r"moe.route at test_routing.py.*sharded over explicit mesh axes .*'y'"):
+            jax.jit(f).lower(ids)
+
+
 def test_ids_of_vmap_are_refused(line):
     with pytest.raises(NotImplementedError, match=r"moe.route at test_routing.py.*expert_ids have a dimension of vmap"):
         run(
