@@ -71,7 +71,7 @@ void RunCopies(uint64_t seed) {
           }
           if (!one_by_one) copies.CopyRanges(num, round.most_bytes, [&](int32_t i) { return round.all[i]; });
           __syncthreads();
-          // What the next kernel of the stream sees.
+          // The next kernel of the stream sees these bytes.
           if (threadIdx.x == 0) CHECK(round.to == round.expected);
         }
       },

@@ -56,23 +56,12 @@ RailDrawn DrawCall(GinCluster& cluster, int32_t locals, std::mt19937_64& random)
   return drawn;
 }
 
-// The bytes of a dispatch are those of test_rail_rows.cc.
 gin_fake::Network::Sent ExpectedOfEither(const RailDrawn& drawn, int32_t from, int32_t to) {
-  if (drawn.combines) return Expected(drawn, from, to);
-  const RailShare share = ShareOf(drawn, from, to / drawn.ranks_per_node);
-  const RowArgs& args = drawn.args[0].rows;
-  gin_fake::Network::Sent sent;
-  sent.bytes = share.rows * args.row_bytes + args.num_channels * RailListBytes(share.choices);
-  sent.puts = share.choices > 0 ? args.num_channels : 0;
-  return sent;
+  return drawn.combines ? Expected(drawn, from, to) : DispatchSends(drawn, from, to);
 }
 
 void RunSeries(uint64_t seed, int32_t num_nodes, int32_t locals, int length) {
-  std::mt19937_64 random(seed);
-  GinCluster cluster(num_nodes, locals, 1 + static_cast<int32_t>(random() % 3), kRailArenaBytes, seed, kRailDeadlineNs);
-  std::vector<RailDrawn> series;
-  for (int i = 0; i < length; ++i) series.push_back(DrawCall(cluster, locals, random));
-  RunSeriesOf(cluster, series, random, seed, ExpectedOfEither);
+  RunDrawn(seed, num_nodes, locals, length, DrawCall, ExpectedOfEither);
 }
 
 TEST_CASE("combine between nodes: sums and bytes are those of the CPU and of the formula") {

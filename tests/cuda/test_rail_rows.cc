@@ -16,17 +16,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Bytes and puts from one rank to another between nodes: each row that the node needs once, and for each channel 4
-// bytes per choice, rounded up to a multiple of 256.
-gin_fake::Network::Sent Expected(const RailDrawn& drawn, int32_t from, int32_t to) {
-  const RailShare share = ShareOf(drawn, from, to / drawn.ranks_per_node);
-  const RowArgs& args = drawn.args[0].rows;
-  gin_fake::Network::Sent sent;
-  sent.bytes = share.rows * args.row_bytes + args.num_channels * ((share.choices * 4 + 255) / 256 * 256);
-  sent.puts = share.choices > 0 ? args.num_channels : 0;
-  return sent;
-}
-
 int num_calls = 0;
 
 RailDrawn DrawCall(GinCluster& cluster, int32_t locals, std::mt19937_64& random) {
@@ -40,11 +29,7 @@ RailDrawn DrawCall(GinCluster& cluster, int32_t locals, std::mt19937_64& random)
 }
 
 void RunSeries(uint64_t seed, int32_t num_nodes, int32_t locals, int length) {
-  std::mt19937_64 random(seed);
-  GinCluster cluster(num_nodes, locals, 1 + static_cast<int32_t>(random() % 3), kRailArenaBytes, seed, kRailDeadlineNs);
-  std::vector<RailDrawn> series;
-  for (int i = 0; i < length; ++i) series.push_back(DrawCall(cluster, locals, random));
-  RunSeriesOf(cluster, series, random, seed, Expected);
+  RunDrawn(seed, num_nodes, locals, length, DrawCall, DispatchSends);
 }
 
 TEST_CASE("dispatch between nodes: rows and bytes are those of the definition") {

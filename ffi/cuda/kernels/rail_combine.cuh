@@ -4,9 +4,8 @@
 // The nodes that tokens come from have their turns, the own node the last one. In the turn of a node, the ranks of this
 // node put the rows of its tokens to the arenas of their node: those for tokens of rank (a, l) to local rank l. That
 // rank puts them to (a, l), its rail peer, by one message per channel:
-// - Sums by node: one row for each token. The home of the tokens first sends a list of them, because only the home
-// knows
-//   which choices belong to one token, and has their weights. The home then adds the rows of its tokens, one per node.
+// - Sums by node: one row for each token. The home of the tokens first sends a list of them, because it alone
+//   knows which choices belong to one token, and has their weights. It then adds the rows of its tokens, one per node.
 // - Sums at home: the rows of all choices, as the table orders them. No list.
 //
 // A channel has the same piece of every row. All ranks signal in the same order, whatever the routing.

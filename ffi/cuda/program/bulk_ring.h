@@ -23,7 +23,7 @@ constexpr BulkStages kPlanStages = {8, 16 << 10};
 // Stripes of ragged exchanges (kStripeBytes) are shorter.
 constexpr BulkStages kSliceStages = {32, 4 << 10};
 
-// Behind the stages. Used by the one thread that issues the copies, which counts pieces from the begin of the kernel.
+// Behind the stages. Used by the one thread that issues the copies, which counts pieces from the start of the kernel.
 // Piece i is in stage i % stages.num.
 struct alignas(16) BulkRing {
   struct Piece {

@@ -152,10 +152,10 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodeP
                      [&](const InterNodePut& put) { return Overwrites(accesses, put); });
 }
 
-// What the channel may have in NCCL's queues to other nodes: device::kMostEntries. At the begin of a program, the
-// queues have nothing of the channel that matters: before its first put to a rank, this rank waits for the entry
-// barrier of that rank, which has then received all earlier signals. A plan has few signals to a rank to which it puts
-// nothing, which no flush would show to have left; test_gin_queues.cc checks that these fit, too.
+// The entries of the channel in NCCL's queues to other nodes, at most device::kMostEntries each. At the start of a
+// program, the queues have nothing of the channel that matters: before its first put to a rank, this rank waits for the
+// entry barrier of that rank, which has then received all earlier signals. A plan has few signals to a rank to which it
+// puts nothing, which no flush would show to have left; test_gin_queues.cc checks that these fit, too.
 class Queues {
  public:
   // Whether `num_puts` more puts to `peer`, or one more signal, need a flush first.

@@ -130,8 +130,8 @@ JAXCOMM_BOTH Team RailOf(const Comm& comm) {
   return {comm.world.rank / size, comm.world.size / size, comm.local.rank, size};
 }
 
-// What a channel may have in NCCL's queue to one rank. A put or signal that finds the queue full waits in NCCL's code,
-// without a deadline, until the network takes an entry out.
+// The most entries of a channel in NCCL's queue to one rank. A put or signal that finds the queue full waits in NCCL's
+// code, without a deadline, until the network takes an entry out.
 //
 // NCCL has one queue per rank and context of GIN. Each signal and each put of up to 1 GiB takes an entry. A put that
 // raises a counter takes two more in a second queue of the same length. With GDAKI, entries leave in order, and before

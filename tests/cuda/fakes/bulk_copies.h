@@ -55,7 +55,7 @@ inline void LoadBulk(void* stage, const void* from, int32_t bytes, uint64_t* bar
   BulkCopies& bulk = Current().bulk;
   CheckBulk(stage, from, bytes);
   if (!bulk.fenced) Abort("no fence separates a barrier from a bulk copy");
-  if (bulk.new_barriers) Abort("no fence separates the begin of an mbarrier from a bulk copy");
+  if (bulk.new_barriers) Abort("no fence separates the initialization of an mbarrier from a bulk copy");
   bulk.unfenced = true;
   const BulkCopies::Load load = {stage, from, bytes, barrier};
   if (TheMachine().loses_loads) return;

@@ -27,7 +27,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// Of a thread block in a kernel, the most that a rank has asked for.
+// The most shared memory that a launch of a rank has asked for, per thread block.
 inline std::atomic<size_t> most_shared_bytes{0};
 
 // State that the ranks of a communicator share. `of`: the communicator of XLA that led to this one of jaxcomm's, and

@@ -138,6 +138,28 @@ void RunSeriesOf(GinCluster& cluster, std::vector<RailDrawn>& series, std::mt199
   }
 }
 
+// Bytes and puts of a dispatch from one rank to another between nodes: each row that the node needs once, and for each
+// channel 4 bytes per choice, rounded up to a multiple of 256.
+inline gin_fake::Network::Sent DispatchSends(const RailDrawn& drawn, int32_t from, int32_t to) {
+  const RailShare share = ShareOf(drawn, from, to / drawn.ranks_per_node);
+  const RowArgs& args = drawn.args[0].rows;
+  gin_fake::Network::Sent sent;
+  sent.bytes = share.rows * args.row_bytes + args.num_channels * ((share.choices * 4 + 255) / 256 * 256);
+  sent.puts = share.choices > 0 ? args.num_channels : 0;
+  return sent;
+}
+
+// Runs a series of `length` calls of draw(cluster, ranks per node, random) on a new cluster.
+template <typename Draw, typename Expected>
+void RunDrawn(uint64_t seed, int32_t num_nodes, int32_t locals, int length, const Draw& draw,
+              const Expected& expected) {
+  std::mt19937_64 random(seed);
+  GinCluster cluster(num_nodes, locals, 1 + static_cast<int32_t>(random() % 3), kRailArenaBytes, seed, kRailDeadlineNs);
+  std::vector<RailDrawn> series;
+  for (int i = 0; i < length; ++i) series.push_back(draw(cluster, locals, random));
+  RunSeriesOf(cluster, series, random, seed, expected);
+}
+
 // Sizes and routing of a call, so that its memory is small.
 inline RailDrawn DrawSizes(const GinCluster& cluster, int32_t ranks_per_node, std::mt19937_64& random) {
   RailDrawn drawn;
