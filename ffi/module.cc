@@ -15,7 +15,6 @@
 #include "cpu/rendezvous.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
-#include "plan/select_for_gpus.h"
 #include "sim/sim_py.h"
 #include "transport/open_network.h"
 #include "transport/relay.h"
@@ -183,6 +182,7 @@ NB_MODULE(_core, m) {
       "Sets the limits of every wait for a late rank: a warning on standard error, then an error.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
+  BindResolve(plan);
   nb::module_ sim = m.def_submodule("sim", "Times of collectives on clusters.");
   BindSim(sim);
   BindCostParams(m);
@@ -193,28 +193,6 @@ NB_MODULE(_core, m) {
       },
       nb::arg("scope"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
       "The machine model of a group. scope: process, node or network.");
-  nb::class_<Selection>(plan, "Selection", "The algorithm and the channels of a call on GPUs.")
-      .def_ro("choice", &Selection::choice)
-      .def_ro("num_channels", &Selection::num_channels);
-  const auto inter_node = [](bool gin) { return gin ? InterNode::kGin : InterNode::kSendRecv; };
-  plan.def(
-      "gpu_machine", [=](bool gin) { return GpuMachine(inter_node(gin)); }, nb::arg("gin"),
-      "The machine model of a GPU.");
-  plan.def(
-      "select_for_gpus",
-      [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin,
-          bool arena) {
-        return Checked(SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin), arena));
-      },
-      nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
-      nb::arg("arena") = true,
-      "Selects an algorithm and the number of channels of a call on GPUs. Raises ValueError if none fits.");
-  plan.def(
-      "cost_on_gpus",
-      [=](const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
-          bool gin) { return CostOnGpus(request, selection, item_bytes, gpu, inter_node(gin)); },
-      nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"), nb::arg("gpu") = nb::none(),
-      nb::arg("gin") = true, "The cost of a selection, with all channels of a GPU.");
 }
 
 }  // namespace jaxcomm

@@ -12,7 +12,6 @@ from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
-from jaxcomm.moe.exchange import fits_rails
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 
@@ -140,34 +139,6 @@ def _passed_between_nodes() -> bool | None:
     return {**own, "hosts": "several"} in _selftest_record._keys(_selftest_record._BETWEEN_NODES)
 
 
-def _moe_algorithm(
-    op: str, algorithm: str | None, platform: str, num_nodes: int, gin: bool, sizes: tuple[int, int, int]
-) -> tuple[str, str]:
-    """The plan by which GPUs run dispatch or combine of these tokens, choices and experts, and the reason if known."""
-    if platform != "cuda":
-        raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
-    if num_nodes == 1:
-        if algorithm in (None, "direct"):
-            return "direct", ""
-        raise ValueError(f"{op}: GPUs of one node run algorithm 'direct' only, got {algorithm!r}")
-    if algorithm == "hierarchical" and gin:
-        return algorithm, ""
-    why = ""
-    if algorithm is None and gin:
-        if not fits_rails(*sizes):
-            why = f", because {sizes[0] * sizes[1]} choices and {sizes[2]} experts exceed the limits of the kernels"
-        elif passed := _passed_between_nodes():
-            return "hierarchical", "the self-test has passed between nodes"
-        elif passed is None:
-            why = " unless the self-test has passed between nodes, which is unknown on a machine without GPUs"
-        else:
-            why = ", because no self-test has passed between nodes with these GPUs"
-    raise ValueError(
-        f"{op} is not explained: between nodes of GPUs, rows travel by XLA's own ragged_all_to_all{why}, which has no "
-        "plan; with GIN, algorithm='hierarchical' runs jaxcomm's kernel"
-    )
-
-
 def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:
     """The rows of a rank, and those of a token that the op moves inside nodes."""
     if num_experts is None or choices is None:
@@ -258,50 +229,59 @@ def explain(
     """
     native = _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
-    if algorithm == "xla":
-        raise ValueError(
-            f"{op}: algorithm 'xla' has no plan, for it runs XLA's own collective; pass another algorithm or None"
-        )
-    sizes = _request.sizes_of(op, axis_sizes)
-    n = math.prod(sizes)
-    ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
-    if n % ranks_per_node:
-        raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    rows: Rows | None = None
-    rows_of_token, reason = 1.0, ""
-    if op in _request.MOE:
-        rows, rows_of_token = _rows(op, x, n, n // ranks_per_node, num_experts, choices)
-        of_rows = (x.shape[0], choices or 0, num_experts or 0)
-        algorithm, reason = _moe_algorithm(op, algorithm, platform, n // ranks_per_node, gin, of_rows)
-    if op == "ragged_all_to_all" and platform == "cuda":
-        if ranks_per_node != n or algorithm not in (None, "direct"):
-            raise ValueError(
-                f"{op} is explained for GPUs of one node and algorithm 'direct' only: between nodes, XLA's own "
-                "collective runs, which has no plan"
-            )
-        algorithm = "direct"
-    of_call, item_bytes = _request.blocks(op, x, n, source, perm, rows_of_token)
-    if op == "ragged_all_to_all" and platform == "cuda":  # the kernel cuts every slice over the channels
-        of_call["block_count"], item_bytes = item_bytes, 1
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"
     if on_gpus and scope is not None:
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
+    if op in _request.MOE and not on_gpus:
+        raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
+    sizes = _request.sizes_of(op, axis_sizes)
+    n = math.prod(sizes)
+    ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
+    if n % ranks_per_node:
+        raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
+    attributes, dtype, counts = _request.call_of(op, x, n, source=source, perm=perm)
+    attributes |= {
+        "algorithm": algorithm or "",
+        "ranks_per_node": ranks_per_node,
+        "max_sms": _check.max_sms(op, max_sms) or 0,
+    }
+    of_lists: dict[str, int] = {}
+    rows: Rows | None = None
+    if op in _request.MOE:
+        rows, rows_of_token = _rows(op, x, n, n // ranks_per_node, num_experts, choices)
+        attributes |= {"choices": choices, "num_experts": num_experts, "weighted": 1}
+        bytes_of_rank = counts[0] * np.dtype(dtype).itemsize
+        of_lists = {"choices": x.shape[0] * (choices or 0), "list_bytes": int(bytes_of_rank * rows_of_token) // n}
     if on_gpus:
-        request = plan.gpu_request(native, n, ranks_per_node, **of_call)
-        limit = min(config().max_sms, _request.ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
-        most = min(_check.max_sms(op, max_sms) or limit, limit)
-        arena = not symmetric_buffers or op in _request.STARTS or op == "ragged_all_to_all"
-        selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)
-        choice, sms = selection.choice, selection.num_channels
-        machine = plan.gpu_machine(gin)
-        machine.arena = arena
+        machine = plan.gpu_machine()
+        passed = op not in _request.MOE or _passed_between_nodes() is not False
+        # Without a name, what runs is decided before NCCL has found the nodes.
+        placement = plan.Placement(ranks_per_node=ranks_per_node, found=algorithm is not None, gin=gin)
+        able = plan.Capabilities(
+            platform,
+            tested=True,
+            tested_between_nodes=gin and passed,
+            in_place=symmetric_buffers,
+            max_channels=config().max_sms,
+        )
     else:
         _cost_params.load()
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
-        request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
-        choice, sms = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine), 0
+        placement = plan.Placement(scope or "process", ranks_per_node)
+        able = plan.Capabilities(platform, machine=machine)
+    try:
+        resolution = plan.resolve(native, attributes, dtype, *counts, placement, able, **of_lists)
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"{op}: {error}") from None
+    if resolution.backend not in ("plan", "rows"):
+        raise ValueError(
+            f"{op}: algorithm {resolution.algorithm!r} runs ({resolution.reason}); it has no plan, because it runs "
+            "XLA's own collectives"
+        )
+    request, sms = resolution.whole, resolution.num_channels
+    machine.arena = resolution.machine.arena
     _replace(op, machine, links, launch_s, sync_overhead_s)
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
     if rows is not None and rows.between_nodes:
@@ -319,25 +299,20 @@ def explain(
         for link in shown
         if link.name != "ll"
     ]
-    given = once != 1 or links or launch_s is not None or sync_overhead_s is not None or symmetric_buffers
-    if on_gpus:
-        cost = plan.cost_on_gpus(request, selection, item_bytes, machine if given else None, gin)
-    elif given:
-        cost = plan.cost(choice.request, choice.algorithm, item_bytes, machine)
-    else:
-        cost = choice.cost
+    given = once != 1 or links or launch_s is not None or sync_overhead_s is not None
+    cost = resolution.call_cost(machine if given else None)
     traffic_of = {"self": cost.self, "node": cost.node, "network": cost.network}
     bytes_of = {name: traffic.bytes for name, traffic in traffic_of.items()}
     bytes_of["network"] = round(bytes_of["network"] * once)
     return Explanation(
         op=op,
-        algorithm=choice.algorithm,
-        reason=reason or choice.reason,
-        source=dict(plan.algorithms(native))[choice.algorithm],
+        algorithm=resolution.algorithm,
+        reason=resolution.reason,
+        source=dict(plan.algorithms(native))[resolution.algorithm],
         num_nodes=request.num_nodes,
         ranks_per_node=ranks_per_node,
-        input_bytes=request.input_count * item_bytes,
-        output_bytes=request.output_count * item_bytes,
+        input_bytes=request.input_count * resolution.item_bytes,
+        output_bytes=request.output_count * resolution.item_bytes,
         steps=cost.steps,
         scratch_bytes=cost.scratch_bytes,
         messages={name: traffic.messages for name, traffic in traffic_of.items()},
@@ -345,11 +320,11 @@ def explain(
         signals={name: traffic.signals for name, traffic in traffic_of.items()},
         predicted_time_s=cost.time_s,
         platform=platform,
-        protocol=plan.protocol(native, choice.algorithm) if choice.ll else "steps",
+        protocol=resolution.protocol if resolution.ll else "steps",
         sms=sms,
         links=shown,
         launch_s=machine.launch_s,
         sync_overhead_s=machine.sync_overhead_s,
-        _request=choice.request,
+        _request=resolution.request,
         rows=rows,
     )

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _request, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
+from jaxcomm._dtypes import in_bytes
 from jaxcomm._native import register, register_cuda
 from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
@@ -74,45 +75,161 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
-def _axis_sizes(mesh: AnyMesh, call: Call) -> tuple[int, ...]:
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
-    return sizes
+class Site:
+    """A call that is being lowered: where its ranks are, and what runs it. Each is computed once.
 
-
-def _place(
-    mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str, exported: bool
-) -> tuple[int, bool, dict[str, Any]]:
-    """Registers targets and connects processes. `exported`: other devices than those of the mesh may run the program.
-
-    Returns:
-      Ranks per node, whether each group is on one node, and the attributes of this platform.
+    Attributes:
+      call: arguments of the op.
+      platform: "cpu", "cuda" or "other".
+      exported: whether other devices than those of the mesh may run the program.
+      mesh: mesh of the program.
+      rows: replica groups, (groups, group size).
     """
-    _bootstrap.warn_if_alone()
-    try:
-        if platform == "cuda":
-            # NCCL finds the nodes of GPUs at run time.
-            register_cuda()
-            own: dict[str, Any] = {}
-            processes = None if exported else _placement.gpu_processes(mesh, rows)
+
+    def __init__(self, ctx: Any, call: Call, platform: str):
+        axis_context = ctx.module_context.axis_context
+        if not _compat.in_spmd_region(axis_context):
+            raise NotImplementedError(
+                f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map"
+            )
+        self.call, self.platform, self.exported = call, platform, _compat.is_exported(ctx)
+        self.mesh = axis_context.mesh
+        self.rows = replica_groups(self.mesh.axis_names, self.mesh.axis_sizes, call.axes, call.groups)
+
+    @property
+    def group_size(self) -> int:
+        return int(self.rows.shape[1])
+
+    @functools.cached_property
+    def declared_per_node(self) -> int:
+        """Ranks per node by the axes of the call."""
+        sizes = tuple(self.mesh.axis_sizes[self.mesh.axis_names.index(a)] for a in self.call.axes)
+        return ranks_per_node(sizes, self.call.groups)
+
+    @functools.cached_property
+    def on_one_host(self) -> bool:
+        """Whether NVLink may connect all GPUs of each group."""
+        return _placement.gpus_are_on_one_host(self.mesh, self.rows)
+
+    @functools.cached_property
+    def _cpus(self) -> _placement.GroupPlacement:
+        """The placement on CPUs. Connects this process to the processes of its groups."""
+        return _placement.placement(self.mesh, self.rows)
+
+    @functools.cached_property
+    def placement(self) -> plan.Placement:
+        if self.platform == "cpu":
+            scope = "process" if not self._cpus.processes.size else "network" if self._cpus.ranks_per_node else "node"
+            return plan.Placement(scope, self._cpus.ranks_per_node or self.declared_per_node)
+        if self.platform == "cuda":  # NCCL finds the nodes at run time
+            return plan.Placement(ranks_per_node=_placement.gpus_per_host(self.mesh, self.rows), found=False)
+        return plan.Placement(ranks_per_node=self.declared_per_node)
+
+    @functools.cached_property
+    def windows(self) -> bool:
+        """Whether peers access operands and results where XLA has them. No windows for starts: docs/internals/cuda.md."""
+        return self.platform == "cuda" and not self.call.asynchronous and no_windows(self.mesh) is None
+
+    @functools.cached_property
+    def why_xla(self) -> str:
+        """Why XLA's own collectives run the call, wherever its ranks are; empty if they do not."""
+        return str(plan.why_xla(self.call.algorithm or "", capabilities(self.platform, self.call.algorithm)))
+
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of every custom call. Arrays must be at the top level; `call` has the others."""
+        call = self.call
+        own: dict[str, Any] = {}
+        if self.platform == "cuda":
+            processes = None if self.exported else _placement.gpu_processes(self.mesh, self.rows)
             if processes is not None:  # else the GPUs of a process do not meet before the first run
                 own["processes"] = processes
-            if not _compat.provides_communicators():
-                own["members"] = _placement.gpu_groups(mesh, rows)
-            # No windows for starts yet: docs/internals/cuda.md, Lanes.
-            elif not call.asynchronous and no_windows(mesh) is None:
+            if self.windows:
                 own["symmetric_buffers"] = np.int64(1)
-            return rows.shape[1], True, own
-        register()
-        _cost_params.load()
-        placement = _placement.placement(mesh, rows)
-    except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
-        raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
-    sizes = _axis_sizes(mesh, call)
-    per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
-    own = {"processes": placement.processes}
-    if placement.devices.size and not exported:
-        own["devices"] = placement.devices
-    return per_node, placement.ranks_per_node is None, own
+        else:
+            own["processes"] = self._cpus.processes
+            if self._cpus.devices.size and not self.exported:
+                own["devices"] = self._cpus.devices
+        scalars = {
+            "op": call.op,
+            "site": call.site,
+            "algorithm": call.algorithm or "",
+            "group_size": np.int64(self.group_size),
+            "ranks_per_node": np.int64(self.placement.ranks_per_node if self.platform == "cpu" else self.group_size),
+            "max_sms": np.int64(call.max_sms or 0),
+        }
+        if call.asynchronous:
+            scalars["asynchronous"] = np.int64(1)
+        return {"call": scalars, "groups": self.rows.reshape(-1).astype(np.int64), **own}
+
+    def connect(self) -> None:
+        """Registers the targets and connects the processes of the groups."""
+        _bootstrap.warn_if_alone()
+        try:
+            if self.platform == "cuda":
+                register_cuda()
+            else:
+                register()
+                _cost_params.load()
+                self._cpus  # noqa: B018
+        except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
+            raise RuntimeError(
+                f"jaxcomm: {self.call.op} at {self.call.site}: while compiling, {error}"
+            ) from error
+
+    def resolve(self, collective: str, given: dict[str, Any], dtype: Any, sizes: tuple[int, int], **rows: int) -> Any:
+        """What runs a collective of this call: a plan.Resolution.
+
+        Args:
+          collective: native name.
+          given: attributes of the custom call that are specific to the collective.
+          dtype: element type of the operand.
+          sizes: elements of the first operand and of the result on one device.
+          rows: `choices` of plan.resolve.
+
+        Raises:
+          ValueError: the algorithm or the sizes do not fit (when tracing).
+          NotImplementedError: the platform does not have the algorithm (when tracing).
+        """
+        call = self.call
+        if self.platform != "other" and not self.why_xla:
+            self.connect()
+        placement = plan.Placement() if self.why_xla else self.placement
+        between = self.platform == "cuda" and call.algorithm in (None, "hierarchical") and not self.on_one_host
+        machine = None
+        if self.platform == "cpu" and not self.why_xla:
+            machine = plan.machine_of(placement.scope, self.group_size, placement.ranks_per_node)
+        able = capabilities(
+            self.platform,
+            call.algorithm,
+            tested_between_nodes=between and not self.why_xla and _selftest_record.passed_between_nodes(),
+            in_place=not self.why_xla and self.windows,
+            machine=machine,
+        )
+        spec = {
+            "algorithm": call.algorithm or "",
+            "group_size": self.group_size,
+            "ranks_per_node": placement.ranks_per_node if self.platform == "cpu" else self.declared_per_node,
+            "max_sms": call.max_sms or 0,
+            "asynchronous": int(call.asynchronous),
+            **given,
+        }
+        try:
+            name = str(jnp.dtype(in_bytes(dtype)))
+            resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
+        except (ValueError, NotImplementedError) as error:
+            raise type(error)(f"{call.op} at {call.site}: {error}") from None
+        if resolution.backend == "xla" and call.algorithm is None and config().algorithm is None:
+            _log(self.platform, resolution.reason)
+        return resolution
+
+
+def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
+    """What this platform can do: settings and records. `algorithm`: argument of the call; `more`: further fields."""
+    setting = "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
+    tested = platform == "cuda" and algorithm is None and not setting and _selftest_record.passed()
+    return plan.Capabilities(
+        platform, setting, tested=tested, multimem=platform == "cuda", max_channels=config().max_sms, **more
+    )
 
 
 def no_windows(mesh: AnyMesh) -> str | None:
@@ -128,38 +245,6 @@ def no_windows(mesh: AnyMesh) -> str | None:
     return None
 
 
-def _call_attributes(
-    mesh: AnyMesh, call: Call, rows: np.ndarray, collective: str, platform: str, exported: bool
-) -> dict[str, Any]:
-    """Attributes that every collective has. Arrays must be at the top level; `call` has the others."""
-    per_node, one_node, own = _place(mesh, call, rows, platform, exported)
-    algorithm = None if collective == "fused_matmul" else call.algorithm  # of a plan
-    if algorithm is not None:
-        n = rows.shape[1]
-        if platform == "cuda":  # see _place: nodes are unknown here
-            shapes = [size for size in range(1, n + 1) if n % size == 0]
-            possible = [plan.gpu_request(collective, n, size, multimem=True, source_of=range(n)) for size in shapes]
-        else:
-            scope = "node" if one_node else "network"
-            possible = [plan.cpu_request(collective, scope, n, per_node, source_of=range(n))]
-        _check_algorithm(call, algorithm, possible)
-    attributes = {
-        "op": call.op,
-        "site": call.site,
-        "algorithm": algorithm or "",
-        "group_size": np.int64(rows.shape[1]),
-        "ranks_per_node": np.int64(per_node),
-        "max_sms": np.int64(call.max_sms or 0),
-    }
-    if call.asynchronous:
-        attributes["asynchronous"] = np.int64(1)
-    return {
-        "call": attributes,
-        "groups": rows.reshape(-1).astype(np.int64),
-        **own,
-    }
-
-
 def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
     """Shape on one device. Types have the global shape over explicit mesh axes that are not manual."""
     shape = list(aval.shape)
@@ -167,32 +252,6 @@ def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
         for name in names if isinstance(names, tuple) else (names,) if names is not None else ():
             shape[dimension] //= mesh.axis_sizes[mesh.axis_names.index(name)]
     return tuple(shape)
-
-
-# XLA:CPU packs elements smaller than a byte. They are sent as a type of one byte that holds every value.
-_IN_BYTES = {
-    "int2": jnp.int8,
-    "int4": jnp.int8,
-    "uint2": jnp.uint8,
-    "uint4": jnp.uint8,
-    "float4_e2m1fn": jnp.float8_e4m3fn,
-}
-
-
-def in_bytes(dtype: Any) -> Any:
-    """The type in which elements of this type are sent."""
-    return _IN_BYTES.get(str(dtype), dtype)
-
-
-def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> None:
-    """Raises unless the algorithm supports one of the requests. The executor raises only at run time."""
-    if any(plan.supports(request, algorithm) for request in possible):
-        return
-    machine = plan.machine_of("process", possible[-1].num_ranks)
-    try:
-        plan.select(possible[-1], algorithm, 1, machine)
-    except ValueError as error:
-        raise ValueError(f"{call.op} at {call.site}: {error}") from None
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
@@ -203,17 +262,13 @@ def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
 
 
 @functools.cache
-def _log_platform() -> None:
-    logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: it uses XLA's own collectives")
-
-
-@functools.cache
-def _log_untested() -> None:
-    logging.getLogger("jaxcomm").warning(
-        "jaxcomm uses XLA's own collectives on these GPUs until its self-test has passed with this driver, NCCL, "
-        "jaxlib and jaxcomm: run `python -m jaxcomm.selftest` with the launcher of the program, or set "
-        "JAXCOMM_ALGORITHM=plans"
-    )
+def _log(platform: str, reason: str) -> None:
+    remedy = ""
+    if platform == "cuda":
+        remedy = (
+            ": run `python -m jaxcomm.selftest` with the launcher of the program, or set JAXCOMM_ALGORITHM=plans"
+        )
+    logging.getLogger("jaxcomm").warning("jaxcomm uses XLA's own collectives, because %s%s", reason, remedy)
 
 
 _use_plans = False
@@ -225,75 +280,25 @@ def use_plans() -> None:
     _use_plans = True
 
 
-def selects_xla(algorithm: str | None, platform: str) -> bool:
-    """Whether this argument `algorithm`, the settings or a missing self-test select XLA's own collective."""
-    if "xla" in (algorithm, config().algorithm):
-        return True
-    if platform == "cuda" and algorithm is None:
-        if _use_plans or config().algorithm == "plans" or _selftest_record.passed():
-            return False
-        _log_untested()
-        return True
-    return False
-
-
 def uses_xla(call: Call, platform: str) -> bool:
-    """Whether a call is lowered to XLA's own collective."""
-    if selects_xla(call.algorithm, platform):
-        return True
-    if platform != "other":
-        return False
-    if call.algorithm is not None:
-        raise NotImplementedError(
-            f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPU and CUDA only; remove it, or pass "
-            "algorithm='xla'"
-        )
-    _log_platform()
-    return True
+    return bool(plan.why_xla(call.algorithm or "", capabilities(platform, call.algorithm)))
 
 
 def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
-    """Ranks per node of the groups of a call that is being lowered."""
-    mesh = ctx.module_context.axis_context.mesh
-    sizes = _axis_sizes(mesh, call)
-    if platform != "cpu":
-        return ranks_per_node(sizes, call.groups)
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
-
-
-def is_on_one_host(ctx: Any, call: Call) -> bool:
-    """Whether NVLink may connect all GPUs of each group of a call that is being lowered."""
-    axis_context = ctx.module_context.axis_context
-    if not _compat.in_spmd_region(axis_context):
-        return True  # lower() raises
-    mesh = axis_context.mesh
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    return _placement.gpus_are_on_one_host(mesh, rows)
+    site = Site(ctx, call, platform)
+    return site.placement.ranks_per_node if platform == "cpu" else site.declared_per_node
 
 
 def uses_row_kernel(ctx: Any, call: Call, platform: str, names: Sequence[str] = ("direct",)) -> bool:
-    """Whether GPUs move the rows of a call over slices by jaxcomm's kernel, which checks the table before a row moves.
-
-    The kernel works inside a node. Between nodes, and where jaxcomm's kernels are not used, XLA's own collective runs.
-
-    Args:
-      names: algorithms that are this kernel inside a node.
-    """
     if platform != "cuda" or call.algorithm not in (None, *names):
         return False
-    return not uses_xla(call, platform) and is_on_one_host(ctx, call)
+    return not uses_xla(call, platform) and Site(ctx, call, platform).on_one_host
 
 
 def uses_rails(ctx: Any, call: Call, platform: str) -> bool:
-    """Whether GPUs of several hosts move the rows of a dispatch or combine by jaxcomm's kernels between nodes.
-
-    The kernels need GIN between the nodes, which NCCL reports at run time only. So a program has to ask for them, or
-    the self-test has run them on such GPUs.
-    """
     if platform != "cuda" or call.algorithm not in (None, "hierarchical"):
         return False
-    if uses_xla(call, platform) or is_on_one_host(ctx, call):
+    if uses_xla(call, platform) or Site(ctx, call, platform).on_one_host:
         return False
     return call.algorithm is not None or _selftest_record.passed_between_nodes()
 
@@ -315,20 +320,20 @@ def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
     return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
 
 
-def lower_done(ctx: Any, *xs: Any, platform: str, algorithm: str | None) -> Any:
+def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
 
     XLA:CPU keeps memory apart only for values that a later computation uses. XLA:GPU waits for a transfer before the
     first use of its result: the custom call, which comes after the values that it names. An optimization barrier would
-    not do: XLA drops its operands whose results are not used. XLA's own collectives on GPUs and other platforms run as
-    XLA schedules them.
+    not do: XLA drops its operands whose results are not used. XLA's own collectives run as XLA schedules them.
     """
     axis_context = ctx.module_context.axis_context
-    by_xla = platform == "other" or (platform == "cuda" and selects_xla(algorithm, platform))
-    if by_xla or not _compat.in_spmd_region(axis_context):
+    if not _compat.in_spmd_region(axis_context):
         return [xs[0]]
-    if platform == "cpu":
-        register()
+    site = Site(ctx, call, platform)
+    anyone = {"source_of": [-1] * site.group_size}  # a permutation: what runs it does not depend on the peers
+    if site.resolve(_request.native_name(call.op), anyone, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
+        return [xs[0]]
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
 
@@ -354,6 +359,7 @@ def lower(
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
     own_stream: bool = False,
+    local: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -370,29 +376,36 @@ def lower(
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
+      local: the target works on this rank alone.
       own_stream: the target uses a second stream. It is never part of a CUDA graph, and uses no windows.
     """
-    axis_context = ctx.module_context.axis_context
-    if not _compat.in_spmd_region(axis_context):
-        raise NotImplementedError(f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map")
-    mesh = axis_context.mesh
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    group_size = rows.shape[1]
-    by_xla = uses_xla(call, platform)
-    exported = _compat.is_exported(ctx)
-    common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
+    site = Site(ctx, call, platform)
+    mesh, group_size = site.mesh, site.group_size
+    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
+    first = ctx.avals_in[0]
+    operand = jax.ShapeDtypeStruct(_local_shape(first, mesh), in_bytes(first.dtype))
+    given = attributes(operand, group_size)
+    if local:
+        by_xla = bool(site.why_xla)
+        if not by_xla:
+            site.connect()
+    else:
+        sizes = (math.prod(operand.shape), math.prod(out_types[0].shape))
+        resolution = site.resolve(target.removeprefix("jaxcomm_"), given, operand.dtype, sizes)
+        by_xla = resolution.backend == "xla"
+    common = {} if by_xla else site.attributes() | given
+    if not local and resolution.backend == "rows":
+        common["call"]["algorithm"] = resolution.algorithm
     if own_stream:
         common.pop("symmetric_buffers", None)
     beside = platform == "cuda" and not by_xla and call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
-    may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
-    if platform == "cuda" and not by_xla and not own_stream and not may_capture:
+    if platform == "cuda" and not by_xla and not own_stream and (beside or not site.on_one_host):
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
         # call in one after the computations beside it.
         target += "_eager"
-    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
@@ -406,7 +419,7 @@ def lower(
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
 
         def run(rank, *whole):
-            return ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
+            return ffi_call(rank, *whole, **common)
 
         def run_alone(*whole):
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
@@ -430,6 +443,6 @@ def lower(
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             own = xs[: len(xs) - num_after]
             return [alone(x, a.shape) for x, a in zip(own, ctx.avals_out, strict=True)]
-        return _manual(axis_context, run, xs, ctx.avals_out)
+        return _manual(ctx.module_context.axis_context, run, xs, ctx.avals_out)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

@@ -27,7 +27,7 @@ class Pending:
     op: str
     _results: PyTree
     _operands: PyTree  # of the transfers; None in place of a leaf that needs none
-    _algorithm: str | None  # argument of the start function
+    _call: Call  # arguments of the start function, without its call site
     # Arrays that the transfers wait for. They are operands of the calls, so done must name them too: otherwise, XLA
     # reuses their memory for the computations beside the transfer, which then wait for its end. They are no leaves, so
     # that branches and iterations may differ in them. Flattening (a jit that returns this, tree.map, a loop's carry)
@@ -53,7 +53,7 @@ class Pending:
         def one(result: Any, operand: Any) -> Any:
             if operand is None or not _compat.is_tracer(result):
                 return result
-            return done_p.bind(result, operand, *self._after, *values, algorithm=self._algorithm)
+            return done_p.bind(result, operand, *self._after, *values, call=self._call)
 
         return jax.tree.map(one, self._results, self._operands)
 
@@ -61,7 +61,7 @@ class Pending:
 _LEAVES = ("_results", "_operands")
 
 
-def _unflatten(given: tuple[str, str | None], children: Any) -> Pending:
+def _unflatten(given: tuple[str, Call], children: Any) -> Pending:
     results, operands = children
     return Pending(given[0], results, operands, given[1])
 
@@ -70,7 +70,7 @@ jax.tree_util.register_pytree_with_keys(
     Pending,
     lambda pending: (
         [(jax.tree_util.GetAttrKey(name), getattr(pending, name)) for name in _LEAVES],
-        (pending.op, pending._algorithm),
+        (pending.op, pending._call),
     ),
     _unflatten,
 )
@@ -103,37 +103,42 @@ def start(call: Call, transfer: Callable[..., Any], x: PyTree, after: PyTree) ->
     results = jax.tree.map(lambda leaf: transfer(leaf, *values), x)
     alone = not call.axes or _check.group_size(call.axes, call.groups) == 1
     operands = jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x)
-    return Pending(call.op, results, operands, call.algorithm, tuple(values))
+    return Pending(call.op, results, operands, dataclasses.replace(call, site="", token=0), tuple(values))
 
 
 def whole(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
     """The result of a transfer. An asynchronous one ends here."""
     y = primitive.bind(x, call=call, **params)
-    return done_p.bind(y, x, algorithm=call.algorithm) if call.asynchronous else y
+    return done_p.bind(y, x, call=call) if call.asynchronous else y
 
 
 # Operands: result and operand of the transfer, then the values that start and done wait for. The result is the first
 # operand. The derivative does not wait for the values: they would be saved for the backward pass.
 
 
-def _jvp(primals: Any, tangents: Any, *, algorithm: str | None) -> Any:
+def _jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     result, operand, *_ = tangents
-    y = done_p.bind(*primals, algorithm=algorithm)
+    y = done_p.bind(*primals, call=call)
     if type(result) is _compat.ad.Zero:
         return y, _compat.zero_tangent(y)
     named = [] if type(operand) is _compat.ad.Zero else [operand]
-    return y, done_p.bind(result, *named, algorithm=algorithm)
+    return y, done_p.bind(result, *named, call=call)
 
 
-def _transpose(ct: Any, *operands: Any, algorithm: str | None) -> Any:
+def _transpose(ct: Any, *operands: Any, call: Call) -> Any:
     undefined = [_compat.ad.is_undefined_primal(x) for x in operands]
     zeros = [_compat.ad.Zero(x.aval) if u else None for x, u in zip(operands, undefined, strict=True)]
     return [ct if undefined[0] else None, *zeros[1:]]
 
 
+def _batch(axis_data: Any, args: Any, dims: Any, *, call: Call) -> Any:
+    rest = tuple(axis for axis in call.axes if axis != axis_data.name)  # those of the transfer
+    return done_p.bind(*args, call=call.over(rest)) if rest else args[0], dims[0]
+
+
 done_p = _compat.Primitive("jaxcomm_done")
-done_p.def_abstract_eval(lambda result, *kept, algorithm: result)
+done_p.def_abstract_eval(lambda result, *kept, call: result)
 _lowering.register_rule(done_p, _lowering.lower_done)
 _compat.ad.primitive_jvps[done_p] = _jvp
 _compat.ad.primitive_transposes[done_p] = _transpose
-_compat.batching.primitive_batchers[done_p] = lambda args, dims, **given: (done_p.bind(*args, **given), dims[0])
+_compat.batching.fancy_primitive_batchers[done_p] = _batch

@@ -98,6 +98,17 @@ def gpus_are_on_one_host(mesh: AnyMesh, rows: np.ndarray) -> bool:
     return all(len({_host(device) for device in devices[row]}) == 1 for row in rows)
 
 
+def gpus_per_host(mesh: AnyMesh, rows: np.ndarray) -> int:
+    """Ranks per host of each group of GPUs, all of them if NVLink may connect the whole group; 1 if it is unknown."""
+    if gpus_are_on_one_host(mesh, rows):
+        return int(rows.shape[1])
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return 1
+    devices = mesh.devices.reshape(-1)
+    sizes = {ranks_per_node([_host(device) for device in devices[row]]) for row in rows}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
 def _host(device: jax.Device) -> tuple[int | None, int | None]:
     slice_index = getattr(device, "slice_index", None)
     return (slice_index, None) if slice_index is not None else (None, device.process_index)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxcomm import _check, _compat, _lowering
+from jaxcomm._dtypes import to_reduce
 from jaxcomm._lowering import Call
 
 
@@ -59,21 +60,10 @@ def shift(dimension: int, batch_dimension: int) -> int:
     return dimension + (batch_dimension <= dimension)
 
 
-# Element types that the executors can't reduce -> types to reduce in.
-_WIDER = {
-    "int2": np.int32,
-    "int4": np.int32,
-    "uint2": np.uint32,
-    "uint4": np.uint32,
-    "float4_e2m1fn": np.float32,
-    "float8_e8m0fnu": np.float32,
-}
-
-
 def in_wider_type(reduce: Callable[[Any], Any], x: Any) -> Any:
     """Reduces x. If the executors can't reduce its type, x is converted to a wider type and the result back."""
-    wider = _WIDER.get(str(x.dtype))
-    return reduce(x) if wider is None else reduce(x.astype(wider)).astype(x.dtype)
+    wider = to_reduce(x.dtype)
+    return reduce(x) if wider == x.dtype else reduce(x.astype(wider)).astype(x.dtype)
 
 
 def reshape_alone(x: Any, shape: tuple) -> Any:

@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+
+from jaxcomm._dtypes import in_bytes, to_reduce
 
 # Public name (jax.lax) -> native name (ffi/collectives.def).
 NATIVE = {
@@ -76,9 +79,28 @@ def blocks(
     return {"block_count": count, "root": source, "source_of": source_of}, item_bytes
 
 
-def select(op: str, function: Callable[..., Any], *args: Any) -> Any:
-    """A selection of the planner. Errors name the op."""
-    try:
-        return function(*args)
-    except ValueError as error:
-        raise ValueError(f"{op}: {error}") from None
+def call_of(
+    op: str, x: Any, n: int, *, source: int = 0, perm: Sequence[tuple[int, int]] | None = None
+) -> tuple[dict[str, Any], str, tuple[int, int]]:
+    """A call of an op as plan.resolve gets it: attributes, element type, and elements of operand and result.
+
+    Args:
+      op: public name.
+      x: operand of one rank; ignored for "barrier".
+      n: number of ranks.
+      source: rank that broadcasts.
+      perm: pairs of a permutation; None means a shift by one.
+    """
+    native = native_name(op, moe=True)
+    count = 0 if op == "barrier" else math.prod(x.shape)
+    if native in ("all_to_all", "reduce_scatter") and count % n:
+        raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
+    source_of = [-1] * n
+    for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
+        source_of[dst] = src
+    attributes = {"group_size": n, "root": source, "source_of": source_of, "asynchronous": int(op in STARTS)}
+    result = {"all_gather": count * n, "reduce_scatter": count // n}.get(native, count)
+    dtype = np.dtype(np.float32) if op == "barrier" else jnp.dtype(x.dtype)
+    if native in ("all_reduce", "reduce_scatter"):
+        dtype = jnp.dtype(to_reduce(np.int32 if dtype == np.bool_ else dtype))
+    return attributes, str(jnp.dtype(in_bytes(dtype))), (count, result)

@@ -152,8 +152,12 @@ def test_ragged_exchanges_on_gpus_by_hand():
     assert found.predicted_time_s == pytest.approx(by_hand)
     symmetric = on_gpus("ragged_all_to_all", 8 << 18, 8, symmetric_buffers=True)
     assert symmetric.predicted_time_s == found.predicted_time_s and symmetric.bytes == found.bytes
-    for more in ({"ranks_per_node": 4}, {"algorithm": "pairwise"}):
-        with pytest.raises(ValueError, match="explained for GPUs of one node and algorithm 'direct' only"):
+    for more, message in (
+        ({"ranks_per_node": 4}, "algorithm 'xla' runs .between nodes, slices travel by XLA's own ragged_all_to_all"),
+        ({"ranks_per_node": 4, "algorithm": "direct"}, 'algorithm "direct" runs inside a node'),
+        ({"algorithm": "pairwise"}, "GPUs have algorithm 'direct' for groups inside a node"),
+    ):
+        with pytest.raises(ValueError, match=message):
             on_gpus("ragged_all_to_all", 64, 8, **more)
 
 
@@ -162,14 +166,15 @@ def test_between_nodes_of_gpus_by_hand():
     put = on_gpus("ppermute", 1024, 2, ranks_per_node=1)
     assert (put.num_nodes, put.messages["network"], put.bytes["network"]) == (2, 1, 4096)
     assert put.predicted_time_s == pytest.approx(2.2e-6 + 5e-6 + 1e-6 + 4096 / 48e9 + 7e-6)
-    rounds = on_gpus("ppermute", 1024, 2, ranks_per_node=1, gin=False)
-    assert rounds.predicted_time_s == pytest.approx(2.2e-6 + 5e-6 + 11e-6 + 4096 / 48e9 + 5e-6)
-    # Two nodes of four, blocks of 64 KiB on four channels: each puts for itself; a round takes them together.
-    for gin, messages in ((True, 4), (False, 1)):
-        rail = on_gpus("all_to_all", 8 << 14, (2, 4), gin=gin)
-        assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
-        assert (rail.messages["network"], rail.bytes["network"]) == (messages, 4 * 65536)
-        assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
+    # Two nodes of four, blocks of 64 KiB on four channels.
+    rail = on_gpus("all_to_all", 8 << 14, (2, 4))
+    assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
+    assert (rail.messages["network"], rail.bytes["network"]) == (4, 4 * 65536)
+    assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
+    with pytest.raises(ValueError, match="'xla' runs .the self-test has not passed between nodes"):
+        on_gpus("all_to_all", 8 << 14, (2, 4), gin=False)
+    with pytest.raises(ValueError, match="the call needs GIN, which NCCL does not have here; pass algorithm="):
+        on_gpus("all_to_all", 8 << 14, (2, 4), gin=False, algorithm="pairwise")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

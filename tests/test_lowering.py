@@ -12,7 +12,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
-from jaxcomm import _lowering, _placement, _primitive
+from jaxcomm import _dtypes, _lowering, _placement, _primitive
 from jaxcomm._lowering import ranks_per_node, replica_groups
 
 
@@ -143,7 +143,7 @@ def test_small_elements_travel_in_bytes():
         values = np.arange(-8, 8).astype(jnp.dtype(name))
         assert held.itemsize == 1 and str(held) in ("int8", "uint8", "float8_e4m3fn")
         np.testing.assert_array_equal(values.astype(held).astype(np.float32), values.astype(np.float32))
-        assert jnp.dtype(_primitive._WIDER[name]).itemsize == 4
+        assert jnp.dtype(_dtypes.to_reduce(jnp.dtype(name))).itemsize == 4
 
 
 def test_dimensions_move_behind_a_batch_dimension_that_is_inserted():

@@ -11,6 +11,7 @@ from harness import OURS, on_ranks
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
+from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
 
 GPU_KEY = {
@@ -335,7 +336,7 @@ def test_experts_between_gpus_occupy_many_thread_blocks():
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):
     """XLA's own collective until the self-test has passed; one line says how to change that."""
     jax.clear_caches()
-    _lowering._log_untested.cache_clear()
+    _lowering._log.cache_clear()
     monkeypatch.setattr(_selftest_record, "passed", lambda: False)
     monkeypatch.setattr(_lowering, "config", _config.Config)
     x = np.zeros((8, 16), np.float32)
@@ -345,16 +346,17 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
             assert "custom_call @jaxcomm" not in f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
     (message,) = caplog.messages
     assert "run `python -m jaxcomm.selftest`" in message and "JAXCOMM_ALGORITHM=plans" in message
-    call = _lowering.Call("psum", ("gpu",), None, None, None, "here.py:1")
-    named = _lowering.Call("psum", ("gpu",), None, "direct", None, "here.py:1")
-    uses_xla = _lowering.uses_xla
-    assert uses_xla(call, "cuda") and not uses_xla(named, "cuda") and not uses_xla(call, "cpu")
+
+    def why_xla(platform, algorithm=None):
+        return plan.why_xla(algorithm or "", _lowering.capabilities(platform, algorithm))
+
+    assert "self-test has not passed" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
     monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
-    assert not uses_xla(call, "cuda")
+    assert not why_xla("cuda")
     monkeypatch.setattr(_lowering, "config", _config.Config)
     monkeypatch.setattr(_selftest_record, "passed", lambda: True)
-    assert not uses_xla(call, "cuda")
+    assert not why_xla("cuda")
     monkeypatch.setattr(_selftest_record, "passed", lambda: False)
     _lowering.use_plans()
-    assert not uses_xla(call, "cuda")
+    assert not why_xla("cuda")
     jax.clear_caches()

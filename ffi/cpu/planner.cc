@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/request.h"
-#include "plan/select.h"
+#include "plan/resolve.h"
 
 namespace jaxcomm {
 namespace {
@@ -21,24 +20,16 @@ BlockLayout Blocks(int64_t count, int64_t block_count, int64_t contiguous_count)
 StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const CostParams& cost_params,
                                                      const NodeResources& resources, DType dtype, int64_t input_count,
                                                      int64_t output_count) {
-  if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    return InvalidArgumentError(std::string("elements of ") + Name(dtype) + " cannot be reduced by this operation");
-  }
+  Capabilities capabilities;
+  capabilities.machine = MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node);
+  const StatusOr<Resolution> resolution = Resolve(spec, {dtype, input_count, output_count},
+                                                  {resources.scope, spec.ranks_per_node}, capabilities);
+  JAXCOMM_RETURN_IF_ERROR(resolution.status());
+  const Request& request = resolution->request;
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;
-  const Geometry geometry = CpuGeometry(resources.scope, spec.group_size, spec.ranks_per_node);
-  const StatusOr<Request> request = MakeRequest(spec, geometry, input_count, output_count);
-  if (!request.ok()) return request.status();
   const int64_t item_bytes = ItemBytes(dtype);
-  const bool of_lists = OfLists(spec.collective);
-  // The sizes of lists are known at run time only. Selection assumes that each rank sends all rows, evenly.
-  const int64_t plan_item_bytes = of_lists ? input_count * item_bytes / spec.group_size : item_bytes;
-  // Rows that are not added in the node go home directly.
-  const bool by_choice = spec.collective == Collective::kCombine && (spec.home != 0 || spec.per_choice != 0);
-  const StatusOr<Choice> choice = Select(*request, by_choice ? "direct" : spec.algorithm, plan_item_bytes,
-                                         MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
-  JAXCOMM_RETURN_IF_ERROR(choice.status());
-  if (of_lists) {
-    const auto program = Program::MakeOfLists(BuildAll(*choice->algorithm, choice->request), input_count, output_count,
+  if (OfLists(spec.collective)) {
+    const auto program = Program::MakeOfLists(BuildAll(*resolution->plan, request), input_count, output_count,
                                               spec.row_count, item_bytes, static_cast<int32_t>(dtype));
     if (spec.collective != Collective::kAllToAllV) {
       if (spec.choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0) {
@@ -54,11 +45,11 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
       tokens.row_bytes = spec.row_count * item_bytes;
       tokens.per_choice = spec.per_choice != 0;
       tokens.combines = combines;
-      tokens.hierarchical = choice->algorithm->supports.hierarchical;
-      tokens.num_nodes = request->geometry.num_nodes;
-      tokens.ranks_per_node = request->geometry.ranks_per_node;
+      tokens.hierarchical = resolution->plan->supports.hierarchical;
+      tokens.num_nodes = request.geometry.num_nodes;
+      tokens.ranks_per_node = request.geometry.ranks_per_node;
       if (combines) {
-        tokens.rounds_nodes = !by_choice;
+        tokens.rounds_nodes = spec.home == 0 && spec.per_choice == 0;
         tokens.weight_bytes = spec.weighted == 0 ? 0 : dtype == DType::kF64 ? 8 : 4;
         tokens.combine = FindCombine(dtype);
         program->reduce = FindReduce(dtype, ReduceOp::kSum);
@@ -70,9 +61,9 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     }
     return std::shared_ptr<const Program>(program);
   }
-  return Program::Make(BuildAll(*choice->algorithm, choice->request),
-                       Blocks(input_count, request->block_count, spec.input_contiguous_count),
-                       Blocks(output_count, request->block_count, spec.output_contiguous_count), item_bytes, reduce,
+  return Program::Make(BuildAll(*resolution->plan, request),
+                       Blocks(input_count, request.block_count, spec.input_contiguous_count),
+                       Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,
                        static_cast<int32_t>(dtype));
 }
 

@@ -40,6 +40,8 @@ constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
 constexpr const char* kReaches[] = {"process", "node", "network"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
+}  // namespace
+
 Collective CollectiveOf(const std::string& name) {
   std::string names;
   for (Collective collective : kCollectives) {
@@ -49,14 +51,7 @@ Collective CollectiveOf(const std::string& name) {
   throw nb::value_error(("collective: got \"" + name + "\", expected one of " + names).c_str());
 }
 
-// Converts `name` to an enum whose values have these names.
-template <typename Enum, size_t size>
-Enum EnumOf(const char* const (&names)[size], const char* what, const std::string& name) {
-  for (size_t i = 0; i < size; ++i) {
-    if (name == names[i]) return static_cast<Enum>(i);
-  }
-  throw nb::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
-}
+namespace {
 
 const Algorithm& AlgorithmOf(const Request& request, const std::string& name) {
   const Algorithm* found = FindAlgorithm(request.collective, name.c_str());
@@ -281,14 +276,6 @@ void BindCost(nb::module_& m) {
 void BindPlan(nb::module_& m) {
   BindData(m);
   BindCost(m);
-  nb::class_<Choice>(m, "Choice")
-      .def_prop_ro(
-          "algorithm", [](const Choice& choice) { return choice.algorithm->name; }, "Name of the algorithm.")
-      .def_ro("ll", &Choice::ll)
-      .def_ro("request", &Choice::request)
-      .def_ro("cost", &Choice::cost)
-      .def_ro("reason", &Choice::reason);
-
   m.def("collectives", [] {
     std::vector<std::string> names;
     for (Collective collective : kCollectives) names.emplace_back(Name(collective));
@@ -346,13 +333,6 @@ void BindPlan(nb::module_& m) {
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a, "rank"_a = -1,
       "Cost of one rank; by default, of the rank that takes longest.");
-  m.def(
-      "select",
-      [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Machine& machine) {
-        return Checked(Select(request, algorithm, item_bytes, machine));
-      },
-      "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
-      "The algorithm of that name, or of lowest predicted cost if it is empty. Raises ValueError if none fits.");
 }
 
 }  // namespace jaxcomm

@@ -3,6 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+
+#include "common/collective.h"
 #include "common/status.h"
 
 namespace jaxcomm {
@@ -14,6 +17,17 @@ T Checked(StatusOr<T> made) {
   return *std::move(made);
 }
 
+// The value of a name. Raises ValueError if there is none.
+template <typename Enum, size_t size>
+Enum EnumOf(const char* const (&names)[size], const char* what, const std::string& name) {
+  for (size_t i = 0; i < size; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  throw nanobind::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
+}
+Collective CollectiveOf(const std::string& name);
+
 void BindPlan(nanobind::module_& m);
+void BindResolve(nanobind::module_& m);
 
 }  // namespace jaxcomm

@@ -93,18 +93,26 @@ std::string WhyNot(const Algorithm& algorithm, const Request& request) {
 
 }  // namespace
 
-StatusOr<Choice> Select(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
+StatusOr<Resolution> Select(const Request& request, const std::string& name, int64_t item_bytes,
+                            const Machine& machine) {
   const std::vector<Algorithm>& table = Algorithms(request.collective);
   const auto lacks_ll = [&](const Algorithm& algorithm) {
     return (algorithm.protocol == Protocol::kLl || algorithm.protocol == Protocol::kLlTwoShot) &&
            !LlLink(algorithm, machine);
   };
-  const auto choice_of = [&](const Candidate& candidate, std::string reason) {
-    Choice choice(*candidate.algorithm, candidate.request);
-    choice.ll = LlLink(*candidate.algorithm, machine).has_value();
-    choice.cost = candidate.cost;
-    choice.reason = std::move(reason);
-    return choice;
+  const auto resolution_of = [&](const Candidate& candidate, std::string reason) {
+    Resolution resolution;
+    resolution.backend = Backend::kPlan;
+    resolution.algorithm = candidate.algorithm->name;
+    resolution.reason = std::move(reason);
+    resolution.plan = candidate.algorithm;
+    resolution.request = candidate.request;
+    resolution.whole = request;
+    resolution.item_bytes = item_bytes;
+    resolution.ll = LlLink(*candidate.algorithm, machine).has_value();
+    resolution.machine = machine;
+    resolution.cost = candidate.cost;
+    return resolution;
   };
   const std::string shape = std::to_string(request.geometry.num_nodes) + " nodes of " +
                             std::to_string(request.geometry.ranks_per_node) + " ranks";
@@ -119,7 +127,7 @@ StatusOr<Choice> Select(const Request& request, const std::string& name, int64_t
     if (!wanted->supports(request)) {
       return InvalidArgumentError("algorithm \"" + name + "\" " + WhyNot(*wanted, request));
     }
-    return choice_of(
+    return resolution_of(
         Tune(*wanted, request, item_bytes, machine),
         lacks_ll(*wanted) ? "asked for; runs step by step, because LL is not available here" : "asked for");
   }
@@ -149,7 +157,7 @@ StatusOr<Choice> Select(const Request& request, const std::string& name, int64_t
     costs += (costs.empty() ? ": " : ", ") + std::string(candidate.algorithm->name) + " " +
              Micros(candidate.cost.time_s) + (candidate.Large() ? " (too much scratch)" : "");
   }
-  return choice_of(best, reason + costs);
+  return resolution_of(best, reason + costs);
 }
 
 }  // namespace jaxcomm

@@ -11,7 +11,7 @@
 
 #include "plan/algorithms.h"
 #include "plan/plan_py.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 

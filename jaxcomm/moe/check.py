@@ -79,6 +79,7 @@ def lower_local(ctx, *args, platform, call, target, numbers, xla, aliases=None):
         alone=None,
         xla=xla,
         aliases=aliases,
+        local=True,
     )
 
 

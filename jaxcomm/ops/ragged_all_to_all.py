@@ -122,18 +122,6 @@ def _shape(operand, output, table, *, call):
 
 
 def _lower(ctx, operand, output, table, *, platform, call):
-    if platform == "cuda" and not _lowering.uses_row_kernel(ctx, call, platform):
-        if call.algorithm not in (None, "xla"):
-            raise NotImplementedError(
-                f"{call.op} at {call.site}: GPUs have algorithm 'direct' for groups inside a node only, and "
-                f"otherwise 'xla'; got {call.algorithm!r}; remove it, or pass 'xla'"
-            )
-        call = dataclasses.replace(call, algorithm="xla")
-    elif platform == "cpu" and _lowering.uses_xla(call, platform):
-        raise NotImplementedError(
-            f"{call.op} at {call.site}: XLA has no ragged_all_to_all on CPUs; remove algorithm='xla' and "
-            "JAXCOMM_ALGORITHM=xla"
-        )
     return _lowering.lower(
         ctx,
         operand,

@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/staging.h"
 #include "../check.h"
 #include "fakes/virtual_ll.h"

@@ -9,7 +9,7 @@
 #include "../../ffi/cuda/program/packing.h"
 #include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/validate.h"
 #include "../check.h"
 #include "fakes/random_request.h"

@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/program/program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../check.h"
 
 namespace jaxcomm {

@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/program/send_recv_schedule.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/request.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../check.h"
 
 namespace jaxcomm {

@@ -8,7 +8,7 @@
 
 #include "../../ffi/plan/partition.h"
 #include "../../ffi/plan/request.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/staging.h"
 #include "written.h"
 

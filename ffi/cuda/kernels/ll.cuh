@@ -10,7 +10,7 @@
 #include "cuda/program/kernel_args.h"
 #include "include/jaxcomm/device.h"
 #include "include/jaxcomm/ll.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {

@@ -15,7 +15,7 @@
 #include "cuda/program/row_args.h"
 #include "cuda/program/send_recv_schedule.h"
 #include "cuda/program/slice_args.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 
 namespace jaxcomm {
 namespace cuda {

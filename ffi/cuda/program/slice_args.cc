@@ -4,7 +4,7 @@
 #include <string>
 
 #include "plan/partition.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 
 namespace jaxcomm {
 namespace cuda {

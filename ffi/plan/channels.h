@@ -1,13 +1,10 @@
-// Selects the algorithm of a call on GPUs and its number of channels. All ranks compute the same selection without
-// communication. Does not need CUDA, so jaxcomm.explain works without a GPU.
+// Channels of a call on GPUs, and the machine model of a GPU. All ranks compute the same numbers without communication.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 
+#include "plan/cost.h"
 #include "plan/partition.h"
-#include "plan/select.h"
 
 namespace jaxcomm {
 
@@ -41,29 +38,21 @@ bool FitsLl(int64_t message_bytes, int32_t max_channels);
 // The number of channels that such a message justifies.
 int32_t NumLlChannels(int64_t message_bytes, int32_t max_channels);
 
-// How data moves between nodes.
-enum class InterNode : uint8_t {
-  kSendRecv,  // NCCL send/receive, between the kernels that the plan is split into
-  kGin,       // puts by the kernel that executes the plan
+// The most channels of an asynchronous call: computations run beside its kernel. An estimate from published settings of
+// 2 to 12 SMs for transfers beside products; not measured.
+constexpr int32_t kAsynchronousChannels = 8;
+
+// The pieces of rows that the channels of a dispatch or combine move.
+struct RowPieces {
+  int64_t piece_bytes = 0;  // of every row, for each channel but the last
+  int32_t num_channels = 1;
 };
+// `bytes_per_pair`: bytes of the rows from one rank to another.
+RowPieces PiecesOf(int64_t row_bytes, int64_t bytes_per_pair, int32_t max_channels);
 
-// The machine model of a GPU, whose peers access an arena. Channels share its bandwidths equally.
-Machine GpuMachine(InterNode inter_node);
-
-struct Selection {
-  Choice choice;             // without LL: for the largest slice of a block
-  int32_t num_channels = 0;  // thread blocks
-};
-
-// `request` is for whole blocks. The selection uses GpuMachine on every machine. `arena`: Machine::arena. Fails as
-// Select does.
-StatusOr<Selection> SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes,
-                                  int32_t max_channels, InterNode inter_node, bool arena = true);
-
-// The cost of a call with this selection on `gpu`; without a value, on GpuMachine. `steps` counts those of one channel;
-// traffic and scratch are totals of all channels, including LL flags. With send/receive, channels share the messages
-// between nodes.
-Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
-                InterNode inter_node);
+// The machine model of a GPU whose peers access an arena, with GIN between nodes. Channels share its bandwidths equally.
+Machine GpuMachine();
+// One of `num_channels` channels of a GPU.
+Machine ChannelMachine(Machine gpu, int32_t num_channels);
 
 }  // namespace jaxcomm

@@ -1,0 +1,290 @@
+#include "plan/resolve.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/row_limits.h"
+#include "plan/select.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr char kXla[] = "xla";
+constexpr char kComposed[] = "xla_hierarchical";
+constexpr char kDirect[] = "direct";
+constexpr char kHierarchical[] = "hierarchical";
+constexpr char kPassXla[] = "; pass algorithm=\"xla\"";
+
+Resolution ByXla(std::string reason) {
+  Resolution resolution;
+  resolution.algorithm = kXla;
+  resolution.reason = std::move(reason);
+  return resolution;
+}
+
+Resolution ByComposition(std::string reason) {
+  Resolution resolution = ByXla(std::move(reason));
+  resolution.backend = Backend::kComposition;
+  resolution.algorithm = kComposed;
+  return resolution;
+}
+
+// Whether jaxcomm has a composition of XLA's collectives (jaxcomm/_xla_hierarchical.py).
+bool Composes(Collective collective) {
+  return !OfLists(collective) && collective != Collective::kPermute && collective != Collective::kBarrier;
+}
+
+bool IsFloat(DType dtype) {
+  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
+}
+
+// Whether the CPU's combine adds rows as XLA would: floats with or without weights, wider integers without.
+bool CpuAdds(const CallSpec& spec, DType dtype) {
+  if (IsFloat(dtype)) return true;
+  const bool integer = dtype >= DType::kBool && dtype <= DType::kU64;
+  return spec.weighted == 0 && (spec.home != 0 || integer) && ItemBytes(dtype) > 1;
+}
+
+// The request of the lists of rows of a group. Their sizes are known at run time only: an even share of all rows.
+StatusOr<Resolution> ResolveLists(const CallSpec& spec, const Shapes& shapes, const Geometry& geometry,
+                                  const std::string& algorithm, const Capabilities& capabilities) {
+  const int64_t even = shapes.input_count * ItemBytes(shapes.dtype) / spec.group_size;
+  const int64_t list_bytes = shapes.list_bytes < 0 ? even : shapes.list_bytes;
+  StatusOr<Request> request = MakeRequest(spec, geometry, shapes.input_count, shapes.output_count);
+  JAXCOMM_RETURN_IF_ERROR(request.status());
+  if (capabilities.platform != Platform::kCuda) return ResolvePlan(*request, algorithm, list_bytes, capabilities);
+  request->block_count = list_bytes;  // the kernels cut the rows over the channels
+  StatusOr<Resolution> resolution = ResolvePlan(*request, algorithm, 1, capabilities);
+  if (resolution.ok()) resolution->backend = Backend::kRows;
+  return resolution;
+}
+
+StatusOr<Resolution> ResolveSlicesOnGpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                                         const Capabilities& capabilities) {
+  const bool named = !spec.algorithm.empty();
+  if (named && spec.algorithm != kDirect) {
+    return UnavailableError("GPUs have algorithm 'direct' for groups inside a node, and otherwise 'xla'; got '" +
+                            spec.algorithm + "'" + kPassXla);
+  }
+  if (placement.ranks_per_node < spec.group_size) {
+    if (!named && !placement.found) return ByXla("between nodes, slices travel by XLA's own ragged_all_to_all");
+    return InvalidArgumentError("algorithm \"direct\" runs inside a node of GPUs, which NVLink connects" +
+                                std::string(kPassXla));
+  }
+  return ResolveLists(spec, shapes, GpuGeometry(spec.group_size, spec.group_size, false), kDirect, capabilities);
+}
+
+StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                                       const Capabilities& capabilities) {
+  const bool one_node = placement.ranks_per_node >= spec.group_size;
+  const bool named = spec.algorithm == kHierarchical;
+  const std::string choices = std::to_string(shapes.choices) + " choices of a rank, " + std::to_string(spec.choices) +
+                              " per token, and " + std::to_string(spec.num_experts) + " experts";
+  if (!FitsRowKernels(shapes.choices, spec.choices, spec.num_experts, !one_node)) {
+    const std::string why = choices + " exceed the shared memory of jaxcomm's kernels" +
+                            (one_node ? "" : " between nodes");
+    if (named || placement.found) return InvalidArgumentError(why + kPassXla);
+    return ByXla(why);
+  }
+  if (!one_node && !placement.found) {
+    if (spec.algorithm == kDirect) return ByXla("algorithm \"direct\" runs inside a node");
+    if (!named && !capabilities.tested_between_nodes) {
+      return ByXla("the self-test has not passed between nodes of these GPUs");
+    }
+  }
+  if (!one_node && placement.found && !(named && placement.gin)) {
+    return InvalidArgumentError(named ? "between nodes, the call needs GIN, which NCCL does not have here"
+                                      : "algorithm \"direct\" runs inside a node of GPUs, which NVLink connects");
+  }
+  const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, false);
+  StatusOr<Resolution> resolution =
+      ResolveLists(spec, shapes, geometry, one_node ? kDirect : kHierarchical, capabilities);
+  JAXCOMM_RETURN_IF_ERROR(resolution.status());
+  if (one_node) {
+    resolution->reason = named ? "inside a node, \"hierarchical\" is \"direct\""
+                               : "one kernel moves the rows inside a node";
+  } else {
+    resolution->reason = named ? "asked for" : "the self-test has passed between nodes";
+  }
+  // The kernel inside a node adds the rows of a token at once, and not by the nodes that the program declares.
+  const bool by_node = one_node && spec.home == 0 && spec.ranks_per_node < spec.group_size;
+  resolution->returns_choices =
+      spec.collective == Collective::kCombine && spec.per_choice == 0 && (!IsFloat(shapes.dtype) || by_node);
+  return resolution;
+}
+
+// Whether some division of the group into nodes supports the algorithm: NVLink may connect several hosts.
+Status CheckSomeNodes(const CallSpec& spec, const Shapes& shapes, const Capabilities& capabilities) {
+  Status status;
+  for (int64_t size = spec.group_size; size > 0; --size) {
+    if (spec.group_size % size != 0) continue;
+    StatusOr<Request> request =
+        MakeRequest(spec, GpuGeometry(spec.group_size, size, capabilities.multimem), shapes.input_count,
+                    shapes.output_count);
+    JAXCOMM_RETURN_IF_ERROR(request.status());
+    const Algorithm* wanted = FindAlgorithm(spec.collective, spec.algorithm.c_str());
+    if (wanted != nullptr && wanted->supports(*request)) return OkStatus();
+    if (status.ok()) status = ResolvePlan(*request, spec.algorithm, 1, capabilities).status();
+  }
+  return status;
+}
+
+StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                                       const Capabilities& capabilities) {
+  const bool one_node = placement.ranks_per_node >= spec.group_size;
+  if (!one_node && !placement.found) {
+    const bool proven = capabilities.tested_between_nodes || capabilities.setting == "plans";
+    if (!proven && spec.algorithm.empty()) {
+      return ByXla("the self-test has not passed between nodes of these GPUs");
+    }
+    if (!proven && spec.algorithm == kHierarchical && Composes(spec.collective)) {
+      return ByComposition("GIN between nodes of these GPUs has not been tested");
+    }
+  }
+  if (!one_node && placement.found && !placement.gin) {
+    return InvalidArgumentError("between nodes, the call needs GIN, which NCCL does not have here; pass "
+                                "algorithm=\"xla\" or \"xla_hierarchical\"");
+  }
+  if (!placement.found && !spec.algorithm.empty()) {
+    JAXCOMM_RETURN_IF_ERROR(CheckSomeNodes(spec, shapes, capabilities));
+  }
+  const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, capabilities.multimem);
+  StatusOr<Request> request = MakeRequest(spec, geometry, shapes.input_count, shapes.output_count);
+  JAXCOMM_RETURN_IF_ERROR(request.status());
+  const bool supported = spec.algorithm.empty() ||
+                         FindAlgorithm(spec.collective, spec.algorithm.c_str())->supports(*request);
+  if (!placement.found && !supported) {  // on the nodes that the run may find
+    Resolution resolution;
+    resolution.backend = Backend::kPlan;
+    resolution.algorithm = spec.algorithm;
+    resolution.reason = "asked for; needs other nodes than the hosts";
+    return resolution;
+  }
+  return ResolvePlan(*request, spec.algorithm, ItemBytes(shapes.dtype), capabilities);
+}
+
+StatusOr<Resolution> ResolveOnCpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                                   const Capabilities& capabilities) {
+  const Geometry geometry = CpuGeometry(placement.scope, spec.group_size, placement.ranks_per_node);
+  if (OfLists(spec.collective)) {
+    const bool combines = spec.collective == Collective::kCombine;
+    const bool adds = !combines || spec.per_choice != 0 || CpuAdds(spec, shapes.dtype);
+    // Rows that are not added in the node go home directly.
+    const bool by_choice = combines && (spec.home != 0 || spec.per_choice != 0 || !adds);
+    StatusOr<Resolution> resolution =
+        ResolveLists(spec, shapes, geometry, by_choice ? kDirect : spec.algorithm, capabilities);
+    if (resolution.ok()) resolution->returns_choices = !adds;
+    return resolution;
+  }
+  const StatusOr<Request> request = MakeRequest(spec, geometry, shapes.input_count, shapes.output_count);
+  JAXCOMM_RETURN_IF_ERROR(request.status());
+  return ResolvePlan(*request, spec.algorithm, ItemBytes(shapes.dtype), capabilities);
+}
+
+}  // namespace
+
+std::string WhyXla(const std::string& algorithm, const Capabilities& capabilities) {
+  if (algorithm == kXla) return "asked for";
+  if (capabilities.setting == kXla) return "JAXCOMM_ALGORITHM=xla";
+  if (!algorithm.empty()) return "";
+  if (capabilities.platform == Platform::kOther) return "jaxcomm has no collectives for this platform";
+  if (capabilities.platform == Platform::kCuda && !capabilities.tested && capabilities.setting != "plans") {
+    return "the self-test has not passed on these GPUs with these versions";
+  }
+  return "";
+}
+
+StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                             const Capabilities& capabilities) {
+  const bool of_lists = OfLists(spec.collective);
+  if (std::string why = WhyXla(spec.algorithm, capabilities); !why.empty()) {
+    if (of_lists && capabilities.platform == Platform::kCpu) {
+      return UnavailableError(
+          "XLA has no ragged_all_to_all on CPUs; remove algorithm='xla' and JAXCOMM_ALGORITHM=xla");
+    }
+    return ByXla(std::move(why));
+  }
+  const bool composes = Composes(spec.collective);
+  if (composes && spec.algorithm == kComposed) return ByComposition("asked for");
+  if (capabilities.platform == Platform::kOther) {
+    if (composes && spec.algorithm == kHierarchical) return ByComposition("jaxcomm has no plans for this platform");
+    return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPU and CUDA only; remove it, or pass "
+                            "algorithm='xla'");
+  }
+  if (Reduces(spec.collective) && !CanReduce(shapes.dtype, spec.reduce_op)) {
+    return InvalidArgumentError(std::string("elements of ") + Name(shapes.dtype) +
+                                " cannot be reduced by this operation");
+  }
+  if (capabilities.platform == Platform::kCpu) return ResolveOnCpus(spec, shapes, placement, capabilities);
+  Capabilities limited = capabilities;
+  if (spec.max_sms > 0) limited.max_channels = std::min<int32_t>(limited.max_channels, spec.max_sms);
+  if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
+  limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
+  if (spec.collective == Collective::kAllToAllV) return ResolveSlicesOnGpus(spec, shapes, placement, limited);
+  if (of_lists) return ResolveRowsOnGpus(spec, shapes, placement, limited);
+  return ResolvePlanOnGpus(spec, shapes, placement, limited);
+}
+
+StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algorithm, int64_t item_bytes,
+                                 const Capabilities& capabilities) {
+  if (capabilities.platform != Platform::kCuda) return Select(request, algorithm, item_bytes, *capabilities.machine);
+  Machine gpu = capabilities.machine.value_or(GpuMachine());
+  gpu.arena = !capabilities.in_place;
+  const int64_t block_bytes = request.block_count * item_bytes;
+  const int64_t part_bytes = CeilDiv(block_bytes, request.geometry.num_ranks());
+  const int32_t most = capabilities.max_channels;
+  if (!FitsLl(block_bytes, most)) gpu.ll.reset();
+  if (!FitsLl(part_bytes, most)) gpu.ll_two_shot.reset();
+  const bool of_slices = request.collective == Collective::kAllToAllV;
+  const int32_t num_channels = (of_slices ? NumSliceChannels : NumChannels)(block_bytes, most);
+  Request of_channel = request;
+  of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);
+  StatusOr<Resolution> resolution = Select(of_channel, algorithm, item_bytes, ChannelMachine(gpu, num_channels));
+  JAXCOMM_RETURN_IF_ERROR(resolution.status());
+  resolution->whole = request;
+  resolution->machine = std::move(gpu);
+  resolution->num_channels = num_channels;
+  if (resolution->ll) {
+    const bool two_shot = resolution->plan->protocol == Protocol::kLlTwoShot;
+    resolution->num_channels = NumLlChannels(two_shot ? part_bytes : block_bytes, most);
+  }
+  return resolution;
+}
+
+Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {
+  const Algorithm& algorithm = *resolution.plan;
+  const int64_t item_bytes = resolution.item_bytes;
+  if (resolution.num_channels == 0) {
+    return machine ? CostOf(algorithm, resolution.request, item_bytes, *machine) : resolution.cost;
+  }
+  const Machine gpu = machine.value_or(resolution.machine);
+  if (resolution.ll) {
+    Cost cost = CostOf(algorithm, resolution.whole, item_bytes, gpu);
+    cost.traffic[static_cast<size_t>(Link::kNode)].bytes *= 2;
+    return cost;
+  }
+  Cost cost = resolution.cost;
+  if (machine) {
+    machine->ll.reset();
+    machine->ll_two_shot.reset();
+    cost = CostOf(algorithm, resolution.request, item_bytes, ChannelMachine(*machine, resolution.num_channels));
+  }
+  cost.scratch_bytes *= resolution.num_channels;
+  // The slices of channels differ in size. So bytes are counted in the plan of whole blocks.
+  Request whole = resolution.whole;
+  whole.chunk_count = std::max<int64_t>(whole.block_count, 1);
+  whole.staged_count = resolution.request.staged_count * resolution.num_channels;  // about as many chunks
+  Cost of_blocks = CostOf(BuildPlan(algorithm, whole, cost.rank), whole.geometry, item_bytes, GpuMachine());
+  if (gpu.arena) {
+    of_blocks.traffic[static_cast<size_t>(Link::kSelf)].bytes += CopiedBytes(algorithm, whole, item_bytes);
+  }
+  for (size_t link = 0; link < kNumLinks; ++link) {
+    Traffic& traffic = cost.traffic[link];
+    traffic.bytes = of_blocks.traffic[link].bytes;
+    traffic.messages *= resolution.num_channels;
+    traffic.signals *= resolution.num_channels;
+  }
+  return cost;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,52 @@
+// Limits of the kernels of dispatch and combine: shared memory of their thread blocks and memory of their arenas.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define JAXCOMM_LIMIT __host__ __device__ constexpr
+#else
+#define JAXCOMM_LIMIT constexpr
+#endif
+
+namespace jaxcomm {
+
+// A thread block gets this much shared memory without an opt-in.
+constexpr int64_t kMaxSharedBytes = 48 << 10;
+
+constexpr int kRowThreads = 512;   // per thread block, inside a node
+constexpr int kRailThreads = 384;  // between nodes: with more, NCCL's GIN would spill registers
+
+// Rows that a thread block copies at once: so many per thread, with two pointers each.
+constexpr int32_t kRowsPerThread = 2;
+constexpr int64_t kRowMoveBytes = 2 * static_cast<int64_t>(sizeof(void*));
+
+// Bytes of shared memory of a thread block: its moves, or the choices of a row, then a sum per expert.
+JAXCOMM_LIMIT int64_t RowMovesBytes(int64_t choices_per_row, int32_t num_threads) {
+  const int64_t moves = num_threads * kRowsPerThread * kRowMoveBytes;
+  const int64_t choices = choices_per_row * static_cast<int64_t>(sizeof(int32_t));
+  return (moves > choices ? moves : choices + 15) / 16 * 16;
+}
+JAXCOMM_LIMIT int64_t RowSharedBytes(int64_t num_experts, int64_t choices_per_row, int32_t num_threads) {
+  return RowMovesBytes(choices_per_row, num_threads) + num_experts * static_cast<int64_t>(sizeof(int32_t));
+}
+
+// Between nodes: those of RowSharedBytes(), then one bit per row of a dispatch in words, and a sum per word.
+JAXCOMM_LIMIT int64_t RailMarkWords(int64_t num_rows) { return (num_rows + 63) / 64; }
+JAXCOMM_LIMIT int64_t RailMarksAt(int64_t num_experts, int64_t choices_per_row, int32_t num_threads) {
+  return (RowSharedBytes(num_experts, choices_per_row, num_threads) + 15) / 16 * 16;
+}
+JAXCOMM_LIMIT int64_t RailSharedBytes(int64_t num_rows, int64_t num_experts, int64_t choices_per_row,
+                                      int32_t num_threads) {
+  return RailMarksAt(num_experts, choices_per_row, num_threads) +
+         RailMarkWords(num_rows) * static_cast<int64_t>(sizeof(uint64_t) + sizeof(int32_t));
+}
+
+// Whether the kernels take a routing of `choices` choices of a rank, `choices_per_token` each: the kernel inside a node,
+// and the kernels between nodes if `between_nodes`. So do those of the gradient, which moves a row per choice.
+constexpr bool FitsRowKernels(int64_t choices, int64_t choices_per_token, int64_t num_experts, bool between_nodes) {
+  return RowSharedBytes(num_experts, choices_per_token, kRowThreads) <= kMaxSharedBytes &&
+         (!between_nodes || RailSharedBytes(choices, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);
+}
+
+}  // namespace jaxcomm
