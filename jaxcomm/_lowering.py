@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record, _xla_hierarchical
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
@@ -226,8 +226,8 @@ def use_plans() -> None:
 
 
 def selects_xla(algorithm: str | None, platform: str) -> bool:
-    """Whether this argument `algorithm`, the settings or a missing self-test select XLA's own collective."""
-    if "xla" in (algorithm, config().algorithm):
+    """Whether this argument `algorithm`, the settings or a missing self-test select XLA's own collectives."""
+    if config().algorithm == "xla" or algorithm in ("xla", _xla_hierarchical.NAME):
         return True
     if platform == "cuda" and algorithm is None:
         if _use_plans or config().algorithm == "plans" or _selftest_record.passed():
@@ -260,6 +260,27 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
         return ranks_per_node(sizes, call.groups)
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
+
+
+def levels(ctx: Any, call: Call, platform: str) -> _xla_hierarchical.Levels | None:
+    """Node groups and rail groups, if the call is composed of XLA's collectives over them; else None.
+
+    JAXCOMM_ALGORITHM=xla replaces the composition by one collective, which also runs on one node or with one rank per
+    node.
+    """
+    axis_context = ctx.module_context.axis_context
+    if call.algorithm != _xla_hierarchical.NAME or config().algorithm == "xla":
+        return None
+    if not _compat.in_spmd_region(axis_context):
+        return None  # lower() raises
+    mesh = axis_context.mesh
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    sizes = _axis_sizes(mesh, call)
+    found = _placement.ranks_per_node_for_xla(mesh, rows, platform)
+    per_node = found or ranks_per_node(sizes, call.groups)
+    if per_node in (1, rows.shape[1]):
+        return None
+    return _xla_hierarchical.Levels.of(call.axes, math.prod(sizes), call.groups, per_node)
 
 
 def is_on_one_host(ctx: Any, call: Call) -> bool:

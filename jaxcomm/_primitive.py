@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _compat, _lowering
+from jaxcomm import _check, _compat, _lowering, _xla_hierarchical
 from jaxcomm._lowering import Call
 
 
@@ -162,6 +162,7 @@ def define(
         return shape(x, call=call, **params)
 
     def lower(ctx, x, *after, platform: str, call: Call, **params):
+        levels = _lowering.levels(ctx, call, platform)
         return _lowering.lower(
             ctx,
             x,
@@ -171,7 +172,9 @@ def define(
             target=f"jaxcomm_{name}",
             attributes=lambda x, n: attributes(x, n, **params),
             alone=alone,
-            xla=lambda x: [xla(x, call=call, **params)],
+            xla=lambda x: [
+                _xla_hierarchical.COMPOSITIONS[name](x, levels, **params) if levels else xla(x, call=call, **params)
+            ],
             num_after=len(after),
         )
 
