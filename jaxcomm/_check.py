@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxcomm import _compat
+from jaxcomm import _compat, _xla_hierarchical
 from jaxcomm._core import plan
 from jaxcomm._typing import AxisIndexGroups, AxisName, AxisNames, Groups
 
@@ -121,6 +121,8 @@ def algorithm(op: str, collective: str, name: str | None) -> str | None:
     if name is None:
         return None
     known = [*(row[0] for row in plan.algorithms(collective)), "xla"]
+    if collective in _xla_hierarchical.COMPOSITIONS:
+        known.append(_xla_hierarchical.NAME)
     if name not in known:
         raise ValueError(f"{op}: unknown algorithm {name!r}; pass one of {', '.join(known)}")
     return name

@@ -88,9 +88,9 @@ def zero_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def psum_of_groups(x: Any, axes: AxisNames, groups: Groups) -> Any:
+def psum_of_groups(x: Any, axes: AxisNames, axis_index_groups: Groups) -> Any:
     """jax.lax.psum with axis_index_groups, also under check_vma=True, where jax.lax.psum rejects them."""
-    y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
+    y = lax.psum_p.bind(x, axes=axes, axis_index_groups=axis_index_groups)
     return y[0] if lax.psum_p.multiple_results else y
 
 

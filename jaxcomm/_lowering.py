@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _request, _selftest_record
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _request, _selftest_record, _xla_hierarchical
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes
@@ -126,6 +126,17 @@ class Site:
         return plan.Placement(ranks_per_node=self.declared_per_node)
 
     @functools.cached_property
+    def levels(self) -> _xla_hierarchical.Levels | None:
+        """Node groups and rail groups; None if the group has one node, or one rank per node."""
+        found = _placement.ranks_per_node_for_xla(self.mesh, self.rows, self.platform)
+        per_node = found or self.declared_per_node
+        if per_node in (1, self.group_size):
+            return None
+        call = self.call
+        num_ranks = math.prod(self.mesh.axis_sizes[self.mesh.axis_names.index(a)] for a in call.axes)
+        return _xla_hierarchical.Levels.of(call.axes, num_ranks, call.groups, per_node)
+
+    @functools.cached_property
     def windows(self) -> bool:
         """Whether peers access operands and results where XLA has them. No windows for starts: docs/internals/cuda.md."""
         return self.platform == "cuda" and not self.call.asynchronous and no_windows(self.mesh) is None
@@ -218,7 +229,7 @@ class Site:
             resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{call.op} at {call.site}: {error}") from None
-        if resolution.backend == "xla" and call.algorithm is None and config().algorithm is None:
+        if resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
 
@@ -356,6 +367,7 @@ def lower(
     attributes: Callable[[Any, int], dict[str, Any]],
     alone: Callable[..., Any] | None,
     xla: Callable[..., Any],
+    composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
     own_stream: bool = False,
@@ -374,6 +386,7 @@ def lower(
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the target there too. On GPUs, a call
         with `algorithm` calls the target in any case, so that a single GPU can test the handlers.
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
+      composed: the same by _xla_hierarchical, (*xs, levels) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
       local: the target works on this rank alone.
@@ -392,7 +405,9 @@ def lower(
     else:
         sizes = (math.prod(operand.shape), math.prod(out_types[0].shape))
         resolution = site.resolve(target.removeprefix("jaxcomm_"), given, operand.dtype, sizes)
-        by_xla = resolution.backend == "xla"
+        by_xla = resolution.backend in ("xla", "composition")
+        if resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
+            xla = functools.partial(composed, levels=levels)
     common = {} if by_xla else site.attributes() | given
     if not local and resolution.backend == "rows":
         common["call"]["algorithm"] = resolution.algorithm

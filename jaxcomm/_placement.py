@@ -48,6 +48,31 @@ def ranks_per_node(nodes: Iterable[Hashable]) -> int:
     return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1
 
 
+def _ranks_per_node_of_groups(nodes: Iterable[list[Hashable]]) -> int | None:
+    """GroupPlacement.ranks_per_node, from the node of each rank of each group."""
+    nodes = list(nodes)
+    sizes = {ranks_per_node(group) for group in nodes}
+    if sizes == {len(nodes[0])}:
+        return None
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def ranks_per_node_for_xla(mesh: AnyMesh, rows: np.ndarray, platform: str) -> int | None:
+    """GroupPlacement.ranks_per_node of groups that XLA's own collectives serve: it connects no processes.
+
+    On CPUs, nodes are those of jaxcomm. On other platforms, they are the hosts, NVLink domains or TPU slices of JAX.
+    """
+    if jax.process_count() == 1 or not isinstance(mesh, jax.sharding.Mesh):
+        return None
+    devices = mesh.devices.reshape(-1)
+    if platform != "cpu":
+        return _ranks_per_node_of_groups([_host(device) for device in devices[row]] for row in rows)
+    _bootstrap.read_records(sorted({device.process_index for device in devices}))
+    return _ranks_per_node_of_groups(
+        [_bootstrap.node_of(device.process_index) for device in devices[row]] for row in rows
+    )
+
+
 @functools.cache
 def _leave_compilation_cache() -> None:
     """Switches JAX's persistent compilation cache off.
@@ -77,12 +102,9 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     _leave_compilation_cache()
     _bootstrap.read_records(sorted({int(p) for p in processes.flat}))
     _bootstrap.connect(sorted({int(p) for row in processes if own in row for p in row}))
-    sizes = {ranks_per_node([_bootstrap.node_of(int(p)) for p in row]) for row in processes}
+    per_node = _ranks_per_node_of_groups([_bootstrap.node_of(int(p)) for p in row] for row in processes)
     ids = [device.id for device in mesh.devices.flat]
-    devices = np.array(ids, np.int32)[rows.reshape(-1)]
-    if sizes == {rows.shape[1]}:
-        return GroupPlacement(processes.reshape(-1), None, devices)
-    return GroupPlacement(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1, devices)
+    return GroupPlacement(processes.reshape(-1), per_node, np.array(ids, np.int32)[rows.reshape(-1)])
 
 
 def gpus_are_on_one_host(mesh: AnyMesh, rows: np.ndarray) -> bool:
@@ -102,11 +124,7 @@ def gpus_per_host(mesh: AnyMesh, rows: np.ndarray) -> int:
     """Ranks per host of each group of GPUs, all of them if NVLink may connect the whole group; 1 if it is unknown."""
     if gpus_are_on_one_host(mesh, rows):
         return int(rows.shape[1])
-    if not isinstance(mesh, jax.sharding.Mesh):
-        return 1
-    devices = mesh.devices.reshape(-1)
-    sizes = {ranks_per_node([_host(device) for device in devices[row]]) for row in rows}
-    return sizes.pop() if len(sizes) == 1 else 1
+    return ranks_per_node_for_xla(mesh, rows, "cuda") or 1
 
 
 def _host(device: jax.Device) -> tuple[int | None, int | None]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _compat, _lowering
+from jaxcomm import _check, _compat, _lowering, _xla_hierarchical
 from jaxcomm._dtypes import to_reduce
+from jaxcomm._lowering import Call
 from jaxcomm._lowering import Call
 
 
@@ -162,6 +163,7 @@ def define(
             attributes=lambda x, n: attributes(x, n, **params),
             alone=alone,
             xla=lambda x: [xla(x, call=call, **params)],
+            composed=lambda x, levels: [_xla_hierarchical.COMPOSITIONS[name](x, levels, **params)],
             num_after=len(after),
         )
 

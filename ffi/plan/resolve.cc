@@ -184,8 +184,8 @@ StatusOr<Resolution> ResolveOnCpus(const CallSpec& spec, const Shapes& shapes, c
 }  // namespace
 
 std::string WhyXla(const std::string& algorithm, const Capabilities& capabilities) {
-  if (algorithm == kXla) return "asked for";
   if (capabilities.setting == kXla) return "JAXCOMM_ALGORITHM=xla";
+  if (algorithm == kXla || algorithm == kComposed) return "asked for";
   if (!algorithm.empty()) return "";
   if (capabilities.platform == Platform::kOther) return "jaxcomm has no collectives for this platform";
   if (capabilities.platform == Platform::kCuda && !capabilities.tested && capabilities.setting != "plans") {
@@ -202,12 +202,11 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
       return UnavailableError(
           "XLA has no ragged_all_to_all on CPUs; remove algorithm='xla' and JAXCOMM_ALGORITHM=xla");
     }
+    if (spec.algorithm == kComposed && capabilities.setting != kXla) return ByComposition(std::move(why));
     return ByXla(std::move(why));
   }
-  const bool composes = Composes(spec.collective);
-  if (composes && spec.algorithm == kComposed) return ByComposition("asked for");
   if (capabilities.platform == Platform::kOther) {
-    if (composes && spec.algorithm == kHierarchical) return ByComposition("jaxcomm has no plans for this platform");
+    if (Composes(spec.collective) && spec.algorithm == kHierarchical) return ByComposition("jaxcomm has no plans for this platform");
     return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPU and CUDA only; remove it, or pass "
                             "algorithm='xla'");
   }
