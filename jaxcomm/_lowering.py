@@ -133,7 +133,7 @@ def _call_attributes(
 ) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must be at the top level; `call` has the others."""
     per_node, one_node, own = _place(mesh, call, rows, platform, exported)
-    algorithm = None if collective == "fused_matmul" else call.algorithm  # of a plan
+    algorithm = call.algorithm
     if algorithm is not None:
         n = rows.shape[1]
         if platform == "cuda":  # see _place: nodes are unknown here
@@ -353,7 +353,6 @@ def lower(
     xla: Callable[..., Any],
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
-    own_stream: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -370,7 +369,6 @@ def lower(
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
-      own_stream: the target uses a second stream. It is never part of a CUDA graph, and uses no windows.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
@@ -381,14 +379,12 @@ def lower(
     by_xla = uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
-    if own_stream:
-        common.pop("symmetric_buffers", None)
     beside = platform == "cuda" and not by_xla and call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
-    if platform == "cuda" and not by_xla and not own_stream and not may_capture:
+    if platform == "cuda" and not by_xla and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
         # call in one after the computations beside it.
         target += "_eager"

@@ -103,10 +103,8 @@ def register_cuda() -> bool:
         settings.timeout_s, settings.max_sms, node_id, settings.symmetric_buffers, *processes, settings.bulk_copy
     )
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
-    jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_moe_one_shot", module.moe_one_shot_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
-    module.set_cublaslt_wheel(cublaslt_wheel())
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
     # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
@@ -135,21 +133,10 @@ def cuda() -> ModuleType:
     return module
 
 
-def _in_wheels(*places: str) -> str:
-    """Path of the first of these files that is in a wheel of NVIDIA's; "" if none is installed."""
-    spec = importlib.util.find_spec("nvidia")
-    for place in places:
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            if (library := pathlib.Path(folder, place)).exists():
-                return str(library)
-    return ""
-
-
 def nccl_wheel() -> str:
     """Path of NCCL in the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13; "" if neither is installed."""
-    return _in_wheels("nccl/lib/libnccl.so.2")
-
-
-def cublaslt_wheel() -> str:
-    """Path of cuBLASLt in the wheel nvidia-cublas or nvidia-cublas-cu12; "" if neither is installed."""
-    return _in_wheels("cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12")
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (library := pathlib.Path(folder, "nccl/lib/libnccl.so.2")).exists():
+            return str(library)
+    return ""

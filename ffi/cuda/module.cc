@@ -10,7 +10,6 @@
 #include <stdexcept>
 
 #include "common/status.h"
-#include "cuda/cublas/cublaslt_library.h"
 #include "cuda/kernels/code_check.h"
 #include "cuda/nccl/capabilities.h"
 #include "cuda/nccl/check_cuda.h"
@@ -19,7 +18,6 @@
 #include "cuda/nccl/threads.h"
 #include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
-#include "cuda/xla/fused_call.h"
 #include "cuda/xla/moe_one_shot_call.h"
 #include "cuda/xla/user_call.h"
 
@@ -66,12 +64,6 @@ nb::dict CudaTargets() {
   nb::dict done;
   done["execute"] = Capsule(&CudaDone);
   targets["jaxcomm_done"] = done;
-  nb::dict fused;
-  fused["instantiate"] = Capsule(&CudaFusedInstantiate);
-  fused["prepare"] = Capsule(&CudaFusedPrepare);
-  fused["initialize"] = Capsule(&CudaFusedInitialize);
-  fused["execute"] = Capsule(&CudaFusedExecute);
-  targets["jaxcomm_fused_matmul"] = fused;
   nb::dict one_shot;
   one_shot["instantiate"] = Capsule(&CudaMoeOneShotInstantiate);
   one_shot["prepare"] = Capsule(&CudaMoeOneShotPrepare);
@@ -201,10 +193,7 @@ NB_MODULE(_cuda, m) {
   m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
-  m.def("fused_state_type", &StateType<cuda::FusedCallState>, "The type of the state of jaxcomm_fused_matmul.");
   m.def("moe_one_shot_state_type", &StateType<cuda::MoeOneShotState>, "The type of the state of jaxcomm_moe_one_shot.");
-  m.def("set_cublaslt_wheel", &CublasLtLibrary::SetWheel, nb::arg("path"),
-        "Sets the file of the cuBLAS wheel, which is opened if the process has not loaded cuBLASLt.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");
   m.def(
       "set_user_initialize",
