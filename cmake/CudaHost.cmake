@@ -14,7 +14,6 @@ function(jaxcomm_set_cuda_host)
 endfunction()
 add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/moe_one_shot_call.cc

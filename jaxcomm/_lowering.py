@@ -96,10 +96,8 @@ def _place(
             processes = None if exported else _placement.gpu_processes(mesh, rows)
             if processes is not None:  # else the GPUs of a process do not meet before the first run
                 own["processes"] = processes
-            if not _compat.provides_communicators():
-                own["members"] = _placement.gpu_groups(mesh, rows)
             # No windows for starts yet: docs/internals/cuda.md, Lanes.
-            elif not call.asynchronous and no_windows(mesh) is None:
+            if not call.asynchronous and no_windows(mesh) is None:
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
         register()

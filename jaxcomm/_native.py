@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jaxlib
 
-from jaxcomm import _core, _errors, _ffi_version
+from jaxcomm import _compat, _core, _errors, _ffi_version
 from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
@@ -77,7 +78,7 @@ def register_cuda() -> bool:
     The lowering for GPUs works without a CUDA back end.
 
     Raises:
-      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing.
+      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing, or jaxlib is too old for it.
       RuntimeError: an XLA flag makes collectives on GPUs overlap.
     """
     try:
@@ -94,6 +95,11 @@ def register_cuda() -> bool:
         raise RuntimeError(
             "XLA_FLAGS has xla_gpu_experimental_parallel_collective_overlap_limit of more than 1: started collectives "
             "would run at the same time, but they share signals and memory. Remove the flag"
+        )
+    if not _compat.provides_communicators():
+        raise ImportError(
+            "jaxcomm needs jax, jaxlib and JAX's CUDA plugin 0.11.2 or later on GPUs, found jaxlib "
+            f"{jaxlib.__version__}: upgrade them, or pass algorithm='xla'"
         )
     module = cuda()
     processes = jax.process_index(), jax.process_count()

@@ -2,11 +2,9 @@
 // needs no driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <stdexcept>
 
 #include "common/status.h"
@@ -16,7 +14,6 @@
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/threads.h"
-#include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
 #include "cuda/xla/moe_one_shot_call.h"
 #include "cuda/xla/user_call.h"
@@ -146,26 +143,6 @@ nb::dict Nccl(const std::string& wheel_path) {
   return found;
 }
 
-nb::bytes UniqueId(const std::string& wheel_path) {
-  const NcclLibrary& library = OpenNccl(wheel_path);
-  ncclUniqueId key;
-  if (const ncclResult_t result = library.GetUniqueId(&key); result != ncclSuccess) {
-    throw std::runtime_error(std::string("ncclGetUniqueId: ") + library.GetErrorString(result));
-  }
-  return nb::bytes(key.internal, sizeof key.internal);
-}
-
-void AddGroup(const std::string& wheel_path, int own_process, const std::vector<std::pair<int, int>>& members,
-              const nb::bytes& key) {
-  OpenNccl(wheel_path);
-  ncclUniqueId copied;
-  if (key.size() != sizeof copied.internal) throw std::invalid_argument("add_group: key is of another size");
-  std::memcpy(copied.internal, key.data(), sizeof copied.internal);
-  std::vector<cuda::Member> group;
-  for (const auto& [process, device] : members) group.push_back({static_cast<uint64_t>(process), device});
-  cuda::OwnCommunicators::Add(own_process, group, copied);
-}
-
 nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
   const NcclLibrary& library = OpenNccl(wheel_path);
   if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
@@ -220,11 +197,6 @@ NB_MODULE(_cuda, m) {
       "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
       "Ends the threads of this module, at exit. Whether they have ended.");
   m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
-  m.def("unique_id", &UniqueId, nb::arg("wheel_path"),
-        "A key with which processes make a communicator (ncclUniqueId).");
-  m.def("add_group", &AddGroup, nb::arg("wheel_path"), nb::arg("own_process"), nb::arg("members"), nb::arg("key"),
-        "Adds a group for calls where XLA provides no communicators: process and number of each of its GPUs, and its "
-        "key.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
         "Properties of a communicator over these GPUs, one rank each. Takes seconds.");
 }

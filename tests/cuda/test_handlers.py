@@ -67,12 +67,6 @@ def test_groups_must_be_of_equal_size(target):
         compiled(target("all_reduce"), groups=(0, 1, 2), call=call, **OWN["all_reduce"])
 
 
-def test_members_are_two_numbers_for_each_device(target):
-    with pytest.raises(jax.errors.JaxRuntimeError, match="attribute members is not of two numbers for each device"):
-        compiled(target("all_reduce"), call=CALL, members=np.array([0, 0, 0], np.int32), **OWN["all_reduce"])
-    compiled(target("all_reduce"), call=CALL, members=np.array([0, 0], np.int32), **OWN["all_reduce"])
-
-
 @pytest.mark.parametrize(("name", "missing"), [(name, missing) for name in OWN for missing in OWN[name]])
 def test_attributes_of_the_op_must_be_there(target, name, missing):
     rest = {attribute: value for attribute, value in OWN[name].items() if attribute != missing}

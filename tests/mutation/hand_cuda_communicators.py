@@ -1,10 +1,15 @@
-"""Mistakes in communicators of jaxcomm's own, limits of waits, first runs, and exits."""
+"""Mistakes in communicators of jaxcomm's own, limits of waits, first runs, fused products, and exits."""
 
 from mutation.hand import Mutant
 
 BOOTSTRAP = "ffi/cuda/nccl/bootstrap.cc"
 STAGES = "ffi/cuda/xla/call_stages.h"
 SITE = "ffi/cuda/xla/call_site.cc"
+FUSED, PRODUCT, FUSED_CALL = (
+    "ffi/cuda/runtime/fused_matmul.cc",
+    "ffi/cuda/cublas/product.cc",
+    "ffi/cuda/xla/fused_call.cc",
+)
 CALLS_OF_NCCL = "ffi/cuda/nccl/nccl_calls.cc"
 CONTACT = "ffi/cuda/nccl/first_contact.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
@@ -158,11 +163,200 @@ MUTANTS = [
         "test_cuda_exit",
     ),
     Mutant(
+        "a chunk is multiplied before it has arrived",
+        FUSED,
+        'JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, EventOf(shift, c), 0)));',
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "transfers begin before x is complete",
+        FUSED,
+        "  JAXCOMM_RETURN_IF_ERROR(Order(fork_, stream, side_));\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a part leaves before it is complete",
+        FUSED,
+        "note(Order(EventOf(shift, c), stream, side_));",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the second stream is not joined",
+        FUSED,
+        "= Order(join_, side_, stream);",
+        "= OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the second stream is not joined after an error",
+        FUSED,
+        "= Order(join_, side_, stream);",
+        "= enqueued.ok() ? Order(join_, side_, stream) : OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a failed product ends the transfers of a scatter",
+        FUSED,
+        "if (first.ok()) note(Multiply(buffers, rows(row), row, buffers.products, stream));",
+        "JAXCOMM_RETURN_IF_ERROR(Multiply(buffers, rows(row), row, buffers.products, stream));",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "parts of failed products are not NaN",
+        FUSED,
+        "if (!first.ok()) cudaMemsetAsync(part, kNaNByte, static_cast<size_t>(chunk_rows() * y_bytes), stream);",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "fused gathers keep no own rows",
+        FUSED,
+        "shape_.keeps && shape_.rows",
+        "false && shape_.rows",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "cuBLASLt is promised 16 bytes",
+        FUSED,
+        "while (distance % alignment != 0) alignment /= 2;",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "f64 products are added in f32",
+        PRODUCT,
+        "wide ? cublaslt::kCompute64F :",
+        "false ? cublaslt::kCompute64F :",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "weights of other ranks' fused calls may differ",
+        FUSED_CALL,
+        "hash = Mix(Mix(hash, static_cast<uint64_t>(weight.columns)), static_cast<uint64_t>(weight.result));",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "weights and rows of other ranks' fused calls are the same",
+        FUSED_CALL,
+        "      hash = Mix(hash, weight.has_rows ? 1 : 0);\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the last rows to arrive replace the sums of others",
+        FUSED,
+        "weight.has_rows && adds",
+        "adds && false",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "a sum over rows begins with what is in memory",
+        FUSED,
+        "buffers.products, stream, c > 0)",
+        "buffers.products, stream, true)",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "sums over rows multiply the first rows of all",
+        FUSED,
+        "      w += row * weight.columns * ItemBytes(shape_.operands);\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the kernels of sums load beside transfers",
+        PRODUCT,
+        "return shape_.transposes_x ? Enqueue(scratch, scratch, scratch, workspace, stream, true) : OkStatus();",
+        "return OkStatus();",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
         "messages of both lanes have one priority",
         STREAMS,
         "? highest + 1 : highest;",
         "? highest : highest;",
         "test_cuda_between_nodes",
+    ),
+    Mutant(
+        "fused transfers and their messages have one priority",
+        STREAMS,
+        "return std::min(highest + 2, lowest);",
+        "return highest;",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "fused transfers have the priority of messages",
+        FUSED,
+        "StreamUse::kFusedTransfers",
+        "StreamUse::kMessages",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "kernels of cuBLASLt load beside transfers",
+        FUSED,
+        "  if (ready.ok()) ready = made->RunProducts();\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "results have the alignment of operands",
+        FUSED,
+        "chunk_rows() * weight.columns * ItemBytes(of_rows)",
+        "chunk_rows() * shape_.contracted * ItemBytes(of_rows)",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the workspace is not aligned",
+        PRODUCT,
+        "static_cast<char*>(workspace) + (AlignUp(begin, kWorkspaceAlignmentBytes) - begin)",
+        "workspace",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "partial sums may be in the result type",
+        PRODUCT,
+        "  JAXCOMM_RETURN_IF_ERROR(set(cublaslt::kReductionSchemes, &reduction, sizeof reduction));\n",
+        "",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "NOT_SUPPORTED is a plain status",
+        PRODUCT,
+        "  if (result != cublaslt::kNotSupported) JAXCOMM",
+        "  JAXCOMM",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "fused gathers and scatters are the same call",
+        FUSED_CALL,
+        "{int64_t{shape.scatters}, int64_t{shape.keeps},",
+        "{int64_t{shape.keeps},",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the kept rows of other ranks' fused calls may differ",
+        FUSED_CALL,
+        "{int64_t{shape.scatters}, int64_t{shape.keeps},",
+        "{int64_t{shape.scatters},",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the rounding of other ranks' fused calls may differ",
+        FUSED_CALL,
+        "int64_t{shape.tf32}, shape.chunks",
+        "shape.chunks",
+        "test_cuda_fused_matmul",
+    ),
+    Mutant(
+        "the result types of other ranks' fused calls may differ",
+        FUSED_CALL,
+        "hash = Mix(Mix(hash, static_cast<uint64_t>(weight.columns)), static_cast<uint64_t>(weight.result));",
+        "hash = Mix(hash, static_cast<uint64_t>(weight.columns));",
+        "test_cuda_fused_matmul",
     ),
     Mutant(
         "GPUs wait for more GPUs than their process has",

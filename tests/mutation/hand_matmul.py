@@ -8,6 +8,7 @@ BITS = f"{VALUES}::test_blocks_have_the_bits_of_one_device"
 COUNTS = f"{DERIVED}::test_collectives_of_programs"
 SHIFTS = f"{DERIVED}::test_direct_sends_to_all_ranks_and_ring_to_one"
 ROUNDED = f"{VALUES}::test_sums_of_bfloat16"
+FUSED, FUSED_TESTS = "jaxcomm/matmul/fused.py", "tests/matmul/test_fused.py"
 
 MUTANTS = [
     Mutant(
@@ -221,6 +222,55 @@ MUTANTS = [
         "tests/matmul/test_choice.py",
     ),
     Mutant(
+        "XLA's precision HIGH is no TF32",
+        FUSED,
+        "lax.Precision(p) != lax.Precision.HIGHEST",
+        "lax.Precision(p) == lax.Precision.DEFAULT",
+        f"{FUSED_TESTS}::test_tf32_as_in_xla",
+    ),
+    Mutant(
+        "the rows of a fused call stay where they are",
+        FUSED,
+        "    x = jnp.moveaxis(x, axis, 0)\n",
+        "",
+        f"{FUSED_TESTS}::test_rows_along_any_dimension",
+    ),
+    Mutant(
+        "fused calls of batches",
+        FUSED,
+        "return spec.num_batch == 0 and types is not None and types[0]",
+        "return types is not None and types[0]",
+        f"{FUSED_TESTS}::test_vmap",
+    ),
+    Mutant(
+        "fused calls multiply operands of different types",
+        FUSED,
+        "types is not None and types[0] == x.dtype",
+        "types is not None",
+        f"{FUSED_TESTS}::test_derivatives_with_a_wider_result",
+    ),
+    Mutant(
+        "fused sums over rows are added up in 16 bits",
+        FUSED,
+        "*map(wide, dtypes[num_weights:])",
+        "*dtypes[num_weights:]",
+        f"{FUSED_TESTS}::test_sums_over_rows_are_in_float32",
+    ),
+    Mutant(
+        "fused sums take the rows in the order of the array",
+        FUSED,
+        "*(_rows_first(y, spec.axis) for y in ys[num_weights:])",
+        "*(_rows_first(y, 0) for y in ys[num_weights:])",
+        f"{FUSED_TESTS}::test_derivatives",
+    ),
+    Mutant(
+        "fused calls use windows on XLA's buffers",
+        "jaxcomm/_lowering.py",
+        '    if own_stream:\n        common.pop("symmetric_buffers", None)\n',
+        "",
+        f"{FUSED_TESTS}::test_symmetric_buffers",
+    ),
+    Mutant(
         "equal starts of a program have one number",
         "jaxcomm/_primitive.py",
         "token=next(_tokens)",
@@ -233,5 +283,33 @@ MUTANTS = [
         "(call.op, call.site)",
         "(call.op, call.site, *ctx.avals_in)",
         "tests/cuda/test_lane_lowering.py::test_equal_starts_of_a_program_are_numbered",
+    ),
+    Mutant(
+        "parts of fused scatters have a wider type than the result",
+        FUSED,
+        "if types is None or types[1] != (dtype,):",
+        "if types is None:",
+        f"{FUSED_TESTS}::test_types_of_transfers",
+    ),
+    Mutant(
+        "fused calls on other platforms have the error of other algorithms",
+        RULES,
+        "_lowering.selects_xla(algorithm, platform)",
+        "_lowering.uses_xla(spec.call, platform)",
+        f"{FUSED_TESTS}::test_no_other_platform",
+    ),
+    Mutant(
+        "fused calls on CPUs",
+        RULES,
+        "platform not in fused.PLATFORMS",
+        "False",
+        f"{FUSED_TESTS}::test_no_other_platform",
+    ),
+    Mutant(
+        "fused calls drop the kept rows",
+        FUSED,
+        "keeps=keep,",
+        "keeps=False,",
+        f"{FUSED_TESTS}::test_the_gathered_rows_are_kept",
     ),
 ]
