@@ -14,10 +14,8 @@ function(jaxcomm_set_cuda_host)
 endfunction()
 add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/fused_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/moe_one_shot_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_arguments.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
@@ -26,7 +24,7 @@ add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
 target_include_directories(jaxcomm_cuda_xla SYSTEM PUBLIC ${JAXLIB_INCLUDE_DIR})
 jaxcomm_set_cuda_host(jaxcomm_cuda_xla)
 set(without_xla
-  jaxcomm_cuda_programs jaxcomm_cuda_host jaxcomm_cublaslt_library jaxcomm_nccl_library jaxcomm_nccl_capabilities)
+  jaxcomm_cuda_programs jaxcomm_cuda_host jaxcomm_nccl_library jaxcomm_nccl_capabilities)
 set(JAXCOMM_CUDA_HOST ${without_xla} jaxcomm_cuda_xla)
 if(JAXCOMM_CUDA_LIBRARIES)
   include(${JAXCOMM_CUDA_LIBRARIES}/cuda_host.cmake)
@@ -43,7 +41,6 @@ add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/send_recv_schedule.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)
 add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/cublas/product.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/bootstrap.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/first_contact.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
@@ -56,14 +53,12 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/fused_matmul.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/make_stream.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/moe_one_shot.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)
 # Some tests replace or observe these.
-add_library(jaxcomm_cublaslt_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/cublas/cublaslt_library.cc)
 add_library(jaxcomm_nccl_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_library.cc)
 add_library(jaxcomm_nccl_capabilities OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/capabilities.cc)
 jaxcomm_set_cuda_host(${without_xla})

@@ -8,7 +8,6 @@ import atexit
 import base64
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -185,26 +184,6 @@ def connect(processes: Iterable[int]) -> None:
                     f"names share a node, here {node!r}; JAXCOMM_NODE_ID sets another name)"
                 ) from error
             _connected.add(process)
-
-
-@functools.cache
-def join_gpu_group(members: tuple[tuple[int, int], ...]) -> None:
-    """Sets the unique id of the NCCL communicator of a group of GPUs. Some of them belong to this process.
-
-    The process of the first rank creates the id and serves NCCL's bootstrap.
-
-    Args:
-      members: (process, local number) of each GPU, in rank order.
-    """
-    module, wheel, own = _native.cuda(), _native.nccl_wheel(), jax.process_index()
-    name = "nccl/" + hashlib.sha256(repr(members).encode()).hexdigest()
-    if members[0][0] == own:
-        key = module.unique_id(wheel)
-        if any(process != own for process, _ in members):
-            _kv_store.kv_set(name, key.hex())
-    else:
-        key = bytes.fromhex(_kv_store.kv_wait(name, config().timeout_s))
-    module.add_group(wheel, own, list(members), key)
 
 
 _symmetric_buffers: dict[int, str] = {}  # process -> its setting, "1" or "0", if read

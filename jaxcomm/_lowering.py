@@ -183,9 +183,7 @@ class Site:
                 _cost_params.load()
                 self._cpus  # noqa: B018
         except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
-            raise RuntimeError(
-                f"jaxcomm: {self.call.op} at {self.call.site}: while compiling, {error}"
-            ) from error
+            raise RuntimeError(f"jaxcomm: {self.call.op} at {self.call.site}: while compiling, {error}") from error
 
     def resolve(self, collective: str, given: dict[str, Any], dtype: Any, sizes: tuple[int, int], **rows: int) -> Any:
         """What runs a collective of this call: a plan.Resolution.
@@ -276,9 +274,7 @@ def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
 def _log(platform: str, reason: str) -> None:
     remedy = ""
     if platform == "cuda":
-        remedy = (
-            ": run `python -m jaxcomm.selftest` with the launcher of the program, or set JAXCOMM_ALGORITHM=plans"
-        )
+        remedy = ": run `python -m jaxcomm.selftest` with the launcher of the program, or set JAXCOMM_ALGORITHM=plans"
     logging.getLogger("jaxcomm").warning("jaxcomm uses XLA's own collectives, because %s%s", reason, remedy)
 
 
@@ -370,7 +366,6 @@ def lower(
     composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
-    own_stream: bool = False,
     local: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
@@ -390,7 +385,6 @@ def lower(
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
       local: the target works on this rank alone.
-      own_stream: the target uses a second stream. It is never part of a CUDA graph, and uses no windows.
     """
     site = Site(ctx, call, platform)
     mesh, group_size = site.mesh, site.group_size
@@ -411,13 +405,11 @@ def lower(
     common = {} if by_xla else site.attributes() | given
     if not local and resolution.backend == "rows":
         common["call"]["algorithm"] = resolution.algorithm
-    if own_stream:
-        common.pop("symmetric_buffers", None)
     beside = platform == "cuda" and not by_xla and call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
-    if platform == "cuda" and not by_xla and not own_stream and (beside or not site.on_one_host):
+    if platform == "cuda" and not by_xla and (beside or not site.on_one_host):
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
         # call in one after the computations beside it.
         target += "_eager"

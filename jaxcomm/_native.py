@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jaxlib
 
-from jaxcomm import _core, _errors, _ffi_version
+from jaxcomm import _compat, _core, _errors, _ffi_version
 from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
@@ -77,7 +78,7 @@ def register_cuda() -> bool:
     The lowering for GPUs works without a CUDA back end.
 
     Raises:
-      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing.
+      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing, or jaxlib is too old for it.
       RuntimeError: an XLA flag makes collectives on GPUs overlap.
     """
     try:
@@ -95,6 +96,11 @@ def register_cuda() -> bool:
             "XLA_FLAGS has xla_gpu_experimental_parallel_collective_overlap_limit of more than 1: started collectives "
             "would run at the same time, but they share signals and memory. Remove the flag"
         )
+    if not _compat.provides_communicators():
+        raise ImportError(
+            "jaxcomm needs jax, jaxlib and JAX's CUDA plugin 0.11.2 or later on GPUs, found jaxlib "
+            f"{jaxlib.__version__}: upgrade them, or pass algorithm='xla'"
+        )
     module = cuda()
     processes = jax.process_index(), jax.process_count()
     settings = config()
@@ -103,10 +109,8 @@ def register_cuda() -> bool:
         settings.timeout_s, settings.max_sms, node_id, settings.symmetric_buffers, *processes, settings.bulk_copy
     )
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
-    jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_moe_one_shot", module.moe_one_shot_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
-    module.set_cublaslt_wheel(cublaslt_wheel())
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
     # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
@@ -135,21 +139,10 @@ def cuda() -> ModuleType:
     return module
 
 
-def _in_wheels(*places: str) -> str:
-    """Path of the first of these files that is in a wheel of NVIDIA's; "" if none is installed."""
-    spec = importlib.util.find_spec("nvidia")
-    for place in places:
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            if (library := pathlib.Path(folder, place)).exists():
-                return str(library)
-    return ""
-
-
 def nccl_wheel() -> str:
     """Path of NCCL in the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13; "" if neither is installed."""
-    return _in_wheels("nccl/lib/libnccl.so.2")
-
-
-def cublaslt_wheel() -> str:
-    """Path of cuBLASLt in the wheel nvidia-cublas or nvidia-cublas-cu12; "" if neither is installed."""
-    return _in_wheels("cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12")
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (library := pathlib.Path(folder, "nccl/lib/libnccl.so.2")).exists():
+            return str(library)
+    return ""

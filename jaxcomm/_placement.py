@@ -139,22 +139,3 @@ def gpu_processes(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray | None:
         return None
     processes: np.ndarray = np.array([device.process_index for device in devices], np.int32)
     return np.asarray(processes[rows].reshape(-1))
-
-
-def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:
-    """Process and local number of each GPU, group after group, for versions of XLA that provide no communicators.
-
-    Raises:
-      RuntimeError: the process of a group's first rank did not compile the call within JAXCOMM_TIMEOUT_S.
-    """
-    if not isinstance(mesh, jax.sharding.Mesh):
-        raise NotImplementedError(
-            "jaxcomm: GPUs with jaxlib before 0.11.2 need a jax.sharding.Mesh, got an AbstractMesh"
-        )
-    devices = mesh.devices.reshape(-1)
-    members = [[(device.process_index, device.local_hardware_id) for device in devices[row]] for row in rows]
-    if devices[0].platform == "gpu":  # on other devices, the call is only lowered for GPUs
-        for group in members:
-            if any(process == jax.process_index() for process, _ in group):
-                _bootstrap.join_gpu_group(tuple(group))
-    return np.array(members, np.int32).reshape(-1)

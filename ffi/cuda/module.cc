@@ -2,24 +2,19 @@
 // needs no driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <stdexcept>
 
 #include "common/status.h"
-#include "cuda/cublas/cublaslt_library.h"
 #include "cuda/kernels/code_check.h"
 #include "cuda/nccl/capabilities.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/threads.h"
-#include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
-#include "cuda/xla/fused_call.h"
 #include "cuda/xla/moe_one_shot_call.h"
 #include "cuda/xla/user_call.h"
 
@@ -66,12 +61,6 @@ nb::dict CudaTargets() {
   nb::dict done;
   done["execute"] = Capsule(&CudaDone);
   targets["jaxcomm_done"] = done;
-  nb::dict fused;
-  fused["instantiate"] = Capsule(&CudaFusedInstantiate);
-  fused["prepare"] = Capsule(&CudaFusedPrepare);
-  fused["initialize"] = Capsule(&CudaFusedInitialize);
-  fused["execute"] = Capsule(&CudaFusedExecute);
-  targets["jaxcomm_fused_matmul"] = fused;
   nb::dict one_shot;
   one_shot["instantiate"] = Capsule(&CudaMoeOneShotInstantiate);
   one_shot["prepare"] = Capsule(&CudaMoeOneShotPrepare);
@@ -154,26 +143,6 @@ nb::dict Nccl(const std::string& wheel_path) {
   return found;
 }
 
-nb::bytes UniqueId(const std::string& wheel_path) {
-  const NcclLibrary& library = OpenNccl(wheel_path);
-  ncclUniqueId key;
-  if (const ncclResult_t result = library.GetUniqueId(&key); result != ncclSuccess) {
-    throw std::runtime_error(std::string("ncclGetUniqueId: ") + library.GetErrorString(result));
-  }
-  return nb::bytes(key.internal, sizeof key.internal);
-}
-
-void AddGroup(const std::string& wheel_path, int own_process, const std::vector<std::pair<int, int>>& members,
-              const nb::bytes& key) {
-  OpenNccl(wheel_path);
-  ncclUniqueId copied;
-  if (key.size() != sizeof copied.internal) throw std::invalid_argument("add_group: key is of another size");
-  std::memcpy(copied.internal, key.data(), sizeof copied.internal);
-  std::vector<cuda::Member> group;
-  for (const auto& [process, device] : members) group.push_back({static_cast<uint64_t>(process), device});
-  cuda::OwnCommunicators::Add(own_process, group, copied);
-}
-
 nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
   const NcclLibrary& library = OpenNccl(wheel_path);
   if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
@@ -201,10 +170,7 @@ NB_MODULE(_cuda, m) {
   m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
-  m.def("fused_state_type", &StateType<cuda::FusedCallState>, "The type of the state of jaxcomm_fused_matmul.");
   m.def("moe_one_shot_state_type", &StateType<cuda::MoeOneShotState>, "The type of the state of jaxcomm_moe_one_shot.");
-  m.def("set_cublaslt_wheel", &CublasLtLibrary::SetWheel, nb::arg("path"),
-        "Sets the file of the cuBLAS wheel, which is opened if the process has not loaded cuBLASLt.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");
   m.def(
       "set_user_initialize",
@@ -231,11 +197,6 @@ NB_MODULE(_cuda, m) {
       "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
       "Ends the threads of this module, at exit. Whether they have ended.");
   m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
-  m.def("unique_id", &UniqueId, nb::arg("wheel_path"),
-        "A key with which processes make a communicator (ncclUniqueId).");
-  m.def("add_group", &AddGroup, nb::arg("wheel_path"), nb::arg("own_process"), nb::arg("members"), nb::arg("key"),
-        "Adds a group for calls where XLA provides no communicators: process and number of each of its GPUs, and its "
-        "key.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
         "Properties of a communicator over these GPUs, one rank each. Takes seconds.");
 }

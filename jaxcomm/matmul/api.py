@@ -11,7 +11,6 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._typing import AxisIndexGroups, AxisName
-from jaxcomm.matmul import fused
 from jaxcomm.matmul.choice import ALGORITHMS
 from jaxcomm.matmul.loops import Spec
 from jaxcomm.matmul.primitives import gather_p, scatter_p
@@ -39,9 +38,8 @@ def all_gather_matmul(
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
       axis: position of m; any dimension of x but the last. Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: "unfused", "ring", "direct", "fused" (GPUs only), or "xla" for XLA's own all-gather. None lets jaxcomm
-        choose.
-      chunks: parts in which "ring", "direct" and "fused" send a block; divides m. None means 1.
+      algorithm: "unfused", "ring", "direct", or "xla" for XLA's own all-gather. None lets jaxcomm choose.
+      chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
       max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result, as in jax.lax.dot_general.
@@ -103,15 +101,14 @@ def matmul_psum_scatter(
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
       scatter_dimension: position of n * m; any dimension of x but the last. Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: "unfused", "ring", "direct", "fused" (GPUs only), or "xla" for XLA's own reduce-scatter. None lets
-        jaxcomm choose.
-      chunks: parts in which "ring", "direct" and "fused" send a block; divides m. None means 1.
+      algorithm: "unfused", "ring", "direct", or "xla" for XLA's own reduce-scatter. None lets jaxcomm choose.
+      chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
       max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result and of the parts that ranks send.
 
     Returns:
-      (..., m, ..., f). "direct" and "fused" add the parts in rank order; "ring" adds those of ranks r + 1, r + 2, ...,
+      (..., m, ..., f). "direct" adds the parts in rank order; "ring" adds those of ranks r + 1, r + 2, ...,
       r in this order. 8- and 16-bit floats are added in f32; "ring" rounds once per rank.
 
     Raises:
@@ -178,8 +175,6 @@ def _operands(op: str, call: Call, x: Any, weights: list[Any], precision: Any, p
         return lax.dot_general(x, w, numbers, precision=precision, preferred_element_type=preferred)
 
     dtypes = tuple(jax.eval_shape(product, x, w).dtype for w in weights)
-    if call.algorithm == fused.NAME:
-        fused.check(op, dtype, dtypes, precision)
     axes = frozenset(call.axes).union(*(_compat.varying_axes(a) for a in (x, *weights)))
     x, *weights = (_compat.make_varying(a, tuple(axes)) for a in (x, *weights))
     return x, weights, dtypes, precision

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # Names that the keyword `algorithm` accepts, besides "xla".
-ALGORITHMS = ("unfused", "direct", "ring", "fused")
+ALGORITHMS = ("unfused", "direct", "ring")
 
 # Platforms where a transfer runs beside a product. On GPUs, jaxcomm's calls and the products share one stream. On CPUs,
 # they share the processors: benchmarks/README.md has measurements.
@@ -63,7 +63,7 @@ def size_of_scatter(terms: Sequence[tuple[Sequence[int], Sequence[int]]], parts:
 
 
 def choose(size: Size, *, one_node: bool, overlaps: bool) -> str:
-    """Returns the name of an algorithm. "fused" is never chosen: it runs on GPUs only, and has not been measured.
+    """Returns the name of an algorithm.
 
     Args:
       size: size of the products.

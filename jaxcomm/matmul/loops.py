@@ -31,7 +31,7 @@ class Spec:
     """Static arguments that both primitives share.
 
     Attributes:
-      call: op, axes, groups, algorithm (unfused, ring, direct, fused, xla or None), max_sms and call site.
+      call: op, axes, groups, algorithm (unfused, ring, direct, xla or None), max_sms and call site.
       axis: row dimension that is split into blocks.
       num_batch: number of leading batch dimensions.
       chunks: number of parts in which all algorithms but `unfused` send a block.

@@ -22,7 +22,7 @@ from jax import lax
 from jaxcomm import _compat, _lowering
 from jaxcomm._compat import ad
 from jaxcomm._primitive import register, shift
-from jaxcomm.matmul import choice, fused, loops
+from jaxcomm.matmul import choice, loops
 from jaxcomm.matmul.loops import Spec
 from jaxcomm.ops.all_gather import all_gather_p
 from jaxcomm.ops.psum_scatter import reduce_scatter_p
@@ -237,44 +237,29 @@ def _scatter_batch(axis_data, args, dimensions, *, spec, dtype):
 
 
 def _run_gather(x, *ys, spec, save, **params):
-    module = fused if spec.call.algorithm == fused.NAME else loops
-    return module.gather(x, ys, spec=spec, **params)
+    return loops.gather(x, ys, spec=spec, **params)
 
 
 def _run_scatter(*operands, spec, **params):
-    module = fused if spec.call.algorithm == fused.NAME else loops
     xs, ws = zip(*_terms(operands), strict=True)
-    return [module.scatter(xs, ws, spec=spec, **params)]
+    return [loops.scatter(xs, ws, spec=spec, **params)]
 
 
-def _with_algorithm(spec: Spec, algorithm: str) -> Spec:
-    return dataclasses.replace(spec, call=dataclasses.replace(spec.call, algorithm=algorithm))
-
-
-def _select(ctx: Any, platform: str, spec: Spec, size: choice.Size, *, fits: bool) -> Spec:
-    """Names the algorithm if the caller has not, or if it can't run."""
-    algorithm = spec.call.algorithm
-    if algorithm == fused.NAME and _lowering.selects_xla(algorithm, platform):
-        return _with_algorithm(spec, "unfused")
-    if algorithm == fused.NAME and platform not in fused.PLATFORMS:
-        raise ValueError(
-            f"{spec.call.op} at {spec.call.site}: algorithm 'fused' multiplies with cuBLASLt and runs on CUDA only; "
-            "pass 'direct' or 'ring', or no algorithm"
-        )
-    if algorithm == fused.NAME:
-        return spec if fits else _with_algorithm(spec, "direct")
-    if algorithm is not None:
+def _select(ctx: Any, platform: str, spec: Spec, size: choice.Size) -> Spec:
+    """Names the algorithm if the caller has not."""
+    if spec.call.algorithm is not None:
         return spec
     mesh = ctx.module_context.axis_context.mesh
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in spec.call.axes)
     one_node = _lowering.ranks_per_node(sizes, spec.call.groups) == spec.group_size
-    return _with_algorithm(spec, choice.choose(size, one_node=one_node, overlaps=platform in choice.OVERLAPPING))
+    algorithm = choice.choose(size, one_node=one_node, overlaps=platform in choice.OVERLAPPING)
+    return dataclasses.replace(spec, call=dataclasses.replace(spec.call, algorithm=algorithm))
 
 
 def _lower_gather(ctx, *operands, platform, spec, num_weights, dtypes, **params):
     x, *ys = ctx.avals_in
     size = choice.size_of_gather(x.shape, [y.shape for y in ys], num_weights, spec.chunks)
-    spec = _select(ctx, platform, spec, size, fits=fused.fits_gather(spec, x, ys, num_weights, dtypes))
+    spec = _select(ctx, platform, spec, size)
     run = functools.partial(_run_gather, spec=spec, num_weights=num_weights, dtypes=dtypes, **params)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
@@ -282,7 +267,7 @@ def _lower_gather(ctx, *operands, platform, spec, num_weights, dtypes, **params)
 def _lower_scatter(ctx, *operands, platform, spec, dtype):
     terms = _terms(ctx.avals_in)
     size = choice.size_of_scatter([(x.shape, w.shape) for x, w in terms], spec.group_size * spec.chunks)
-    spec = _select(ctx, platform, spec, size, fits=fused.fits_scatter(spec, terms, dtype))
+    spec = _select(ctx, platform, spec, size)
     run = functools.partial(_run_scatter, spec=spec, dtype=dtype)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 

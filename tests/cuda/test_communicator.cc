@@ -101,45 +101,6 @@ ALONE_TEST_CASE("multicast addresses") {
   CHECK(!has_address(false, -1, -1));
 }
 
-// There are two groups. This process (number 3) has all GPUs of the second.
-const std::vector<Member> kMembers = {{2, 1}, {2, 0}, {3, 1}, {3, 0}};
-
-ALONE_TEST_CASE("jaxcomm's own communicators") {
-  Communicator::Configure(20, 4);
-  XLA_FFI_Api old = {};
-  old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
-  const XlaCollectives provides_none(&old, nullptr);
-  const std::vector<int64_t> ids = {0, 1, 2, 3};
-  const DeviceGroups groups(ids, 2);
-  CHECK(Has(RequestCommunicator(provides_none, groups, {}), "0.11.2 or later"));
-  CHECK(RequestCommunicator(provides_none, groups, kMembers).ok());
-  CHECK(Has(OwnCommunicators::Get(kMembers, 2, 5).status(), "not one of those that the call was compiled for"));
-  auto* world = new World(2);
-  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(world));
-  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first registration counts
-  OnRanks(*world, [&](Rank& rank) {
-    const int32_t device = 1 - rank.rank;  // ranks are in the order of the group
-    for (int i = 0; i < 2; ++i) {
-      Communicator* const communicator = Ok(GetCommunicator(provides_none, groups, kMembers, device));
-      CHECK(communicator->rank() == rank.rank);
-      if (i == 1) Sum(*communicator, 100);
-    }
-  });
-  CHECK(world->num_made == 2 && world->num_aborted == 0);
-  CHECK(Has(OwnCommunicators::Get({{3, 0}, {3, 2}}, 2, 2).status(), "this process has not compiled the call"));
-
-  Communicator::Configure(0.1, 4);
-  auto* late = new World(2);
-  OwnCommunicators::Add(3, {{3, 0}, {4, 0}}, KeyOf(late));
-  OnRanks(*late, [&](Rank& rank) {
-    if (rank.rank == 1) return;
-    for (int i = 0; i < 2; ++i) {
-      CHECK(Has(OwnCommunicators::Get({{3, 0}, {4, 0}}, 2, 0).status(), "did not come to make its communicator"));
-    }
-  });
-  CHECK(late->num_made == 1 && late->num_aborted == 0);  // NCCL goes on in its thread
-}
-
 ALONE_TEST_CASE("calls on two streams follow each other") {
   Communicator::Configure(20, 4);
   auto* world = new World(1);

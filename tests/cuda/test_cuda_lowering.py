@@ -69,7 +69,7 @@ def lowered(f, mesh, platforms=("cuda",)):
 
 
 def test_every_collective_is_tried():
-    others = {"all_to_all_v", "dispatch", "combine", "done", "fused_matmul", "moe_one_shot"}
+    others = {"all_to_all_v", "dispatch", "combine", "done", "moe_one_shot"}
     assert {TARGETS.get(op, op) for op in OPS} | others == {
         name.removeprefix("jaxcomm_") for name in _native.cuda().cuda_targets() if not name.endswith("_eager")
     }
@@ -189,17 +189,6 @@ def test_no_windows_on_the_cpu(mesh, has_windows, monkeypatch):
     assert text.count("operands_memory_spaces") == text.count("symmetric_buffers = 1") == 1
 
 
-@pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", True), ("0.11.1", True), ("0.11.2", False)])
-def test_gpus_of_ranks_are_attributes_before_jaxlib_0_11_2(mesh, jaxlib, told, monkeypatch):
-    """The process of each rank and its number there, in the order of `groups`."""
-    monkeypatch.setattr(_compat.jaxlib, "__version__", jaxlib)
-    text = lowered(lambda x: OURS.psum(x, "node"), mesh)
-    assert re.search(r"groups = dense<\[0, 4, 1, 5, 2, 6, 3, 7\]> : tensor<8xi64>", text)
-    numbers = ", ".join(f"0, {mesh.devices.flat[i].local_hardware_id}" for i in (0, 4, 1, 5, 2, 6, 3, 7))
-    assert (f"members = dense<[{numbers}]> : tensor<16xi32>" in text) == told
-    assert ("members" in text) == told
-
-
 def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
     monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
     f = on_ranks(lambda x: OURS.psum(x, "node"), mesh)
@@ -211,37 +200,6 @@ def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_progra
     assert "processes = dense" not in exported.mlir_module()
     monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
     assert "processes = dense" not in lowered(lambda x: OURS.psum(x, "node"), mesh)
-
-
-def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
-    """The first rank's process makes the key, and the others read it. Only for groups with a GPU of this process."""
-    added, said, made = [], {}, []
-
-    class Module:
-        def unique_id(self, wheel):
-            made.append(wheel)
-            return bytes([len(made)]) * 128
-
-        def add_group(self, wheel, own_process, members, key):
-            added.append((own_process, members, key))
-
-    monkeypatch.setattr(_bootstrap._native, "cuda", Module)
-    monkeypatch.setattr(_kv_store, "kv_set", said.__setitem__)
-    monkeypatch.setattr(_kv_store, "kv_wait", lambda key, timeout_s: (b"\7" * 128).hex())
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    _bootstrap.join_gpu_group.cache_clear()
-    rows = np.array([[2, 3], [4, 5]])
-    for _ in range(2):
-        told = _placement.gpu_groups(gpus(8), rows)
-    assert told.tolist() == [1, 0, 1, 1, 2, 0, 2, 1]
-    assert added == [(1, [(1, 0), (1, 1)], b"\1" * 128)]
-    assert not said, "nobody else needs it"
-    _placement.gpu_groups(gpus(8), np.array([[2, 4]]))
-    assert [bytes.fromhex(key) for key in said.values()] == [b"\2" * 128]
-    _placement.gpu_groups(gpus(8), np.array([[1, 2]]))
-    assert added[2] == (1, [(0, 1), (1, 0)], b"\7" * 128)
-    assert len(made) == 2
-    _bootstrap.join_gpu_group.cache_clear()
 
 
 @pytest.mark.parametrize(

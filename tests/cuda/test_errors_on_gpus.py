@@ -1,13 +1,14 @@
-"""jaxcomm.check() on a fake of the module, and XLA flags that jaxcomm refuses."""
+"""jaxcomm.check() on a fake of the module; XLA flags and versions of jaxlib that jaxcomm refuses on GPUs."""
 
 import sys
 import types
 
 import jax
+import jaxlib
 import pytest
 
 import jaxcomm
-from jaxcomm import _errors, _native
+from jaxcomm import _bootstrap, _errors, _native
 
 FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:2: rank 3 aborted in step 1"]
 
@@ -62,6 +63,7 @@ def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", lambda backend: [])
     monkeypatch.setattr(_native, "cuda", cuda)
+    monkeypatch.setattr(jaxlib, "__version__", "0.11.2")
     expected: tuple = (Reached, None)
     if flags == "CONCURRENT":
         flags = "--xla_foo=1 --xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_bar=2"
@@ -71,3 +73,12 @@ def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(expected[0], match=expected[1]):
         _native.register_cuda.__wrapped__()
+
+
+def test_gpus_need_jaxlib_0_11_2(monkeypatch):
+    """An older one provides no communicators. CPU users, and GPUs that use XLA's collectives, are not affected."""
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(jaxlib, "__version__", "0.11.1")
+    with pytest.raises(ImportError, match=r"0\.11\.2 or later on GPUs, found jaxlib 0\.11\.1: upgrade them, or pass al"):
+        _native.register_cuda.__wrapped__()
+    _bootstrap.register()

@@ -25,7 +25,6 @@ def target():
     module = _native.cuda()
     _native.register()
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="cpu")
-    jax.ffi.register_ffi_type("jaxcomm_fused_call", module.fused_state_type(), platform="cpu")
     jax.ffi.register_ffi_type("jaxcomm_moe_one_shot", module.moe_one_shot_state_type(), platform="cpu")
     for name, stages in module.cuda_targets().items():
         # XLA:CPU has no Prepare and no Initialize.
@@ -48,21 +47,17 @@ def test_attributes_are_read_and_no_gpu_is_an_error(target, name):
         jax.block_until_ready(program(*arguments))
 
 
-FUSED = {name: np.int64(1) for name in ("chunks", "keeps", "scatters", "tf32", "weights")}
-
-
 ONE_SHOT = {name: np.int64(1) for name in ("align", "capacity", "choices", "num_experts", "slots", "tokens")}
 
 
-@pytest.mark.parametrize(("name", "own"), [("fused_matmul", FUSED), ("moe_one_shot", ONE_SHOT)])
-def test_attributes_of_calls_that_are_no_collective_are_read(target, name, own):
-    program, arguments = compiled(target(name), call=CALL, **own)
+def test_attributes_of_calls_that_are_no_collective_are_read(target):
+    program, arguments = compiled(target("moe_one_shot"), call=CALL, **ONE_SHOT)
     with pytest.raises(jax.errors.JaxRuntimeError, match="GPU"):
         jax.block_until_ready(program(*arguments))
-    for missing in own:
-        rest = {attribute: value for attribute, value in own.items() if attribute != missing}
+    for missing in ONE_SHOT:
+        rest = {attribute: value for attribute, value in ONE_SHOT.items() if attribute != missing}
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"psum at here\\.py:1: attribute {missing} is missing"):
-            compiled(target(name), call=CALL, **rest)
+            compiled(target("moe_one_shot"), call=CALL, **rest)
 
 
 def test_groups_must_be_of_equal_size(target):
@@ -70,12 +65,6 @@ def test_groups_must_be_of_equal_size(target):
     text = r"psum at here\.py:1: 3 devices cannot be split into groups of 2"
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         compiled(target("all_reduce"), groups=(0, 1, 2), call=call, **OWN["all_reduce"])
-
-
-def test_members_are_two_numbers_for_each_device(target):
-    with pytest.raises(jax.errors.JaxRuntimeError, match="attribute members is not of two numbers for each device"):
-        compiled(target("all_reduce"), call=CALL, members=np.array([0, 0, 0], np.int32), **OWN["all_reduce"])
-    compiled(target("all_reduce"), call=CALL, members=np.array([0, 0], np.int32), **OWN["all_reduce"])
 
 
 @pytest.mark.parametrize(("name", "missing"), [(name, missing) for name in OWN for missing in OWN[name]])

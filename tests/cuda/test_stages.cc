@@ -18,7 +18,7 @@ namespace {
 using namespace fake;
 
 // Three runs of a call in XLA's stages. `bare`: a rank without collective memory, or -1.
-void RunByXla(bool symmetric_buffers, bool provides, int bare) {
+void RunByXla(bool symmetric_buffers, int bare) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 500;
   Communicator::Configure(20, 4);
@@ -28,8 +28,6 @@ void RunByXla(bool symmetric_buffers, bool provides, int bare) {
   state->spec.algorithm = "direct";
   state->spec.groups = {0, 1, 2};
   state->symmetric_buffers = symmetric_buffers;
-  state->members = {{7, 0}, {7, 1}, {7, 2}};  // not used if XLA provides communicators
-  if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
@@ -38,7 +36,6 @@ void RunByXla(bool symmetric_buffers, bool provides, int bare) {
     xla.state = state;
     xla.stream = stream.handle();
     xla.device = rank.rank;
-    xla.has_extension = provides;
     xla.communicator = &rank;
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
@@ -51,9 +48,9 @@ void RunByXla(bool symmetric_buffers, bool provides, int bare) {
       int32_t* const x = memory.At(memory.InputOf(run));
       int32_t* const y = memory.At(memory.OutputOf(run));
       CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
-      CHECK(xla.num_communicators == provides);
-      CHECK(xla.regions.size() == (symmetric_buffers && provides ? 2 : 0));
-      if (symmetric_buffers && provides) {
+      CHECK(xla.num_communicators == 1);
+      CHECK(xla.regions.size() == (symmetric_buffers ? 2 : 0));
+      if (symmetric_buffers) {
         CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
       }
       if (run == 0) {
@@ -82,18 +79,16 @@ void RunByXla(bool symmetric_buffers, bool provides, int bare) {
 
 // A process reports once that buffers are copied, and why.
 TEST_CASE("calls by XLA's stages") {
-  for (const bool provides : {true, false}) CHECK(Alone([&] { RunByXla(false, provides, 1); }).empty());
-  CHECK(Alone([] { RunByXla(true, true, -1); }).empty());
+  CHECK(Alone([] { RunByXla(false, 1); }).empty());
+  CHECK(Alone([] { RunByXla(true, -1); }).empty());
   const std::string said = "jaxcomm: all_reduce at here.py:1: JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: ";
-  CHECK(Alone([] { RunByXla(true, true, 1); }) == said + "XLA's window is null\n");
-  const std::string without = Alone([] { RunByXla(true, false, 1); });
-  CHECK(Count(without, said + "XLA provides no communicators to FFI handlers") == 1 && Count(without, "copied") == 1);
+  CHECK(Alone([] { RunByXla(true, 1); }) == said + "XLA's window is null\n");
 }
 
 // Prepare reports errors at once. Errors of one device in Initialize are deferred to Execute.
 ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   Communicator::Configure(20, 4);
-  const auto said = [](const char* refused) {
+  const auto said = [](const char* refused, bool provides = true) {
     GpuCallState state;
     state.spec = SpecOf(Collective::kAllReduce, 1);
     state.spec.groups = {0};
@@ -102,6 +97,7 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
     xla.state = &state;
     xla.stream = stream.handle();
     xla.refused = refused;
+    xla.has_extension = provides;
     int32_t x[4] = {}, y[4];
     const std::string prepared = xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4);
     if (!prepared.empty()) return prepared;
@@ -113,6 +109,14 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   CHECK(said("request") == at + "XLA has no communicator for the group: not now");
   CHECK(said("get") == at + "XLA does not provide the group's communicator: not now");
   CHECK(said("") == at + "XLA's communicator is null");
+  const std::string needs = ": jaxcomm needs jax, jaxlib and JAX's CUDA plugin 0.11.2 or later on GPUs";
+  CHECK(said("", false) == at + "XLA provides no communicators to FFI handlers" + needs);
+  XLA_FFI_Api old = {};
+  old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
+  old.api_version.minor_version = 3;
+  const std::vector<int64_t> ids = {0};
+  const Status refused = XlaCollectives(&old, nullptr).Request(DeviceGroups(ids, 1));
+  CHECK(refused.message() == "XLA's FFI 0.3 has no extensions" + needs);
 }
 
 // All later runs use the result of the first preparation, even if a new one would differ: no run plans again.
@@ -221,13 +225,11 @@ ALONE_TEST_CASE("local devices fail together") {
 }
 
 ALONE_TEST_CASE("each device of a call has one process") {
-  const XLA_FFI_Attrs none = {};
   for (const size_t number : {0, 1, 2, 3}) {
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.groups = {0, 1};
     spec.processes.assign(number, 0);
-    std::vector<Member> members;
-    const ffi::Error error = DecodeMembers(spec, ffi::Dictionary(&none), &members);
+    const ffi::Error error = CheckGroups(spec);
     CHECK(error.success() == (number == 0 || number == 2));
     if (error.success()) continue;
     CHECK(error.message() ==

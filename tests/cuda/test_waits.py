@@ -22,7 +22,6 @@ WAITS = {
         "runtime/buffer_places.cc": "memory of a call that has ended",
         "runtime/communicator.cc": "counts of GIN that no kernel has used",
         "runtime/device_call.cc": "the image of a call that has ended",
-        "runtime/fused_matmul.cc": "scratch memory of a product that has ended",
     },
     r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
     # NCCL waits for peers.

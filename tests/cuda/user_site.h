@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
+#include "../../ffi/cuda/runtime/own_communicators.h"
 #include "../../ffi/cuda/xla/user_call.h"
 #include "fakes/xla_frames.h"
 
@@ -192,7 +193,7 @@ struct Sum {
     spec.collective = Collective::kAllReduce;
     spec.group_size = num_ranks;
     spec.asynchronous = asynchronous ? 1 : 0;
-    cuda::Communicator* communicator = Ok(cuda::OwnCommunicators::Get(static_cast<ncclComm_t>(nccl_comm), rank));
+    cuda::Communicator* communicator = Ok(cuda::OwnCommunicator(static_cast<ncclComm_t>(nccl_comm), rank));
     if (asynchronous) communicator = Ok(communicator->AsynchronousLane());
     call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
   }

@@ -36,8 +36,7 @@ def same(result, want):
 
 
 # Algorithms that a group of all ranks refuses: those of GPUs, and those for several nodes or for one.
-ON_GPUS = {"all_gather": "multimem", "psum": "multimem", "pmax": "multimem", "psum_scatter": "multimem",
-           "all_gather_matmul": "fused", "matmul_psum_scatter": "fused"}  # fmt: skip
+ON_GPUS = {"all_gather": "multimem", "psum": "multimem", "pmax": "multimem", "psum_scatter": "multimem"}
 ON_SEVERAL_NODES = dict.fromkeys(
     ("all_to_all", "all_gather", "psum", "pmax", "psum_scatter", "pbroadcast", "barrier"), "hierarchical"
 )

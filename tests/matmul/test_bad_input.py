@@ -39,7 +39,7 @@ def outcome(f):
         (
             lambda: gathers(algorithm="flags")(X, W),
             ValueError,
-            "'flags'; pass one of unfused, direct, ring, fused, xla",
+            "'flags'; pass one of unfused, direct, ring, xla",
         ),
         (lambda: gathers(max_sms=0)(X, W), ValueError, "max_sms must be a positive integer"),
         (lambda: gathers()(X > 0, W > 0), TypeError, "element type bool"),

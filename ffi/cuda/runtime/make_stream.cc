@@ -1,7 +1,5 @@
 #include "cuda/runtime/make_stream.h"
 
-#include <algorithm>
-
 #include "cuda/nccl/check_cuda.h"
 
 namespace jaxcomm {
@@ -10,8 +8,7 @@ namespace {
 
 // Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the other,
 // although peers may need this rank's next segment before they can send. So messages have another priority than the
-// kernels that wait for them. Those of the synchronous lane run on XLA's main stream, of the lowest priority, and on
-// the stream of fused transfers; those of the asynchronous lane on XLA's stream for collectives, of the highest one.
+// kernels that wait for them. Those of the synchronous lane run on XLA's main stream, of the lowest priority; those of the asynchronous lane on XLA's stream for collectives, of the highest one.
 // GPUs have six priorities (0 to -5). With two, the messages of both lanes get the highest.
 int PriorityOf(StreamUse use, int lowest, int highest) {
   switch (use) {
@@ -19,8 +16,6 @@ int PriorityOf(StreamUse use, int lowest, int highest) {
       return highest;
     case StreamUse::kAsynchronousMessages:
       return highest + 1 < lowest ? highest + 1 : highest;
-    case StreamUse::kFusedTransfers:
-      return std::min(highest + 2, lowest);
   }
   return highest;
 }

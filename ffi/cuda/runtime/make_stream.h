@@ -8,8 +8,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Messages between nodes, of each lane; transfers of fused products, whose messages are of the synchronous lane.
-enum class StreamUse { kMessages, kAsynchronousMessages, kFusedTransfers };
+// Messages between nodes, of each lane.
+enum class StreamUse { kMessages, kAsynchronousMessages };
 
 Status MakeStream(StreamUse use, cudaStream_t* stream);
 

@@ -118,9 +118,7 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
   state->symmetric_buffers = attributes.get<int64_t>("symmetric_buffers").has_value();
-  if (ffi::Error error = DecodeMembers(spec, attributes, &state->members); !error.success()) {
-    return ffi::Unexpected(std::move(error));
-  }
+  if (ffi::Error error = CheckGroups(spec); !error.success()) return ffi::Unexpected(std::move(error));
   return state;
 }
 
@@ -151,7 +149,7 @@ void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, cons
 }
 
 ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  Status status = RequestCommunicator(collectives, state->Groups(), state->members);
+  Status status = collectives.Request(state->Groups());
   if (status.ok() && state->symmetric_buffers) {
     const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
     status = buffers.status();

@@ -2,8 +2,21 @@
 
 #include <string>
 
+#include "cuda/runtime/own_communicators.h"
+
 namespace jaxcomm {
 namespace cuda {
+
+StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
+                                        int32_t device) {
+  const StatusOr<void*> of_xla = collectives.Get(groups);
+  JAXCOMM_RETURN_IF_ERROR(of_xla.status());
+  const StatusOr<Communicator*> found = OwnCommunicator(static_cast<ncclComm_t>(*of_xla), device);
+  JAXCOMM_RETURN_IF_ERROR(found.status());
+  if ((*found)->size() == groups.group_size()) return found;
+  return InvalidArgumentError("the group's communicator has " + std::to_string((*found)->size()) +
+                              " ranks, the group " + std::to_string(groups.group_size()));
+}
 
 const DeviceGroups& CallSiteBase::Groups() {
   std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
@@ -31,13 +44,9 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   const Status met = first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);
   JAXCOMM_RETURN_IF_ERROR(met);
-  const StatusOr<Communicator*> found = GetCommunicator(collectives, Groups(), members, device);
+  const StatusOr<Communicator*> found = GetCommunicator(collectives, Groups(), device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator* communicator = *found;
-  if (communicator->size() != spec.group_size) {
-    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
-                                " ranks, the group " + std::to_string(spec.group_size));
-  }
+  Communicator* const communicator = *found;
   // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
   // calls of both lanes. Kernels would wait for each other or take each other's data.
   const std::string number = spec.number > 0 ? " (call " + std::to_string(spec.number + 1) + " of this line)" : "";
@@ -60,16 +69,7 @@ ffi::Error FailureOf(const CallSpec& spec, const Status& failure) {
                     spec.Where() + " can't run, since a call before it failed: " + failure.message());
 }
 
-ffi::Error DecodeMembers(const CallSpec& spec, const ffi::Dictionary& attributes, std::vector<Member>* members) {
-  // Process and number of every GPU of `groups`.
-  if (const auto found = attributes.get<ffi::Span<const int32_t>>("members")) {
-    if (found->size() != 2 * spec.groups.size()) {
-      return Invalid(spec, "attribute members is not of two numbers for each device");
-    }
-    for (size_t i = 0; i < found->size(); i += 2) {
-      members->push_back({static_cast<uint64_t>(found->begin()[i]), found->begin()[i + 1]});
-    }
-  }
+ffi::Error CheckGroups(const CallSpec& spec) {
   if (!spec.processes.empty() && spec.processes.size() != spec.groups.size()) {
     return Invalid(spec, "attribute processes has " + std::to_string(spec.processes.size()) + " devices, groups " +
                              std::to_string(spec.groups.size()));

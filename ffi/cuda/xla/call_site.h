@@ -13,13 +13,18 @@
 #include "common/attributes.h"
 #include "common/status.h"
 #include "cuda/runtime/communicator.h"
-#include "cuda/xla/call_communicator.h"
 #include "cuda/xla/local_rendezvous.h"
 #include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 
 namespace jaxcomm {
 namespace cuda {
+
+// The communicator of a call's group, to which XLA's communicator of this run leads. Stage Initialize, in the first run
+// of a call site only: a later run may have another communicator of XLA, but the call keeps its own. Prepare requests
+// XLA's communicator in every run: XLA locks it for the run, and so orders the calls of all collectives on all ranks.
+// Collective.
+StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups, int32_t device);
 
 struct CallSiteBase {
   const DeviceGroups& Groups();
@@ -31,7 +36,6 @@ struct CallSiteBase {
                                         int64_t run, uint64_t identity);
 
   CallSpec spec;
-  std::vector<Member> members;  // of the groups, if XLA provides no communicators
   std::mutex mutex;
   std::map<int32_t, Status> problems;  // by local device: why its call can't be made, ever
   RunStatus run_status;
@@ -71,8 +75,8 @@ struct CallSite : CallSiteBase {
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem);
 ffi::Error ToFfi(const CallSpec& spec, const Status& status);
 ffi::Error FailureOf(const CallSpec& spec, const Status& failure);
-// Reads the attribute `members`, if there is one, and checks the groups of `spec`.
-ffi::Error DecodeMembers(const CallSpec& spec, const ffi::Dictionary& attributes, std::vector<Member>* members);
+// An error if the devices of `spec` can't form its groups.
+ffi::Error CheckGroups(const CallSpec& spec);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -78,14 +78,12 @@ ffi::ErrorOr<std::unique_ptr<MoeOneShotState>> Instantiate(ffi::Dictionary attri
     if (!found) return ffi::Unexpected(Invalid(state->spec, std::string("attribute ") + name + " is missing"));
     *number = *found;
   }
-  if (ffi::Error error = DecodeMembers(state->spec, attributes, &state->members); !error.success()) {
-    return ffi::Unexpected(std::move(error));
-  }
+  if (ffi::Error error = CheckGroups(state->spec); !error.success()) return ffi::Unexpected(std::move(error));
   return state;
 }
 
 ffi::Error Prepare(MoeOneShotState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  return ToFfi(state->spec, RequestCommunicator(collectives, state->Groups(), state->members));
+  return ToFfi(state->spec, collectives.Request(state->Groups()));
 }
 
 // See call_stages.h.

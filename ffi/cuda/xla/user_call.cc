@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/hash.h"
-#include "cuda/xla/call_communicator.h"
+#include "cuda/xla/call_site.h"
 #include "cuda/xla/user_arguments.h"
 #include "cuda/xla/user_windows.h"
 
@@ -86,13 +86,9 @@ Status FailureOf(const OnDevice& call) {
 // The call on this device, made in its first run. Errors are without the call's name.
 StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& collectives, int32_t device) {
   if (OnDevice* const call = Find(state, device)) return call;
-  const StatusOr<Communicator*> found = GetCommunicator(collectives, *state.split, {}, device);
+  const StatusOr<Communicator*> found = GetCommunicator(collectives, *state.split, device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   Communicator* const communicator = *found;
-  if (communicator->size() != state.group_size) {
-    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
-                                " ranks, the group " + std::to_string(state.group_size));
-  }
   // As the calls of jaxcomm's own (call.cc), with which it shares the communicator.
   JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(state.target + " at " + state.site, Identity(state, device)));
   OnDevice made;

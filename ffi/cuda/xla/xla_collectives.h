@@ -45,9 +45,6 @@ class XlaCollectives {
 
   XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context);
 
-  // Whether XLA provides communicators at all. If not, the functions below return the reason.
-  bool Provides() const { return extension_ != nullptr; }
-
   // Stage Prepare: asks XLA to have the communicator of this device's group ready for the stage Initialize.
   Status Request(const DeviceGroups& groups) const;
   // Stages Initialize and Execute: the communicator, on CUDA an ncclComm_t. Owned by XLA.

@@ -313,7 +313,7 @@ void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>&
 
 StatusOr<cuda::Communicator*> Get(ncclComm_t of_xla) {
   const Rank& rank = Of(of_xla);
-  return cuda::OwnCommunicators::Get(of_xla, rank.group->first_device + rank.rank);
+  return cuda::OwnCommunicator(of_xla, rank.group->first_device + rank.rank);
 }
 
 Stream& OwnStream() {

@@ -322,7 +322,7 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
 }
 
 StatusOr<cuda::Communicator*> Get(Rank& rank) {
-  return cuda::OwnCommunicators::Get(reinterpret_cast<ncclComm_t>(&rank), rank.device());
+  return cuda::OwnCommunicator(reinterpret_cast<ncclComm_t>(&rank), rank.device());
 }
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks) {

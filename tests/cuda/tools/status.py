@@ -118,11 +118,6 @@ FEATURES = (
         "on fakes; schedule by XLA's compiler for GPUs",
         ("test_cuda_lanes", "test_cuda_late_gpus"),
     ),
-    Feature(
-        "fused products: order of the streams, chunks, element types, failures of cuBLASLt",
-        "handlers on fakes",
-        ("test_cuda_fused_matmul", "test_cuda_cublaslt_library"),
-    ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(
         "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",
