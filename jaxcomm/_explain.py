@@ -263,6 +263,7 @@ def explain(
             platform,
             tested=True,
             tested_between_nodes=gin and passed,
+            multimem=True,
             in_place=symmetric_buffers,
             max_channels=config().max_sms,
         )

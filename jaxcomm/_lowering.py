@@ -138,7 +138,7 @@ class Site:
 
     @functools.cached_property
     def windows(self) -> bool:
-        """Whether peers access operands and results where XLA has them. No windows for starts: docs/internals/cuda.md."""
+        """Whether peers access operands and results where XLA has them. Starts have no windows (docs/internals/cuda.md)."""
         return self.platform == "cuda" and not self.call.asynchronous and no_windows(self.mesh) is None
 
     @functools.cached_property

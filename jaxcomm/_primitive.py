@@ -12,7 +12,6 @@ import numpy as np
 from jaxcomm import _check, _compat, _lowering, _xla_hierarchical
 from jaxcomm._dtypes import to_reduce
 from jaxcomm._lowering import Call
-from jaxcomm._lowering import Call
 
 
 class ReduceOp(enum.IntEnum):

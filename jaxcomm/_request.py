@@ -1,7 +1,7 @@
 """The planner's requests of an op: from operand and axis sizes, as explain() and the simulator get them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp

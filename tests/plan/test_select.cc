@@ -18,12 +18,12 @@ Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
 }
 
 // Fails the test if no algorithm fits.
-Choice Selected(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
+Resolution Selected(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
   return ValueOf(Select(request, name, item_bytes, machine));
 }
 
-bool IsNamed(const Choice& choice, const char* name) {
-  const char* chosen = choice.algorithm->name;
+bool IsNamed(const Resolution& choice, const char* name) {
+  const char* chosen = choice.plan->name;
   if (std::strcmp(chosen, name) != 0)
     std::fprintf(stderr, "expected %s: %s, %s\n", name, chosen, choice.reason.c_str());
   return std::strcmp(chosen, name) == 0;
@@ -108,7 +108,7 @@ void CheckPreference(bool apart, double margin) {
       }
       const double ratio = Selected(request, "hierarchical", 4, machine).cost.time_s / least_s;
       if (std::abs(ratio / margin - 1) < 0.06) continue;  // the first of equal costs is compared
-      const Choice choice = Selected(request, "", 4, machine);
+      const Resolution choice = Selected(request, "", 4, machine);
       if (ratio < margin) {
         CHECK(IsNamed(choice, "hierarchical"));
         CHECK(choice.reason.rfind("made for " + std::to_string(nodes) + " nodes of 2 ranks: ", 0) == 0);
@@ -139,7 +139,7 @@ TEST_CASE("plans with more than 64 MiB of scratch come after those with less") {
     return Selected(AskApart(Collective::kReduceScatter, 8, 1, block_count, chunk_count), "", 4, machine);
   };
   // Recursive halving keeps 7 blocks of 4-byte items: 2396745 of them are the last that fit. The ring keeps 8 chunks.
-  const Choice fits = choose(2396745, 1000000), large = choose(2396746, 1000000);
+  const Resolution fits = choose(2396745, 1000000), large = choose(2396746, 1000000);
   CHECK(IsNamed(fits, "recursive_halving") && fits.cost.scratch_bytes == 67108860);
   CHECK(IsNamed(large, "ring") && large.reason.find("(too much scratch)") != std::string::npos);
   CHECK(fits.reason.find("scratch") == std::string::npos);
@@ -169,7 +169,7 @@ TEST_CASE("chunks have 128 KiB, 1 MiB or 8 MiB, whichever gives the lowest cost 
     if (close) continue;
     for (int64_t item_bytes : {1, 4, 16}) {
       const Request request = Ask(Collective::kBroadcast, 1, kRanks, kBytes / item_bytes);
-      const Choice choice = Selected(request, "ring", item_bytes, MakeMachine(kFree, link, link));
+      const Resolution choice = Selected(request, "ring", item_bytes, MakeMachine(kFree, link, link));
       CHECK(choice.request.chunk_count * item_bytes == expected);
       CHECK(std::abs(choice.cost.time_s / time_s(expected) - 1) < 1e-9);
     }
@@ -184,7 +184,7 @@ TEST_CASE("a plan has at most 2^17 chunks of all ranks together") {
   for (int32_t n : {2, 8, 512}) {
     for (int64_t block_bytes : {int64_t{1} << 40, int64_t{1} << 36, (int64_t{1} << 36) + 1}) {
       const Request request = AskApart(Collective::kBroadcast, 1, n, block_bytes);
-      const Choice choice = Selected(request, "direct", 1, machine);
+      const Resolution choice = Selected(request, "direct", 1, machine);
       // Chunks of 128 KiB would be best; otherwise the smallest chunks within the limit.
       const int64_t most = (1 << 17) / n;
       const int64_t least_count = (block_bytes + most - 1) / most;
@@ -194,7 +194,7 @@ TEST_CASE("a plan has at most 2^17 chunks of all ranks together") {
     }
   }
   // More ranks than that: whole blocks.
-  const Choice whole = Selected(AskApart(Collective::kBroadcast, 200000, 1, 1 << 24), "tree", 1, machine);
+  const Resolution whole = Selected(AskApart(Collective::kBroadcast, 200000, 1, 1 << 24), "tree", 1, machine);
   CHECK(whole.request.chunk_count == 1 << 24);
 }
 
@@ -212,7 +212,7 @@ TEST_CASE("a given chunk size is kept, and chunk_count is filled in even for one
 TEST_CASE("the reason names every candidate with its time, the lowest first") {
   Machine machine = MakeMachine(kFree, {1e-6, 1e30, 5e-7}, {});
   machine.launch_s = 1e-5;
-  const Choice choice = Selected(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
+  const Resolution choice = Selected(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
   CHECK(IsNamed(choice, "recursive_doubling") && !choice.ll);
   // 3 messages and 2 signals; 7 messages; 3 messages, of which two wrap, and 2 signals; 7 messages and 6 signals.
   const std::string expected =
@@ -250,7 +250,7 @@ TEST_CASE("LL is used only on machines that support it, and multimem only by nam
   Machine machine = MakeMachine(kFree, link, link);
   Request request = Ask(Collective::kAllReduce, 1, 8, 16);
   request.geometry.multimem = true;
-  Choice choice = Selected(request, "ll", 4, machine);
+  Resolution choice = Selected(request, "ll", 4, machine);
   CHECK(!choice.ll && choice.reason == "asked for; runs step by step, because LL is not available here");
   CHECK(Selected(request, "", 4, machine).reason.find("ll") == std::string::npos);
   machine.ll = LinkModel{1e-9, 1e12, 1e-9};

@@ -1,0 +1,164 @@
+"""One decision: lowering, explain() and the simulator report the same Resolution for the same call."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+from harness import OURS, on_ranks
+
+import jaxcomm
+from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm._core import plan
+from jaxcomm._request import NATIVE
+
+# Arguments besides the axis, for an operand of (16, 3) on 8 ranks.
+ARGUMENTS = {
+    "all_to_all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+    "psum_scatter": {"scatter_dimension": 0, "tiled": True},
+    "ppermute": {"perm": [(r, (r + 1) % 8) for r in range(8)]},
+    "pbroadcast": {"source": 3},
+}
+EXPLAINED = {"ppermute": {"perm": ARGUMENTS["ppermute"]["perm"]}, "pbroadcast": {"source": 3}}
+AXES = ("node", "gpu")
+
+
+def lowered(mesh, op, x, platform, **more):
+    """What Site.resolve answers when a program with the op is lowered."""
+    answers = []
+    resolve = _lowering.Site.resolve
+
+    def record(site, *args, **kwargs):
+        answers.append(resolve(site, *args, **kwargs))
+        return answers[-1]
+
+    def call(x):
+        if op == "ragged_all_to_all":
+            sizes = np.full(8, 2, np.int32)
+            return OURS.ragged_all_to_all(
+                x, x, 2 * np.arange(8), sizes, 2 * np.arange(8), sizes, axis_name=AXES, **more
+            )
+        if op.endswith("_start"):
+            return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op.removesuffix("_start"), {}), **more).done()
+        return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op, {}), **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_lowering.Site, "resolve", record)
+        block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
+        jax.jit(on_ranks(call, mesh)).trace(block).lower(lowering_platforms=(platform,))
+    return answers[-1 if op == "ragged_all_to_all" else 0]
+
+
+def backend(op, algorithm, platform, setting, tested):
+    """The rules in words: docs/guide/choosing.md."""
+    if setting == "xla" or algorithm == "xla":
+        return "xla"
+    if algorithm == "xla_hierarchical":
+        return "composition"
+    if platform == "tpu":
+        return "composition" if algorithm == "hierarchical" else "xla"
+    if platform == "cuda" and algorithm is None and setting is None and not tested:
+        return "xla"
+    return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
+
+
+def test_lowering_and_explain_agree(mesh, monkeypatch):
+    draw = random.Random(20261124)
+    starts = [f"{op}_start" for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")]
+    seen = dict.fromkeys(("xla", "composition", "plan", "rows", "error"), 0)
+    for _ in range(1200):
+        op = draw.choice([*NATIVE, *starts])
+        platform = draw.choice(["cpu", "cpu", "cuda", "cuda", "tpu"])
+        names = [*jaxcomm.algorithms(op), "xla", "xla_hierarchical"]
+        algorithm = draw.choice([None, draw.choice(names)])
+        setting = draw.choice([None, None, None, "xla", "plans"])
+        tested = draw.random() < 0.7
+        max_sms = draw.choice([None, None, 1, 5, 1000])
+        x = jax.ShapeDtypeStruct((16, draw.choice([1, 3, 1000, 60_000])), draw.choice(["float32", "int8", "bfloat16"]))
+        monkeypatch.setattr(_lowering, "config", lambda setting=setting: _config.Config(algorithm=setting))
+        monkeypatch.setattr(_selftest_record, "passed", lambda tested=tested: tested)
+        what = f"{op} {x} {algorithm} {platform} {setting} {tested} {max_sms}"
+        given = {"algorithm": algorithm, "max_sms": max_sms}
+        shape = {"platform": platform, "ranks_per_node": 8} if platform == "cuda" else {}  # GPUs of one host
+        given_to_explain = {**given, **EXPLAINED.get(op.removesuffix("_start"), {}), **shape}
+        try:
+            found = lowered(mesh, op, x, platform, **given)
+        except (ValueError, NotImplementedError) as error:
+            seen["error"] += 1
+            assert op in str(error), what
+            if platform != "tpu" and setting != "xla":
+                with pytest.raises(ValueError):
+                    jaxcomm.explain(op, x, (2, 4), **given_to_explain)
+            continue
+        seen[found.backend] += 1
+        assert found.backend == backend(op, algorithm, platform, setting, tested), what
+        if found.backend in ("xla", "composition"):
+            assert found.algorithm == {"xla": "xla", "composition": "xla_hierarchical"}[found.backend], what
+            if algorithm is not None and setting is None and platform != "tpu":
+                with pytest.raises(ValueError, match="has no plan"):
+                    jaxcomm.explain(op, x, (2, 4), **given_to_explain)
+            continue
+        if "needs other nodes" in found.reason:
+            with pytest.raises(ValueError, match="needs several nodes"):
+                jaxcomm.explain(op, x, (2, 4), **given_to_explain)
+            continue
+        told = jaxcomm.explain(op, x, (2, 4), **given_to_explain)
+        assert (told.algorithm, told.reason, told.sms) == (found.algorithm, found.reason, found.num_channels), what
+        assert told.protocol == (found.protocol if found.ll else "steps"), what
+        request, same = found.request, told._request
+        fields = ["collective", "num_nodes", "ranks_per_node", "block_count", "staged_count"]
+        for field in fields if op == "barrier" else [*fields, "chunk_count"]:
+            assert getattr(request, field) == getattr(same, field), f"{what}: {field}"
+    assert min(seen.values()) >= 10, seen
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, ("xla", "the self-test has not passed on these GPUs")),
+        ({"tested": True}, ("xla", "the self-test has not passed between nodes")),
+        ({"tested": True, "tested_between_nodes": True}, ("plan", "")),
+        ({"setting": "plans"}, ("plan", "")),
+        ({"algorithm": "hierarchical"}, ("composition", "GIN between nodes of these GPUs has not been tested")),
+        ({"algorithm": "hierarchical", "tested_between_nodes": True}, ("plan", "asked for")),
+        ({"algorithm": "ring"}, ("plan", "asked for")),
+        ({"algorithm": "ll"}, ("plan", "asked for; needs other nodes")),  # NVLink may connect the hosts
+        ({"found": True, "setting": "plans"}, "needs GIN, which NCCL does not have here"),
+        ({"found": True, "setting": "plans", "gin": True}, ("plan", "")),
+        ({"found": True, "gin": True, "algorithm": "ll"}, 'algorithm "ll" needs'),
+    ],
+)
+def test_between_hosts_of_gpus(change, expected):
+    """Two hosts of four GPUs: before the run, NCCL has not told how NVLink and GIN connect them."""
+    change = dict(change)
+    attributes = {"group_size": 8, "ranks_per_node": 8, "algorithm": change.pop("algorithm", "")}
+    placement = plan.Placement(ranks_per_node=4, found=change.pop("found", False), gin=change.pop("gin", False))
+    able = plan.Capabilities("cuda", max_channels=32, **change)
+    arguments = ("all_reduce", attributes, "float32", 1 << 16, 1 << 16, placement, able)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            plan.resolve(*arguments)
+        return
+    found = plan.resolve(*arguments)
+    assert (found.backend, expected[1] in found.reason) == (expected[0], True), found.reason
+
+
+# Shared memory of a thread block: 48 KiB. Inside a node: 16 KiB of moves and 4 bytes per expert. Between nodes: 12 KiB,
+# the same, and 12 bytes per 64 choices.
+@pytest.mark.parametrize(
+    ("per_node", "choices", "experts", "fits"),
+    [
+        (8, 1 << 30, 8192, True),
+        (8, 8, 8200, False),
+        (4, 64, 8192, True),
+        (4, 131_072, 3064, True),
+        (4, 131_072 + 64 * 16, 3064, False),
+    ],
+)
+def test_limits_of_row_kernels(per_node, choices, experts, fits):
+    attributes = {"group_size": 8, "ranks_per_node": 8, "choices": 8, "num_experts": experts, "row_count": 4}
+    able = plan.Capabilities("cuda", tested=True, tested_between_nodes=True, max_channels=32)
+    placement = plan.Placement(ranks_per_node=per_node, found=False)
+    found = plan.resolve("dispatch", attributes, "float32", 32, 32, placement, able, choices=choices)
+    assert (found.backend == "rows") is fits
+    assert fits or f"{choices} choices of a rank, 8 per token, and {experts} experts" in found.reason
