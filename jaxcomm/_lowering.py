@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record
+from jaxcomm import _compat, _cost_params, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
+from jaxcomm._processes import bootstrap, placement
 from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
 
@@ -87,43 +88,43 @@ def _place(
     Returns:
       Ranks per node, whether each group is on one node, and the attributes of this platform.
     """
-    _bootstrap.warn_if_alone()
+    bootstrap.warn_if_alone()
     try:
         if platform == "cuda":
             # NCCL finds the nodes of GPUs at run time.
             register_cuda()
             own: dict[str, Any] = {}
-            processes = None if exported else _placement.gpu_processes(mesh, rows)
+            processes = None if exported else placement.gpu_processes(mesh, rows)
             if processes is not None:  # else the GPUs of a process do not meet before the first run
                 own["processes"] = processes
             if not _compat.provides_communicators():
-                own["members"] = _placement.gpu_groups(mesh, rows)
+                own["members"] = placement.gpu_groups(mesh, rows)
             # No windows for starts yet: docs/internals/cuda.md, Lanes.
             elif not call.asynchronous and no_windows(mesh) is None:
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
         register()
         _cost_params.load()
-        placement = _placement.placement(mesh, rows)
+        placed = placement.of_groups(mesh, rows)
     except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     sizes = _axis_sizes(mesh, call)
-    per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
-    own = {"processes": placement.processes}
-    if placement.devices.size and not exported:
-        own["devices"] = placement.devices
-    return per_node, placement.ranks_per_node is None, own
+    per_node = placed.ranks_per_node or ranks_per_node(sizes, call.groups)
+    own = {"processes": placed.processes}
+    if placed.devices.size and not exported:
+        own["devices"] = placed.devices
+    return per_node, placed.ranks_per_node is None, own
 
 
 def no_windows(mesh: AnyMesh) -> str | None:
     """Why XLA makes no windows on its buffers; None if it does. The same in all processes of the mesh.
 
     Raises:
-      RuntimeError: as _bootstrap.symmetric_buffers.
+      RuntimeError: as bootstrap.symmetric_buffers.
     """
     if not _compat.has_windows():
         return "XLA has windows on its buffers from jax 0.12 on"
-    if not _bootstrap.symmetric_buffers(mesh):
+    if not bootstrap.symmetric_buffers(mesh):
         return "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"
     return None
 
@@ -269,7 +270,7 @@ def is_on_one_host(ctx: Any, call: Call) -> bool:
         return True  # lower() raises
     mesh = axis_context.mesh
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    return _placement.gpus_are_on_one_host(mesh, rows)
+    return placement.gpus_are_on_one_host(mesh, rows)
 
 
 def uses_row_kernel(ctx: Any, call: Call, platform: str, names: Sequence[str] = ("direct",)) -> bool:
@@ -387,7 +388,7 @@ def lower(
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
-    may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
+    may_capture = not beside and placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not own_stream and not may_capture:
         # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
         # call in one after the computations beside it.

@@ -15,7 +15,8 @@ from jax import lax
 from products import gathers, lax_gathers, lax_scatters, line_of, normal, scatters, square_loss
 
 import jaxcomm
-from jaxcomm import _bootstrap, _compat, _config, _lowering
+from jaxcomm import _compat, _config, _lowering
+from jaxcomm._processes import bootstrap
 from jaxcomm.matmul import fused
 
 N, M, K, F = 4, 6, 5, 3
@@ -339,7 +340,7 @@ def test_symmetric_buffers(monkeypatch):
     """No windows on XLA's buffers: the transfers begin and end inside of arrays."""
     jax.clear_caches()
     x, w = np.ones((N, M, K), np.float32), np.ones((N, K, F), np.float32)
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     assert "memory_spaces" in lowered(lambda x, w: jaxcomm.psum(x, "i"), x, w)
     text = lowered(gathers(algorithm="fused"), x, w)

@@ -59,9 +59,9 @@ def main(*only: str) -> int:
     from jax.sharding import PartitionSpec as P
 
     import jaxcomm
-    from jaxcomm import _placement
+    from jaxcomm._processes import placement
 
-    _placement.gpu_groups = lambda mesh, rows: np.zeros(2 * rows.size, np.int32)  # no keys of NCCL's
+    placement.gpu_groups = lambda mesh, rows: np.zeros(2 * rows.size, np.int32)  # no keys of NCCL's
     shape = "1x1x8" if jax.__version_info__ >= (0, 12) else "1 x 1 x 8"
     gpus = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology=shape).devices
     mesh = Mesh(np.array(gpus), ("gpu",), axis_types=(AxisType.Auto,))
