@@ -3,14 +3,14 @@
 import importlib.metadata
 
 from jaxcomm import _installed, distributed, moe  # noqa: F401 (_installed: the first import checks the folder)
-from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
 from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
-from jaxcomm._headers import get_cmake_dir, get_include
+from jaxcomm._installed import get_cmake_dir, get_include
 from jaxcomm._pending import Pending
 from jaxcomm._topology import Link, Topology, make_mesh, topology
+from jaxcomm.distributed import register
 from jaxcomm.info import Info, info
 from jaxcomm.matmul import all_gather_matmul, matmul_psum_scatter
 from jaxcomm.ops.all_gather import all_gather, all_gather_start

@@ -15,8 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _cost_params, _kv_store, _placement
+from jaxcomm import _cost_params
 from jaxcomm._core import plan
+from jaxcomm._processes import kv_store, placement
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
 from jaxcomm.ops.psum import psum
@@ -116,7 +117,7 @@ def _groups() -> list[_Group]:
 
     A group that the program does not have is left out.
     """
-    nodes = _placement.nodes()
+    nodes = placement.nodes()
     devices = jax.devices("cpu")
     found = []
     for process in range(jax.process_count()):
@@ -134,7 +135,7 @@ def _groups() -> list[_Group]:
     for scope, members in found:
         names = [next(i for i, ps in enumerate(nodes) if d.process_index in ps) for d in members]
         mesh = Mesh(np.array(members), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        per_node = _placement.ranks_per_node(names) if scope == "network" else len(members)
+        per_node = placement.ranks_per_node(names) if scope == "network" else len(members)
         groups.append(_Group(scope, mesh, per_node))
     return groups
 
@@ -159,7 +160,7 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
 
     once()
     once()  # the first execution builds the plan
-    repetitions = int(_kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
+    repetitions = int(kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
     return statistics.median(once() for _ in range(repetitions))
 
 
@@ -181,7 +182,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
         # Processes with different numbers of processors might choose differently.
-        for algorithm in json.loads(_kv_store.kv_agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
+        for algorithm in json.loads(kv_store.kv_agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
             choice = choices[algorithm]
             if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
                 continue
@@ -276,8 +277,8 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
                 for request, algorithm, cell in measured
             ]
             found = {"links": fitted.links, "launch_s": fitted.launch_s}
-            text = _kv_store.kv_agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
-        found, rows = json.loads(text or _kv_store.kv_wait(key, _LIMIT_S))
+            text = kv_store.kv_agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
+        found, rows = json.loads(text or kv_store.kv_wait(key, _LIMIT_S))
         _cost_params.apply({group.scope: found})
     return found, [Cell(*row) for row in rows]
 
@@ -309,6 +310,6 @@ def calibrate(keep: bool = True) -> Calibration:
         found[group.scope], more = _calibrate_group(group, number)
         cells += more
     path = _cost_params.path() if keep and found else None
-    if path is not None and any(jax.process_index() == processes[0] for processes in _placement.nodes()):
+    if path is not None and any(jax.process_index() == processes[0] for processes in placement.nodes()):
         _cost_params.save(found)
     return Calibration(tuple(cells), path)

@@ -1,7 +1,7 @@
 """Everything that depends on the JAX version or on JAX API that may change.
 
 Written for jax 0.10.2 to 0.12. `jax.interpreters` and `jax.extend` promise no stability. Two functions read private
-state (`jax._src`) and return False if it is missing. _kv_store.py uses the private distributed client.
+state (`jax._src`) and return False if it is missing. _processes/kv_store.py uses the private distributed client.
 """
 
 import contextlib

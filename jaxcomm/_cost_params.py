@@ -8,8 +8,9 @@ import platform
 import warnings
 from typing import Any
 
-from jaxcomm import _core, _kv_store
+from jaxcomm import _core
 from jaxcomm._config import cache_folder, config
+from jaxcomm._processes import kv_store
 
 _FORMAT = 2
 measured: set[str] = set()  # scopes whose parameters are measured
@@ -72,6 +73,6 @@ def _saved() -> str:
 @functools.cache
 def load() -> None:
     """Uses the parameters saved for this machine, if any. All processes use those of the first process to call this."""
-    kept = _kv_store.kv_agree("cost_params", _saved() or "none")
+    kept = kv_store.kv_agree("cost_params", _saved() or "none")
     if kept != "none":
         apply(json.loads(kept)["cost_params"])

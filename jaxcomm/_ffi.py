@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _check, _compat, _lowering, _native, _placement
+from jaxcomm import _check, _compat, _lowering, _native
+from jaxcomm._processes import placement
 
 
 def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, execute: str) -> None:
@@ -189,7 +190,7 @@ def _lower(ctx: Any, *xs: Any, platform: str, user_call: _UserCall) -> Any:
     own: dict[str, Any] = {}
     axis_context = ctx.module_context.axis_context
     if platform == "cuda" and _compat.in_spmd_region(axis_context) and not _compat.is_exported(ctx):
-        processes = _placement.gpu_processes(axis_context.mesh, user_call.rows)
+        processes = placement.gpu_processes(axis_context.mesh, user_call.rows)
         if processes is not None:  # else the GPUs of a process do not meet before the first run
             own["jaxcomm_processes"] = processes
     windows = {name: numbers for name, numbers in user_call.windows.items() if numbers}

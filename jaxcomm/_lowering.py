@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _request, _selftest_record, _xla_hierarchical
+from jaxcomm import _compat, _cost_params, _request, _selftest_record, _xla_hierarchical
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes
 from jaxcomm._native import register, register_cuda
+from jaxcomm._processes import bootstrap
+from jaxcomm._processes import placement as placements
 from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
 
@@ -109,12 +111,12 @@ class Site:
     @functools.cached_property
     def on_one_host(self) -> bool:
         """Whether NVLink may connect all GPUs of each group."""
-        return _placement.gpus_are_on_one_host(self.mesh, self.rows)
+        return placements.gpus_are_on_one_host(self.mesh, self.rows)
 
     @functools.cached_property
-    def _cpus(self) -> _placement.GroupPlacement:
+    def _cpus(self) -> placements.GroupPlacement:
         """The placement on CPUs. Connects this process to the processes of its groups."""
-        return _placement.placement(self.mesh, self.rows)
+        return placements.of_groups(self.mesh, self.rows)
 
     @functools.cached_property
     def placement(self) -> plan.Placement:
@@ -122,13 +124,13 @@ class Site:
             scope = "process" if not self._cpus.processes.size else "network" if self._cpus.ranks_per_node else "node"
             return plan.Placement(scope, self._cpus.ranks_per_node or self.declared_per_node)
         if self.platform == "cuda":  # NCCL finds the nodes at run time
-            return plan.Placement(ranks_per_node=_placement.gpus_per_host(self.mesh, self.rows), found=False)
+            return plan.Placement(ranks_per_node=placements.gpus_per_host(self.mesh, self.rows), found=False)
         return plan.Placement(ranks_per_node=self.declared_per_node)
 
     @functools.cached_property
     def levels(self) -> _xla_hierarchical.Levels | None:
         """Node groups and rail groups; None if the group has one node, or one rank per node."""
-        found = _placement.ranks_per_node_for_xla(self.mesh, self.rows, self.platform)
+        found = placements.ranks_per_node_for_xla(self.mesh, self.rows, self.platform)
         per_node = found or self.declared_per_node
         if per_node in (1, self.group_size):
             return None
@@ -138,7 +140,7 @@ class Site:
 
     @functools.cached_property
     def windows(self) -> bool:
-        """Whether peers access operands and results where XLA has them. Starts have no windows (docs/internals/cuda.md)."""
+        """Whether peers access operands and results where XLA has them. Starts have none (docs/internals/cuda.md)."""
         return self.platform == "cuda" and not self.call.asynchronous and no_windows(self.mesh) is None
 
     @functools.cached_property
@@ -151,7 +153,7 @@ class Site:
         call = self.call
         own: dict[str, Any] = {}
         if self.platform == "cuda":
-            processes = None if self.exported else _placement.gpu_processes(self.mesh, self.rows)
+            processes = None if self.exported else placements.gpu_processes(self.mesh, self.rows)
             if processes is not None:  # else the GPUs of a process do not meet before the first run
                 own["processes"] = processes
             if self.windows:
@@ -174,7 +176,7 @@ class Site:
 
     def connect(self) -> None:
         """Registers the targets and connects the processes of the groups."""
-        _bootstrap.warn_if_alone()
+        bootstrap.warn_if_alone()
         try:
             if self.platform == "cuda":
                 register_cuda()
@@ -245,11 +247,11 @@ def no_windows(mesh: AnyMesh) -> str | None:
     """Why XLA makes no windows on its buffers; None if it does. The same in all processes of the mesh.
 
     Raises:
-      RuntimeError: as _bootstrap.symmetric_buffers.
+      RuntimeError: as bootstrap.symmetric_buffers.
     """
     if not _compat.has_windows():
         return "XLA has windows on its buffers from jax 0.12 on"
-    if not _bootstrap.symmetric_buffers(mesh):
+    if not bootstrap.symmetric_buffers(mesh):
         return "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"
     return None
 

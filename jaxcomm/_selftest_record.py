@@ -14,8 +14,9 @@ from collections.abc import Collection
 
 import jax
 
-from jaxcomm import _kv_store, _native
+from jaxcomm import _native
 from jaxcomm._config import cache_folder
+from jaxcomm._processes import kv_store
 
 _FORMAT = 2  # 1: without started transfers
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
@@ -127,4 +128,4 @@ def passed_between_nodes() -> bool:
 def _agreed(name: str) -> bool:
     own = key()
     found = own is not None and own in _keys(name)
-    return _kv_store.kv_agree(f"selftest/{name}", str(int(found))) == "1"
+    return kv_store.kv_agree(f"selftest/{name}", str(int(found))) == "1"

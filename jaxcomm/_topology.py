@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _cost_params, _placement
+from jaxcomm import _cost_params
 from jaxcomm._core import plan
+from jaxcomm._processes import placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def topology() -> Topology:
     Raises:
       RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S.
     """
-    nodes = _placement.nodes()
+    nodes = placement.nodes()
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
     _cost_params.load()
@@ -115,7 +116,7 @@ def make_mesh(
       ValueError: fewer devices than the mesh needs.
       RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S.
     """
-    node_of = {process: number for number, processes in enumerate(_placement.nodes()) for process in processes}
+    node_of = {process: number for number, processes in enumerate(placement.nodes()) for process in processes}
     devices = jax.devices() if devices is None else devices
     if len(devices) < (size := math.prod(axis_shapes)):
         raise ValueError(f"make_mesh: axis_shapes {tuple(axis_shapes)} need {size} devices, got {len(devices)}")

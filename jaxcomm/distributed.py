@@ -14,13 +14,32 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _bootstrap, _compat, _core, _kv_store, _launchers
-from jaxcomm._bootstrap import register
+from jaxcomm import _compat, _core, _cost_params, _native
+from jaxcomm._processes import bootstrap, kv_store, launchers
 
 __all__ = ["initialize", "register"]
 
 # JAX ends a process that has had no answer from the coordinator for this time. Milliseconds must fit into 32 bits.
 _HEARTBEAT_TIMEOUT_S = 1_000_000
+
+
+def register() -> None:
+    """Registers jaxcomm's FFI targets with JAX's back ends and connects the processes of a jax.distributed program.
+
+    The lowering of a jaxcomm op does this for the processes of its mesh. Call this function in a program that only runs
+    executables from elsewhere (`jax.export.deserialize`, a serialized executable). All processes must call it at about
+    the same time. It starts the CPU back end: if targets are registered earlier, JAX up to 0.12 registers the handlers
+    before the types that they use, and the back end fails.
+
+    Raises:
+      RuntimeError: another process did not connect within JAXCOMM_TIMEOUT_S, is unreachable, or runs another version.
+    """
+    _native.register()
+    with contextlib.suppress(ImportError):  # GPUs without the CUDA module: the lowering of an op raises
+        _native.register_cuda()
+    _cost_params.load()
+    if jax.process_count() > 1:
+        bootstrap.connect(range(jax.process_count()))
 
 
 def initialize(
@@ -64,7 +83,7 @@ def initialize(
       ValueError: the arguments and the environment are incomplete, or contradict each other.
       RuntimeError: jax.distributed is initialized already, or JAX has started its back ends.
     """
-    process = _launchers.detect(os.environ)
+    process = launchers.detect(os.environ)
     address = coordinator_address or (process and process.coordinator) or os.environ.get("JAX_COORDINATOR_ADDRESS")
     detects = options.setdefault("cluster_detection_method", "deactivate") != "deactivate"
     if not detects:
@@ -74,7 +93,7 @@ def initialize(
     if not given and _compat.on_cloud_tpu():
         del options["cluster_detection_method"]
         jax.distributed.initialize(local_device_ids=local_device_ids, **options)
-        return _kv_store.num_processes()
+        return kv_store.num_processes()
     if not given or (num_processes == 1 and address is None):
         return 1
     if not detects and (num_processes is None or process_id is None):
@@ -95,7 +114,7 @@ def initialize(
             "jax.distributed.initialize()"
         )
     if local_device_ids is None and process and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
-        local_device_ids = _launchers.local_devices(process, os.environ)
+        local_device_ids = launchers.local_devices(process, os.environ)
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or _bind_address(host.strip("[]"), port)
     options.setdefault("coordinator_bind_address", bind_address)
     options.setdefault("heartbeat_timeout_seconds", _HEARTBEAT_TIMEOUT_S)
@@ -108,13 +127,13 @@ def initialize(
         local_device_ids=local_device_ids,
         **options,
     )
-    _kv_store.hidden_coordinator = address
-    _kv_store.kv_set(f"pid/{_kv_store.process_id()}", f"{_bootstrap.kernel_id()} {os.getpid()}")
+    kv_store.hidden_coordinator = address
+    kv_store.kv_set(f"pid/{kv_store.process_id()}", f"{bootstrap.kernel_id()} {os.getpid()}")
     # Runs before JAX's own exit handlers.
     atexit.register(
-        _leave, _kv_store.process_id(), _kv_store.num_processes(), options.get("shutdown_timeout_seconds", 300)
+        _leave, kv_store.process_id(), kv_store.num_processes(), options.get("shutdown_timeout_seconds", 300)
     )
-    return _kv_store.num_processes()
+    return kv_store.num_processes()
 
 
 def _leave(own: int, size: int, limit_s: float) -> None:
@@ -125,27 +144,27 @@ def _leave(own: int, size: int, limit_s: float) -> None:
     """
     if not jax.distributed.is_initialized():
         return
-    client, deadline = _kv_store.client(), time.monotonic() + limit_s
+    client, deadline = kv_store.client(), time.monotonic() + limit_s
     waits = not hasattr(sys, "last_value")  # no uncaught exception
     if own == 0:
         if waits:
             for process in range(1, size):
                 _wait(client, f"exit/{process}", deadline, functools.partial(_has_died, client, process))
         with contextlib.suppress(Exception):
-            _kv_store.kv_set("exit/0", "", timeout_s=10)
+            kv_store.kv_set("exit/0", "", timeout_s=10)
         return
     if not _core.relay_has_lost_server():
         with contextlib.suppress(Exception):  # process 0 may have ended
-            _kv_store.kv_set(f"exit/{own}", "", timeout_s=10)
+            kv_store.kv_set(f"exit/{own}", "", timeout_s=10)
             if waits:
                 _wait(client, "exit/0", deadline, _core.relay_has_lost_server)
-    _kv_store.detach()
+    kv_store.detach()
     # Else JAX's call that waits for errors would hold up the end of the service for five seconds, and then end this
     # process with SIGABRT if it is still alive, for example in MPI_Finalize, which waits for process 0.
     _core.close_relay_to_server()
 
 
-def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable[[], bool]) -> None:
+def _wait(client: kv_store.Client, key: str, deadline: float, in_vain: Callable[[], bool]) -> None:
     """Waits for a key. Returns when it is set, at the deadline, when `in_vain()`, or when the service has ended."""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
@@ -156,13 +175,13 @@ def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable
                 return
 
 
-def _has_died(client: _kv_store.Client, process: int) -> bool:
+def _has_died(client: kv_store.Client, process: int) -> bool:
     """Whether a process of this host has ended. False for processes of other hosts."""
     try:
         kernel, _, pid = client.blocking_key_value_get(f"jaxcomm/pid/{process}", 1).partition(" ")
     except jax.errors.JaxRuntimeError:
         return False  # the process has not published its id yet
-    if kernel != _bootstrap.kernel_id():
+    if kernel != bootstrap.kernel_id():
         return False
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -31,7 +31,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _config, _kv_store, _lowering, _selftest_record
+from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm._processes import kv_store
 from jaxcomm.bench import cases
 from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
 
@@ -388,7 +389,7 @@ def _facts(devices: Sequence[Any]) -> dict[str, Any]:
 def _goes_on(report: Report, number: int) -> bool:
     """Whether another test begins. All processes decide as the first of them does."""
     own = report.seconds < _SHARE * report.limit_s
-    return _kv_store.kv_agree(f"selftest/{number}", str(int(own))) == "1"
+    return kv_store.kv_agree(f"selftest/{number}", str(int(own))) == "1"
 
 
 def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> int:
@@ -401,7 +402,7 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
     report.say(HEADER)
     key = report.key = _selftest_record.key() if devices[0].platform == "gpu" else None
     # All processes decide as the first of them does.
-    several = _kv_store.kv_agree("selftest/moe", str(int(key is not None and key["hosts"] == "several"))) == "1"
+    several = kv_store.kv_agree("selftest/moe", str(int(key is not None and key["hosts"] == "several"))) == "1"
     last = _tests_between_nodes(devices) if several else iter(())
     between_nodes = several  # as long as nothing speaks against it
     for number, (row, fill) in enumerate(itertools.chain(tests(devices, sizes, ops), last)):

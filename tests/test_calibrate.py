@@ -90,7 +90,7 @@ def test_the_first_process_of_each_node_saves_the_parameters(kept, monkeypatch, 
     found = {"links": rows(1e6), "launch_s": 1e-5}
     monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(scope="network")])
     monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (found, []))
-    monkeypatch.setattr(calibration._placement, "nodes", lambda: [[0, 1], [2, 3]])
+    monkeypatch.setattr(calibration.placement, "nodes", lambda: [[0, 1], [2, 3]])
     monkeypatch.setattr(jax, "process_index", lambda: process)
     assert jaxcomm.calibrate().path == kept
     assert kept.exists() == keeps
@@ -112,7 +112,7 @@ def test_groups_that_measure(monkeypatch):
 
     def groups(nodes, processes):
         devices = [Device(i, process) for i, process in enumerate(processes)]
-        monkeypatch.setattr(calibration._placement, "nodes", lambda: nodes)
+        monkeypatch.setattr(calibration.placement, "nodes", lambda: nodes)
         monkeypatch.setattr(jax, "devices", lambda platform: devices)
         monkeypatch.setattr(jax, "process_count", lambda: max(processes) + 1)
         return [(g.scope, [d.id for d in g.mesh.devices.flat], g.ranks_per_node) for g in calibration._groups()]
@@ -198,7 +198,7 @@ def test_all_processes_use_the_parameters_of_one(kept, monkeypatch):
             else "none"
         )
 
-    monkeypatch.setattr(_cost_params._kv_store, "kv_agree", kv_agree)
+    monkeypatch.setattr(_cost_params.kv_store, "kv_agree", kv_agree)
     _cost_params.load()
     assert asked == ["none"] and not _cost_params.measured
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})

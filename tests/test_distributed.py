@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _bootstrap, _config, _kv_store, _placement
+from jaxcomm import _config, distributed
+from jaxcomm._processes import bootstrap, kv_store, placement
 
 topology = importlib.import_module("jaxcomm._topology")  # the function has the same name
 VERSION = jaxcomm.__version__
@@ -74,20 +75,20 @@ class Native:
 def world(monkeypatch):
     """This is process 1. Returns a function that sets the node of each process and the published records."""
     store, native = Store(), Native()
-    monkeypatch.setattr(_kv_store, "client", lambda: store)
-    monkeypatch.setattr(_bootstrap, "_core", native)
-    monkeypatch.setattr(_bootstrap, "_records", {})
-    monkeypatch.setattr(_bootstrap, "_connected", set())
-    for module in (_bootstrap, _kv_store):
+    monkeypatch.setattr(kv_store, "client", lambda: store)
+    monkeypatch.setattr(bootstrap, "_core", native)
+    monkeypatch.setattr(bootstrap, "_records", {})
+    monkeypatch.setattr(bootstrap, "_connected", set())
+    for module in (bootstrap, kv_store):
         monkeypatch.setattr(module, "config", lambda: _config.Config(timeout_s=2.5, single_copy=False))
-    monkeypatch.setattr(_bootstrap, "_network_devices", lambda: "")
+    monkeypatch.setattr(bootstrap, "_network_devices", lambda: "")
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    _bootstrap._start_network.cache_clear()
+    bootstrap._start_network.cache_clear()
 
     def start(nodes, version=VERSION):
         monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
-        monkeypatch.setattr(_bootstrap, "node_id", lambda: nodes[1])
+        monkeypatch.setattr(bootstrap, "node_id", lambda: nodes[1])
         for process, node in enumerate(nodes):
             if process != 1:
                 record = f'{{"version": "{version}", "node": "{node}", "address": {{"token": {process}}}}}'
@@ -96,7 +97,7 @@ def world(monkeypatch):
         return types.SimpleNamespace(store=store, native=native)
 
     yield start
-    _bootstrap._start_network.cache_clear()
+    bootstrap._start_network.cache_clear()
 
 
 def mesh_of(processes):
@@ -114,10 +115,10 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
         if not module:
             raise ImportError("jaxcomm was built without CUDA")
 
-    monkeypatch.setattr(_bootstrap._native, "register", lambda: done.append("cpu"))
-    monkeypatch.setattr(_bootstrap._native, "register_cuda", register_cuda)
-    monkeypatch.setattr(_bootstrap._cost_params, "load", lambda: done.append("cost_params"))
-    monkeypatch.setattr(_bootstrap, "connect", lambda others: done.append(list(others)))
+    monkeypatch.setattr(distributed._native, "register", lambda: done.append("cpu"))
+    monkeypatch.setattr(distributed._native, "register_cuda", register_cuda)
+    monkeypatch.setattr(distributed._cost_params, "load", lambda: done.append("cost_params"))
+    monkeypatch.setattr(bootstrap, "connect", lambda others: done.append(list(others)))
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     jaxcomm.register()
     assert done == ["cpu", "cuda", "cost_params", *([[0, 1]] if processes == 2 else [])]
@@ -128,19 +129,19 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
 
 def test_processes_of_one_node_share_memory(world):
     at = world("aab")
-    _bootstrap.connect([0, 1])
+    bootstrap.connect([0, 1])
     assert at.native.calls == [("start_process", 1, "a", False), ("connect_process", 0, "a", {"token": 0})]
     own = at.store.values["jaxcomm/process/1"]
     assert own == f'{{"version": "{VERSION}", "node": "a", "address": {{"token": 7}}}}'
     assert at.store.asked == {"jaxcomm/process/0": 2500}  # milliseconds
-    _bootstrap.connect([0, 1])
+    bootstrap.connect([0, 1])
     assert len(at.native.calls) == 2
 
 
 def test_processes_of_other_nodes_are_reached_through_the_network(world):
     at = world("baba")
     at.store.values["jaxcomm/token"] = "12345"  # another process has set the key
-    _bootstrap.connect([0, 1, 2, 3])
+    bootstrap.connect([0, 1, 2, 3])
     assert at.native.called("start_network") == [(4, 12345)]
     assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
     others = [(0, "b", {"token": 0}), (2, "b", {"token": 2}), (3, "a", {"token": 3})]
@@ -156,7 +157,7 @@ def test_a_process_that_does_not_come(world):
         r"collectives: DEADLINE_EXCEEDED: jaxcomm/process/2$"
     )
     with pytest.raises(RuntimeError, match=message):
-        _bootstrap.connect([0, 2])
+        bootstrap.connect([0, 2])
     assert not at.native.called("connect_process")
 
 
@@ -168,9 +169,9 @@ def test_a_process_that_can_not_be_reached(world):
 
     at.native.connect_process = fail
     with pytest.raises(RuntimeError, match=r"^process 0 can't be reached from process 1: no permission\. .* here 'a'"):
-        _bootstrap.connect([0])
+        bootstrap.connect([0])
     del at.native.connect_process  # the next call tries again
-    _bootstrap.connect([0])
+    bootstrap.connect([0])
     assert len(at.native.called("connect_process")) == 1
 
 
@@ -179,16 +180,16 @@ def test_a_process_with_another_version(world):
     with pytest.raises(
         RuntimeError, match=f"^process 0 runs jaxcomm 9.9, but process 1 runs {VERSION}: install equal versions$"
     ):
-        _bootstrap.connect([0])
+        bootstrap.connect([0])
 
 
 def test_the_first_value_is_agreed_on(world):
     at = world("aa")
-    assert _kv_store.kv_agree("color", "red") == "red"
-    assert _kv_store.kv_agree("color", "blue") == "red"
+    assert kv_store.kv_agree("color", "red") == "red"
+    assert kv_store.kv_agree("color", "blue") == "red"
     assert at.store.asked == {"jaxcomm/color": 2500}
     with pytest.raises(RuntimeError, match=r"^jaxcomm: no process has set shape within 0\.25 s: DEADLINE"):
-        _kv_store.kv_wait("shape", 0.25)
+        kv_store.kv_wait("shape", 0.25)
     assert at.store.asked["jaxcomm/shape"] == 250
 
 
@@ -200,10 +201,10 @@ def test_a_store_that_does_not_answer(world, monkeypatch):
             limits.append(timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_kv_store, "threading", types.SimpleNamespace(Thread=Thread))
+        patch.setattr(kv_store, "threading", types.SimpleNamespace(Thread=Thread))
         at.store.key_value_set = lambda key, value: ended.wait()
         with pytest.raises(RuntimeError, match=r"^the coordinator \(process 0\) did not answer within 2.5 s"):
-            _kv_store.kv_agree("color", "red")
+            kv_store.kv_agree("color", "red")
         ended.set()
     assert limits == [2.5]
 
@@ -212,18 +213,18 @@ def test_a_store_that_does_not_answer(world, monkeypatch):
 
     at.store.key_value_set = fail
     with pytest.raises(OSError, match="broken"):
-        _kv_store.kv_agree("color", "red")
+        kv_store.kv_agree("color", "red")
 
 
 def test_names_of_nodes(monkeypatch):
     """Processes share memory only if boot, namespaces of processes and users, and user are the same."""
-    name = _bootstrap.node_id.__wrapped__
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config())
+    name = bootstrap.node_id.__wrapped__
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config())
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     pid, user = (os.stat(f"/proc/self/ns/{space}").st_ino for space in ("pid", "user"))
     assert name() == f"{boot}:{pid}:{user}:{os.getuid()}"
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(node_id="mine"))
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(node_id="mine"))
     assert name() == "JAXCOMM_NODE_ID=mine"
 
 
@@ -232,7 +233,7 @@ def test_names_of_nodes(monkeypatch):
 
 def test_nodes_in_the_order_of_their_first_process(world):
     world("babac")
-    assert _placement.nodes() == [[0, 2], [1, 3], [4]]
+    assert placement.nodes() == [[0, 2], [1, 3], [4]]
 
 
 def test_mesh_in_the_order_of_nodes(world):
@@ -275,7 +276,7 @@ def test_topology_of_several_nodes(world, monkeypatch):
 )
 def test_placement_of_groups(world, nodes, processes, rows, expected, connected):
     at = world(nodes)
-    found = _placement.placement(mesh_of(processes), np.array(rows))
+    found = placement.of_groups(mesh_of(processes), np.array(rows))
     assert (found.processes.tolist(), found.ranks_per_node) == expected
     ids = [device.id for device in mesh_of(processes).devices.flat]
     assert found.devices.tolist() == ([ids[rank] for row in rows for rank in row] if expected[0] else [])
@@ -286,15 +287,15 @@ def test_processes_of_gpus():
     """In rank order, group after group. Other devices have none: a program for GPUs may be lowered for them."""
     rows = np.array([[0, 2], [3, 1]])
     gpus = jax.sharding.Mesh(np.array([Device(i, p, "gpu") for i, p in enumerate([5, 5, 7, 7])]), ("i",))
-    assert _placement.gpu_processes(gpus, rows).tolist() == [5, 7, 7, 5]
-    assert _placement.gpu_processes(gpus.abstract_mesh, rows) is None
-    assert _placement.gpu_processes(mesh_of([5, 5, 7, 7]), rows) is None
+    assert placement.gpu_processes(gpus, rows).tolist() == [5, 7, 7, 5]
+    assert placement.gpu_processes(gpus.abstract_mesh, rows) is None
+    assert placement.gpu_processes(mesh_of([5, 5, 7, 7]), rows) is None
 
 
 def test_placement_needs_devices(world):
     world("aa")
     with pytest.raises(NotImplementedError, match="AbstractMesh"):
-        _placement.placement(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
+        placement.of_groups(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
 
 
 def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
@@ -306,11 +307,11 @@ def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
             clock[0] += timeout_ms / 1000
             raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: nobody has set it")
 
-    monkeypatch.setattr(_kv_store.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(_kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
-    monkeypatch.setattr(_kv_store, "client", Silent)
+    monkeypatch.setattr(kv_store.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
+    monkeypatch.setattr(kv_store, "client", Silent)
     with pytest.raises(jax.errors.JaxRuntimeError, match="nobody has set it"):
-        _kv_store.kv_get("process/1", 100, "process 1 did not connect")
+        kv_store.kv_get("process/1", 100, "process 1 did not connect")
     assert limits_ms == [30_000, 30_000, 40_000]
     assert capsys.readouterr().err.splitlines() == [
         f"warning: jaxcomm: process 1 did not connect within {waited_s} s; an error follows after 100 s"

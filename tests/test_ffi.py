@@ -12,7 +12,8 @@ from harness import on_ranks
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _bootstrap, _compat, _config, _native, _placement
+from jaxcomm import _compat, _config, _native
+from jaxcomm._processes import bootstrap, placement
 
 X = np.zeros((8, 4), np.float32)
 
@@ -50,7 +51,7 @@ def test_other_options_are_passed_to_jax(mesh):
 
 def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
     """Also of calls under vmap and in a branch. The lowering of jax.ffi.ffi_call alone does not know the devices."""
-    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
+    monkeypatch.setattr(placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
     attribute = "jaxcomm_processes = dense<[0, 1, 0, 1, 0, 1, 0, 1]> : tensor<8xi32>"
     bodies = [
         lambda x: call(x, "node"),
@@ -67,7 +68,7 @@ def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_progra
         f, platforms=["cuda"], disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("mine")]
     )(X)
     assert "jaxcomm_groups" in exported.mlir_module() and "jaxcomm_processes" not in exported.mlir_module()
-    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
+    monkeypatch.setattr(placement, "gpu_processes", lambda mesh, rows: None)
     assert "jaxcomm_processes" not in lowered(bodies[0], mesh)
 
 
@@ -86,7 +87,7 @@ def windows(monkeypatch):
     monkeypatch.setattr(_compat, "has_windows", lambda: True)
 
     def set_to(wanted):
-        monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=wanted))
+        monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=wanted))
 
     set_to(True)
     yield set_to

@@ -13,7 +13,8 @@ import types
 import jax
 import pytest
 
-from jaxcomm import _bootstrap, _compat, _kv_store, _launchers, distributed
+from jaxcomm import _compat, distributed
+from jaxcomm._processes import bootstrap, kv_store, launchers
 
 # Two hosts of two processes, this one the second of the second host, as each launcher says it.
 OPEN_MPI_5 = {
@@ -59,7 +60,7 @@ OURS = ("JAX_", "OMPI_", "PMI", "MPI_", "SLURM_", "CUDA_VISIBLE", "RANK", "WORLD
     ],
 )
 def test_processes_of_each_launcher(environment, expected):
-    found = _launchers.detect(environment)
+    found = launchers.detect(environment)
     assert (found.rank, found.size, found.local_rank, found.local_size, found.coordinator) == expected
 
 
@@ -74,7 +75,7 @@ def test_processes_of_each_launcher(environment, expected):
     ],
 )
 def test_processes_without_a_launcher(environment):
-    assert _launchers.detect(environment) is None
+    assert launchers.detect(environment) is None
 
 
 def test_one_host_needs_no_coordinator(monkeypatch):
@@ -82,20 +83,20 @@ def test_one_host_needs_no_coordinator(monkeypatch):
 
     def open_mpi(rank, job):
         environment = OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-        return _launchers.detect(environment | {"PMIX_NAMESPACE": job}).coordinator
+        return launchers.detect(environment | {"PMIX_NAMESPACE": job}).coordinator
 
     found = [open_mpi(rank, "prterun-vm-1@1") for rank in range(4)]
     host, port = found[0].split(":")
     assert set(found) == {found[0]} and host == "127.0.0.1" and 61440 <= int(port) < 65536
     assert len({open_mpi(0, f"prterun-vm-{job}@1") for job in range(20)}) > 15
-    assert _launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator is None, "no mpiexec above this process"
-    monkeypatch.setattr(_launchers, "_ancestor", lambda name: 17 if name == "hydra_pmi_proxy" else None)
-    assert _launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator.startswith("127.0.0.1:6")
+    assert launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator is None, "no mpiexec above this process"
+    monkeypatch.setattr(launchers, "_ancestor", lambda name: 17 if name == "hydra_pmi_proxy" else None)
+    assert launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator.startswith("127.0.0.1:6")
 
 
 def test_jobs_of_slurm_have_their_own_ports():
     def port(**variables):
-        return _launchers.detect(SLURM | variables).coordinator
+        return launchers.detect(SLURM | variables).coordinator
 
     assert port() == port(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
     assert len({port(), port(SLURM_JOB_ID="4712"), port(SLURM_STEP_ID="1")}) == 3
@@ -103,8 +104,8 @@ def test_jobs_of_slurm_have_their_own_ports():
 
 def test_the_parent_of_this_process():
     name = pathlib.Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    assert _launchers._ancestor(name) in (os.getpid(), os.getppid())
-    assert _launchers._ancestor("no such process") is None
+    assert launchers._ancestor(name) in (os.getpid(), os.getppid())
+    assert launchers._ancestor("no such process") is None
 
 
 @pytest.mark.parametrize(
@@ -115,14 +116,14 @@ def test_the_parent_of_this_process():
     ],
 )  # fmt: skip
 def test_first_host_of_slurm(nodes, first):
-    assert _launchers.first_host(nodes) == first
+    assert launchers.first_host(nodes) == first
 
 
 @pytest.mark.parametrize(
     ("text", "counts"), [("2(x3),1", [2, 2, 2, 1, None]), ("4", [4, None]), ("1,3(x2)", [1, 3, 3, None]), ("", [None])]
 )
 def test_tasks_per_node_of_slurm(text, counts):
-    assert [_launchers.tasks_of_node(text, node) for node in range(len(counts))] == counts
+    assert [launchers.tasks_of_node(text, node) for node in range(len(counts))] == counts
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_tasks_per_node_of_slurm(text, counts):
 )
 def test_nonsense_in_the_environment(environment, message):
     with pytest.raises(ValueError, match=message):
-        _launchers.detect(environment)
+        launchers.detect(environment)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +151,17 @@ def test_nonsense_in_the_environment(environment, message):
     ],
 )  # fmt: skip
 def test_gpus_of_a_process(gpus, local, more, expected):
-    process = _launchers.Process("test", 0, 16, *local)
+    process = launchers.Process("test", 0, 16, *local)
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **more}
-    assert _launchers.local_devices(process, environment) == expected
+    assert launchers.local_devices(process, environment) == expected
 
 
 def test_gpus_are_counted_without_cuda_visible_devices(monkeypatch):
-    monkeypatch.setattr(_launchers.os, "listdir", lambda path: ["0000:01:00.0", "0000:02:00.0"])
-    process = _launchers.Process("test", 0, 2, 1, 2)
-    assert _launchers.local_devices(process, {}) == [1]
-    assert _launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": ""}) is None
-    assert _launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
+    monkeypatch.setattr(launchers.os, "listdir", lambda path: ["0000:01:00.0", "0000:02:00.0"])
+    process = launchers.Process("test", 0, 2, 1, 2)
+    assert launchers.local_devices(process, {}) == [1]
+    assert launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": ""}) is None
+    assert launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
 # The arguments that JAX gets.
@@ -187,10 +188,10 @@ def calls(monkeypatch):
     monkeypatch.setattr(distributed._core, "start_relay", start_relay)
     monkeypatch.setattr(jax.config, "update", lambda name, value: made.append((name, value)))
     monkeypatch.setattr(distributed.atexit, "register", lambda function, *args: made.append(("at exit", *args)))
-    monkeypatch.setattr(_kv_store, "hidden_coordinator", None)
-    monkeypatch.setattr(_kv_store, "process_id", lambda: state.process_id)
-    monkeypatch.setattr(_kv_store, "num_processes", lambda: state.num_processes)
-    monkeypatch.setattr(_kv_store, "kv_set", lambda key, value: made.append((key, value)))
+    monkeypatch.setattr(kv_store, "hidden_coordinator", None)
+    monkeypatch.setattr(kv_store, "process_id", lambda: state.process_id)
+    monkeypatch.setattr(kv_store, "num_processes", lambda: state.num_processes)
+    monkeypatch.setattr(kv_store, "kv_set", lambda key, value: made.append((key, value)))
     return made
 
 
@@ -209,8 +210,8 @@ def test_arguments_of_jax(calls):
         "coordinator_bind_address": "10.1.2.3:4567", "heartbeat_timeout_seconds": 1_000_000,
     }  # fmt: skip
     assert told(calls, "jax_enable_recoverability") == (True,)
-    assert _kv_store.hidden_coordinator == "10.1.2.3:4567"
-    assert told(calls, "pid/1") == (f"{_bootstrap.kernel_id()} {os.getpid()}",)
+    assert kv_store.hidden_coordinator == "10.1.2.3:4567"
+    assert told(calls, "pid/1") == (f"{bootstrap.kernel_id()} {os.getpid()}",)
     assert told(calls, "at exit") == (1, 2, 300)
 
 
@@ -355,9 +356,9 @@ def leave(monkeypatch):
         client.blocking_key_value_get = slow_get
         monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(_kv_store, "client", lambda: client)
-        monkeypatch.setattr(_kv_store, "kv_set", lambda key, value, timeout_s: done.append(key))
-        monkeypatch.setattr(_kv_store, "detach", lambda: done.append("detached"))
+        monkeypatch.setattr(kv_store, "client", lambda: client)
+        monkeypatch.setattr(kv_store, "kv_set", lambda key, value, timeout_s: done.append(key))
+        monkeypatch.setattr(kv_store, "detach", lambda: done.append("detached"))
         monkeypatch.setattr(distributed._core, "relay_has_lost_server", lambda: lost)
         monkeypatch.setattr(distributed._core, "close_relay_to_server", lambda: done.append("closed"))
         distributed._leave(own, 3, limit_s)
@@ -367,7 +368,7 @@ def leave(monkeypatch):
 
 
 def pid(number, kernel=None):
-    return f"{kernel or _bootstrap.kernel_id()} {number}"
+    return f"{kernel or bootstrap.kernel_id()} {number}"
 
 
 @pytest.fixture
@@ -463,12 +464,13 @@ def test_a_script_that_never_calls_it(tmp_path):
 ENDS = """
 import sys, time
 import jax
-from jaxcomm import _kv_store, distributed
+from jaxcomm import distributed
+from jaxcomm._processes import kv_store
 distributed.initialize()
 rank, late = jax.process_index(), int(sys.argv[1])
 if rank == late:
     time.sleep(1.5)  # the other has long come to its end
-    print("still served", _kv_store.kv_agree("late", "yes"), flush=True)
+    print("still served", kv_store.kv_agree("late", "yes"), flush=True)
 else:
     print("ends", flush=True)
     sys.exit(3)

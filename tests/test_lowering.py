@@ -12,8 +12,9 @@ import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
-from jaxcomm import _dtypes, _lowering, _placement, _primitive
+from jaxcomm import _dtypes, _lowering, _primitive
 from jaxcomm._lowering import ranks_per_node, replica_groups
+from jaxcomm._processes import placement
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,11 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
     """Axes declare nodes only inside a node: the memory of other nodes can't be read."""
     places = []
 
-    def placement(mesh, rows):
+    def of_groups(mesh, rows):
         places.append(rows)
-        return _placement.GroupPlacement(np.arange(8, dtype=np.int32), found)
+        return placement.GroupPlacement(np.arange(8, dtype=np.int32), found)
 
-    monkeypatch.setattr(_placement, "placement", placement)
+    monkeypatch.setattr(placement, "of_groups", of_groups)
     (call,) = calls(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
     assert call["ranks_per_node"] == ranks
     np.testing.assert_array_equal(places, [[range(8)]])
@@ -117,10 +118,10 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
 
 
 def test_errors_of_processes_name_the_call(mesh, monkeypatch):
-    def placement(mesh, rows):
+    def of_groups(mesh, rows):
         raise RuntimeError("process 3 did not connect")
 
-    monkeypatch.setattr(_placement, "placement", placement)
+    monkeypatch.setattr(placement, "of_groups", of_groups)
     with pytest.raises(
         RuntimeError, match=r"^jaxcomm: psum at test_lowering.py:\d+ \(<lambda>\): while compiling, process 3"
     ):

@@ -24,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _placement, _request
+from jaxcomm import _request
 from jaxcomm._core import plan
+from jaxcomm._processes import placement
 from jaxcomm.distributed import initialize
 
 SIZES = tuple(512 << (3 * k) for k in range(6))  # 512 B to 16 MiB
@@ -160,12 +161,12 @@ def measure(
       ops: public names.
       say: gets a line now and then.
     """
-    nodes = _placement.nodes()
+    nodes = placement.nodes()
     node_of = {process: i for i, processes in enumerate(nodes) for process in processes}
     devices = sorted(jax.devices("cpu"), key=lambda d: (node_of[d.process_index], d.process_index, d.id))
     n = len(devices)
     scope = "process" if jax.process_count() == 1 else "node" if len(nodes) == 1 else "network"
-    per_node = _placement.ranks_per_node([node_of[d.process_index] for d in devices]) if scope == "network" else n
+    per_node = placement.ranks_per_node([node_of[d.process_index] for d in devices]) if scope == "network" else n
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     machine = plan.machine_of(scope, n, per_node)
     cells: list[_Cell] = []

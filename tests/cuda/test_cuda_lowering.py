@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _bootstrap, _compat, _config, _kv_store, _native, _placement
+from jaxcomm import _compat, _config, _native
+from jaxcomm._processes import bootstrap, kv_store, placement
 
 X = np.zeros((8, 16, 4), np.float32)
 
@@ -111,22 +112,22 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
 def test_calls_between_hosts_are_not_for_cuda_graphs(monkeypatch, hosts, node_id, expected):
     """Two processes of two GPUs each."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(_placement, "config", lambda: _config.Config(node_id=node_id))
+    monkeypatch.setattr(placement, "config", lambda: _config.Config(node_id=node_id))
     several = gpus(4)
     for gpu, host in zip(several.devices, hosts, strict=True):
         if host is not None:
             gpu.slice_index = host
     whole, halves = np.array([[0, 1, 2, 3]]), np.array([[0, 1], [2, 3]])
-    assert _placement.gpus_are_on_one_host(several, whole) == (not expected)
-    assert _placement.gpus_are_on_one_host(several, halves) == (node_id is None)
+    assert placement.gpus_are_on_one_host(several, whole) == (not expected)
+    assert placement.gpus_are_on_one_host(several, halves) == (node_id is None)
     monkeypatch.setattr(jax, "process_count", lambda: 1)
-    assert _placement.gpus_are_on_one_host(several, whole)
+    assert placement.gpus_are_on_one_host(several, whole)
 
 
 @pytest.mark.parametrize("one_host", [True, False])
 def test_the_target_depends_on_the_hosts(monkeypatch, mesh, one_host):
     jax.clear_caches()
-    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: one_host)
+    monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: one_host)
     text = lowered(OPS["all_gather"][0], mesh)
     assert re.findall(r"custom_call @(jaxcomm_\w+)", text) == ["jaxcomm_all_gather" + ("" if one_host else "_eager")]
     jax.clear_caches()
@@ -152,7 +153,7 @@ def test_max_sms(op, mesh):
 def has_windows(monkeypatch):
     """JAXCOMM_SYMMETRIC_BUFFERS=1."""
     jax.clear_caches()  # lowerings without the setting
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     yield
     jax.clear_caches()
 
@@ -190,7 +191,7 @@ def test_no_windows_on_the_cpu(mesh, has_windows, monkeypatch):
 
 
 def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
-    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
+    monkeypatch.setattr(placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
     f = on_ranks(lambda x: OURS.psum(x, "node"), mesh)
     attribute = "processes = dense<[0, 1, 0, 1, 0, 1, 0, 1]> : tensor<8xi32>"
     assert attribute in lowered(lambda x: OURS.psum(x, "node"), mesh)
@@ -198,7 +199,7 @@ def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_progra
     exported = jax.export.export(jax.jit(f), platforms=["cuda"], disabled_checks=checks)(X[: mesh.size])
     assert "custom_call @jaxcomm_all_reduce" in exported.mlir_module()
     assert "processes = dense" not in exported.mlir_module()
-    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
+    monkeypatch.setattr(placement, "gpu_processes", lambda mesh, rows: None)
     assert "processes = dense" not in lowered(lambda x: OURS.psum(x, "node"), mesh)
 
 
@@ -215,14 +216,14 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
         asked.append((key, process))
         return of_others[process]
 
-    monkeypatch.setattr(_bootstrap, "_symmetric_buffers", {})
-    monkeypatch.setattr(_kv_store, "kv_set", said.__setitem__)
-    monkeypatch.setattr(_kv_store, "kv_get_of_process", fetch)
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=own))
+    monkeypatch.setattr(bootstrap, "_symmetric_buffers", {})
+    monkeypatch.setattr(kv_store, "kv_set", said.__setitem__)
+    monkeypatch.setattr(kv_store, "kv_get_of_process", fetch)
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=own))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     for _ in range(2):
-        assert _bootstrap.symmetric_buffers(gpus(6)) == expected
+        assert bootstrap.symmetric_buffers(gpus(6)) == expected
     assert said == {"symmetric_buffers/1": str(int(own))}
     assert asked == ([("symmetric_buffers", 0), ("symmetric_buffers", 2)] if own else []), (
         "each once, and not of process 3"

@@ -8,7 +8,8 @@ import jaxlib
 import pytest
 
 import jaxcomm
-from jaxcomm import _bootstrap, _errors, _native
+from jaxcomm import _errors, _native
+from jaxcomm._processes import bootstrap
 
 FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:2: rank 3 aborted in step 1"]
 
@@ -81,4 +82,4 @@ def test_gpus_need_jaxlib_0_11_2(monkeypatch):
     monkeypatch.setattr(jaxlib, "__version__", "0.11.1")
     with pytest.raises(ImportError, match=r"0\.11\.2 or later on GPUs, found jaxlib 0\.11\.1: upgrade them, or pass al"):
         _native.register_cuda.__wrapped__()
-    _bootstrap.register()
+    bootstrap.register()

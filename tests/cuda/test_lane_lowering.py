@@ -12,7 +12,8 @@ import pytest
 from harness import on_ranks
 
 import jaxcomm
-from jaxcomm import _bootstrap, _compat, _config
+from jaxcomm import _compat, _config
+from jaxcomm._processes import bootstrap
 
 X = np.zeros((8, 16, 4), np.float32)
 STARTS = {
@@ -152,7 +153,7 @@ def test_one_program_for_both_platforms(mesh):
 def test_buffers_of_started_transfers_are_ordinary_memory(mesh, monkeypatch):
     """No windows on them yet: see Lanes in docs/internals/cuda.md."""
     jax.clear_caches()
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     assert "memory_spaces" in lowered(lambda x: jaxcomm.psum(x, "gpu"), mesh)
     text = lowered(lambda x: jaxcomm.psum_start(x, "gpu").done(), mesh)

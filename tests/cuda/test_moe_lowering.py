@@ -13,7 +13,8 @@ from harness import run
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _placement, _selftest_record
+from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm._processes import placement
 from jaxcomm.moe import check, exchange, places, routing
 
 TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
@@ -106,7 +107,7 @@ def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch
     drop = functools.partial(layer, on_overflow="drop")
     advice = r"test_moe_lowering\.py.*on_overflow='raise' works on CPUs, and on GPUs with jaxcomm.*on_overflow='drop'"
     with monkeypatch.context() as hosts:
-        hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+        hosts.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: False)
         assert targets(drop) == ["all_gather_eager"]
         with pytest.raises(NotImplementedError, match=advice):
             text(layer)
@@ -127,7 +128,7 @@ RAILS = ["all_gather_eager", "dispatch_eager", "combine_eager"]
 
 @pytest.fixture
 def several_hosts(monkeypatch):
-    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+    monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: False)
 
 
 def test_hierarchical_calls_of_several_hosts_are_jaxcomms_own_kernels(monkeypatch, several_hosts):

@@ -10,7 +10,7 @@ from harness import assert_same, run
 from test_moe_lowering import calls, targets, text
 
 import jaxcomm
-from jaxcomm import _placement
+from jaxcomm._processes import placement
 from jaxcomm.moe import one_shot, places
 
 TWO_CALLS = ["all_gather", "dispatch"]
@@ -65,7 +65,7 @@ def test_the_gradient_is_a_combine():
 
 
 def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
-    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+    monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: False)
     with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs, and on GPUs with jaxcomm"):
         text(rows)
 

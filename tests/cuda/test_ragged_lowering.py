@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _config, _lowering, _placement
+from jaxcomm import _config, _lowering
+from jaxcomm._processes import placement
 
 ROWS, OUTPUT_ROWS, SLICES = 6, 9, 8
 
@@ -55,7 +56,7 @@ def test_the_gradient_is_made_of_the_same_calls(line):
 
 def test_hosts_and_untested_gpus_use_xlas_collective(line, monkeypatch):
     with monkeypatch.context() as hosts:
-        hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+        hosts.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: False)
         text = lowered(line, exchange)
         assert targets(text) == ["all_gather_eager"] and "@ragged_all_to_all(" in text
         with pytest.raises(

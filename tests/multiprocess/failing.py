@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _kv_store
+from jaxcomm._processes import kv_store
 
 if "STARTED" in os.environ:  # every sum is started and done
     jaxcomm.psum = lambda x, axis: jaxcomm.psum_start(x, axis).done(after=x * 2)
@@ -358,7 +358,7 @@ def watched_by_strangers():
     """Runs collectives and checks their values, until the parent ends it."""
     own, processes = jax.process_index(), range(jax.process_count())
     works(processes)
-    address = _kv_store.client().blocking_key_value_get(network_key(own), 1000)
+    address = kv_store.client().blocking_key_value_get(network_key(own), 1000)
     say("listens", ports=listening_ports(), address=address)
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
@@ -378,12 +378,12 @@ def watched_by_strangers():
 @scenario
 def has_another_token():
     """Acts as processes 0 and 1 of another program, and sends messages to the processes at REAL_ADDRESSES."""
-    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), _kv_store.kv_get_of_process
+    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), kv_store.kv_get_of_process
 
     def forged(key, process):
         return real[process] if key == "network" else fetch(key, process)
 
-    _kv_store.kv_get_of_process = forged
+    kv_store.kv_get_of_process = forged
     attempt(lambda: program(psum)())
     x = jnp.ones((1, 1 << 18), jnp.float32)
     attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
@@ -481,7 +481,7 @@ if __name__ == "__main__":
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
     jax.devices()  # JAX's own exit waits for minutes
-    _kv_store.client().wait_at_barrier("back ends are up", 100_000)
+    kv_store.client().wait_at_barrier("back ends are up", 100_000)
     for name in sys.argv[1:]:
         SCENARIOS[name]()
     say("end")

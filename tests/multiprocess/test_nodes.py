@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxcomm import _placement
+from jaxcomm._processes import placement
 
 SCRIPT = """
 import json, jax
@@ -44,4 +44,4 @@ def test_inner_axis_of_a_mesh_stays_in_a_node(ids, tmp_path):
     [("aabb", 2), ("aaaa", 4), ("abab", 1), ("aaab", 1), ("abcd", 1), ("aabbaa", 1), ("a", 1), ("aabbcc", 2)],
 )
 def test_ranks_per_node_of_a_group(nodes, expected):
-    assert _placement.ranks_per_node(nodes) == expected
+    assert placement.ranks_per_node(nodes) == expected

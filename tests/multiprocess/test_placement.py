@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcomm import _bootstrap, _core, _kv_store, _placement
+from jaxcomm import _core
+from jaxcomm._processes import bootstrap, kv_store, placement
 
 
 class Store:
@@ -47,10 +48,10 @@ def cluster(monkeypatch):
         for process, node in enumerate(nodes):
             record = {"version": "1.0", "node": node, "address": {"of": process}}
             store.key_value_set(f"jaxcomm/process/{process}", json.dumps(record))
-        monkeypatch.setattr(_bootstrap, "_records", {own: {"version": "1.0", "node": nodes[own], "address": {}}})
-        monkeypatch.setattr(_bootstrap, "_connected", set())
-        monkeypatch.setattr(_kv_store, "client", lambda: store)
-        monkeypatch.setattr(_bootstrap, "_start_network", lambda: connected.append("network started"))
+        monkeypatch.setattr(bootstrap, "_records", {own: {"version": "1.0", "node": nodes[own], "address": {}}})
+        monkeypatch.setattr(bootstrap, "_connected", set())
+        monkeypatch.setattr(kv_store, "client", lambda: store)
+        monkeypatch.setattr(bootstrap, "_start_network", lambda: connected.append("network started"))
         monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
         monkeypatch.setattr(jax, "process_index", lambda: own)
         monkeypatch.setattr(jax.sharding, "Mesh", Mesh)
@@ -58,7 +59,7 @@ def cluster(monkeypatch):
             connect_process=lambda process, node, of: connected.append((process, node, of)),
             connect_network=lambda process, address: connected.append((process, address)),
         )
-        monkeypatch.setattr(_bootstrap, "_core", core)
+        monkeypatch.setattr(bootstrap, "_core", core)
         return store, connected
 
     return make
@@ -66,7 +67,7 @@ def cluster(monkeypatch):
 
 def test_nodes_come_in_the_order_of_their_first_process(cluster):
     cluster("babc", 2)
-    assert _placement.nodes() == [[0, 2], [1], [3]]
+    assert placement.nodes() == [[0, 2], [1], [3]]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +87,14 @@ def test_placement(cluster, nodes, devices, rows, ranks_per_node):
     store, _ = cluster(nodes, 1)
     store.values |= {f"jaxcomm/network/{process}": "" for process in range(len(nodes))}
     rows = np.array(rows)
-    found = _placement.placement(Mesh(devices), rows)
+    found = placement.of_groups(Mesh(devices), rows)
     assert found.ranks_per_node == ranks_per_node
     np.testing.assert_array_equal(found.processes, np.array(devices)[rows].reshape(-1))
 
 
 def test_groups_of_this_process_alone_need_no_other(cluster):
     store, connected = cluster("aabb", 1)
-    found = _placement.placement(Mesh([1, 1]), np.array([[0, 1]]))
+    found = placement.of_groups(Mesh([1, 1]), np.array([[0, 1]]))
     assert (len(found.processes), found.ranks_per_node) == (0, None)
     assert store.asked == connected == []
 
@@ -104,9 +105,9 @@ def test_connects_to_the_processes_of_its_groups_once(cluster):
     store.values["jaxcomm/network/3"] = "aGVyZQ=="
     mesh = Mesh([0, 1, 2, 3])
     for _ in range(2):
-        _placement.placement(mesh, np.array([[0, 2], [1, 3]]))
+        placement.of_groups(mesh, np.array([[0, 2], [1, 3]]))
     assert connected == ["network started", (3, "b", 3), (3, b"here")]
-    _placement.placement(mesh, np.array([[0, 1], [2, 3]]))
+    placement.of_groups(mesh, np.array([[0, 1], [2, 3]]))
     assert connected[3:] == [(0, "a", 0)]
 
 
@@ -115,16 +116,16 @@ def test_versions_must_agree(cluster):
     record = json.loads(store.values["jaxcomm/process/0"])
     store.values["jaxcomm/process/0"] = json.dumps({**record, "version": "99.0"})
     with pytest.raises(RuntimeError, match=r"process 0 runs jaxcomm 99\.0, but process 1 runs 1\.0"):
-        _bootstrap.connect([0, 1])
-    assert _bootstrap._connected == set()
+        bootstrap.connect([0, 1])
+    assert bootstrap._connected == set()
 
 
 def test_a_process_that_does_not_show_up_is_named(cluster):
     store, _ = cluster("aa", 1)
     del store.values["jaxcomm/process/0"]
-    timeout_s = _kv_store.config().timeout_s
+    timeout_s = kv_store.config().timeout_s
     with pytest.raises(RuntimeError, match=rf"process 0 did not connect within {timeout_s:g} s .*DEADLINE_EXCEEDED"):
-        _bootstrap.connect([0, 1])
+        bootstrap.connect([0, 1])
     assert store.asked == [("jaxcomm/process/0", int(timeout_s * 1000))]
 
 
@@ -134,40 +135,40 @@ def test_a_process_that_cannot_be_reached_is_named(cluster, monkeypatch):
     def fail(process, node, of):
         raise RuntimeError("no way")
 
-    monkeypatch.setattr(_bootstrap._core, "connect_process", fail)
+    monkeypatch.setattr(bootstrap._core, "connect_process", fail)
     with pytest.raises(RuntimeError, match=r"process 0 can't be reached from process 1: no way.*here 'a'"):
-        _bootstrap.connect([0])
+        bootstrap.connect([0])
     tried = []
-    monkeypatch.setattr(_bootstrap._core, "connect_process", lambda process, node, of: tried.append(process))
-    _bootstrap.connect([0])
-    assert tried == [0] and _bootstrap._connected == {0}
+    monkeypatch.setattr(bootstrap._core, "connect_process", lambda process, node, of: tried.append(process))
+    bootstrap.connect([0])
+    assert tried == [0] and bootstrap._connected == {0}
 
 
 def test_the_first_value_is_agreed_on_between_processes(cluster, monkeypatch):
     cluster("aa", 1)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    assert _kv_store.kv_agree("token", "1") == "1"
-    assert _kv_store.kv_agree("token", "2") == "1"
+    assert kv_store.kv_agree("token", "1") == "1"
+    assert kv_store.kv_agree("token", "2") == "1"
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
-    assert _kv_store.kv_agree("token", "2") == "2"
+    assert kv_store.kv_agree("token", "2") == "2"
 
 
 def test_a_coordinator_that_does_not_answer(monkeypatch):
     ended = threading.Event()
     client = types.SimpleNamespace(key_value_set=lambda key, value: ended.wait(100))
-    monkeypatch.setattr(_kv_store, "client", lambda: client)
-    monkeypatch.setattr(_kv_store, "config", lambda: types.SimpleNamespace(timeout_s=0.1))
+    monkeypatch.setattr(kv_store, "client", lambda: client)
+    monkeypatch.setattr(kv_store, "config", lambda: types.SimpleNamespace(timeout_s=0.1))
     with pytest.raises(RuntimeError, match=r"process 0\) did not answer within 0.1 s \(JAXCOMM_TIMEOUT_S\)"):
-        _kv_store.kv_set("key", "value")
+        kv_store.kv_set("key", "value")
     ended.set()
 
     def fail(key, value):
         raise OSError("oops")
 
     client.key_value_set = fail
-    monkeypatch.setattr(_kv_store, "config", lambda: types.SimpleNamespace(timeout_s=100))
+    monkeypatch.setattr(kv_store, "config", lambda: types.SimpleNamespace(timeout_s=100))
     with pytest.raises(OSError, match="oops"):
-        _kv_store.kv_set("key", "value")
+        kv_store.kv_set("key", "value")
 
 
 def test_the_real_module_has_all_names_of_the_fake():

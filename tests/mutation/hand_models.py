@@ -8,7 +8,11 @@ MODEL, TRAIN = "models/moe/model.py", "models/lm/train.py"
 DROPLESS, LAYER = "models/moe/dropless.py", "tests/models/test_moe.py::test_layer_matches_dense_reference"
 GENERATE = "tests/models/test_moe_generate.py::test_greedy_text_is_that_of_one_device"
 RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
-BOOTSTRAP, KV_STORE, PLACED = "jaxcomm/_bootstrap.py", "jaxcomm/_kv_store.py", "jaxcomm/_placement.py"
+BOOTSTRAP, KV_STORE, PLACED = (
+    "jaxcomm/_processes/bootstrap.py",
+    "jaxcomm/_processes/kv_store.py",
+    "jaxcomm/_processes/placement.py",
+)
 PLACEMENT = "tests/multiprocess/test_placement.py"
 
 MUTANTS = [

@@ -121,7 +121,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls between hosts may be captured into graphs",
-        "jaxcomm/_placement.py",
+        "jaxcomm/_processes/placement.py",
         "if not isinstance(mesh, jax.sharding.Mesh) or config().node_id is not None:\n        return False",
         "if not isinstance(mesh, jax.sharding.Mesh) or config().node_id is not None:\n        return True",
         "tests/cuda/test_cuda_lowering.py::test_calls_between_hosts_are_not_for_cuda_graphs",
@@ -350,7 +350,7 @@ MUTANTS = [
     ),
     Mutant(
         "loopback of the own name taken for the way to others",
-        "jaxcomm/_interfaces.py",
+        "jaxcomm/_processes/interfaces.py",
         'is_loopback and own != host and host != "localhost":',
         "is_loopback and own != host and own == host:",
         "tests/test_interfaces.py",
@@ -386,8 +386,8 @@ MUTANTS = [
     Mutant(
         "parameters of the first process alone",
         "jaxcomm/_cost_params.py",
-        'kept = _kv_store.kv_agree("cost_params", _saved() or "none")',
-        'kept = _saved() or _kv_store.kv_agree("cost_params", "none")',
+        'kept = kv_store.kv_agree("cost_params", _saved() or "none")',
+        'kept = _saved() or kv_store.kv_agree("cost_params", "none")',
         "tests/test_calibrate.py",
     ),
     Mutant(

@@ -23,19 +23,19 @@ TESTS = {
     "jaxcomm/_ffi_version.py": ["tests/test_ffi_version.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
     "jaxcomm/_installed.py": ["tests/test_installed.py"],
-    "jaxcomm/_interfaces.py": ["tests/test_interfaces.py"],
+    "jaxcomm/_processes/interfaces.py": ["tests/test_interfaces.py"],
     "jaxcomm/_lowering.py": ["tests/test_lowering.py", LOWERING_FOR_CUDA, "tests/ops/test_psum.py"],
     "jaxcomm/_native.py": ["tests/test_headers.py", LOWERING_FOR_CUDA, "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
-    "jaxcomm/_bootstrap.py": [
+    "jaxcomm/_processes/bootstrap.py": [
         "tests/test_distributed.py",
         "tests/multiprocess/test_placement.py",
         LOWERING_FOR_CUDA,
         "tests/multiprocess/test_launchers.py",
     ],
-    "jaxcomm/_kv_store.py": ["tests/test_distributed.py", "tests/multiprocess/test_placement.py"],
-    "jaxcomm/_launchers.py": ["tests/test_initialize.py"],
-    "jaxcomm/_placement.py": [
+    "jaxcomm/_processes/kv_store.py": ["tests/test_distributed.py", "tests/multiprocess/test_placement.py"],
+    "jaxcomm/_processes/launchers.py": ["tests/test_initialize.py"],
+    "jaxcomm/_processes/placement.py": [
         "tests/test_distributed.py",
         "tests/multiprocess/test_placement.py",
         "tests/multiprocess/test_compilation_cache.py",

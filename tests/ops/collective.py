@@ -12,8 +12,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import jaxcomm
-from jaxcomm import _lowering, _placement
+from jaxcomm import _lowering
 from jaxcomm._core import plan
+from jaxcomm._processes import placement
 from jaxcomm._request import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
@@ -46,7 +47,7 @@ def make_mesh(sizes, devices=None):
 def fitting(op, sizes, axes):
     """The algorithms that support a group over these axes of a mesh {axis: size} of the first devices."""
     rows = _lowering.replica_groups(tuple(sizes), tuple(sizes.values()), axes, None)
-    per_node = {_placement.ranks_per_node(row // (8 // NUM_NODES)) for row in rows}
+    per_node = {placement.ranks_per_node(row // (8 // NUM_NODES)) for row in rows}
     one_node = per_node == {rows.shape[1]}
     if one_node:
         per_node = {_lowering.ranks_per_node(tuple(sizes[a] for a in axes), None)}

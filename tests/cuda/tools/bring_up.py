@@ -20,7 +20,7 @@ import sys
 from on_gpu import COMMAND_BUFFERS, GPU, Machine
 from runner import Part, Runner
 
-from jaxcomm import _launchers
+from jaxcomm._processes import launchers
 
 LIMIT_S = 180
 SELFTEST = ("-m", "jaxcomm.selftest", "--timeout", "150")
@@ -72,7 +72,7 @@ RUNGS = {
 def climb(name: str, out: pathlib.Path, platform: str, patience: float) -> int:
     """Runs one rung. Under a launcher, only process 0 writes the record; others use a folder of their own."""
     rung = RUNGS[name]
-    process = _launchers.detect(os.environ)
+    process = launchers.detect(os.environ)
     rank = int(os.environ.get("JAX_PROCESS_ID", process.rank if process else 0))
     if rank > 0:
         out = out / f"rank-{rank}"

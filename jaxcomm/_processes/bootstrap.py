@@ -6,7 +6,6 @@ shared memory and a random token. If the program spans several nodes, the proces
 
 import atexit
 import base64
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -21,32 +20,14 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _compat, _core, _cost_params, _interfaces, _kv_store, _native
+from jaxcomm import _compat, _core, _native
 from jaxcomm._config import config
+from jaxcomm._processes import interfaces, kv_store
 from jaxcomm._typing import AnyMesh
 
 _lock = threading.RLock()
 _records: dict[int, dict[str, Any]] = {}  # process -> its record, if read; includes this process
 _connected: set[int] = set()
-
-
-def register() -> None:
-    """Registers jaxcomm's FFI targets with JAX's back ends and connects the processes of a jax.distributed program.
-
-    The lowering of a jaxcomm op calls this function. Call it yourself in a program that only runs executables from
-    elsewhere (`jax.export.deserialize`, a serialized executable). All processes must call it at about the same time.
-    It starts the CPU back end: if targets are registered earlier, JAX up to 0.12 registers the handlers before the
-    types that they use, and the back end fails.
-
-    Raises:
-      RuntimeError: another process did not connect within JAXCOMM_TIMEOUT_S, is unreachable, or runs another version.
-    """
-    _native.register()
-    with contextlib.suppress(ImportError):  # GPUs without the CUDA module: the lowering of an op raises
-        _native.register_cuda()
-    _cost_params.load()
-    if jax.process_count() > 1:
-        connect(range(jax.process_count()))
 
 
 @functools.cache
@@ -100,7 +81,7 @@ def _publish_record() -> None:
         "node": node_id(),
         "address": _core.start_process(own, node_id(), config().single_copy),
     }
-    _kv_store.kv_set(f"process/{own}", json.dumps(record))
+    kv_store.kv_set(f"process/{own}", json.dumps(record))
     _records[own] = record
 
 
@@ -112,7 +93,7 @@ def read_records(processes: Iterable[int]) -> None:
         for process in processes:
             if process in _records:
                 continue
-            record = json.loads(_kv_store.kv_get_of_process("process", process))
+            record = json.loads(kv_store.kv_get_of_process("process", process))
             if record["version"] != (ours := _records[own]["version"]):
                 raise RuntimeError(
                     f"process {process} runs jaxcomm {record['version']}, but process {own} runs {ours}: install "
@@ -139,15 +120,15 @@ def _network_devices() -> str:
         return "" if devices == "all" else devices
     if _core.has_rdma():
         return ""  # UCX itself finds the devices that reach a peer
-    address = _kv_store.coordinator_address()
-    return (address and _interfaces.interface_to(address)) or ""
+    address = kv_store.coordinator_address()
+    return (address and interfaces.interface_to(address)) or ""
 
 
 @functools.cache
 def _start_network() -> None:
     """Makes this process reachable from other nodes."""
     own = jax.process_index()
-    token = int(_kv_store.kv_agree("token", str(secrets.randbits(64))))
+    token = int(kv_store.kv_agree("token", str(secrets.randbits(64))))
     library, devices = config().ucx_library or "", _network_devices()
     try:
         address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)
@@ -156,7 +137,7 @@ def _start_network() -> None:
             f"jaxcomm: the program spans several nodes, but the network between them can't be opened: {error}. "
             "`pip install jaxcomm[hosts]` installs UCX with TCP"
         ) from error
-    _kv_store.kv_set(f"network/{own}", base64.b64encode(address).decode())
+    kv_store.kv_set(f"network/{own}", base64.b64encode(address).decode())
 
 
 def connect(processes: Iterable[int]) -> None:
@@ -177,7 +158,7 @@ def connect(processes: Iterable[int]) -> None:
             try:
                 _core.connect_process(process, record["node"], **record["address"])
                 if record["node"] != node:
-                    _core.connect_network(process, base64.b64decode(_kv_store.kv_get_of_process("network", process)))
+                    _core.connect_network(process, base64.b64decode(kv_store.kv_get_of_process("network", process)))
             except RuntimeError as error:
                 raise RuntimeError(
                     f"process {process} can't be reached from process {own}: {error}. (Processes with equal node "
@@ -207,8 +188,8 @@ def symmetric_buffers(mesh: AnyMesh) -> bool:
         own = jax.process_index()
         if own not in _symmetric_buffers:
             _symmetric_buffers[own] = str(int(wanted))
-            _kv_store.kv_set(f"symmetric_buffers/{own}", _symmetric_buffers[own])
+            kv_store.kv_set(f"symmetric_buffers/{own}", _symmetric_buffers[own])
         others = {device.process_index for device in devices} - _symmetric_buffers.keys()
         for process in sorted(others) if wanted else []:
-            _symmetric_buffers[process] = _kv_store.kv_get_of_process("symmetric_buffers", process)
+            _symmetric_buffers[process] = kv_store.kv_get_of_process("symmetric_buffers", process)
         return wanted and all(_symmetric_buffers[device.process_index] == "1" for device in devices)

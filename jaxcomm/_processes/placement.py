@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterable
 import jax
 import numpy as np
 
-from jaxcomm import _bootstrap, _compat
+from jaxcomm import _compat
 from jaxcomm._config import config
+from jaxcomm._processes import bootstrap
 from jaxcomm._typing import AnyMesh
 
 
@@ -18,10 +19,10 @@ def nodes() -> list[list[int]]:
     """The processes of each node, ordered by first process. All processes must call it."""
     if jax.process_count() == 1:
         return [[0]]
-    _bootstrap.read_records(range(jax.process_count()))
+    bootstrap.read_records(range(jax.process_count()))
     by_name: dict[str, list[int]] = {}
     for process in range(jax.process_count()):
-        by_name.setdefault(_bootstrap.node_of(process), []).append(process)
+        by_name.setdefault(bootstrap.node_of(process), []).append(process)
     return list(by_name.values())
 
 
@@ -67,9 +68,9 @@ def ranks_per_node_for_xla(mesh: AnyMesh, rows: np.ndarray, platform: str) -> in
     devices = mesh.devices.reshape(-1)
     if platform != "cpu":
         return _ranks_per_node_of_groups([_host(device) for device in devices[row]] for row in rows)
-    _bootstrap.read_records(sorted({device.process_index for device in devices}))
+    bootstrap.read_records(sorted({device.process_index for device in devices}))
     return _ranks_per_node_of_groups(
-        [_bootstrap.node_of(device.process_index) for device in devices[row]] for row in rows
+        [bootstrap.node_of(device.process_index) for device in devices[row]] for row in rows
     )
 
 
@@ -86,7 +87,7 @@ def _leave_compilation_cache() -> None:
         )
 
 
-def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
+def of_groups(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     """Placement of the replica groups `rows`. Connects this process to the processes of its groups."""
     nowhere_else = GroupPlacement(np.empty(0, np.int32), None)
     if jax.process_count() == 1:
@@ -100,9 +101,9 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     if (processes == own).all():
         return nowhere_else
     _leave_compilation_cache()
-    _bootstrap.read_records(sorted({int(p) for p in processes.flat}))
-    _bootstrap.connect(sorted({int(p) for row in processes if own in row for p in row}))
-    per_node = _ranks_per_node_of_groups([_bootstrap.node_of(int(p)) for p in row] for row in processes)
+    bootstrap.read_records(sorted({int(p) for p in processes.flat}))
+    bootstrap.connect(sorted({int(p) for row in processes if own in row for p in row}))
+    per_node = _ranks_per_node_of_groups([bootstrap.node_of(int(p)) for p in row] for row in processes)
     ids = [device.id for device in mesh.devices.flat]
     return GroupPlacement(processes.reshape(-1), per_node, np.array(ids, np.int32)[rows.reshape(-1)])
 
