@@ -1,0 +1,227 @@
+"""algorithm="xla_hierarchical": values, derivatives, and the collectives in the compiled program."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import LAX, OURS, assert_same, on_ranks, run
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import _config, _placement, _xla_hierarchical
+
+NAME = "xla_hierarchical"
+AXES = ("node", "gpu")
+# Arguments on a block of (24, 3), and the collectives of XLA in their order: "node" or "rail", and its kind.
+OPS = {
+    "all_to_all": ({"split_axis": 0, "concat_axis": 1, "tiled": True}, "node all-to-all, rail all-to-all"),
+    "all_gather": ({"axis": 1, "tiled": True}, "rail all-gather, node all-gather"),
+    "psum_scatter": ({"scatter_dimension": 0, "tiled": True}, "node reduce-scatter, rail reduce-scatter"),
+    "psum": ({}, "node reduce-scatter, rail all-reduce, node all-gather"),
+    "pmean": ({}, "node reduce-scatter, rail all-reduce, node all-gather"),
+    "pmax": ({}, "node all-to-all, rail all-reduce, node all-gather"),
+    "pmin": ({}, "node all-to-all, rail all-reduce, node all-gather"),
+    "pbroadcast": ({"source": 4}, "node all-to-all, rail all-to-all, rail all-gather, node all-gather"),
+}
+
+
+def grid(nodes, local):
+    devices = np.array(jax.devices()[: nodes * local]).reshape(nodes, local)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def results(library, x, axes, **more):
+    """Values, a batch, and gradients of all ops on integers that every type holds exactly."""
+    floats = jnp.issubdtype(x.dtype, jnp.floating)
+    more = {"algorithm": NAME, **more} if library is OURS else more
+    found = {}
+    for op, (arguments, _) in OPS.items():
+        if op == "pbroadcast" and "axis_index_groups" in more:
+            continue
+        f = functools.partial(getattr(library, op), axis_name=axes, **arguments, **more)
+        found[op] = f(x)
+        if "axis_index_groups" not in more:  # jax.lax has no batches in groups
+            found[op, "vmap"] = jax.vmap(f)(jnp.stack([x, x + 1]))
+        if floats and op not in ("pmax", "pmin", "pmean"):
+            y, back = jax.vjp(f, x)
+            found[op, "gradient"] = back(y)
+    return {str(key): value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16"])
+@pytest.mark.parametrize("axes", [AXES, AXES[::-1]], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2), (2, 3)], ids=str)
+def test_bits_equal_those_of_lax(rng, sizes, axes, dtype):
+    x = jnp.asarray(rng.integers(-3, 4, (np.prod(sizes), 24, 3)), dtype)
+    got, want = run(lambda x: [results(library, x, axes) for library in (OURS, LAX)], grid(*sizes), x, check_vma=False)
+    assert_same(got, want, bits=True)
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 3, 1, 5], [0, 2, 6, 4]]], ids=str)
+@pytest.mark.parametrize("axes", [("gpu",), AXES], ids=str)
+def test_groups_on_nodes_that_the_placement_finds(mesh, line, rng, monkeypatch, axes, groups):
+    monkeypatch.setattr(_placement, "ranks_per_node_for_xla", lambda *_: 2)
+    x = rng.integers(-3, 4, (8, 24, 3)).astype(np.float32)
+    more = {} if groups is None else {"axis_index_groups": groups}
+
+    def body(x):
+        return [results(library, x, axes, **more) for library in (OURS, LAX)]
+
+    got, want = run(body, line if len(axes) == 1 else mesh, x, check_vma=False)
+    assert_same(got, want, bits=True)
+    assert collectives(lowered("psum", line, ("gpu",), **more).compile(), 2, groups) == OPS["psum"][1]
+
+
+def test_varying_types_and_special_values(mesh):
+    """Data that only moves keeps its bits: NaN payloads and signed zeros."""
+    x = np.resize(np.array([0x7FC12345, 0x80000000, 0xFF800001, 1], np.uint32), (8, 24, 3)).view(np.float32)
+
+    def body(x):
+        ops = {op: functools.partial(getattr(OURS, op), **OPS[op][0]) for op in ("all_to_all", "pbroadcast")}
+        return [{op: f(x, AXES, algorithm=a) for op, f in ops.items()} for a in (NAME, "direct")]
+
+    assert_same(*run(body, mesh, x), bits=True)
+    ones = np.ones((8, 5), np.float32)
+    assert_same(run(lambda x: OURS.psum(x, AXES, algorithm=NAME), mesh, ones), 8 * ones)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,), (7,)], ids=str)
+def test_sizes_that_no_rank_divides(mesh, rng, shape):
+    x = rng.integers(-3, 4, (8, *shape)).astype(np.int32)
+    got = run(
+        lambda x: [
+            OURS.psum(x, AXES, algorithm=NAME),
+            OURS.pmin(x, AXES, algorithm=NAME),
+            OURS.pbroadcast(x, AXES, 5, algorithm=NAME),
+        ],
+        mesh,
+        x,
+    )
+    for y, want in zip(got, (x.sum(0), x.min(0), x[5]), strict=True):
+        np.testing.assert_array_equal(y, np.broadcast_to(want, x.shape))
+
+
+def test_started_calls(mesh):
+    x = np.arange(8.0, dtype=np.float32)
+    got = run(lambda x: OURS.psum_start(x, AXES, algorithm=NAME).done(), mesh, x)
+    np.testing.assert_array_equal(got, np.full(8, 28))
+
+
+def lowered(op, mesh, axes, platform="cpu", elements=72, **more):
+    """The program of one call on a block of (24, 3), or with another number of columns."""
+    f = on_ranks(lambda x: getattr(OURS, op)(x, axes, algorithm=NAME, **OPS[op][0], **more), mesh, check_vma=False)
+    x = jax.ShapeDtypeStruct(
+        (mesh.size, 24, elements // 24), np.float32, sharding=jax.NamedSharding(mesh, P(mesh.axis_names))
+    )
+    return jax.jit(f).trace(x).lower(lowering_platforms=(platform,))
+
+
+def sent_bytes(kind, size, n):
+    """Bytes that one rank sends or reads, where its results have `size` bytes."""
+    factor = {
+        "all-reduce": 2 * (n - 1) / n,
+        "reduce-scatter": n - 1,
+        "all-gather": (n - 1) / n,
+        "all-to-all": (n - 1) / n,
+    }
+    return round(factor[kind] * size)
+
+
+def calls(compiled):
+    """Kind, groups and bytes of results of the collectives of a program, in the order in which they run."""
+    found = []
+    text = compiled.as_text()
+    pattern = r"= (.*?) (all-reduce|reduce-scatter|all-gather|all-to-all)\(.*replica_groups=(\{\{.*?\}\}|\[\S+)"
+    for types, kind, groups in re.findall(pattern, text):
+        size = sum(
+            4 * int(np.prod([int(n) for n in shape.split(",") if n])) for shape in re.findall(r"f32\[([\d,]*)\]", types)
+        )
+        found.append((kind, expanded(groups), size))
+    others = re.findall(
+        r"collective-\w+|all-\w+|reduce-scatter|custom-call", re.sub(r"metadata=\{.*?\}|%[\w.-]+", "", text)
+    )
+    assert len(others) == len(found), others
+    return found
+
+
+def expanded(groups):
+    """Groups as XLA prints them: {{0,1},{2,3}}, or [2,2]<=[4], or [2,2]<=[2,2]T(1,0)."""
+    if groups.startswith("{"):
+        return [[int(i) for i in row.split(",")] for row in re.findall(r"[\d,]+(?=\})", groups)]
+    shape, source, order = re.match(r"\[(.*?)\]<=\[(.*?)\](?:T\((.*?)\))?", groups).groups()
+    sizes = [int(i) for i in source.split(",")]
+    ids = np.arange(np.prod(sizes)).reshape(sizes)
+    if order:
+        ids = ids.transpose([int(i) for i in order.split(",")])
+    return ids.reshape([int(i) for i in shape.split(",")]).tolist()
+
+
+def collectives(compiled, local, groups=None):
+    """As in OPS. The replica groups must be the node groups or the rail groups."""
+    members = [list(range(8))] if groups is None else groups
+    nodes = [group[i : i + local] for group in members for i in range(0, len(group), local)]
+    rails = [group[i::local] for group in members for i in range(local)]
+    names = {str(nodes): "node", str(rails): "rail"}
+    return ", ".join(f"{names[str(found)]} {kind}" for kind, found, _ in calls(compiled))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("min_chunk_bytes", [None, 64])
+def test_program_has_the_collectives_and_bytes_of_the_plan(mesh, monkeypatch, op, min_chunk_bytes):
+    """Chunks change neither groups nor bytes."""
+    if min_chunk_bytes:
+        monkeypatch.setattr(_xla_hierarchical, "_MIN_CHUNK_BYTES", min_chunk_bytes)
+    compiled = lowered(op, mesh, AXES, elements=24 * 32).compile()
+    stages = collectives(compiled, 4)
+    if min_chunk_bytes is None:
+        assert stages == OPS[op][1]
+    assert set(stages.split(", ")) == set(OPS[op][1].split(", "))
+    plan = jaxcomm.explain(
+        op, jax.ShapeDtypeStruct((24, 32), "float32"), (2, 4), algorithm="hierarchical",
+        **({"source": 4} if op == "pbroadcast" else {}),
+    )  # fmt: skip
+    sent = {4: 0, 2: 0}
+    for kind, groups, size in calls(compiled):
+        sent[len(groups[0])] += sent_bytes(kind, size, len(groups[0]))
+    assert (sent[4], sent[2]) == (plan.bytes["node"], plan.bytes["network"])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_chunks_are_a_pipeline_on_every_platform(mesh, monkeypatch, platform):
+    """A stage has one collective per chunk. Each waits for the one before, so that XLA does not combine them."""
+    counts = {}
+    for size in (1 << 30, 1024):
+        monkeypatch.setattr(_xla_hierarchical, "_MIN_CHUNK_BYTES", size)
+        text = lowered("psum", mesh, AXES, platform, elements=24 * 32).as_text()
+        assert "custom_call" not in re.sub(r"@(Sharding|SPMD\w*)", "", text)
+        counts[size] = [
+            len(re.findall(rf"stablehlo.{name}\b", text)) for name in ("all_reduce", "optimization_barrier")
+        ]
+    assert counts == {1 << 30: [1, 0], 1024: [3, 6]}
+
+
+def test_one_collective_where_there_are_no_two_levels(mesh, monkeypatch):
+    def kinds(axes):
+        return [kind for kind, _, _ in calls(lowered("psum", mesh, axes).compile())]
+
+    assert kinds("gpu") == ["all-reduce"]  # one node
+    assert len(kinds(AXES)) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(_placement, "ranks_per_node_for_xla", lambda *_: 1)
+        assert kinds(AXES) == ["all-reduce"]  # one rank per node, or unequal nodes
+    monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
+    _config.config.cache_clear()
+    try:
+        assert kinds(AXES) == ["all-reduce"]
+    finally:
+        monkeypatch.undo()
+        _config.config.cache_clear()
+
+
+def test_other_ops_have_no_composition(mesh):
+    with pytest.raises(ValueError, match=r"barrier: unknown algorithm 'xla_hierarchical'"):
+        run(lambda x: OURS.barrier(x, "gpu", algorithm=NAME), mesh, np.ones(8, np.float32))
