@@ -12,7 +12,7 @@ from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
-from jaxcomm.moe.exchange import fits_rails
+from jaxcomm.moe.choice import fits_rails
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 

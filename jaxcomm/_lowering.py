@@ -342,6 +342,83 @@ def lower_done(ctx: Any, *xs: Any, platform: str, algorithm: str | None) -> Any:
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
 
 
+def lower_manual(ctx: Any, *xs: Any, call: Call, run: Callable[..., Any]) -> Any:
+    """Lowers run(*xs), which sees the operands of one device and may call custom_call() and collectives of jax.lax.
+
+    Args:
+      ctx: lowering context; its avals have the shapes of operands and results.
+      xs: operands.
+      call: arguments of the op.
+      run: (*operands) -> results.
+    """
+    axis_context = ctx.module_context.axis_context
+    if not _compat.in_spmd_region(axis_context):
+        raise NotImplementedError(f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map")
+
+    def manual(*xs):
+        return _manual(axis_context, run, xs, ctx.avals_out)
+
+    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+
+
+def custom_call(
+    ctx: Any, *, platform: str, call: Call, target: str, aliases: dict[int, int] | None = None
+) -> Callable[..., list[Any]]:
+    """Prepares one custom call per device.
+
+    Args:
+      ctx: lowering context.
+      platform: "cpu" or "cuda".
+      call: arguments of the op.
+      target: name of the FFI target.
+      aliases: operands by index, and the results that they are aliased to.
+
+    Returns:
+      (operands, types of the results, attributes) -> results, for functions that run under lower_manual(). The
+      attributes are those that are specific to the target. The types have the shapes on one device.
+    """
+    mesh = ctx.module_context.axis_context.mesh
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    exported = _compat.is_exported(ctx)
+    common = _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
+    beside = platform == "cuda" and call.asynchronous
+    if beside:  # ranks compare the order of their calls, also that of equal ones
+        # Not by shapes or operands of after=: ranks do not compare them.
+        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
+    may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
+    if platform == "cuda" and not may_capture:
+        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
+        # call in one after the computations beside it.
+        target += "_eager"
+
+    def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
+        # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
+        rank = jnp.int32(0)
+        for name, size in () if beside else zip(mesh.axis_names, mesh.axis_sizes, strict=True):
+            rank = rank * size + lax.axis_index(name).astype(jnp.int32)
+        # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
+        # jax.checkpoint rejects primitives with effects in 0.10.
+        operands = [x.astype(in_bytes(x.dtype)) for x in xs]
+        out_types = [jax.ShapeDtypeStruct(t.shape, in_bytes(t.dtype)) for t in types]
+        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
+        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
+
+        def on_device(rank, *operands):
+            return ffi_call(rank, *operands, **common, **attributes)
+
+        def without_rank(*operands):
+            # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
+            return on_device(jnp.int32(0), *operands)
+
+        # No peer reads the operands of a barrier.
+        symmetric = "symmetric_buffers" in common and aliases is None
+        with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
+            ys = _compat.on_communication_stream(without_rank, *operands) if beside else on_device(rank, *operands)
+        return [y.astype(t.dtype) for y, t in zip(ys, types, strict=True)]
+
+    return run
+
+
 def lower(
     ctx: Any,
     *xs: Any,
@@ -374,58 +451,25 @@ def lower(
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map")
     mesh = axis_context.mesh
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    group_size = rows.shape[1]
-    by_xla = uses_xla(call, platform)
-    exported = _compat.is_exported(ctx)
-    common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
-    beside = platform == "cuda" and not by_xla and call.asynchronous
-    if beside:  # ranks compare the order of their calls, also that of equal ones
-        # Not by shapes or operands of after=: ranks do not compare them.
-        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
-    may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
-    if platform == "cuda" and not by_xla and not may_capture:
-        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
-        # call in one after the computations beside it.
-        target += "_eager"
-    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
+    group_size = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups).shape[1]
+    types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), a.dtype) for a in ctx.avals_out]
+    own = None
+    if not uses_xla(call, platform):
+        own = custom_call(ctx, platform=platform, call=call, target=target, aliases=aliases)
 
     def exchange(*xs):
-        # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
-        rank = jnp.int32(0)
-        for name, size in () if beside else zip(mesh.axis_names, mesh.axis_sizes, strict=True):
-            rank = rank * size + lax.axis_index(name).astype(jnp.int32)
-        # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
-        # jax.checkpoint rejects primitives with effects in 0.10.
-        whole = [x.astype(in_bytes(x.dtype)) for x in xs]
-        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
-        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
-
-        def run(rank, *whole):
-            return ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
-
-        def run_alone(*whole):
-            # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
-            return run(jnp.int32(0), *whole)
-
-        # No peer reads the operands of a barrier.
-        symmetric = "symmetric_buffers" in common and aliases is None
-        with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
-            ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
-        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
-
-    def exchange_by_xla(*xs):
+        if own is not None:
+            return own(xs, types, attributes(xs[0], group_size))
         xs = _wait_for(xs, num_after)
-        if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
-            return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
+        if not any(math.prod(t.shape) for t in types):  # XLA rejects some empty collectives
+            return [jnp.zeros(t.shape, t.dtype) for t in types]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))
-        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+        return [y.astype(t.dtype) for y, t in zip(ys, types, strict=True)]
 
     def manual(*xs):
-        run = exchange_by_xla if by_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
-            own = xs[: len(xs) - num_after]
-            return [alone(x, a.shape) for x, a in zip(own, ctx.avals_out, strict=True)]
-        return _manual(axis_context, run, xs, ctx.avals_out)
+            operands = xs[: len(xs) - num_after]
+            return [alone(x, a.shape) for x, a in zip(operands, ctx.avals_out, strict=True)]
+        return _manual(axis_context, exchange, xs, ctx.avals_out)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

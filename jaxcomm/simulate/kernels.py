@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm.moe.choice import takes_one_message
+
 # No work, or part of the code of whatever uses the result.
 _FREE = {
     "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "axis_index", "jaxcomm_done",
@@ -110,7 +112,7 @@ def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
     spec = equation.params["spec"]
-    if on_cpus and spec.on_cpus:
+    if on_cpus and takes_one_message(int(rows), spec.named):
         return [("all_gather", int(bytes_of(ids) + rows))]
     counts = spec.num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
