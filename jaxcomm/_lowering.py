@@ -94,13 +94,17 @@ class Site:
             raise NotImplementedError(
                 f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map"
             )
-        self.call, self.platform, self.exported = call, platform, _compat.is_exported(ctx)
+        self._ctx, self.call, self.platform, self.exported = ctx, call, platform, _compat.is_exported(ctx)
         self.mesh = axis_context.mesh
         self.rows = replica_groups(self.mesh.axis_names, self.mesh.axis_sizes, call.axes, call.groups)
 
     @property
     def group_size(self) -> int:
         return int(self.rows.shape[1])
+
+    def number_in_program(self) -> int:
+        """The number of this call among those of the program with its op and call site."""
+        return _compat.number_in_program(self._ctx, (self.call.op, self.call.site))
 
     @functools.cached_property
     def declared_per_node(self) -> int:
@@ -138,6 +142,11 @@ class Site:
         num_ranks = math.prod(self.mesh.axis_sizes[self.mesh.axis_names.index(a)] for a in call.axes)
         return _xla_hierarchical.Levels.of(call.axes, num_ranks, call.groups, per_node)
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks per node: of the processes on CPUs, else as the axes declare."""
+        return int(self.placement.ranks_per_node) if self.platform == "cpu" else self.declared_per_node
+
     @functools.cached_property
     def windows(self) -> bool:
         """Whether peers access operands and results where XLA has them. Starts have none (docs/internals/cuda.md)."""
@@ -146,9 +155,9 @@ class Site:
     @functools.cached_property
     def why_xla(self) -> str:
         """Why XLA's own collectives run the call, wherever its ranks are; empty if they do not."""
-        return str(plan.why_xla(self.call.algorithm or "", capabilities(self.platform, self.call.algorithm)))
+        return why_xla(self.platform, self.call.algorithm)
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self, algorithm: str | None) -> dict[str, Any]:
         """Attributes of every custom call. Arrays must be at the top level; `call` has the others."""
         call = self.call
         own: dict[str, Any] = {}
@@ -165,7 +174,7 @@ class Site:
         scalars = {
             "op": call.op,
             "site": call.site,
-            "algorithm": call.algorithm or "",
+            "algorithm": algorithm or "",
             "group_size": np.int64(self.group_size),
             "ranks_per_node": np.int64(self.placement.ranks_per_node if self.platform == "cpu" else self.group_size),
             "max_sms": np.int64(call.max_sms or 0),
@@ -219,7 +228,7 @@ class Site:
         spec = {
             "algorithm": call.algorithm or "",
             "group_size": self.group_size,
-            "ranks_per_node": placement.ranks_per_node if self.platform == "cpu" else self.declared_per_node,
+            "ranks_per_node": self.declared_per_node if self.why_xla else self.ranks_per_node,
             "max_sms": call.max_sms or 0,
             "asynchronous": int(call.asynchronous),
             **given,
@@ -232,6 +241,11 @@ class Site:
         if resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
+
+
+def why_xla(platform: str, algorithm: str | None) -> str:
+    """Why XLA's own collectives run all calls with this argument `algorithm`; empty if they do not."""
+    return str(plan.why_xla(algorithm or "", capabilities(platform, algorithm)))
 
 
 def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
@@ -289,29 +303,6 @@ def use_plans() -> None:
     _use_plans = True
 
 
-def uses_xla(call: Call, platform: str) -> bool:
-    return bool(plan.why_xla(call.algorithm or "", capabilities(platform, call.algorithm)))
-
-
-def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
-    site = Site(ctx, call, platform)
-    return site.placement.ranks_per_node if platform == "cpu" else site.declared_per_node
-
-
-def uses_row_kernel(ctx: Any, call: Call, platform: str, names: Sequence[str] = ("direct",)) -> bool:
-    if platform != "cuda" or call.algorithm not in (None, *names):
-        return False
-    return not uses_xla(call, platform) and Site(ctx, call, platform).on_one_host
-
-
-def uses_rails(ctx: Any, call: Call, platform: str) -> bool:
-    if platform != "cuda" or call.algorithm not in (None, "hierarchical"):
-        return False
-    if uses_xla(call, platform) or Site(ctx, call, platform).on_one_host:
-        return False
-    return call.algorithm is not None or _selftest_record.passed_between_nodes()
-
-
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 
@@ -356,6 +347,80 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
 
 
+def lower_manual(ctx: Any, *xs: Any, call: Call, run: Callable[..., Any]) -> Any:
+    """Lowers run(*xs), which sees the operands of one device and may call custom_call() and collectives of jax.lax.
+
+    Args:
+      ctx: lowering context; its avals have the shapes of operands and results.
+      xs: operands.
+      call: arguments of the op.
+      run: (*operands) -> results.
+    """
+    axis_context = ctx.module_context.axis_context
+    if not _compat.in_spmd_region(axis_context):
+        raise NotImplementedError(f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map")
+
+    def manual(*xs):
+        return _manual(axis_context, run, xs, ctx.avals_out)
+
+    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+
+
+def custom_call(
+    site: Site, target: str, *, algorithm: str | None = None, aliases: dict[int, int] | None = None
+) -> Callable[..., list[Any]]:
+    """Prepares one custom call per device.
+
+    Args:
+      site: the call, on "cpu" or "cuda".
+      target: name of the FFI target.
+      algorithm: algorithm of the custom call; None leaves the choice to the run.
+      aliases: operands by index, and the results that they are aliased to.
+
+    Returns:
+      (operands, types of the results, attributes) -> results, for functions that run under lower_manual(). The
+      attributes are those that are specific to the target. The types have the shapes on one device.
+    """
+    mesh = site.mesh
+    site.connect()
+    common = site.attributes(algorithm)
+    beside = site.platform == "cuda" and site.call.asynchronous
+    if beside:  # ranks compare the order of their calls, also that of equal ones
+        # Not by shapes or operands of after=: ranks do not compare them.
+        common["call"]["number"] = np.int64(site.number_in_program())
+    if site.platform == "cuda" and (beside or not site.on_one_host):
+        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
+        # call in one after the computations beside it.
+        target += "_eager"
+
+    def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
+        # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
+        rank = jnp.int32(0)
+        for name, size in () if beside else zip(mesh.axis_names, mesh.axis_sizes, strict=True):
+            rank = rank * size + lax.axis_index(name).astype(jnp.int32)
+        # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
+        # jax.checkpoint rejects primitives with effects in 0.10.
+        operands = [x.astype(in_bytes(x.dtype)) for x in xs]
+        out_types = [jax.ShapeDtypeStruct(t.shape, in_bytes(t.dtype)) for t in types]
+        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
+        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
+
+        def on_device(rank, *operands):
+            return ffi_call(rank, *operands, **common, **attributes)
+
+        def without_rank(*operands):
+            # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
+            return on_device(jnp.int32(0), *operands)
+
+        # No peer reads the operands of a barrier.
+        symmetric = "symmetric_buffers" in common and aliases is None
+        with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
+            ys = _compat.on_communication_stream(without_rank, *operands) if beside else on_device(rank, *operands)
+        return [y.astype(t.dtype) for y, t in zip(ys, types, strict=True)]
+
+    return run
+
+
 def lower(
     ctx: Any,
     *xs: Any,
@@ -368,7 +433,6 @@ def lower(
     composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
-    local: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -386,72 +450,36 @@ def lower(
       composed: the same by _xla_hierarchical, (*xs, levels) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
-      local: the target works on this rank alone.
     """
     site = Site(ctx, call, platform)
     mesh, group_size = site.mesh, site.group_size
-    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
+    types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), a.dtype) for a in ctx.avals_out]
     first = ctx.avals_in[0]
     operand = jax.ShapeDtypeStruct(_local_shape(first, mesh), in_bytes(first.dtype))
     given = attributes(operand, group_size)
-    if local:
-        by_xla = bool(site.why_xla)
-        if not by_xla:
-            site.connect()
-    else:
-        sizes = (math.prod(operand.shape), math.prod(out_types[0].shape))
-        resolution = site.resolve(target.removeprefix("jaxcomm_"), given, operand.dtype, sizes)
-        by_xla = resolution.backend in ("xla", "composition")
-        if resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
-            xla = functools.partial(composed, levels=levels)
-    common = {} if by_xla else site.attributes() | given
-    if not local and resolution.backend == "rows":
-        common["call"]["algorithm"] = resolution.algorithm
-    beside = platform == "cuda" and not by_xla and call.asynchronous
-    if beside:  # ranks compare the order of their calls, also that of equal ones
-        # Not by shapes or operands of after=: ranks do not compare them.
-        common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
-    if platform == "cuda" and not by_xla and (beside or not site.on_one_host):
-        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
-        # call in one after the computations beside it.
-        target += "_eager"
+    sizes = (math.prod(operand.shape), math.prod(types[0].shape))
+    resolution = site.resolve(target.removeprefix("jaxcomm_"), given, operand.dtype, sizes)
+    own = None
+    if resolution.backend in ("plan", "rows"):
+        # The run selects a plan again: NCCL finds the nodes.
+        algorithm = resolution.algorithm if resolution.backend == "rows" else call.algorithm
+        own = custom_call(site, target, algorithm=algorithm, aliases=aliases)
+    elif resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
+        xla = functools.partial(composed, levels=levels)
 
     def exchange(*xs):
-        # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
-        rank = jnp.int32(0)
-        for name, size in () if beside else zip(mesh.axis_names, mesh.axis_sizes, strict=True):
-            rank = rank * size + lax.axis_index(name).astype(jnp.int32)
-        # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
-        # jax.checkpoint rejects primitives with effects in 0.10.
-        whole = [x.astype(in_bytes(x.dtype)) for x in xs]
-        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
-        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
-
-        def run(rank, *whole):
-            return ffi_call(rank, *whole, **common)
-
-        def run_alone(*whole):
-            # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
-            return run(jnp.int32(0), *whole)
-
-        # No peer reads the operands of a barrier.
-        symmetric = "symmetric_buffers" in common and aliases is None
-        with _compat.in_collective_memory(operands=[1], results=[0]) if symmetric else contextlib.nullcontext():
-            ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
-        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
-
-    def exchange_by_xla(*xs):
+        if own is not None:
+            return own(xs, types, given)
         xs = _wait_for(xs, num_after)
-        if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
-            return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
+        if not any(math.prod(t.shape) for t in types):  # XLA rejects some empty collectives
+            return [jnp.zeros(t.shape, t.dtype) for t in types]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))
-        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+        return [y.astype(t.dtype) for y, t in zip(ys, types, strict=True)]
 
     def manual(*xs):
-        run = exchange_by_xla if by_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
-            own = xs[: len(xs) - num_after]
-            return [alone(x, a.shape) for x, a in zip(own, ctx.avals_out, strict=True)]
-        return _manual(ctx.module_context.axis_context, run, xs, ctx.avals_out)
+            operands = xs[: len(xs) - num_after]
+            return [alone(x, a.shape) for x, a in zip(operands, ctx.avals_out, strict=True)]
+        return _manual(ctx.module_context.axis_context, exchange, xs, ctx.avals_out)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

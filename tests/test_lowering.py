@@ -140,7 +140,7 @@ def test_small_elements_travel_in_bytes():
     small = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn"]
     for name in small:
         assert jnp.dtype(name).name == name
-        held = jnp.dtype(_lowering.in_bytes(jnp.dtype(name)))
+        held = jnp.dtype(_dtypes.in_bytes(jnp.dtype(name)))
         values = np.arange(-8, 8).astype(jnp.dtype(name))
         assert held.itemsize == 1 and str(held) in ("int8", "uint8", "float8_e4m3fn")
         np.testing.assert_array_equal(values.astype(held).astype(np.float32), values.astype(np.float32))

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/row_limits.h"
 #include "plan/select.h"
 
 namespace jaxcomm {
@@ -43,6 +42,20 @@ bool CpuAdds(const CallSpec& spec, DType dtype) {
   if (IsFloat(dtype)) return true;
   const bool integer = dtype >= DType::kBool && dtype <= DType::kU64;
   return spec.weighted == 0 && (spec.home != 0 || integer) && ItemBytes(dtype) > 1;
+}
+
+// Whether the kernel of route_and_dispatch takes these sizes, whatever its number of channels.
+bool FitsOneExchange(const OneExchange& sizes) {
+  if (std::min({sizes.tokens, sizes.choices, sizes.row_bytes}) < 1) return false;
+  if (sizes.num_experts > kMaxOneExchangeExperts || OneExchangeSharedBytes(sizes) > kMaxSharedBytes) return false;
+  constexpr int32_t kMaxChannels = 1024;  // of any GPU: more than its multiprocessors
+  // A channel has the ids, and of each row a multiple of kGrainBytes: at most twice its share.
+  const int64_t lines = CeilDiv(sizes.row_bytes, kGrainBytes);
+  const int64_t channels = std::min<int64_t>(lines, NumChannels(sizes.tokens * sizes.row_bytes, kMaxChannels));
+  const int64_t ids = CeilDiv(sizes.tokens * sizes.choices, kIdsPerUnit);
+  const int64_t units = channels * ids + 2 * sizes.tokens * lines * (kGrainBytes / kLlUnitBytes);
+  const int64_t epochs = kMaxChannels * static_cast<int64_t>(sizeof(uint64_t));
+  return epochs + 2 * sizes.num_ranks * units * 2 * kLlUnitBytes <= kMaxOneExchangeArenaBytes;
 }
 
 // The request of the lists of rows of a group. Their sizes are known at run time only: an even share of all rows.
@@ -248,6 +261,25 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
     resolution->num_channels = NumLlChannels(two_shot ? part_bytes : block_bytes, most);
   }
   return resolution;
+}
+
+RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
+                                         const Capabilities& capabilities) {
+  // Up to this size of a rank's rows, one exchange of all rows costs less than two exchanges. Measured on AMD EPYC (2
+  // cores, rows of 4 KiB, 2026-11): with 8 processes of one device, 1 to 8 tokens gain a sixth and 32 tokens nothing.
+  // In one process, an exchange costs little, and only 1 token gains.
+  constexpr int64_t kMaxBytes = 32 << 10, kMaxBytesInOneProcess = 4 << 10;
+  const int64_t bytes = sizes.tokens * sizes.row_bytes;
+  if (!WhyXla("", capabilities).empty()) return RouteAndDispatch::kTwoCalls;
+  if (capabilities.platform == Platform::kCpu) {
+    const int64_t most = placement.scope == Scope::kProcess ? kMaxBytesInOneProcess : kMaxBytes;
+    return named || bytes <= most ? RouteAndDispatch::kMessages : RouteAndDispatch::kTwoCalls;
+  }
+  // By the cost model, not measured: for 8 choices of 256 experts on 8 GPUs, the flags of kMaxOneExchangeBytes then
+  // cost 7 us if dispatch sends a row once per rank. The exchange saves an all_gather and the barriers of dispatch, 9
+  // us, and the sort of the ids, which the model does not have.
+  const bool fits = (named || bytes <= kMaxOneExchangeBytes) && FitsOneExchange(sizes);
+  return fits && placement.ranks_per_node >= sizes.num_ranks ? RouteAndDispatch::kKernel : RouteAndDispatch::kTwoCalls;
 }
 
 Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {

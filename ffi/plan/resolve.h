@@ -16,6 +16,7 @@
 #include "plan/channels.h"
 #include "plan/cost.h"
 #include "plan/request.h"
+#include "plan/row_limits.h"
 
 namespace jaxcomm {
 
@@ -86,6 +87,18 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
 // The same for a request that is not the call of a program, of elements of `item_bytes`. Always by a plan.
 StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algorithm, int64_t item_bytes,
                                  const Capabilities& capabilities);
+
+// How route_and_dispatch sends the ids and rows of its tokens.
+enum class RouteAndDispatch : uint8_t {
+  kTwoCalls,  // route, then dispatch
+  kMessages,  // one all_gather of ids and rows (CPUs)
+  kKernel,    // one exchange of LL messages (GPUs of a node)
+};
+// `named`: the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
+RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
+                                         const Capabilities& capabilities);
+// Rows of a rank that one exchange sends by default, on any platform.
+constexpr int64_t kMaxOneExchangeBytes = 512 << 10;
 
 // The cost of a call with all its channels on `machine`, by default that of the selection. `steps` counts those of one
 // channel; traffic and scratch are totals of all channels, including LL flags.

@@ -141,6 +141,17 @@ void BindResolve(nb::module_& m) {
       "choices"_a = 0, "list_bytes"_a = -1,
       "What runs a call with these attributes of its custom call. Raises ValueError or NotImplementedError.");
   m.def(
+      "resolve_route_and_dispatch",
+      [](int64_t num_ranks, int64_t tokens, int64_t choices, int64_t num_experts, int64_t row_bytes, bool named,
+         const Placement& placement, const Capabilities& capabilities) {
+        constexpr const char* kNames[] = {"two_calls", "messages", "kernel"};
+        const OneExchange sizes = {num_ranks, tokens, choices, num_experts, row_bytes};
+        return kNames[static_cast<int>(ResolveRouteAndDispatch(sizes, named, placement, capabilities))];
+      },
+      "num_ranks"_a, "tokens"_a, "choices"_a, "num_experts"_a, "row_bytes"_a, "named"_a, "placement"_a,
+      "capabilities"_a, "\"two_calls\", \"messages\" or \"kernel\": how route_and_dispatch sends ids and rows.");
+  m.attr("MAX_ONE_EXCHANGE_BYTES") = kMaxOneExchangeBytes;
+  m.def(
       "resolve_plan",
       [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Capabilities& capabilities) {
         return Checked(ResolvePlan(request, algorithm, item_bytes, capabilities));

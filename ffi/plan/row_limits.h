@@ -49,4 +49,26 @@ constexpr bool FitsRowKernels(int64_t choices, int64_t choices_per_token, int64_
          (!between_nodes || RailSharedBytes(choices, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);
 }
 
+// route_and_dispatch in one exchange of LL messages: sizes of a call on each rank.
+struct OneExchange {
+  int64_t num_ranks = 1;
+  int64_t tokens = 0;
+  int64_t choices = 0;  // of a token
+  int64_t num_experts = 1;
+  int64_t row_bytes = 0;
+};
+
+constexpr int64_t kMaxOneExchangeArenaBytes = 64 << 20;  // all arenas of a communicator take less than four times this
+constexpr int64_t kMaxOneExchangeExperts = INT16_MAX;
+constexpr int64_t kIdsPerUnit = 4;  // of an LL message
+
+// Bytes of shared memory of a thread block. By rank: ids and their places among those of an expert; choices by expert,
+// the last for unknown experts. By expert: rows of all ranks, and the first row. By rank and own expert: the first row.
+JAXCOMM_LIMIT int64_t OneExchangeSharedBytes(const OneExchange& sizes) {
+  const int64_t ids = (sizes.tokens * sizes.choices + kIdsPerUnit - 1) / kIdsPerUnit * kIdsPerUnit * sizes.num_ranks;
+  const int64_t counts = (sizes.num_experts + 1) * sizes.num_ranks;
+  return ids * static_cast<int64_t>(sizeof(int16_t) + sizeof(uint16_t)) +
+         (counts + 3 * sizes.num_experts) * static_cast<int64_t>(sizeof(int32_t));
+}
+
 }  // namespace jaxcomm

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _compat, _core, _native
+from jaxcomm import _compat, _core
 from jaxcomm._config import config
 from jaxcomm._processes import interfaces, kv_store
 from jaxcomm._typing import AnyMesh

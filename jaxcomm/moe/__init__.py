@@ -7,9 +7,9 @@ Rank p of n holds the experts p * M to p * M + M - 1, with M = E / n. Inside jax
     y = jaxcomm.moe.combine(ffn(rows, routing.group_sizes), routing, weights)
 """
 
-from jaxcomm.moe.one_shot import route_and_dispatch
-from jaxcomm.moe.payload import combine, dispatch
+from jaxcomm.moe.dispatch_combine import combine, dispatch
 from jaxcomm.moe.quantized import dequantize, dispatch_quantized, quantize
+from jaxcomm.moe.route_and_dispatch import route_and_dispatch
 from jaxcomm.moe.routing import Routing, route
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check
-from jaxcomm.moe.payload import dispatch
+from jaxcomm.moe.dispatch_combine import dispatch
 from jaxcomm.moe.routing import Routing
 
 VALUES = ("float8_e4m3fn", "float8_e5m2")

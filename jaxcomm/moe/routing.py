@@ -13,8 +13,8 @@ from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import make_call
 from jaxcomm._typing import AxisName
-from jaxcomm.moe import places
 from jaxcomm.moe.check import check
+from jaxcomm.moe.row_assignment import FIELDS, Assignment, aligned, assign, count
 from jaxcomm.ops.all_gather import all_gather_p
 
 
@@ -70,10 +70,9 @@ class Routing:
     capacity: int
     reduce: str
 
-    def starts(self) -> jax.Array:
-        """(E,), the first row of each expert at its rank."""
-        local = self.num_experts // self.table.shape[0]
-        return places.starts_of(self.table.sum(0, dtype=jnp.int32), local, self.call)
+    def assignment(self) -> Assignment:
+        """The arrays that dispatch and combine need."""
+        return Assignment(self.slot, self.expert, self.table)
 
 
 def route(
@@ -179,14 +178,12 @@ def route_prepared(ids, call, total, rows, raises, reduce):
     n = _check.group_size(call.axes, None)
     local, (tokens, choices) = total // n, ids.shape
     known = known_ids(_compat.make_varying(ids, call.axes), total)
-    counts = places.count(known, call=call, num_experts=total)
-    table = all_gather_p.bind(counts, call=described(call, ids, total, rows), axis=0)
+    counts = count(known, call=call, num_experts=total)
+    table = all_gather_p.bind(counts, call=describe(call, ids, total, rows), axis=0)
     table = check(table, call=call, capacity=rows, raises=raises)
     kept = [] if raises else [_keep(table[:, :total], n, local, rows, tokens * choices, call)]
-    fields = places.place(known, table, *kept, call=call, capacity=rows)
-    return Routing(
-        **dict(zip(places.FIELDS, fields, strict=True)), call=call, num_experts=total, capacity=rows, reduce=reduce
-    )
+    arrays = assign(known, table, *kept, call=call, capacity=rows)
+    return Routing(**dict(zip(FIELDS, arrays, strict=True)), call=call, num_experts=total, capacity=rows, reduce=reduce)
 
 
 def known_ids(ids, total):
@@ -200,7 +197,7 @@ def known_ids(ids, total):
     return jnp.where(ids < 0, -1, ids)
 
 
-def described(call, ids, total, rows, *more):
+def describe(call, ids, total, rows, *more):
     """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
     numbers = (f"{ids.shape[0]} tokens", f"{ids.shape[1]} choices", f"{total} experts", f"capacity {rows}", *more)
     return dataclasses.replace(call, site=f"{call.site} [{', '.join(numbers)}]")
@@ -217,7 +214,7 @@ def _keep(wanted, n, local, rows, most, call):
     cells = wanted.reshape(n, *parts)
 
     def fits(kept):
-        return places.aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
+        return aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
 
     def largest(most, kept_with):
         """(parts,), the largest number of 0 to `most` for which kept_with(number) fits; 0 fits."""

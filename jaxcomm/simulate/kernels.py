@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
+
+from jaxcomm._core import plan
 
 # No work, or part of the code of whatever uses the result.
 _FREE = {
@@ -110,7 +113,10 @@ def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
     spec = equation.params["spec"]
-    if on_cpus and spec.on_cpus:
+    tokens, choices = ids.shape
+    sizes = (1, tokens, choices, spec.num_experts, int(rows) // max(tokens, 1))
+    scope = plan.Placement("process" if jax.process_count() == 1 else "node")
+    if on_cpus and plan.resolve_route_and_dispatch(*sizes, spec.named, scope, plan.Capabilities("cpu")) == "messages":
         return [("all_gather", int(bytes_of(ids) + rows))]
     counts = spec.num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]

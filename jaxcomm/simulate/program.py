@@ -400,8 +400,8 @@ class _Builder:
             max_sms = min(max_sms or ASYNCHRONOUS_SMS, ASYNCHRONOUS_SMS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note(_EVEN_EXPERTS)
-            algorithm, slots = None, equation.ins[-4].aval
-            rows = equation.ins[:-4] if name == "moe_dispatch" else equation.ins[:1]
+            algorithm, slots = None, equation.ins[-3].aval
+            rows = equation.ins[:-3] if name == "moe_dispatch" else equation.ins[:1]
             # Leaves may have different types.
             count = sum(slots.size * math.prod(v.aval.shape[1:]) * v.aval.dtype.itemsize for v in rows)
             dtype = "uint8"

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import _config, _lowering, _selftest_record
 from jaxcomm._processes import placement
-from jaxcomm.moe import check, exchange, places, routing
+from jaxcomm.moe import check, choice, routing, row_assignment
 
 TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
 
@@ -185,7 +185,7 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
         assert 'algorithm = "hierarchical"' in attributes  # the kernels run where Python has chosen them only
     assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
     with monkeypatch.context() as few:
-        few.setattr(exchange, "fits_rails", lambda *sizes: False)
+        few.setattr(choice, "fits_rails", lambda *sizes: False)
         assert targets(drop) == ["all_gather_eager"]
         assert targets(functools.partial(drop, algorithm="hierarchical")) == RAILS
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: False)
@@ -194,9 +194,9 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
 
 def test_sizes_that_the_kernels_between_nodes_take():
     """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
-    assert exchange.fits_rails(131072, 1, 256) and exchange.fits_rails(131072 // 8, 8, 256)
-    assert exchange.fits_rails(64, 8, 8192) and not exchange.fits_rails(64, 8, 9008)  # which fit between nodes alone
-    assert not exchange.fits_rails(300_000, 1, 2) and not exchange.fits_rails(131072, 8, 256)
+    assert choice.fits_rails(131072, 1, 256) and choice.fits_rails(131072 // 8, 8, 256)
+    assert choice.fits_rails(64, 8, 8192) and not choice.fits_rails(64, 8, 9008)  # which fit between nodes alone
+    assert not choice.fits_rails(300_000, 1, 2) and not choice.fits_rails(131072, 8, 256)
 
 
 def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several_hosts):
@@ -209,11 +209,11 @@ def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several
         return jax.grad(loss, (0, 1))(x, weights)
 
     of_two_words = (12 << 10) + 4 * EXPERTS + 16 + 2 * 12
-    monkeypatch.setattr(exchange, "_MOVES_IN_NODE_BYTES", 0)
-    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words)
+    monkeypatch.setattr(choice, "_MOVES_IN_NODE_BYTES", 0)
+    monkeypatch.setattr(choice, "_MOST_SHARED_BYTES", of_two_words)
     assert targets(layer) == RAILS
     assert sorted(targets(gradient)) == sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])
-    monkeypatch.setattr(exchange, "_MOST_SHARED_BYTES", of_two_words - 1)
+    monkeypatch.setattr(choice, "_MOST_SHARED_BYTES", of_two_words - 1)
     for f in (layer, gradient):
         assert targets(functools.partial(f, on_overflow="drop")) == ["all_gather_eager"]
         with pytest.raises(NotImplementedError, match=r"128 choices of a rank and 8 experts do not fit"):
@@ -242,7 +242,7 @@ def test_the_kernel_sees_an_overflow_by_padding(rng, n, local, align):
         capacity = int(demand.max() - rng.integers(0, 3))
         starts = (np.cumsum(groups, 1) - groups).reshape(-1).astype(np.int32)
         marked = check._mark(jnp.asarray(table), call=types.SimpleNamespace(align=align), capacity=capacity)
-        _, sizes, outputs, _ = np.asarray(places.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
+        _, sizes, outputs, _ = np.asarray(row_assignment.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
         ends = (outputs + sizes).max(0).reshape(n, local)
         limits = np.concatenate([starts.reshape(n, local)[:, 1:], np.full((n, 1), capacity)], 1)
         overfull = (ends > limits).any(1)
@@ -262,7 +262,7 @@ def test_groups_after_an_overflow_stay_inside_the_slots(line, monkeypatch, optio
     """On GPUs, the rest of the program runs on."""
     marked = lambda table, call, capacity, raises: check._mark(table, call=call, capacity=capacity)  # noqa: E731
     monkeypatch.setattr(routing, "check", marked)
-    monkeypatch.setattr(places, "place", lambda *xs, **options: places._place(*xs, **options))
+    monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform, call: False)
 
     def body(ids):
         r = jaxcomm.moe.route(ids, "gpu", num_experts=16, **options)

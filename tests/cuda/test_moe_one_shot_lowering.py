@@ -10,8 +10,11 @@ from harness import assert_same, run
 from test_moe_lowering import calls, targets, text
 
 import jaxcomm
+from jaxcomm import _lowering
 from jaxcomm._processes import placement
-from jaxcomm.moe import one_shot, places
+from jaxcomm.moe.choice import Sizes
+from jaxcomm.moe.route_and_dispatch import _route_then_dispatch, _Spec
+from jaxcomm.moe.row_assignment import FIELDS
 
 TWO_CALLS = ["all_gather", "dispatch"]
 
@@ -72,27 +75,32 @@ def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
 
 def test_the_limits_are_those_of_the_kernel():
     """tests/cuda/test_moe_one_shot.cc has the same sizes."""
-    fits = one_shot.fits_kernel
-    assert fits(8, 32, 8, 256, 14336)
-    assert fits(8, 32, 36, 256, 14336)
-    assert not fits(8, 32, 37, 256, 14336)
-    assert fits(1, 1, 1, 2**15 - 1, 0) is fits(1, 0, 1, 8, 4) is fits(1, 1, 0, 8, 4) is False
-    assert not fits(8, 1, 1, 2**15, 4)
-    assert not fits(8, 32, 8, 256, 64 << 10)
+    assert fits_kernel(Sizes(8, 32, 8, 256), 14336)
+    assert fits_kernel(Sizes(8, 32, 36, 256), 14336)
+    assert not fits_kernel(Sizes(8, 32, 37, 256), 14336)
+    assert not fits_kernel(Sizes(1, 1, 1, 2**15 - 1), 0)
+    assert not fits_kernel(Sizes(1, 0, 1, 8), 4)
+    assert not fits_kernel(Sizes(1, 1, 0, 8), 4)
+    assert not fits_kernel(Sizes(8, 1, 1, 2**15), 4)
+    assert not fits_kernel(Sizes(8, 32, 8, 256), 64 << 10)
 
 
 def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
     """The kernel is replaced by route and dispatch of the joined rows."""
 
-    class Kernel:
-        @staticmethod
-        def bind(ids, rows, *, spec):
+    def custom_call(ctx, *, target, call, **options):
+        def kernel(xs, types, attributes):
+            ids, rows = xs
             seen.append((rows.dtype, rows.shape[1]))
-            return one_shot._without_one_shot(ids, rows, spec=spec)
+            spec = _Spec(call, int(attributes["num_experts"]), int(attributes["capacity"]), "node", False)
+            return _route_then_dispatch(ids, rows, spec=spec)
 
-    seen = []
-    monkeypatch.setattr(one_shot, "kernel_p", Kernel)
-    monkeypatch.setattr(one_shot, "_in_one_shot", one_shot._in_one_kernel)
+        return kernel if target == "jaxcomm_moe_one_shot" else own(ctx, target=target, call=call, **options)
+
+    seen, own = [], _lowering.custom_call
+    monkeypatch.setattr(_lowering, "custom_call", custom_call)
+    kernel = lambda *args, **options: "kernel"  # noqa: E731
+    monkeypatch.setitem(_route_then_dispatch.__globals__, "choose_one_exchange", kernel)
     ids = rng.integers(-1, 8, (8, 3, 2)).astype(np.int32)
     x = {
         "narrow": rng.integers(0, 2, (8, 3, 7)).astype(bool),
@@ -107,5 +115,5 @@ def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
     one, two = (run(functools.partial(body, algorithm), line, ids, x) for algorithm in ("one_shot", "direct"))
     assert seen == [(np.uint8, 7 + 2 * 3 + 4 * 6)]
     assert_same(one[0], two[0], bits=True)
-    for name in places.FIELDS:
+    for name in FIELDS:
         assert_same(getattr(one[1], name), getattr(two[1], name), bits=True)

@@ -178,7 +178,7 @@ TEST_CASE("a call whose marks do not fit into shared memory") {
   CHECK(refused.message().find("300000 rows and 2 experts need more shared memory between nodes") == 0);
   // The largest number of rows of the documentation.
   CHECK(RailSharedBytes(MakeRailRowArgs(spec, DType::kU8, 131'072, 100, 4)->rows, kRailThreads) <= kMaxSharedBytes);
-  // They would fit between nodes, but not into the kernel inside a node: as fits_rails() of jaxcomm/moe/exchange.py.
+  // They would fit between nodes, but not into the kernel inside a node: as fits_rails() of jaxcomm/moe/choice.py.
   spec.choices = 8;
   spec.num_experts = 8192;
   CHECK(MakeRailRowArgs(spec, DType::kU8, 64, 100, 4).ok());

@@ -69,7 +69,7 @@ KINDS = ("uniform", "holes", "one expert", "one rank", "silent rank", "duplicate
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)])
-@pytest.mark.usefixtures("both_places")
+@pytest.mark.usefixtures("both_assignments")
 def test_places(rng, n):
     """One compiled program for all kinds of routings, so that nothing of an earlier one may remain."""
     mesh = mesh_of(n)
@@ -85,7 +85,7 @@ def test_places(rng, n):
 
 
 @pytest.mark.parametrize("options", [{"align": 8}, {"align": 128}, {"slots": 40}], ids=str)
-@pytest.mark.usefixtures("both_places")
+@pytest.mark.usefixtures("both_assignments")
 def test_alignment_and_slots(line, rng, options):
     ids = ids_of("holes", rng, 8, 9, 4, 16)
     check(routed(line, ids, 16, **options), ids, 16, **options)
@@ -125,7 +125,7 @@ def test_types_that_do_not_hold_the_number_of_experts(line, rng, dtype, experts)
 @pytest.mark.parametrize(
     "kind", ["uniform", *(pytest.param(k, marks=pytest.mark.full) for k in ("one expert", "one rank", "holes"))]
 )
-@pytest.mark.usefixtures("both_places")
+@pytest.mark.usefixtures("both_assignments")
 def test_drop(line, rng, kind):
     """Every quota from nothing to everything; with align 1 nothing fits any more that was dropped."""
     ids = ids_of(kind, rng, 8, 6, 3, 16)

@@ -11,7 +11,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// jaxcomm/moe/one_shot.py has these limits too: calls beyond them are route and dispatch.
+// jaxcomm/moe/choice.py has these limits too: calls beyond them are route and dispatch.
 constexpr int64_t kMaxSharedBytes = 48 << 10;  // of a thread block, without an opt-in
 constexpr int64_t kMaxArenaBytes = 64 << 20;   // all arenas of a communicator take less than four times as much
 constexpr int64_t kMaxExperts = std::numeric_limits<int16_t>::max();

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from harness import OURS, assert_same, run
+from harness import OURS, assert_same, on_ranks, run
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_routing import KINDS, ids_of, mesh_of
+
+from jaxcomm import _primitive
 
 moe = OURS.moe
 DTYPES = ("bool", "int4", "int8", "uint16", "int32", "float8_e4m3fn", "bfloat16", "float16", "float32", "complex64")
@@ -55,7 +57,7 @@ def test_element_types(line, rng, dtype):
     assert_same(run(lambda i, x: through(i, x, experts=16), line, ids, x), (rows, want))
 
 
-@pytest.mark.usefixtures("both_places")
+@pytest.mark.usefixtures("both_assignments")
 def test_pytrees_per_choice_and_sizes(line, rng):
     """All leaves travel in one exchange, whatever their types and widths."""
     ids = ids_of("holes", rng, 8, 4, 3, 8)
@@ -75,13 +77,24 @@ def test_pytrees_per_choice_and_sizes(line, rng):
             assert_same(back, {n: np.where(here[n], v, np.zeros_like(v)).astype(v.dtype) for n, v in x.items()})
 
 
-def test_no_tokens(line):
-    ids, x = np.zeros((8, 0, 2), np.int32), np.zeros((8, 0, 3), np.float32)
-    rows, back = run(lambda i, x: through(i, x, experts=8, align=4), line, ids, x)
-    assert rows.shape == (8, 4, 3) and not rows.any() and back.shape == (8, 0, 3)
+@pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (3, 0), (0, 0)])
+@pytest.mark.parametrize("per_choice", [False, True])
+def test_no_tokens_or_no_choices(line, tokens, choices, per_choice):
+    """No row moves, whether the payload is one array or several of different types."""
+    lead = (8, tokens, choices) if per_choice else (8, tokens)
+    ids = np.zeros((8, tokens, choices), np.int32)
+    one = np.ones((*lead, 3), np.float32)
+    several = {"floats": one, "flags": np.ones(lead, bool), "small": np.ones((*lead, 2), jnp.bfloat16)}
+    for x in (one, several):
+        # XLA rejects a shard_map all of whose operands are empty.
+        body = lambda i, x, other: (*through(i, x, experts=8, align=4, per_choice=per_choice), other)  # noqa: E731
+        rows, back, _ = run(body, line, ids, x, np.zeros((8, 1)))
+        for leaf, own, home in zip(*map(jax.tree.leaves, (x, rows, back)), strict=True):
+            assert own.shape == (8, 4, *leaf.shape[len(lead) :]) and not own.any()
+            assert home.shape == leaf.shape and not home.any() and home.dtype == own.dtype == leaf.dtype
 
 
-@pytest.mark.usefixtures("both_places")
+@pytest.mark.usefixtures("both_assignments")
 def test_dropped_choices_are_zero(line, rng):
     ids = ids_of("uniform", rng, 8, 6, 3, 16)
     x, weights = rng.integers(1, 9, (8, 6, 4)).astype(np.float32), rng.integers(1, 4, ids.shape).astype(np.float32)
@@ -221,6 +234,42 @@ def test_combine_is_the_transpose_of_dispatch(line, rng):
         assert_same({name: got}, {name: want})
 
 
+def test_gradients_of_weights_are_added_in_f32(line, rng):
+    """Products of bfloat16 rows, each rounded to bfloat16, would have errors above 1e-3."""
+    ids = ids_of("uniform", rng, 8, 16, 4, 16)
+    x, ct = (rng.standard_normal((8, 16, 64)).astype(jnp.bfloat16) for _ in range(2))
+    weights = rng.standard_normal(ids.shape).astype(np.float32)
+
+    def body(ids, x, w, ct):
+        return jax.vjp(lambda w: through(ids, x, w, experts=16)[1], w)[1](ct)[0]
+
+    got = run(body, line, ids, x, weights, ct)
+    want = np.einsum("rtw,rtw->rt", x.astype(np.float64), ct.astype(np.float64))[:, :, None]
+    error = np.linalg.norm(got - want) / np.linalg.norm(np.broadcast_to(want, got.shape))
+    assert got.dtype == np.float32 and error < 1e-6
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_lowering_makes_no_primitives_of_its_own(mesh, monkeypatch, platform):
+    """dispatch and combine, with and without the sums and the derivatives of a kernel, become custom calls at once."""
+
+    def body(ids, x, w):
+        def layer(x, w):
+            r = moe.route(ids, ("node", "gpu"), num_experts=16, on_overflow="drop")
+            return moe.combine(moe.dispatch(x, r), r, w)
+
+        total = lambda x, w: jnp.sum(layer(x, w).astype(jnp.float32))  # noqa: E731
+        return layer(x, w), layer(x.astype(jnp.complex64), None), jax.grad(total, (0, 1))(x, w)
+
+    args = [jax.ShapeDtypeStruct((8, *s), d) for s, d in (((4, 2), "int32"), ((4, 3), "bfloat16"), ((4, 2), "float32"))]
+    traced = jax.jit(on_ranks(body, mesh)).trace(*args)
+    made = []
+    monkeypatch.setattr(_primitive._Primitive, "bind", lambda self, *args, **params: made.append(self.name))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert not made
+    assert ("jaxcomm_dispatch" in text) == ("ragged_all_to_all" not in text) == (platform != "tpu")
+
+
 def test_gradient_of_small_floats_is_refused(line):
     ids, x = np.zeros((8, 2, 1), np.int32), np.ones((8, 2, 4), np.float32)
 
@@ -286,7 +335,9 @@ def test_routings_of_other_types_are_refused(line, field, dtype):
         r = moe.route(ids, "gpu", num_experts=8, capacity=64)
         return moe.dispatch(jnp.zeros((4, 2)), dataclasses.replace(r, **{field: getattr(r, field).astype(dtype)}))
 
-    message = f"moe.dispatch at test_payload.py.*routing.{field} must have int32, got element type {dtype.__name__}"
+    message = (
+        f"moe.dispatch at test_dispatch_combine.py.*routing.{field} must have int32, got element type {dtype.__name__}"
+    )
     with pytest.raises(TypeError, match=message):
         run(body, line, np.zeros((8, 4, 2), np.int32))
 

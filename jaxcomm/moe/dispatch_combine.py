@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from jaxcomm import _check
 from jaxcomm._typing import PyTree
-from jaxcomm.moe import exchange, places
+from jaxcomm.moe import primitives
+from jaxcomm.moe.lowering import Layout
 from jaxcomm.moe.routing import Routing
+from jaxcomm.moe.row_assignment import FIELDS
 
 
 def dispatch(
@@ -54,7 +56,7 @@ def dispatch(
             raise ValueError(f"{op}: leaves of x must have shape {_show(lead)}, got {leaf.shape}")
     ends = [leaf.shape[len(lead) :] for leaf in leaves]
     flat = [leaf.reshape(math.prod(lead), math.prod(end)) for leaf, end in zip(leaves, ends, strict=True)]
-    rows = exchange.dispatch(flat, routing, layout)
+    rows = primitives.dispatch(flat, routing.assignment(), layout)
     return jax.tree.unflatten(tree, [r.reshape(len(r), *end) for r, end in zip(rows, ends, strict=True)])
 
 
@@ -104,7 +106,7 @@ def combine(
         if leaf.shape[:1] != (routing.capacity,):
             raise ValueError(f"{op}: leaves of rows must have shape {_show((routing.capacity,))}, got {leaf.shape}")
         end = leaf.shape[1:]
-        y = exchange.combine(leaf.reshape(len(leaf), math.prod(end)), routing, weights, layout)
+        y = primitives.combine(leaf.reshape(len(leaf), math.prod(end)), weights, routing.assignment(), layout)
         lead = routing.slot.shape if per_choice else routing.slot.shape[:1]
         results.append(y.reshape(*lead, *end))
     return jax.tree.unflatten(tree, results)
@@ -131,7 +133,7 @@ def _layout(op, routing, per_choice, algorithm, max_sms):
     if not isinstance(routing, Routing):
         raise TypeError(f"{op}: routing must be the result of jaxcomm.moe.route, got {type(routing).__name__}")
     _check.axes(op, routing.call.axes)
-    for name in places.FIELDS:
+    for name in FIELDS:
         dtype = jnp.asarray(getattr(routing, name)).dtype
         if dtype != jnp.int32:
             raise TypeError(f"{op} at {_check.call_site()}: routing.{name} must have int32, got element type {dtype}")
@@ -139,4 +141,4 @@ def _layout(op, routing, per_choice, algorithm, max_sms):
     call = dataclasses.replace(
         routing.call, op=op, algorithm=algorithm, max_sms=_check.max_sms(op, max_sms), site=_check.call_site()
     )
-    return exchange.layout_of(routing, call, per_choice)
+    return Layout(call, routing.capacity, per_choice, routing.reduce)

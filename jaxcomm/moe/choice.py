@@ -1,0 +1,79 @@
+"""What runs dispatch, combine and route_and_dispatch: the questions to the planner."""
+
+import dataclasses
+from typing import Any
+
+from jaxcomm import _lowering
+from jaxcomm._core import plan
+from jaxcomm._lowering import Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a dispatch or combine on each rank.
+
+    Attributes:
+      tokens: T.
+      choices: K.
+      num_experts: E.
+      operand, result: shapes of the rows.
+    """
+
+    tokens: int
+    choices: int
+    num_experts: int
+    operand: tuple[int, int]
+    result: tuple[int, int]
+
+
+def choose(site: Site, collective: str, sizes: Sizes, dtype: Any, **attributes: int) -> plan.Resolution:
+    """The Resolution of a dispatch or combine that is being lowered.
+
+    Args:
+      site: its call is a RouteCall.
+      collective: "dispatch" or "combine".
+      sizes: sizes of the call.
+      dtype: element type of the rows.
+      attributes: further attributes of the custom call.
+
+    Raises:
+      NotImplementedError: no code can move the rows, or detect an overflow that must raise.
+    """
+    given = {"row_count": sizes.operand[1], "choices": sizes.choices, "num_experts": sizes.num_experts, **attributes}
+    counts = (sizes.operand[0] * sizes.operand[1], sizes.result[0] * sizes.result[1])
+    found = site.resolve(collective, given, dtype, counts, choices=sizes.tokens * sizes.choices)
+    if found.backend == "xla" and site.call.raises:
+        refuse_unchecked(site.call, found.reason)
+    return found
+
+
+def refuse_unchecked(call: Any, reason: str) -> None:
+    """Raises for a call whose overflow nothing would detect. `reason`: why XLA's own collectives run it."""
+    raise NotImplementedError(
+        f"{call.op} at {call.site}: on_overflow='raise' works on CPUs, and on GPUs with jaxcomm's own dispatch and "
+        f"combine, but XLA's own collectives run here ({reason}); pass on_overflow='drop' and look at Routing.dropped"
+    )
+
+
+def assigns_by_custom_calls(platform: str) -> bool:
+    """Whether row_assignment.py lowers to custom calls. An algorithm does not concern work of one rank."""
+    return platform == "cpu" and not _lowering.why_xla(platform, None)
+
+
+def choose_one_exchange(site: Site, sizes: Sizes, *, row_bytes: int, named: bool) -> str:
+    """How route_and_dispatch sends ids and rows: "messages", "kernel", or "two_calls" for route and dispatch.
+
+    Args:
+      site: the call, without an algorithm.
+      sizes: sizes of the call.
+      row_bytes: bytes of the row of a token.
+      named: whether the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
+    """
+    if site.why_xla or not sizes.result[0]:
+        return "two_calls"
+    able = _lowering.capabilities(site.platform, None)
+    return str(
+        plan.resolve_route_and_dispatch(
+            site.group_size, sizes.tokens, sizes.choices, sizes.num_experts, row_bytes, named, site.placement, able
+        )
+    )

@@ -1,0 +1,200 @@
+"""route_and_dispatch(): few tokens reach their experts in one exchange, without an exchange of counts first."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm import _check, _compat, _lowering
+from jaxcomm._core import plan
+from jaxcomm._primitive import register
+from jaxcomm._typing import AxisName, PyTree
+from jaxcomm.moe import primitives
+from jaxcomm.moe.choice import Sizes, choose_one_exchange
+from jaxcomm.moe.dispatch_combine import dispatch
+from jaxcomm.moe.lowering import Layout
+from jaxcomm.moe.routing import RouteCall, Routing, describe, known_ids, prepare, route, route_prepared
+from jaxcomm.moe.row_assignment import FIELDS
+from jaxcomm.moe.rows import join, row_bytes, separate
+from jaxcomm.ops.all_gather import all_gather_p
+
+NAME = "one_shot"
+
+
+def route_and_dispatch(
+    x: PyTree,
+    expert_ids: Any,
+    axis_name: AxisName,
+    *,
+    num_experts: int,
+    capacity: int | None = None,
+    align: int = 1,
+    slots: int | None = None,
+    on_overflow: str = "raise",
+    reduce: str = "node",
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> tuple[PyTree, Routing]:
+    """route() and dispatch() in one call, which takes a single exchange if the tokens are few.
+
+    Args:
+      x: pytree of (T, ...) arrays, as for dispatch().
+      expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce: as for route().
+      algorithm: "one_shot" sends ids and rows in one exchange; it needs on_overflow="raise". Other names are those of
+        dispatch(), after route(). None selects "one_shot" for rows of at most 32 KiB per rank (4 KiB in one process)
+        on CPUs, and of at most 512 KiB on GPUs. GPUs of several hosts, and sizes that the kernel does not take, take
+        route() and dispatch() in any case: see docs/internals/cuda-moe.md.
+      max_sms: as for dispatch().
+
+    Returns:
+      The rows of dispatch(), with the same bits, and the result of route().
+
+    Raises:
+      ValueError: invalid shapes, numbers or algorithm (when tracing).
+      jax.errors.JaxRuntimeError: as route() and dispatch(), or NVLink does not connect all GPUs of a host. They then
+        need algorithm="xla" and on_overflow="drop" (at run time).
+
+    Cost: one_shot: on CPUs an all_gather of T rows and T K integers; on GPUs an all_gather of T K integers of 16 bits,
+      and one row per token and rank that has one of its experts.
+    """
+    op = "moe.route_and_dispatch"
+    leaves, tree = jax.tree.flatten(x)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    tokens = jnp.shape(expert_ids)[:1]
+    if algorithm == NAME and on_overflow != "raise":
+        raise ValueError(f"{op}: algorithm {NAME!r} needs on_overflow='raise', got {on_overflow!r}")
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    may_send_once = on_overflow == "raise" and algorithm in (None, NAME)
+    may_send_once &= bool(leaves) and all(leaf.shape[:1] == tokens for leaf in leaves)
+    # The lowering knows the platform, and chooses for smaller sizes.
+    if not may_send_once or (algorithm is None and size > plan.MAX_ONE_EXCHANGE_BYTES):
+        routing = route(
+            expert_ids, axis_name, num_experts=num_experts, capacity=capacity, align=align, slots=slots,
+            on_overflow=on_overflow, reduce=reduce,
+        )  # fmt: skip
+        return dispatch(x, routing, algorithm=None if algorithm == NAME else algorithm, max_sms=max_sms), routing
+    for leaf in leaves:
+        _check.element_type(op, leaf)
+    ids, call, total, rows = prepare(
+        op, expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce
+    )
+    call = dataclasses.replace(call, max_sms=_check.max_sms(op, max_sms))
+    known = known_ids(_compat.make_varying(ids, call.axes), total)
+    flat = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]
+    spec = _Spec(call, total, rows, reduce, algorithm == NAME)
+    results = route_and_dispatch_p.bind(*_compat.equally_varying(known, *flat), spec=spec)
+    routing, moved = spec.split(results)
+    moved = [r.reshape(len(r), *leaf.shape[1:]) for r, leaf in zip(moved, leaves, strict=True)]
+    return jax.tree.unflatten(tree, moved), routing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """Static parameters of the primitive. `named`: the user has named the algorithm."""
+
+    call: RouteCall
+    num_experts: int
+    capacity: int
+    reduce: str
+    named: bool
+
+    def split(self, results: list[Any]) -> tuple[Routing, list[Any]]:
+        """The routing and the rows in the results of the primitive."""
+        fields = dict(zip(FIELDS, results[: len(FIELDS)], strict=True))
+        routing = Routing(
+            **fields, call=self.call, num_experts=self.num_experts, capacity=self.capacity, reduce=self.reduce
+        )
+        return routing, results[len(FIELDS) :]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.call, self.capacity, False, self.reduce)
+
+
+def _types(ids, *leaves, spec):
+    n = _check.group_size(spec.call.axes, None)
+    local = spec.num_experts // n
+    shapes = [ids.shape, ids.shape, (local,), (local,), (), (), (n, spec.num_experts)]
+    fields = [ids.update(shape=shape, weak_type=False) for shape in shapes]
+    return [*fields, *(leaf.update(shape=(spec.capacity, *leaf.shape[1:]), weak_type=False) for leaf in leaves)]
+
+
+def _lower(ctx, *operands, platform, spec):
+    ids, *leaves = ctx.avals_in
+    tokens, choices = ids.shape
+    row_size = sum(map(row_bytes, leaves))
+    sizes = Sizes(tokens, choices, spec.num_experts, (tokens, row_size), (spec.capacity, row_size))
+    how = "two_calls"
+    if _compat.in_spmd_region(ctx.module_context.axis_context):  # else route raises
+        site = _lowering.Site(ctx, spec.call, platform)
+        how = choose_one_exchange(site, sizes, row_bytes=row_size, named=spec.named)
+    types = [f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves]
+    call = describe(spec.call, ids, spec.num_experts, spec.capacity, *types)
+    numbers = {
+        "num_experts": spec.num_experts,
+        "capacity": spec.capacity,
+        "align": call.align,
+        "slots": call.slots,
+        "tokens": tokens,
+        "choices": choices,
+        "payload_bytes": tokens * row_size,
+    }
+    attributes = {name: np.int64(number) for name, number in numbers.items()}
+
+    def custom_call(target, xs, results):
+        run = _lowering.custom_call(_lowering.Site(ctx, call, platform), f"jaxcomm_{target}")
+        return run(xs, results, attributes)
+
+    def by_messages(ids, *leaves):
+        """On CPUs: all ranks send one message with their ids and rows to all."""
+        size = 64 + _aligned(4 * ids.size) + sum(_aligned(len(leaf) * row_bytes(leaf)) for leaf in leaves)
+        (message,) = custom_call("moe_pack", (ids, *leaves), [jax.ShapeDtypeStruct((1, size), jnp.uint8)])
+        messages = all_gather_p.bind(_compat.make_varying(message, call.axes), call=call, axis=0)
+        return custom_call("moe_unpack", [messages], ctx.avals_out)
+
+    def by_kernel(ids, *leaves):
+        joined = join(leaves)
+        rows = jax.ShapeDtypeStruct((spec.capacity, joined.shape[1]), joined.dtype)
+        *fields, moved = custom_call("moe_one_shot", (ids, joined), [*ctx.avals_out[: len(FIELDS)], rows])
+        return [*fields, *separate(moved, leaves)]
+
+    if how != "two_calls":
+        run = by_messages if how == "messages" else by_kernel
+        return _lowering.lower_manual(ctx, *operands, call=call, run=run)
+    by_two_calls = functools.partial(_route_then_dispatch, spec=spec)
+    return _compat.mlir.lower_fun(by_two_calls, multiple_results=True)(ctx, *operands)
+
+
+def _route_then_dispatch(ids, *leaves, spec):
+    routing = route_prepared(ids, spec.call, spec.num_experts, spec.capacity, True, spec.reduce)
+    fields = [getattr(routing, name) for name in FIELDS]
+    return [*fields, *primitives.dispatch(list(leaves), routing.assignment(), spec.layout)]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _jvp(primals, tangents, *, spec):
+    results = route_and_dispatch_p.bind(*primals, spec=spec)
+    routing, rows = spec.split(results)
+    moved = primitives.dispatch_tangents(tangents[1:], rows, routing.assignment(), spec.layout)
+    return results, [*(_compat.zero_tangent(r) for r in results[: len(FIELDS)]), *moved]
+
+
+def _batch(axis_data, operands, dims, *, spec):
+    primitives.check_batch(axis_data, dims[:1], spec.call, "expert_ids have")
+    size = axis_data.size
+    merged = [primitives.merge_batch(x, d, size) for x, d in zip(operands[1:], dims[1:], strict=True)]
+    results = route_and_dispatch_p.bind(operands[0], *merged, spec=spec)
+    fields, rows = results[: len(FIELDS)], results[len(FIELDS) :]
+    return [*fields, *(primitives.split_batch(y, size) for y in rows)], [None] * len(fields) + [1] * len(rows)
+
+
+route_and_dispatch_p = register(
+    "moe_one_shot", shape=_types, lower=_lower, jvp=_jvp, batch=_batch, multiple_results=True
+)
