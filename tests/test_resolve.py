@@ -109,7 +109,7 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
         fields = ["collective", "num_nodes", "ranks_per_node", "block_count", "staged_count"]
         for field in fields if op == "barrier" else [*fields, "chunk_count"]:
             assert getattr(request, field) == getattr(same, field), f"{what}: {field}"
-    assert min(seen.values()) >= 10, seen
+    assert min(seen.values()) >= 4, seen
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ StatusOr<Resolution> ResolveSlicesOnGpus(const CallSpec& spec, const Shapes& sha
   }
   if (placement.ranks_per_node < spec.group_size) {
     if (!named && !placement.found) return ByXla("between nodes, slices travel by XLA's own ragged_all_to_all");
-    return InvalidArgumentError("algorithm \"direct\" runs inside a node of GPUs, which NVLink connects" +
-                                std::string(kPassXla));
+    return UnavailableError("algorithm \"direct\" runs inside a node of GPUs, which NVLink connects" +
+                            std::string(kPassXla));
   }
   return ResolveLists(spec, shapes, GpuGeometry(spec.group_size, spec.group_size, false), kDirect, capabilities);
 }

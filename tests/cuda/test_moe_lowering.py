@@ -184,40 +184,32 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
     for _, attributes, _ in calls(text(layer))[1:]:
         assert 'algorithm = "hierarchical"' in attributes  # the kernels run where Python has chosen them only
     assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
-    with monkeypatch.context() as few:
-        few.setattr(choice, "fits_rails", lambda *sizes: False)
-        assert targets(drop) == ["all_gather_eager"]
-        assert targets(functools.partial(drop, algorithm="hierarchical")) == RAILS
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: False)
     assert targets(drop) == ["all_gather_eager"]
 
 
-def test_sizes_that_the_kernels_between_nodes_take():
-    """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
-    assert choice.fits_rails(131072, 1, 256) and choice.fits_rails(131072 // 8, 8, 256)
-    assert choice.fits_rails(64, 8, 8192) and not choice.fits_rails(64, 8, 9008)  # which fit between nodes alone
-    assert not choice.fits_rails(300_000, 1, 2) and not choice.fits_rails(131072, 8, 256)
-
-
 def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several_hosts):
-    """It dispatches a row per choice. All calls are jaxcomm's, or none."""
+    """It dispatches a row per choice, with a bit of shared memory for each. All calls are jaxcomm's, or none.
+
+    48 KiB are 12 KiB of moves, 8 experts of 4 bytes, and 12 bytes for 64 choices: tests/test_resolve.py.
+    """
     monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
-    monkeypatch.setitem(globals(), "TOKENS", 64)  # one word of marks, two with a row per choice
 
     def gradient(x, ids, weights, **route):
         loss = lambda *args: layer(args[0], ids, args[1], **route).astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(loss, (0, 1))(x, weights)
 
-    of_two_words = (12 << 10) + 4 * EXPERTS + 16 + 2 * 12
-    monkeypatch.setattr(choice, "_MOVES_IN_NODE_BYTES", 0)
-    monkeypatch.setattr(choice, "_MOST_SHARED_BYTES", of_two_words)
+    most = ((48 << 10) - (12 << 10) - 4 * EXPERTS) // 12 * 64 // CHOICES
+    monkeypatch.setitem(globals(), "TOKENS", most)
     assert targets(layer) == RAILS
     assert sorted(targets(gradient)) == sorted(RAILS + ["dispatch_eager"] * 3 + ["combine_eager"])
-    monkeypatch.setattr(choice, "_MOST_SHARED_BYTES", of_two_words - 1)
+    monkeypatch.setitem(globals(), "TOKENS", most + 1)
     for f in (layer, gradient):
         assert targets(functools.partial(f, on_overflow="drop")) == ["all_gather_eager"]
-        with pytest.raises(NotImplementedError, match=r"128 choices of a rank and 8 experts do not fit"):
+        with pytest.raises(NotImplementedError, match=rf"{CHOICES * (most + 1)} choices of a rank, 2 per token, and 8"):
             text(f)
+    with pytest.raises(ValueError, match="exceed the shared memory of jaxcomm's kernels between nodes; pass algorithm"):
+        text(functools.partial(layer, algorithm="hierarchical"))
 
 
 def test_unknown_ids_are_negative_sizes():
@@ -262,7 +254,7 @@ def test_groups_after_an_overflow_stay_inside_the_slots(line, monkeypatch, optio
     """On GPUs, the rest of the program runs on."""
     marked = lambda table, call, capacity, raises: check._mark(table, call=call, capacity=capacity)  # noqa: E731
     monkeypatch.setattr(routing, "check", marked)
-    monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform, call: False)
+    monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform: False)
 
     def body(ids):
         r = jaxcomm.moe.route(ids, "gpu", num_experts=16, **options)

@@ -11,8 +11,8 @@ from test_moe_lowering import calls, targets, text
 
 import jaxcomm
 from jaxcomm import _lowering
+from jaxcomm._core import plan
 from jaxcomm._processes import placement
-from jaxcomm.moe.choice import Sizes
 from jaxcomm.moe.route_and_dispatch import _route_then_dispatch, _Spec
 from jaxcomm.moe.row_assignment import FIELDS
 
@@ -73,29 +73,37 @@ def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
         text(rows)
 
 
-def test_the_limits_are_those_of_the_kernel():
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ((8, 32, 8, 256, 14336), True),
+        ((8, 32, 36, 256, 14336), True),
+        ((8, 32, 37, 256, 14336), False),
+        ((1, 1, 1, 2**15 - 1, 0), False),
+        ((1, 0, 1, 8, 4), False),
+        ((1, 1, 0, 8, 4), False),
+        ((8, 1, 1, 2**15, 4), False),
+        ((8, 32, 8, 256, 64 << 10), False),
+    ],
+)
+def test_the_limits_are_those_of_the_kernel(sizes, fits):
     """tests/cuda/test_moe_one_shot.cc has the same sizes."""
-    assert fits_kernel(Sizes(8, 32, 8, 256), 14336)
-    assert fits_kernel(Sizes(8, 32, 36, 256), 14336)
-    assert not fits_kernel(Sizes(8, 32, 37, 256), 14336)
-    assert not fits_kernel(Sizes(1, 1, 1, 2**15 - 1), 0)
-    assert not fits_kernel(Sizes(1, 0, 1, 8), 4)
-    assert not fits_kernel(Sizes(1, 1, 0, 8), 4)
-    assert not fits_kernel(Sizes(8, 1, 1, 2**15), 4)
-    assert not fits_kernel(Sizes(8, 32, 8, 256), 64 << 10)
+    able = plan.Capabilities("cuda", tested=True)
+    found = plan.resolve_route_and_dispatch(*sizes, True, plan.Placement(ranks_per_node=8), able)
+    assert found == ("kernel" if fits else "two_calls")
 
 
 def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
     """The kernel is replaced by route and dispatch of the joined rows."""
 
-    def custom_call(ctx, *, target, call, **options):
+    def custom_call(site, target, **options):
         def kernel(xs, types, attributes):
             ids, rows = xs
             seen.append((rows.dtype, rows.shape[1]))
-            spec = _Spec(call, int(attributes["num_experts"]), int(attributes["capacity"]), "node", False)
+            spec = _Spec(site.call, int(attributes["num_experts"]), int(attributes["capacity"]), "node", False)
             return _route_then_dispatch(ids, rows, spec=spec)
 
-        return kernel if target == "jaxcomm_moe_one_shot" else own(ctx, target=target, call=call, **options)
+        return kernel if target == "jaxcomm_moe_one_shot" else own(site, target, **options)
 
     seen, own = [], _lowering.custom_call
     monkeypatch.setattr(_lowering, "custom_call", custom_call)

@@ -61,7 +61,7 @@ def test_hosts_and_untested_gpus_use_xlas_collective(line, monkeypatch):
         assert targets(text) == ["all_gather_eager"] and "@ragged_all_to_all(" in text
         with pytest.raises(
             NotImplementedError,
-            match="GPUs have algorithm 'direct' for groups inside a node only, and otherwise 'xla'; got 'direct'",
+            match='algorithm "direct" runs inside a node of GPUs, which NVLink connects; pass algorithm="xla"',
         ):
             lowered(line, lambda *a: exchange(*a, algorithm="direct"))
     with monkeypatch.context() as untested:

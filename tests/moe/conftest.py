@@ -16,4 +16,4 @@ def _strict():
 def both_assignments(request, monkeypatch):
     """Rows are assigned by the custom calls of CPUs, and by the functions that other platforms compile."""
     if request.param == "xla":
-        monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform, call: False)
+        monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform: False)
