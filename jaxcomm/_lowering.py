@@ -383,8 +383,8 @@ def lower(
         common["call"]["number"] = np.int64(_compat.number_in_program(ctx, (call.op, call.site)))
     may_capture = not beside and _placement.gpus_are_on_one_host(mesh, rows)
     if platform == "cuda" and not by_xla and not may_capture:
-        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
-        # call in one after the computations beside it.
+        # Not for CUDA graphs: XLA would run an asynchronous call in one after the computations beside it, and calls
+        # between hosts have not run in one.
         target += "_eager"
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
