@@ -180,8 +180,13 @@ ALONE_TEST_CASE("names of processes determine the nodes") {
     int ranks_per_node;
     bool is_right;
   };
-  for (const Case& test : {Case{"aabb", 2, 2, true}, {"aaaa", 1, 4, true}, {"aabb", 1, 2, false}, {"abab", 1, 1, false},
-                           {"aaab", 1, 1, false}, {"abcd", 2, 1, false}, {"abcd", 4, 1, true}}) {
+  for (const Case& test : {Case{"aabb", 2, 2, true},
+                           {"aaaa", 1, 4, true},
+                           {"aabb", 1, 2, false},
+                           {"abab", 1, 1, false},
+                           {"aaab", 1, 1, false},
+                           {"abcd", 2, 1, false},
+                           {"abcd", 4, 1, true}}) {
     std::atomic<int> turn{0};
     auto* world = new World(4);
     world->num_lsa_teams = test.num_lsa_teams;

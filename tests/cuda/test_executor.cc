@@ -120,9 +120,8 @@ void Check(const Case& test, uint64_t seed) {
   TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, kDeadlineNs);
   const Choice choice(*test.algorithm, test.request);
-  VirtualRanks::Call call =
-      ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op}, test.num_channels,
-                    test.shift, test.pack);
+  VirtualRanks::Call call = ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op},
+                                          test.num_channels, test.shift, test.pack);
   // Two calls of three: of all ranks or of every other one.
   constexpr BulkStages kStages[] = {{2, 16}, {4, 64}, {8, 256}, {32, 1024}};
   if (seed % 3 != 0 && HasBulkCopies()) {
@@ -147,8 +146,7 @@ void Check(const Case& test, uint64_t seed) {
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
           static_cast<long long>(test.contiguous.input), static_cast<long long>(test.contiguous.output),
-          static_cast<long long>(test.pack.fragment_bytes),
-          test.gin ? "GIN, " : "",
+          static_cast<long long>(test.pack.fragment_bytes), test.gin ? "GIN, " : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
           same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);

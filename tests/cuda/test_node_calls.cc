@@ -196,7 +196,7 @@ ALONE_TEST_CASE("headers of another NCCL") {
   const std::string built = NcclVersionText(NCCL_VERSION_CODE);
   for (const int num_nodes : {1, 2}) {
     OnRanks(NodesOf(num_nodes, 2 / num_nodes, true), [&](Rank& of_xla) {
-    const int rank = of_xla.rank;
+      const int rank = of_xla.rank;
       nccl_version = 22907;
       CHECK(Has(site.Run(of_xla),
                 "jaxcomm: exchange at model.py:7: the kernel was compiled with the headers of NCCL 2.29.7, expected "

@@ -29,8 +29,8 @@ StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommPropertie
 StatusOr<ncclComm_t> DuplicateNcclComm(Bootstrap& bootstrap) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
-  const bool own_can = nccl.Require("ncclCommInitRankConfig").ok() &&
-                       (bootstrap.rank() != 0 || nccl.GetUniqueId(&key) == ncclSuccess);
+  const bool own_can =
+      nccl.Require("ncclCommInitRankConfig").ok() && (bootstrap.rank() != 0 || nccl.GetUniqueId(&key) == ncclSuccess);
   const StatusOr<bool> all_can = bootstrap.AllTrue(own_can);
   JAXCOMM_RETURN_IF_ERROR(all_can.status());
   if (!*all_can) {

@@ -46,9 +46,7 @@ struct CallProgram {
   int32_t num_channels = 0;  // of the program or of the arguments that replace it
 
   // True if the call needs no kernel.
-  bool empty() const {
-    return program.steps.empty() && !ll && !multimem && !rows && !rail_rows && !slices;
-  }
+  bool empty() const { return program.steps.empty() && !ll && !multimem && !rows && !rail_rows && !slices; }
 };
 
 // The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.

@@ -319,9 +319,8 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   JAXCOMM_RETURN_IF_ERROR(all_done("when it prepared GIN", own));
   const auto made = std::make_shared<StatusOr<std::unique_ptr<Gin>>>(UnavailableError("not made"));
   const auto make = [made, nccl = &nccl_, nccl_comm = bootstrap_.nccl_comm(), comm = comm_, counts] {
-    *made = Gin::Make(*nccl, nccl_comm, comm, counts, [&](const char* name, ncclResult_t result) {
-      return CheckNccl(*nccl, nccl_comm, name, result);
-    });
+    *made = Gin::Make(*nccl, nccl_comm, comm, counts,
+                      [&](const char* name, ncclResult_t result) { return CheckNccl(*nccl, nccl_comm, name, result); });
     return ncclSuccess;
   };
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclDevCommCreate", make));
