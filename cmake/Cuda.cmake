@@ -120,8 +120,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/multimem.cu
   ffi/cuda/kernels/rail_rows.cu
   ffi/cuda/kernels/rows.cu
-  ffi/cuda/kernels/slices.cu
-  ffi/cuda/kernels/watchdog.cu)
+  ffi/cuda/kernels/slices.cu)
 target_include_directories(_cuda SYSTEM PRIVATE ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_CUDA_HEADERS})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(ffi/cuda/module.cc PROPERTIES

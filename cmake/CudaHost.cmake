@@ -38,7 +38,6 @@ add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/program.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/rail_row_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/row_args.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/send_recv_schedule.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)
 add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/bootstrap.cc
@@ -53,9 +52,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/make_stream.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/moe_one_shot.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/send_recv_proxy.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)
 # Some tests replace or observe these.

@@ -389,8 +389,8 @@ def custom_call(
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
     if site.platform == "cuda" and (beside or not site.on_one_host):
-        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
-        # call in one after the computations beside it.
+        # Not for CUDA graphs: XLA would run an asynchronous call in one after the computations beside it, and calls
+        # between hosts have not run in one.
         target += "_eager"
 
     def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:

@@ -251,7 +251,7 @@ def _sum_by_node(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
 
 _MOE = "moe"
 _BETWEEN_NODES = "hierarchical"
-_NO_GIN = "needs GIN"  # in the error of a group without GIN: ffi/cuda/program/call_program.cc
+_NO_GIN = "there is no GIN between them"  # in the error of such a group: ffi/cuda/runtime/communicator.cc
 _WIDE = {"cpu": (8, 64), "gpu": (1024, 4096)}  # tokens of a rank, elements of a row: enough for all thread blocks
 
 

@@ -190,7 +190,7 @@ def test_the_record_is_written_after_all_ops_on_several_gpus(monkeypatch, comple
     assert report.facts.get("recorded") == (str(_selftest_record.path()) if recorded else None)
 
 
-NO_GIN = "INVALID_ARGUMENT: jaxcomm: moe.dispatch at f.py:3: between nodes, dispatch needs GIN, which NCCL does not"
+NO_GIN = "INVALID_ARGUMENT: jaxcomm: moe.dispatch at f.py:3: several nodes of 4 ranks, and there is no GIN between them"
 
 
 def test_the_record_of_experts_between_nodes(monkeypatch):

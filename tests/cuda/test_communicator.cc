@@ -63,10 +63,10 @@ ALONE_TEST_CASE("the smallest GPU of the group limits the channels of all") {
     return found[0];
   };
   CHECK(channels(32, {132, 132}) == 32);
-  CHECK(channels(1000, {132, 132}) == 88);
-  CHECK(channels(32, {132, 58, 142}) == 17);
+  CHECK(channels(1000, {132, 132}) == 92);
+  CHECK(channels(32, {132, 58, 142}) == 20);
   CHECK(channels(8, {58, 132}) == 8);
-  CHECK(channels(32, {36, 35}) == 1 && channels(32, {20}) == 1);
+  CHECK(channels(32, {36, 33}) == 1 && channels(32, {20}) == 1);
 }
 
 TEST_CASE("memory comes in whole pages of 2 MiB") {
@@ -131,10 +131,9 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
     auto* world = new World(n);
     world->num_lsa_teams = nodes;
     world->gin = NCCL_GIN_TYPE_GDAKI;
-    world->split_fails = true;  // no other communicator is needed
     OnRanks(*world, [&, n = n](Rank& rank) {
       Communicator* const communicator = Ok(Get(rank));
-      CHECK(communicator != nullptr && communicator->gin() != nullptr && communicator->send_recv_proxy() == nullptr);
+      CHECK(communicator != nullptr && communicator->gin() != nullptr);
       CHECK(communicator->placement().ranks_per_node == world->team_size() && rank.num_gin == 1);
       Sum(*communicator, 1);
       Sum(*communicator, 1000);
@@ -153,18 +152,62 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
   }
 }
 
-// GIN is for all ranks or for none. Without it, each node gets a communicator, which NCCL refuses in this test.
-ALONE_TEST_CASE("GIN for all ranks or for none") {
+// Without GIN, plans can't run between nodes. The error names the remedy.
+ALONE_TEST_CASE("GIN for all ranks, or an error on all") {
   Communicator::Configure(20, 4, "");
+  const std::string begin = "the group's GPUs are of several nodes of 2 ranks, and there is no GIN between them: ";
+  const std::string end =
+      "; pass algorithm=\"xla\" or \"xla_hierarchical\", or call kernels of your own over the ranks of a node";
+  const std::string off = "NCCL offers no GIN on this network (NCCL_DEBUG=INFO shows its reason)";
   for (const bool on_rank_1 : {true, false}) {
     auto* world = new World(4);
     world->num_lsa_teams = 2;
     world->gin = on_rank_1 ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
     world->rank_without_gin = 1;
-    world->split_fails = true;
     OnRanks(*world, [&](Rank& rank) {
-      CHECK(Has(Get(rank).status(), "ncclGetUniqueId"));
+      const std::string other = "rank 1 of the group failed when it prepared GIN; its error says why";
+      CHECK(Get(rank).status().message() == begin + (on_rank_1 && rank.rank != 1 ? other : off) + end);
       CHECK(rank.num_gin == 0);
+    });
+  }
+}
+
+// JAXCOMM_NODE_ID. NCCL's teams of ranks that address each other's memory must agree with the names.
+ALONE_TEST_CASE("names of processes determine the nodes") {
+  struct Case {
+    const char* names;
+    int num_lsa_teams;
+    int ranks_per_node;
+    bool is_right;
+  };
+  for (const Case& test : {Case{"aabb", 2, 2, true},
+                           {"aaaa", 1, 4, true},
+                           {"aabb", 1, 2, false},
+                           {"abab", 1, 1, false},
+                           {"aaab", 1, 1, false},
+                           {"abcd", 2, 1, false},
+                           {"abcd", 4, 1, true}}) {
+    std::atomic<int> turn{0};
+    auto* world = new World(4);
+    world->num_lsa_teams = test.num_lsa_teams;
+    world->gin = NCCL_GIN_TYPE_PROXY;
+    OnRanks(*world, [&](Rank& rank) {
+      // The name belongs to the process, so each rank sets its own while it reads the name.
+      std::thread next;
+      after_init = [&] {
+        while (turn < rank.rank) std::this_thread::yield();
+        Communicator::Configure(20, 4, std::string(1, test.names[rank.rank]));
+        next = std::thread([&] {
+          while (!*rank.made->asked) std::this_thread::yield();
+          ++turn;
+        });
+      };
+      const StatusOr<Communicator*> made = Get(rank);
+      next.join();
+      CHECK(made.ok() == test.is_right);
+      if (made.ok()) CHECK((*made)->placement().ranks_per_node == test.ranks_per_node);
+      const std::string nodes = "several nodes of " + std::to_string(test.ranks_per_node) + " ranks";
+      if (!made.ok()) CHECK(Has(made.status(), nodes) && Has(made.status(), "its nodes are not NCCL's teams"));
     });
   }
 }

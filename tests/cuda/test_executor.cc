@@ -34,9 +34,7 @@ struct Case {
   int32_t num_channels = 1;
   unsigned threads = 4;
   int64_t shift = 0;
-  bool gin = false;        // between nodes
-  bool in_rounds = false;  // between nodes: split out of the kernels
-  SplitLimits limits;
+  bool gin = false;  // between nodes
   PackLimits pack;
 };
 
@@ -122,9 +120,8 @@ void Check(const Case& test, uint64_t seed) {
   TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, kDeadlineNs);
   const Choice choice(*test.algorithm, test.request);
-  VirtualRanks::Call call =
-      ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op}, test.num_channels,
-                    test.shift, test.in_rounds ? &test.limits : nullptr, test.pack);
+  VirtualRanks::Call call = ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op},
+                                          test.num_channels, test.shift, test.pack);
   // Two calls of three: of all ranks or of every other one.
   constexpr BulkStages kStages[] = {{2, 16}, {4, 64}, {8, 256}, {32, 1024}};
   if (seed % 3 != 0 && HasBulkCopies()) {
@@ -149,10 +146,7 @@ void Check(const Case& test, uint64_t seed) {
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
           static_cast<long long>(test.contiguous.input), static_cast<long long>(test.contiguous.output),
-          static_cast<long long>(test.pack.fragment_bytes),
-          test.gin         ? "GIN, "
-          : test.in_rounds ? "in rounds, "
-                           : "",
+          static_cast<long long>(test.pack.fragment_bytes), test.gin ? "GIN, " : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
           same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
@@ -270,12 +264,6 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.op = ReduceOp::kSum;
 #endif
   test.gin = geometry.num_nodes > 1 && random() % 2 == 0;
-#if !defined(__CUDACC__)  // where a host must send the messages
-  test.in_rounds = geometry.num_nodes > 1 && !test.gin && random() % 2 == 0;
-  constexpr int64_t kRoundBytes[] = {1, 500, 1 << 20};
-  test.limits.round_bytes = kRoundBytes[random() % 3];
-  test.limits.num_slots = 1 + static_cast<int32_t>(random() % 3);
-#endif
   constexpr int64_t kPackedBytes[] = {0, 40, 32 << 10}, kSendBytes[] = {0, 1000, 16 << 20};
   test.pack = {kPackedBytes[random() % 3], kSendBytes[random() % 3]};
   if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;

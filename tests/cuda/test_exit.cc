@@ -1,4 +1,4 @@
-// The process exits while a communicator's watchdog runs.
+// The process exits while threads of ffi/cuda run.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -7,13 +7,11 @@
 #include <thread>
 
 #include "../../ffi/cuda/nccl/threads.h"
-#include "fakes/cluster.h"
+#include "fakes/machine.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
-
-using namespace fake;
 
 // Runs `body` in a process that then exits, and returns how it ended.
 template <typename Body>
@@ -27,21 +25,6 @@ int StatusAtExit(Body body) {
   int status = -1;
   CHECK(waitpid(child, &status, 0) == child);
   return status;
-}
-
-// As CUDA's own handler, which exists before jaxcomm's threads do. The watchdog looks every 50 ms.
-void FreeLikeCuda() {
-  UnmapHostMemory();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-}
-
-TEST_CASE("the watchdog ends before the memory that it reads is gone") {
-  const int status = StatusAtExit([] {
-    std::atexit(&FreeLikeCuda);
-    Communicator::Configure(20, 3);
-    OnRanks({Hosts(2, 1)}, [](ncclComm_t comm, int) { CHECK(Ok(fake::Get(comm))->send_recv_proxy() != nullptr); });
-  });
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
 // A thread that stays inside of NCCL does not keep the process from exiting.

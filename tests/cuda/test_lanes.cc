@@ -50,8 +50,8 @@ TEST_CASE("the SMs of a GPU are divided among the lanes and others") {
       const LaneChannels channels = MaxChannels(num_sms, limit);
       CHECK(channels.synchronous >= 1 && channels.synchronous <= limit);
       CHECK(channels.asynchronous >= 1 && channels.asynchronous <= std::min(limit, kAsynchronousChannels));
-      const int all = channels.synchronous + channels.asynchronous + kSmsOfOthers + 2 * kSmsOfProxies;
-      CHECK(all <= num_sms || num_sms < kSmsOfOthers + 2 * kSmsOfProxies + 2);
+      const int all = channels.synchronous + channels.asynchronous + kSmsOfOthers;
+      CHECK(all <= num_sms || num_sms < kSmsOfOthers + 2);
     }
   }
 }

@@ -12,7 +12,6 @@
 #include "../../ffi/cuda/kernels/executor.cuh"
 #include "../../ffi/cuda/kernels/ll.cuh"
 #include "../../ffi/cuda/kernels/multimem.cuh"
-#include "../../ffi/cuda/kernels/watchdog.cuh"
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
@@ -222,37 +221,6 @@ TEST_CASE("an LL call of two shots") {
       }
       EndKernel();
     }
-  });
-  ExpectSound(program);
-}
-
-// The host looks once, at any time, while two rounds begin and end and a kernel of another stream may abort.
-TEST_CASE("the watchdog reads the state of rounds") {
-  Program program;
-  program.times_out = true;
-  LitmusRanks ranks(program, 1, 1);
-  device::Comm& comm = ranks.comm(0);
-  comm.call_id = 5;
-  auto* const state = program.Words<device::WatchdogState>(1, "state");
-  program.AddBlock(0, 0, 1, [=, &comm] {
-    for (uint64_t round = 1; round <= 2; ++round) {
-      BeginRound(comm, *state, round);
-      EndRound(comm, *state);
-    }
-  });
-  program.AddBlock(0, 1, 1, [&comm] { device::SetAbortFlag(comm); });
-  program.AddBlock(-1, 0, 1, [=] {
-    using memory_model::kAcquire;
-    using memory_model::kSystem;
-    if (memory_model::Load(&state->held, kSystem, kAcquire) != 0) {
-      Require(memory_model::Load(&state->call, kSystem, memory_model::kRelaxed) == 5, "held by no call");
-      memory_model::Store(&state->aborting, 1, kSystem, memory_model::kRelease);
-      return;
-    }
-    const uint64_t count = memory_model::Load(&state->count, kSystem, kAcquire);
-    const uint64_t round = memory_model::Load(&state->round, kSystem, memory_model::kRelaxed);
-    Require(round <= 2 && (count < 3 || round != 1), "an old round");
-    if (count > 0) Require(memory_model::Load(&state->call, kSystem, memory_model::kRelaxed) == 5, "no call");
   });
   ExpectSound(program);
 }

@@ -1,6 +1,6 @@
 // A user's handlers for groups of several nodes, on fakes of XLA, CUDA and NCCL: what the kernel receives for GIN, and
 // the errors where it can't have it. test_gin_kernels.cc runs such kernels.
-#include "fakes/cluster.h"
+#include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <jaxcomm/host.h>
 #include <nccl.h>
@@ -71,11 +71,12 @@ struct Site {
   }
 
   // All stages of a run. Initialize reports its errors in Execute.
-  std::string Run(ncclComm_t of_xla) const {
+  std::string Run(Rank& rank) const {
+    Stream stream;
     CallOnDevice execution;
-    execution.device = Of(of_xla).group->first_device + Of(of_xla).rank;
-    execution.nccl_comm = of_xla;
-    execution.stream = OwnStream().handle();
+    execution.device = rank.device();
+    execution.nccl_comm = &rank;
+    execution.stream = stream.handle();
     execution.state = state;
     CHECK(Run(execution, &CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
     CHECK(Run(execution, &CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
@@ -86,16 +87,18 @@ struct Site {
   void* state = nullptr;
 };
 
-Cluster& ClusterOf(int num_nodes, int ranks_per_node, bool with_gin) {
-  Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(num_nodes, ranks_per_node)));
-  cluster.gin = with_gin;
-  return cluster;
+World& NodesOf(int num_nodes, int ranks_per_node, bool with_gin) {
+  auto* world = new World(num_nodes * ranks_per_node);
+  world->num_lsa_teams = num_nodes;
+  if (with_gin) world->gin = NCCL_GIN_TYPE_PROXY;
+  return *world;
 }
 
 ALONE_TEST_CASE("a kernel of two nodes") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(4), larger(4);
-  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int rank) {
+  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
+    const int rank = of_xla.rank;
     const auto check = [&](int64_t bytes) {
       cuda::Communicator& communicator = *Ok(Get(of_xla));
       CHECK(comm.world.rank == rank && comm.world.size == 4 && comm.local.size == 2 && comm.arena_bytes >= bytes);
@@ -122,9 +125,9 @@ ALONE_TEST_CASE("a kernel of two nodes") {
 }
 
 ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
     reserves_first = true;
     CHECK(site.Run(of_xla).empty());
     CHECK(nccl_comm != nullptr && comm.arena_bytes >= kArenaBytes && gin.puts != nullptr);
@@ -133,9 +136,9 @@ ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
 }
 
 ALONE_TEST_CASE("a kernel without an arena") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(2);
-  OnRanks(ClusterOf(2, 1, true), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(2, 1, true), [&](Rank& of_xla) {
     arena_bytes = 0;
     CHECK(site.Run(of_xla).empty());
     CHECK(gin.arena == nullptr && gin.puts != nullptr && nccl_comm != nullptr);
@@ -144,18 +147,18 @@ ALONE_TEST_CASE("a kernel without an arena") {
 
 // The same kernel runs on one node, where nothing is for GIN.
 ALONE_TEST_CASE("a kernel for several nodes on one") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(2);
-  OnRanks(ClusterOf(1, 2, false), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(1, 2, false), [&](Rank& of_xla) {
     CHECK(site.Run(of_xla).empty());
     CHECK(gin.puts == nullptr && nccl_comm != nullptr && device::RailOf(comm).size == 1);
   });
 }
 
 ALONE_TEST_CASE("a kernel that does not ask for GIN") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(4), small(4);
-  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
     uses_gin = false;
     CHECK(Has(site.Run(of_xla),
               "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and Initialize has not called "
@@ -166,19 +169,19 @@ ALONE_TEST_CASE("a kernel that does not ask for GIN") {
 }
 
 ALONE_TEST_CASE("a group without GIN") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(ClusterOf(2, 2, false), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(2, 2, false), [&](Rank& of_xla) {
     CHECK(Has(site.Run(of_xla),
-              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and there is no GIN between "
-              "them (standard error has the reason): call the target over groups of 2 ranks"));
+              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes of 2 ranks, and there is no GIN "
+              "between them: NCCL offers no GIN on this network"));
   });
 }
 
 ALONE_TEST_CASE("a kernel that needs windows on XLA's buffers") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(ClusterOf(2, 2, true), [&](ncclComm_t of_xla, int) {
+  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
     needs_windows = true;
     CHECK(
         Has(site.Run(of_xla),
@@ -188,11 +191,12 @@ ALONE_TEST_CASE("a kernel that needs windows on XLA's buffers") {
 }
 
 ALONE_TEST_CASE("headers of another NCCL") {
-  cuda::Communicator::Configure(10'000, 3);
+  cuda::Communicator::Configure(20, 3);
   const Site site(2), mixed(2);
   const std::string built = NcclVersionText(NCCL_VERSION_CODE);
   for (const int num_nodes : {1, 2}) {
-    OnRanks(ClusterOf(num_nodes, 2 / num_nodes, true), [&](ncclComm_t of_xla, int rank) {
+    OnRanks(NodesOf(num_nodes, 2 / num_nodes, true), [&](Rank& of_xla) {
+      const int rank = of_xla.rank;
       nccl_version = 22907;
       CHECK(Has(site.Run(of_xla),
                 "jaxcomm: exchange at model.py:7: the kernel was compiled with the headers of NCCL 2.29.7, expected "

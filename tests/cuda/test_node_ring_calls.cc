@@ -1,6 +1,6 @@
 // The handlers of examples/all_gather_matmul in a group of several nodes, on fakes of XLA, CUDA and NCCL: what the
 // kernel receives, and the error without GIN. test_node_ring.cc runs the kernel.
-#include "fakes/cluster.h"
+#include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <memory>
 #include <string>
@@ -70,11 +70,12 @@ Attributes AttributesOf() {
 }
 
 // All stages of a run. Initialize reports its errors in Execute.
-std::string Run(void* state, ncclComm_t of_xla, std::vector<float>& y) {
+std::string Run(void* state, Rank& of_xla, std::vector<float>& y) {
+  Stream stream;
   CallOnDevice execution;
-  execution.device = Of(of_xla).group->first_device + Of(of_xla).rank;
-  execution.nccl_comm = of_xla;
-  execution.stream = OwnStream().handle();
+  execution.device = of_xla.device();
+  execution.nccl_comm = &of_xla;
+  execution.stream = stream.handle();
   execution.state = state;
   std::vector<float> x(kTokens * kHidden), w(kHidden * kColumns);
   std::string problem;
@@ -101,12 +102,18 @@ void* Instantiate() {
   return instantiation.state;
 }
 
+World& TwoNodes(bool with_gin) {
+  auto* world = new World(kNumRanks);
+  world->num_lsa_teams = 2;
+  if (with_gin) world->gin = NCCL_GIN_TYPE_PROXY;
+  return *world;
+}
+
 ALONE_TEST_CASE("the ring of two nodes") {
-  cuda::Communicator::Configure(10'000, 5);
+  cuda::Communicator::Configure(20, 5);
   void* const state = Instantiate();
-  Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
-  cluster.gin = true;
-  OnRanks(cluster, [&](ncclComm_t of_xla, int rank) {
+  OnRanks(TwoNodes(true), [&](Rank& of_xla) {
+    const int rank = of_xla.rank;
     using namespace all_gather_matmul;
     std::vector<float> y(kNumRanks * kTokens * kColumns);
     CHECK(Run(state, of_xla, y).empty());
@@ -120,11 +127,9 @@ ALONE_TEST_CASE("the ring of two nodes") {
 
 // GIN then has two channels, which one block needs.
 ALONE_TEST_CASE("the ring of two nodes on one SM") {
-  cuda::Communicator::Configure(10'000, 1);
+  cuda::Communicator::Configure(20, 1);
   void* const state = Instantiate();
-  Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
-  cluster.gin = true;
-  OnRanks(cluster, [&](ncclComm_t of_xla, int) {
+  OnRanks(TwoNodes(true), [&](Rank& of_xla) {
     using namespace all_gather_matmul;
     std::vector<float> y(kNumRanks * kTokens * kColumns);
     CHECK(Run(state, of_xla, y).empty());
@@ -133,9 +138,9 @@ ALONE_TEST_CASE("the ring of two nodes on one SM") {
 }
 
 ALONE_TEST_CASE("the ring of two nodes needs GIN") {
-  cuda::Communicator::Configure(10'000, 5);
+  cuda::Communicator::Configure(20, 5);
   void* const state = Instantiate();
-  OnRanks(*Keep(std::make_unique<Cluster>(Hosts(2, 2))), [&](ncclComm_t of_xla, int) {
+  OnRanks(TwoNodes(false), [&](Rank& of_xla) {
     std::vector<float> y(kNumRanks * kTokens * kColumns);
     CHECK(Has(Run(state, of_xla, y), "GIN"));
   });

@@ -237,7 +237,7 @@ def test_there_is_time_for_all_parts(machine):
         assert recorder.now_s <= on_gpu.TOTAL_S
         assert all(part.takes_s <= part.limit_s for part in recorder.parts)
     names = [part.name for part in recorders["test"].parts]
-    assert names.index("JAX, 4 ranks as 2 nodes") < names.index("models/moe, 1 rank: on the GPU")
+    assert names.index("JAX, 4 ranks") < names.index("models/moe, 1 rank: on the GPU")
 
 
 def test_without_a_gpu_no_part_but_the_builds_runs(machine):
@@ -388,7 +388,6 @@ def test_rehearsal_in_one_process(tmp_path, empty_call):
     assert len(found["tests"]) > 40
     assert {name for name, outcome in found["tests"].items() if outcome != "passed"} == {
         "in_jax.py::test_arena_grows_under_old_programs",
-        "in_jax.py::test_nodes_are_several",
     }
     assert found["notes"]["ranks"] == 1 and found["notes"]["info"][0] == "versions"
 
@@ -401,19 +400,6 @@ def test_rehearsal_in_two_processes(tmp_path, empty_call):
     found = runner.read_reports(tmp_path)
     assert found["notes"]["ranks"] == 2
     assert set(found["tests"].values()) == {"passed"}
-
-
-@pytest.mark.full
-def test_rehearsal_of_two_nodes(tmp_path, empty_call):
-    some = on_gpu.pytest_command("in_jax.py", "-k", "nodes or thousands")
-    launcher = ("-m", "jaxcomm.run", "-n", "4", "--nodes", "2")
-    done = rehearse(tmp_path, empty_call, *some, launcher=launcher, JAXCOMM_NODES="2")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert set(runner.read_reports(tmp_path)["tests"].values()) == {"passed"}
-    # One node instead of two, as if NCCL did not use NCCL_HOSTID.
-    nodes = on_gpu.pytest_command("in_jax.py", "-k", "nodes")
-    done = rehearse(tmp_path, empty_call, *nodes, launcher=("-m", "jaxcomm.run", "-n", "2"), JAXCOMM_NODES="2")
-    assert done.returncode == 1 and "failed" in done.stdout, done.stdout + done.stderr
 
 
 def test_rehearsal_of_a_killed_process(tmp_path, empty_call):

@@ -270,6 +270,16 @@ ALONE_TEST_CASE("memory that NCCL never registers is an error in time") {
   });
 }
 
+ALONE_TEST_CASE("a communicator that NCCL never completes is an error in time") {
+  Communicator::Configure(0.2, 4);
+  auto* const world = new World(2);
+  world->never_joins = 1;
+  OnRanks(*world, [](Rank& rank) {
+    const char* const late = "the other ranks of the group of 2 did not come to make its communicator within 0.2 s";
+    CHECK(Has(Get(rank).status(), rank.rank == 0 ? late : "ncclCommInitRankConfig: failed"));
+  });
+}
+
 // XLA's stream is busy for longer than any wait for peers.
 ALONE_TEST_CASE("earlier work that never ends is an error in time") {
   Communicator::Configure(0.02, 4);

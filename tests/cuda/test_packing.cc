@@ -7,7 +7,6 @@
 #include <set>
 
 #include "../../ffi/cuda/program/packing.h"
-#include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/validate.h"

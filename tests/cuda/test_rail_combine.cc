@@ -259,9 +259,9 @@ TEST_CASE("the arena of a combine") {
   spec.choices = spec.row_count = 1;
   spec.algorithm = "hierarchical";
   const int64_t tokens = 1 << 28;
-  const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1, InterNode::kGin}, 4).status();
+  const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1}, 4).status();
   CHECK(refused.message() == "more than 2^31 sums of 16 nodes");
-  CHECK(MakeCallProgram(spec, DType::kF32, 100, tokens / 4, {0, 1, InterNode::kGin}, 4).ok());
+  CHECK(MakeCallProgram(spec, DType::kF32, 100, tokens / 4, {0, 1}, 4).ok());
 }
 
 }  // namespace

@@ -10,6 +10,13 @@ namespace {
 
 using namespace fake;
 
+World* TwoNodes() {
+  auto* world = new World(4);
+  world->num_lsa_teams = 2;
+  world->gin = NCCL_GIN_TYPE_PROXY;
+  return world;
+}
+
 // All ranks get the error, at the first use and at every later one.
 void Refused(World* world, const std::string& expected, const Fault& of_rank_2 = {}) {
   OnRanks(*world, [&](Rank& rank) {
@@ -26,11 +33,10 @@ ALONE_TEST_CASE("impossible requests are refused") {
   Communicator::Configure(20, 4);
   auto* nodes = new World(2);
   nodes->num_lsa_teams = 2;
-  nodes->split_fails = true;
-  Refused(nodes, "ncclGetUniqueId");
+  Refused(nodes, "NCCL offers no GIN on this network");
   auto* plain = new World(2);
   plain->device_api = false;
-  Refused(plain, "have no windows");
+  Refused(plain, "NCCL makes no windows on the memory of the group's GPUs");
   auto* null = new World(2);
   null->windows = false;
   Refused(null, "NCCL gave no window");
@@ -51,28 +57,71 @@ ALONE_TEST_CASE("impossible requests are refused") {
 // Each exchange between ranks fails once, on all of them.
 ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(20, 4);
-  int num_failed = 0;
-  for (bool reached = true; reached;) {
-    auto* world = new World(1);
-    world->multimem = true;
-    OnRanks(*world, [&](Rank& rank) {
-      fault = {"ncclAllGather", num_failed};
-      const StatusOr<Communicator*> communicator = Get(rank);
-      Status status = communicator.status();
-      if (status.ok()) {
-        CallSpec spec = SpecOf(Collective::kAllReduce, 1);
-        for (const char* algorithm : {"direct", "multimem"}) {
+  for (const bool gin : {false, true}) {
+    int num_failed = 0;
+    for (bool reached = true; reached;) {
+      auto* world = gin ? TwoNodes() : new World(1);
+      world->multimem = true;
+      OnRanks(*world, [&](Rank& rank) {
+        fault = {"ncclAllGather", num_failed};
+        const StatusOr<Communicator*> communicator = Get(rank);
+        Status status = communicator.status();
+        CallSpec spec = SpecOf(Collective::kAllReduce, world->n);
+        for (const char* algorithm : {gin ? "ring" : "direct", gin ? "hierarchical" : "multimem"}) {
+          if (!status.ok()) break;
           spec.algorithm = algorithm;
           status = DeviceCall::Make(spec, **communicator, DType::kF32, 1000, 1000).status();
-          if (!status.ok()) break;
         }
-      }
-      reached = fault.skipped < 0;
-      CHECK(status.message() == (reached ? "ncclAllGather: failed" : ""));
-    });
-    if (reached) ++num_failed;
+        CHECK(Has(status, fault.skipped < 0 ? "ncclAllGather: failed" : "") && status.ok() == (fault.skipped >= 0));
+        if (rank.rank == 0) reached = fault.skipped < 0;
+      });
+      if (reached) ++num_failed;
+    }
+    CHECK(num_failed > 12);
   }
-  CHECK(num_failed > 12);
+}
+
+// The errors of two ranks when `of_rank_1` happens. `reached`: it has happened.
+std::vector<std::string> MakeWithFault(World* world, const Fault& of_rank_1, bool* reached) {
+  std::vector<std::string> errors(2);
+  OnRanks(*world, [&](Rank& rank) {
+    if (rank.rank == 1) fault = of_rank_1;
+    const StatusOr<Communicator*> made = Get(rank);
+    Status status = made.status();
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+    spec.algorithm = "ring";
+    if (status.ok()) status = DeviceCall::Make(spec, **made, DType::kS32, 99, 99).status();
+    errors[rank.rank] = status.message();
+    if (rank.rank == 1) *reached = fault.skipped < 0;
+    fault = {};
+  });
+  return errors;
+}
+
+// Each operation that one rank performs alone fails once. Then all ranks get an error.
+ALONE_TEST_CASE("a failure on one rank is an error on all") {
+  Communicator::Configure(100, 4);
+  for (const auto& [num_nodes, num_expected] : {std::pair{1, 20}, {2, 22}}) {
+    int num_errors = 0;
+    for (const char* call : {"kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate",
+                             "cudaMemsetAsync", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
+                             "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
+      // The first operations precede any exchange between the ranks.
+      const bool early = call == std::string("cudaMalloc") || call == std::string("cudaHostAlloc") ||
+                         call == std::string("cudaStreamCreate");
+      for (int skipped = early ? 1 : 0;; ++skipped) {
+        auto* world = new World(2);
+        world->num_lsa_teams = num_nodes;
+        world->gin = NCCL_GIN_TYPE_PROXY;
+        bool reached = false;
+        const std::vector<std::string> errors = MakeWithFault(world, {call, skipped}, &reached);
+        if (!reached) break;
+        CHECK(!errors[1].empty() && Has(errors[0], "rank 1 of the group "));
+        ++num_errors;
+      }
+    }
+    CHECK(num_errors == num_expected);
+  }
 }
 
 ALONE_TEST_CASE("a GPU that cannot be selected is an error") {

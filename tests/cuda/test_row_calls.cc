@@ -286,22 +286,18 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
               "are too long for 4 thread blocks"));
     spec.algorithm = "hierarchical";
     CHECK(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow).ok());  // "direct"
-    const auto between = [&](Collective collective, InterNode inter_node, const char* algorithm = "hierarchical") {
+    const auto between = [&](Collective collective, const char* algorithm) {
       CallSpec of_nodes = RowSpec(collective);
       of_nodes.algorithm = algorithm;
-      return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1, inter_node}, 4).status();
+      return MakeCallProgram(of_nodes, DType::kF32, kTokens * kRow, kCapacity * kRow, {0, 1}, 4).status();
     };
-    CHECK(between(Collective::kDispatch, InterNode::kGin).ok());
+    CHECK(between(Collective::kDispatch, "hierarchical").ok() && between(Collective::kCombine, "hierarchical").ok());
     // XLA's own collective does not raise.
     const char* const advice = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
-    CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), "between nodes, dispatch needs GIN"));
-    CHECK(Has(between(Collective::kDispatch, InterNode::kSendRecv), advice));
-    CHECK(between(Collective::kCombine, InterNode::kGin).ok());
-    CHECK(Has(between(Collective::kCombine, InterNode::kSendRecv), "between nodes, combine needs GIN"));
     // Without a name, Python has taken the GPUs for one node.
     for (const char* const algorithm : {"", "direct"}) {
-      CHECK(Has(between(Collective::kCombine, InterNode::kGin, algorithm), "runs inside a node on GPUs"));
-      CHECK(Has(between(Collective::kCombine, InterNode::kGin, algorithm), advice));
+      CHECK(Has(between(Collective::kCombine, algorithm), "runs inside a node on GPUs"));
+      CHECK(Has(between(Collective::kCombine, algorithm), advice));
     }
     spec.algorithm = "hierarchical";
     spec.collective = Collective::kDispatch;

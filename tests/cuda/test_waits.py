@@ -20,7 +20,6 @@ WAITS = {
     # Wait for the GPU, so for kernels, which end within their own timeouts.
     r"\bcudaFree\(": {
         "runtime/buffer_places.cc": "memory of a call that has ended",
-        "runtime/communicator.cc": "counts of GIN that no kernel has used",
         "runtime/device_call.cc": "the image of a call that has ended",
     },
     r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
@@ -43,7 +42,6 @@ WAITS = {
     },
     r"GroupEnd\(": {
         "nccl/capabilities.cc": "on a thread of its own",
-        "runtime/send_recv_proxy.cc": "on a thread of its own while NCCL connects; later the watchdog aborts it",
     },
     # Threads and condition variables.
     r"\.wait\(|\.join\(": {},

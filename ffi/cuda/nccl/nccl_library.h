@@ -29,8 +29,6 @@ constexpr int kOldestNccl = 23007;
   F(CommGetAsyncError)         \
   F(GroupStart)                \
   F(GroupEnd)                  \
-  F(Send)                      \
-  F(Recv)                      \
   F(AllGather)
 
 // Null in builds of NCCL that lack them; NcclLibrary::Require then returns the error.

@@ -47,13 +47,10 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
 StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memory, uint64_t bytes,
                                                    ncclWindow_t* registered) {
   const auto made = std::make_shared<ncclWindow_t>(nullptr);
-  const auto call = [made, memory, bytes, comm = nodes_.comm, nccl = &bootstrap_.nccl()] {
+  const auto call = [made, memory, bytes, comm = bootstrap_.nccl_comm(), nccl = &bootstrap_.nccl()] {
     return nccl->CommWindowRegister(comm, memory, bytes, made.get(), NCCL_WIN_COLL_SYMMETRIC);
   };
-  constexpr char kName[] = "ncclCommWindowRegister";
-  const bool of_all = nodes_.comm == bootstrap_.nccl_comm();
-  JAXCOMM_RETURN_IF_ERROR(of_all ? bootstrap_.Call(kName, call)
-                                 : CallNccl(bootstrap_.nccl(), nodes_.comm, kName, call, bootstrap_.timeout_s()));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclCommWindowRegister", call));
   *registered = *made;
   if (*registered == nullptr) {
     return UnavailableError(
@@ -64,7 +61,7 @@ StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memor
 }
 
 Status SymmetricMemory::Clear(const device::Window& window, int64_t bytes) {
-  void* const own = window.At(nodes_.own.rank);
+  void* const own = window.At(node_.rank);
   const Status begun =
       CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), bootstrap_.stream()));
   return bootstrap_.AllDone("when it cleared memory", begun);
@@ -72,7 +69,7 @@ Status SymmetricMemory::Clear(const device::Window& window, int64_t bytes) {
 
 StatusOr<device::Window> SymmetricMemory::Address(ncclWindow_t registered, int64_t offset) const {
   std::vector<char*> addresses;
-  for (int32_t r = 0; r < nodes_.own.size; ++r) {
+  for (int32_t r = 0; r < node_.size; ++r) {
     void* address = nullptr;
     const ncclResult_t found =
         bootstrap_.nccl().GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address);

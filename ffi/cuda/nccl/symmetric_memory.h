@@ -8,7 +8,6 @@
 
 #include "common/status.h"
 #include "cuda/nccl/bootstrap.h"
-#include "cuda/nccl/nodes.h"
 #include "include/jaxcomm/comm.h"
 
 namespace jaxcomm {
@@ -22,8 +21,9 @@ inline int64_t WholePages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPa
 // thread at a time.
 class SymmetricMemory {
  public:
-  SymmetricMemory(Bootstrap& bootstrap, const Nodes& nodes, bool multimem)
-      : bootstrap_(bootstrap), nodes_(nodes), multimem_(multimem) {}
+  // `node`: the ranks of this rank's node.
+  SymmetricMemory(Bootstrap& bootstrap, const device::Team& node, bool multimem)
+      : bootstrap_(bootstrap), node_(node), multimem_(multimem) {}
 
   // Allocates and registers `bytes` at every rank. `what`: the purpose, for errors. Fills in `multicast`, if given,
   // only if all ranks have a multicast address. Collective for all ranks of the bootstrap.
@@ -44,7 +44,7 @@ class SymmetricMemory {
   Status FindMulticast(ncclWindow_t registered, device::Multicast* multicast);
 
   Bootstrap& bootstrap_;
-  const Nodes nodes_;
+  const device::Team node_;
   const bool multimem_;
   std::map<const char*, ncclWindow_t> registered_;  // by Window::base
 };

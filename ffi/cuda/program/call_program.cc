@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "cuda/program/steps.h"
 #include "plan/partition.h"
 #include "plan/request.h"
 
@@ -133,11 +132,6 @@ bool HasNoKernel(const RowArgs& rows, int64_t output_count) {
 // dispatch and combine between nodes.
 StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels) {
-  if (placement.inter_node != InterNode::kGin) {
-    return InvalidArgumentError(std::string("between nodes, ") + Name(spec.collective) +
-                                " needs GIN, which NCCL does not have here (see the warning on standard error); " +
-                                kPassXla);
-  }
   const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   const RowArgs& rows = made->rows;
@@ -177,8 +171,7 @@ StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t 
 }  // namespace
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                      RankPlacement placement, int32_t max_channels, SplitLimits limits,
-                                      bool in_place) {
+                                      RankPlacement placement, int32_t max_channels, bool in_place) {
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
     return MakeRowProgram(spec, dtype, input_count, output_count, placement, max_channels);
   }
@@ -201,7 +194,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const StatusOr<Selection> selection =
-      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node, !in_place);
+      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, InterNode::kGin, !in_place);
   if (!selection.ok()) {
     return InvalidArgumentError(selection.status().message() +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
@@ -222,10 +215,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
     call.ll = MakeLlArgs(request, contiguous, call.operation, num_channels, twice);
     return call;
   }
-  call.program = geometry.num_nodes == 1 || placement.inter_node == InterNode::kGin
-                     ? MakeRankProgram(choice, block_count, contiguous, call.item_bytes, num_channels, placement.rank)
-                     : MakeSendRecvProgram(choice, block_count, contiguous, call.item_bytes, num_channels,
-                                           placement.rank, limits, &call.schedule);
+  call.program = MakeRankProgram(choice, block_count, contiguous, call.item_bytes, num_channels, placement.rank);
   call.arena = LayoutOf(call);
   return call;
 }
@@ -285,12 +275,6 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   args.operation = call.operation;
   args.item_bytes = static_cast<int32_t>(call.item_bytes);
   args.ranks_per_node = comm.local.size;
-  return args;
-}
-
-RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch) {
-  args.channels += static_cast<int64_t>(launch) * call.num_channels;
-  args.copy_in = args.copy_out = {};
   return args;
 }
 

@@ -13,7 +13,6 @@
 #include "cuda/program/program.h"
 #include "cuda/program/rail_row_args.h"
 #include "cuda/program/row_args.h"
-#include "cuda/program/send_recv_schedule.h"
 #include "cuda/program/slice_args.h"
 #include "plan/channels.h"
 
@@ -44,28 +43,24 @@ struct CallProgram {
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
-  SendRecvSchedule schedule;  // only for groups of several nodes
-  int32_t num_channels = 0;   // of the program or of the arguments that replace it
+  int32_t num_channels = 0;  // of the program or of the arguments that replace it
 
   // True if the call needs no kernel.
-  bool empty() const {
-    return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows && !rail_rows && !slices;
-  }
+  bool empty() const { return program.steps.empty() && !ll && !multimem && !rows && !rail_rows && !slices; }
 };
 
 // The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.
+// GIN connects the nodes of a group of several.
 struct RankPlacement {
   int32_t rank = 0;
   int32_t ranks_per_node = 1;
-  InterNode inter_node = InterNode::kSendRecv;
 };
 
 // Makes the program of one rank, with at most `max_channels` and at most spec.max_sms channels. `in_place`: peers
 // access the operand and the result where XLA has them, so the call does not stage them. Fails if the buffers, the
 // element type or the algorithm do not fit the call.
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                      RankPlacement placement, int32_t max_channels, SplitLimits limits = {},
-                                      bool in_place = false);
+                                      RankPlacement placement, int32_t max_channels, bool in_place = false);
 
 // Makes the arguments that are equal in all executions of a call, except for the Comm.
 LlArgs MakeLlArgs(const Request& request, ContiguousCounts contiguous, Operation operation, int32_t num_channels,
@@ -88,9 +83,6 @@ struct ProgramImage {
 // Makes the arguments that are equal in all executions of a call: all except `input` and `output` that the program does
 // not share. `image` is the device address of the ProgramImage.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
-// Returns the arguments of launch number `launch`, without copy_in and copy_out. Only programs with rounds have several
-// launches.
-RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch);
 // Adds XLA's buffers of this execution.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 

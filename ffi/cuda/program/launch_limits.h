@@ -11,8 +11,6 @@ namespace cuda {
 // wait for their peers. NCCL's kernels have 16 to 32 thread blocks on most machines and at most 64; blocks without an
 // SM begin when others end.
 constexpr int32_t kSmsOfOthers = 32;
-// The small kernels of send_recv_proxy.h, of one lane.
-constexpr int32_t kSmsOfProxies = 2;
 // The most channels of the asynchronous lane: computations run beside its kernels. An estimate from published settings
 // of 2 to 12 SMs for transfers beside products; not measured. jaxcomm/_explain.py has it too.
 constexpr int32_t kAsynchronousChannels = 8;
@@ -25,9 +23,9 @@ struct LaneChannels {
 
 // `num_sms`: of the smallest GPU of the group. `limit`: JAXCOMM_MAX_SMS. A kernel of each lane and the kernels of
 // others may wait for their peers at the same time. If they had more thread blocks than there are SMs, ranks could
-// block each other. GPUs with fewer than 38 SMs can't be protected in this way.
+// block each other. GPUs with fewer than 34 SMs can't be protected in this way.
 inline LaneChannels MaxChannels(int64_t num_sms, int32_t limit) {
-  const int64_t free = num_sms - kSmsOfOthers - 2 * kSmsOfProxies;
+  const int64_t free = num_sms - kSmsOfOthers;
   const int64_t most = std::max(limit, 1);
   LaneChannels channels;
   channels.asynchronous =

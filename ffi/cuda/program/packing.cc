@@ -5,8 +5,8 @@
 #include <map>
 #include <utility>
 
-#include "cuda/program/steps.h"
 #include "plan/partition.h"
+#include "plan/select_for_gpus.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -1,6 +1,6 @@
-// Packing of puts to other nodes for one-sided messages such as GIN's. A put of many short fragments would become as
-// many messages. Instead, the sender packs the elements into scratch and puts them as one message, and the receiver
-// unpacks them. If the fragments of the destination are long enough, the put goes there directly.
+// Packing of puts to other nodes. GIN would send a put of many short fragments as many messages. Instead, the sender
+// packs the elements into scratch and puts them as one message, and the receiver unpacks them. If the fragments of the
+// destination are long enough, the put goes there directly.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 #include <set>
 
 #include "cuda/program/packing.h"
-#include "cuda/program/steps.h"
+#include "plan/partition.h"
+#include "plan/select_for_gpus.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -191,8 +192,11 @@ class Queues {
   std::map<int32_t, Queue> queues_;  // by peer
 };
 
-}  // namespace
+// The most elements of a short move. Short moves that do not depend on each other run at once.
+int64_t ShortMove(int64_t item_bytes) { return std::max<int64_t>(kTogetherBytes / item_bytes, 1); }
 
+// The steps of one channel's plan, with the entry and exit barriers. Of the other ranks' plans, only puts to other
+// nodes and writes to this rank's memory matter. In a group of one node, the order is that of WaitsFirst.
 std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Fragments& fragments,
                                  int32_t rank, int64_t short_move) {
   const Plan& plan = plans[rank];
@@ -259,10 +263,9 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
   return steps;
 }
 
-namespace {
-
-// Marks a step as flat and converts its offsets: see Flatten in steps.h. `whole_count`: elements of a block of all
-// channels.
+// Marks a step as flat and converts its offsets if blocks lie one after the other, and the step touches no more than
+// one block of each buffer or the channel has all elements of the blocks. `block_count`, `whole_count`: elements of a
+// block of the channel and of all channels.
 class Flattener {
  public:
   Flattener(int64_t block_count, int64_t whole_count, ContiguousCounts contiguous)
@@ -299,14 +302,7 @@ class Flattener {
   const ContiguousCounts contiguous_;
 };
 
-}  // namespace
-
-void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
-             ContiguousCounts contiguous) {
-  const Flattener flattener(block_count, whole_count, contiguous);
-  for (ProgramStep& step : steps) flattener.Flatten(step, sources);
-}
-
+// Marks consecutive short moves inside the node that run at once. Precondition: flat steps are marked.
 void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64_t short_move) {
   const auto fits = [&](const ProgramStep& step) {
     return IsMove(step.step.kind) && step.flat && step.step.count <= short_move &&
@@ -320,22 +316,13 @@ void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64
         most_count = std::max(most_count, steps[end].step.count);
       }
       steps[i].together = static_cast<int32_t>(end - i);
-      for (size_t k = i; k < end; ++k)
-        steps[k].most_count = most_count;  // of all, because a launch may end between two
+      for (size_t k = i; k < end; ++k) steps[k].most_count = most_count;
     }
     i = end;
   }
 }
 
-cuda::ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count) {
-  cuda::ChannelSlice slice;
-  slice.count = range.count;
-  slice.begin = range.begin;
-  slice.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
-  slice.contiguous_count = contiguous_count > 0 ? contiguous_count : std::max<int64_t>(block_count, 1);
-  return slice;
-}
-
+// Records which buffers peers access and which the network reads.
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program) {
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {
@@ -350,8 +337,6 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
   }
 }
 
-namespace {
-
 // The plans of all ranks, in rank order. A staged plan has many steps and depends on no other rank's, so the others
 // stay empty.
 std::vector<Plan> BuildNeeded(const Algorithm& algorithm, const Request& request, int32_t rank) {
@@ -363,6 +348,15 @@ std::vector<Plan> BuildNeeded(const Algorithm& algorithm, const Request& request
 }
 
 }  // namespace
+
+ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count) {
+  ChannelSlice slice;
+  slice.count = range.count;
+  slice.begin = range.begin;
+  slice.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
+  slice.contiguous_count = contiguous_count > 0 ? contiguous_count : std::max<int64_t>(block_count, 1);
+  return slice;
+}
 
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits) {
@@ -394,7 +388,8 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       }
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
-      Flatten(steps, plan.sources, range.count, block_count, contiguous);
+      const Flattener flattener(range.count, block_count, contiguous);
+      for (ProgramStep& step : steps) flattener.Flatten(step, plan.sources);
       GroupMoves(steps, request.geometry, ShortMove(item_bytes));
       int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "include/jaxcomm/comm.h"
+#include "plan/partition.h"
 #include "plan/plan.h"
 #include "plan/select.h"
 
@@ -101,6 +102,9 @@ struct PackLimits {
   // Maximum of packed bytes that a rank keeps at once. A single larger put is packed whole.
   int64_t send_bytes = 16 << 20;
 };
+
+// The slice that has `range` of every block in a buffer of `buffer_count` elements.
+ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count);
 
 // Makes the program of `rank`. In groups of several nodes, not all ranks may be addressable. `choice` must be made for
 // the number of elements per block that the largest channel has: see ChannelCount.

@@ -16,6 +16,7 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
+#include "cuda/nccl/nodes.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/program/launch_limits.h"
 #include "cuda/runtime/abort_flag.h"
@@ -86,7 +87,7 @@ StatusOr<Communicator*> Communicator::MakeAsynchronousLane() {
   std::lock_guard<std::mutex> lock(mutex_);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  const StatusOr<ncclComm_t> nccl_comm = MakeSubCommunicator(bootstrap_, 0, size());
+  const StatusOr<ncclComm_t> nccl_comm = DuplicateNcclComm(bootstrap_);
   JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
   return Make(nccl_, *nccl_comm, settings_, true,
               [this](const char* at, const Status& own) { return bootstrap_.AllDone(at, own); });
@@ -145,36 +146,24 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0));
   JAXCOMM_RETURN_IF_ERROR(LimitChannels(num_sms));
-  Status gin_problem = Gin::Problem(nccl_, *properties);
-  StatusOr<Nodes> nodes = FindNodes(bootstrap_, *properties, settings_.node_name, gin_problem.ok());
-  JAXCOMM_RETURN_IF_ERROR(nodes.status());
-  if (nodes->gin) JAXCOMM_RETURN_IF_ERROR(MakeGin(&gin_problem));
-  if (nodes->gin && !gin_) {
-    nodes = FindNodes(bootstrap_, *properties, settings_.node_name, false);
-    JAXCOMM_RETURN_IF_ERROR(nodes.status());
-  }
-  comm_.local = nodes->own;
-  memory_.emplace(bootstrap_, *nodes, properties->multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
+  const StatusOr<int32_t> ranks_per_node = FindRanksPerNode(bootstrap_, *properties, settings_.node_name);
+  JAXCOMM_RETURN_IF_ERROR(ranks_per_node.status());
+  device::Team& node = comm_.local;
+  node = {rank() % *ranks_per_node, *ranks_per_node, rank() / *ranks_per_node * *ranks_per_node, 1};
+  JAXCOMM_RETURN_IF_ERROR(node.size == size() ? CheckWindows(*properties) : MakeGin(*properties));
+  memory_.emplace(bootstrap_, node, properties->multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it made counters", MakeLocalMemory()));
-  JAXCOMM_RETURN_IF_ERROR(MakeCounters());
-  if (comm_.local.size == size() || gin_) return OkStatus();
-  JAXCOMM_RETURN_IF_ERROR(WarnOfNoGin(gin_problem));
-  return MakeSendRecvProxy();
+  return MakeCounters();
 }
 
-// The first rank with a problem prints it. Others would repeat it.
-Status Communicator::WarnOfNoGin(const Status& own) {
-  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(own.ok() ? 1 : 0);
-  JAXCOMM_RETURN_IF_ERROR(gathered.status());
-  const auto first = std::find(gathered->begin(), gathered->end(), 0);
-  const auto speaker = first == gathered->end() ? 0 : static_cast<int32_t>(first - gathered->begin());
-  if (speaker != rank()) return OkStatus();
-  static std::once_flag warned;
-  std::call_once(warned, [&] {
-    std::fprintf(stderr, "jaxcomm: no GIN between nodes: rank %d of %d: %s; NCCL sends and receives instead\n", rank(),
-                 size(), own.ok() ? "its nodes are not NCCL's teams" : own.message().c_str());
-  });
-  return OkStatus();
+Status Communicator::CheckWindows(const ncclCommProperties_t& properties) {
+  const StatusOr<bool> all_have = bootstrap_.AllTrue(properties.deviceApiSupport && properties.nLsaTeams == 1);
+  JAXCOMM_RETURN_IF_ERROR(all_have.status());
+  if (*all_have) return OkStatus();
+  return UnavailableError(
+      "NCCL makes no windows on the memory of the group's GPUs: they can't address each other's memory, "
+      "NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or the driver is too old (see python -m jaxcomm.info "
+      "--communicator); pass algorithm=\"xla\"");
 }
 
 // All ranks get the channels of the smallest GPU.
@@ -219,16 +208,6 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadMoeOneShotKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
-}
-
-Status Communicator::MakeSendRecvProxy() {
-  // A second communicator of all ranks, because messages that fail are ended by aborting their communicator.
-  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
-  JAXCOMM_RETURN_IF_ERROR(network.status());
-  StatusOr<std::unique_ptr<SendRecvProxy>> made =
-      SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s, asynchronous_);
-  if (made.ok()) send_recv_proxy_ = *std::move(made);
-  return bootstrap_.AllDone("when it made streams for messages", made.status());
 }
 
 Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
@@ -314,38 +293,39 @@ StatusOr<bool> Communicator::AllTrue(bool own) {
   return bootstrap_.AllTrue(own);
 }
 
-// GIN is made on all ranks or on none; without it, NCCL sends and receives between nodes. Where NCCL could make its
-// part, that part is kept. An error: ranks did not meet.
-Status Communicator::MakeGin(Status* problem) {
+// GIN is made on all ranks, or all ranks get an error.
+Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
+  const auto all_done = [this](const char* at, const Status& own) {
+    const std::string nodes = "the group's GPUs are of several nodes of " + std::to_string(comm_.local.size) +
+                              " ranks, and there is no GIN between them: ";
+    const Status status = bootstrap_.AllDone(at, own);
+    if (status.ok()) return status;
+    return Status(status.code(), nodes + status.message() +
+                                     "; pass algorithm=\"xla\" or \"xla_hierarchical\", or call kernels of your own "
+                                     "over the ranks of a node");
+  };
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
-  Status own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
+  Status own = Gin::Problem(nccl_, properties);
+  // NCCL's teams have equal sizes; a name of a node (JAXCOMM_NODE_ID) may cut them.
+  if (own.ok() && (!properties.deviceApiSupport || properties.nLsaTeams * comm_.local.size != size())) {
+    own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
+  }
+  if (own.ok()) own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
   if (own.ok()) own = CheckCuda("kernels", LoadRailKernels());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.
-  StatusOr<bool> all_can = bootstrap_.AllTrue(own.ok());
-  JAXCOMM_RETURN_IF_ERROR(all_can.status());
-  if (*all_can) {
-    const auto making = std::make_shared<StatusOr<std::unique_ptr<Gin>>>(UnavailableError("not made"));
-    const auto make = [making, nccl = &nccl_, nccl_comm = bootstrap_.nccl_comm(), comm = comm_, counts] {
-      *making = Gin::Make(*nccl, nccl_comm, comm, counts, [&](const char* name, ncclResult_t result) {
-        return CheckNccl(*nccl, nccl_comm, name, result);
-      });
-      return ncclSuccess;
-    };
-    JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclDevCommCreate", make));
-    StatusOr<std::unique_ptr<Gin>>& made = *making;
-    own = made.status();
-    all_can = bootstrap_.AllTrue(made.ok());
-    JAXCOMM_RETURN_IF_ERROR(all_can.status());
-    if (*all_can) {
-      gin_ = *std::move(made);
-      return OkStatus();
-    }
-  }
-  cudaFree(counts);
-  *problem = own;
+  JAXCOMM_RETURN_IF_ERROR(all_done("when it prepared GIN", own));
+  const auto made = std::make_shared<StatusOr<std::unique_ptr<Gin>>>(UnavailableError("not made"));
+  const auto make = [made, nccl = &nccl_, nccl_comm = bootstrap_.nccl_comm(), comm = comm_, counts] {
+    *made = Gin::Make(*nccl, nccl_comm, comm, counts,
+                      [&](const char* name, ncclResult_t result) { return CheckNccl(*nccl, nccl_comm, name, result); });
+    return ncclSuccess;
+  };
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclDevCommCreate", make));
+  JAXCOMM_RETURN_IF_ERROR(all_done("when it made GIN", made->status()));
+  gin_ = *std::move(*made);
   return OkStatus();
 }
 
@@ -445,18 +425,11 @@ Status Communicator::CheckUsable() {
 }
 
 Status Communicator::KernelFailure(uint64_t* time_ns) {
-  const bool reported = __atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete;
-  uint64_t call = 0;
-  Status of_messages;
-  if (send_recv_proxy_ && !reported) of_messages = send_recv_proxy_->Failure(&call);
-  if (!reported && of_messages.ok()) return OkStatus();
-  *time_ns = reported ? report_->time_ns : UINT64_MAX;
+  if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) != device::Report::kComplete) return OkStatus();
+  *time_ns = report_->time_ns;
   std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.ok()) {
-    if (reported) call = report_->call_id;
-    const std::string name = CallName::Of(call);
-    failure_ = reported ? DeadlineExceededError(FailureText(*report_, name, settings_.timeout_s))
-                        : WithPrefix(name + ": ", of_messages);
+    failure_ = DeadlineExceededError(FailureText(*report_, CallName::Of(report_->call_id), settings_.timeout_s));
   }
   return failure_;
 }

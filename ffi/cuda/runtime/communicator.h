@@ -18,7 +18,6 @@
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/symmetric_memory.h"
 #include "cuda/program/call_program.h"
-#include "cuda/runtime/send_recv_proxy.h"
 #include "include/jaxcomm/comm.h"
 
 namespace jaxcomm {
@@ -112,10 +111,8 @@ class Communicator {
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
-  RankPlacement placement() const { return {rank(), comm_.local.size, gin_ ? InterNode::kGin : InterNode::kSendRecv}; }
-  // The transport between nodes. Both are null in a group of one node.
-  const Gin* gin() const { return gin_.get(); }
-  SendRecvProxy* send_recv_proxy() const { return send_recv_proxy_.get(); }  // null with GIN
+  RankPlacement placement() const { return {rank(), comm_.local.size}; }
+  const Gin* gin() const { return gin_.get(); }  // null in a group of one node
   // Channels for plans. ExchangeOffsets (exchange_offsets.cuh) has one more.
   int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
@@ -132,8 +129,7 @@ class Communicator {
                                       bool asynchronous, const AllDoneFunction& all_done);
   StatusOr<Communicator*> MakeAsynchronousLane();
 
-  // Failure() of kernels and of messages between nodes. `time_ns`: its time on the GPU's clock; UINT64_MAX if no kernel
-  // has reported it.
+  // Failure() of kernels. `time_ns`: its time on the GPU's clock.
   Status KernelFailure(uint64_t* time_ns);
   Status Make(const AllDoneFunction& all_done);
   Status MakeBootstrap(ncclCommProperties_t* properties);
@@ -143,9 +139,8 @@ class Communicator {
   Status LoadKernels() const;
   Status MakeLocalMemory();
   Status MakeCounters();
-  Status MakeGin(Status* problem);  // `problem`: why it is not made, if it is this rank's
-  Status WarnOfNoGin(const Status& own);
-  Status MakeSendRecvProxy();
+  Status CheckWindows(const ncclCommProperties_t& properties);
+  Status MakeGin(const ncclCommProperties_t& properties);
 
   const NcclLibrary& nccl_;
   const Settings settings_;
@@ -156,7 +151,6 @@ class Communicator {
   device::Window offset_table_;
   device::Report* report_ = nullptr;  // as the host addresses it
   std::unique_ptr<Gin> gin_;
-  std::unique_ptr<SendRecvProxy> send_recv_proxy_;
 
   struct Arena {
     device::Window window;

@@ -39,7 +39,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
                                                        bool exchanges_offsets) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
   StatusOr<CallProgram> call = MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
-                                               communicator.max_channels(), {}, exchanges_offsets);
+                                               communicator.max_channels(), exchanges_offsets);
   JAXCOMM_RETURN_IF_ERROR(call.status());
   made->call_ = *std::move(call);
   // Thread block c of a rank waits for thread block c of its peers.
@@ -100,17 +100,11 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
       (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty()) {
     made->places_ = std::make_unique<BufferPlaces>(communicator, comm, kNumBuffers);
   }
-  SendRecvProxy* const send_recv_proxy = communicator.send_recv_proxy();
-  Status ready = made->Upload();
-  if (ready.ok() && send_recv_proxy) ready = send_recv_proxy->MakeEvents(made->call_.schedule, &made->events_);
-  // After a failure here, the other ranks would wait for this rank: kernels for the timeout, NCCL forever.
-  JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it copied its program to the GPU", ready));
+  // After a failure here, the kernels of the other ranks would wait for this rank.
+  JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it copied its program to the GPU", made->Upload()));
   if (const Gin* const gin = communicator.gin()) {
     const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
     made->gin_args_ = gin->Args(comm, arena, made->call_.arena);
-  }
-  if (send_recv_proxy) {
-    JAXCOMM_RETURN_IF_ERROR(send_recv_proxy->Connect(made->call_.schedule, made->call_.item_bytes, comm.call_id));
   }
   return made;
 }
@@ -189,11 +183,9 @@ Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow
 }
 
 DeviceCall::~DeviceCall() {
-  if (SendRecvProxy* const send_recv_proxy = communicator_.send_recv_proxy()) send_recv_proxy->Forget(name_.number());
   if (image_ == nullptr) return;
   ScopedDevice keep;
   cudaSetDevice(communicator_.device());
-  SendRecvProxy::Free(events_);
   // XLA destroys the executable's CUDA graphs with it. cudaFree may wait for kernels, which end within their own
   // timeouts.
   cudaFree(image_);
@@ -246,9 +238,6 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   const auto in_arena = [&](int64_t offset) { return args.comm.arena.At(args.comm.local.rank, offset); };
   if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};
   if (shares_output() && !output_.in_place) args.copy_out = {static_cast<char*>(y), in_arena(call_.arena.output)};
-  if (SendRecvProxy* const send_recv_proxy = communicator_.send_recv_proxy()) {
-    return send_recv_proxy->Run(call_, args, events_, stream);
-  }
   if (const Gin* const gin = communicator_.gin()) {
     return CheckCuda("kernel", LaunchGin(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
   }

@@ -75,8 +75,7 @@ class DeviceCall {
   std::unique_ptr<BufferPlaces> places_;  // null if ranks exchange none
   bool placed_ = false;                   // ExchangeOffsets() has been called
   Shared input_, output_;
-  GinNetworkArgs gin_args_;  // for groups of several nodes with GIN
-  RoundEvents events_;       // for groups of several nodes without GIN
+  GinNetworkArgs gin_args_;  // for groups of several nodes
 };
 
 }  // namespace cuda

@@ -53,8 +53,7 @@ StatusOr<Communicator*> Make(const NcclLibrary& nccl, FirstContact& contact, siz
                         Communicator::Configured().timeout_s);
   };
   ScopedDevice keep;
-  return Communicator::Make(nccl, make(),
-                            [&](const char* at, const Status& own) { return contact.AllDone(at, own); });
+  return Communicator::Make(nccl, make(), [&](const char* at, const Status& own) { return contact.AllDone(at, own); });
 }
 
 }  // namespace

@@ -127,11 +127,11 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
 // many channels (LL messages) may need one with few.
 void FindShared(GpuCallState& state, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
-  // As if all ranks were on one node: between nodes windows have no use. Initialize reports errors.
+  // As if all ranks were on one node: windows have no use between nodes. Initialize reports errors.
   const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
   for (int32_t channels = Communicator::Configured().max_channels; channels > 0; channels /= 2) {
     const StatusOr<CallProgram> call =
-        MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement, channels, {}, true);
+        MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement, channels, true);
     if (!call.ok() || call->program.steps.empty()) continue;
     if (call->program.shares_input) state.shared.input_bytes = call->input_bytes;
     if (call->program.shares_output) state.shared.output_bytes = call->output_bytes;

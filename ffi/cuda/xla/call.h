@@ -1,9 +1,9 @@
 // The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes. Prepare requests the group's
 // communicator from XLA, in every run. Initialize makes the DeviceCall in the first run on a device; the DeviceCall
 // lives as long as the executable. Execute enqueues the call on XLA's stream; it neither allocates nor waits, so that
-// it can be captured into a CUDA graph. ExecuteEagerly is the same for calls that XLA must not capture: those that may
-// send messages between nodes on a second stream (SendRecvProxy), and asynchronous ones, which a graph would run one
-// after the other with the computations. Done ends an asynchronous call.
+// it can be captured into a CUDA graph. ExecuteEagerly is the same for calls that XLA must not capture: asynchronous
+// calls, which a graph would run one after the other with the computations, and calls between hosts, which have not run
+// in a graph. Done ends an asynchronous call.
 #pragma once
 
 #include <cstdint>

@@ -7,8 +7,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
-                                        int32_t device) {
+StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups, int32_t device) {
   const StatusOr<void*> of_xla = collectives.Get(groups);
   JAXCOMM_RETURN_IF_ERROR(of_xla.status());
   const StatusOr<Communicator*> found = OwnCommunicator(static_cast<ncclComm_t>(*of_xla), device);

@@ -143,15 +143,12 @@ Status TryStart(const Context& given, host::CallData* data) {
   return OkStatus();
 }
 
-// `reason`: why the kernel can't reach ranks of other nodes.
-Status SeveralNodes(const OnDevice& call, const std::string& reason) {
-  return InvalidArgumentError(call.state->Where() + ": the group's GPUs are of several nodes, " + reason +
-                              ": call the target over groups of " + std::to_string(call.comm.local.size) + " ranks");
-}
-
 Status CheckNodes(const OnDevice& call) {
   if (call.HasOneNode() || call.nccl_comm != nullptr) return OkStatus();
-  return SeveralNodes(call, "and Initialize has not called jaxcomm::host::Setup::UseGin");
+  return InvalidArgumentError(call.state->Where() +
+                              ": the group's GPUs are of several nodes, and Initialize has not called "
+                              "jaxcomm::host::Setup::UseGin: call the target over groups of " +
+                              std::to_string(call.comm.local.size) + " ranks");
 }
 
 void FillGin(OnDevice& call) {
@@ -174,9 +171,6 @@ Status TryUseGin(host::CallData* data, int32_t nccl_version) {
           ", expected those for which jaxcomm was built: " + NcclVersionText(NCCL_VERSION_CODE));
     }
     const Gin* const gin = call.communicator->gin();
-    if (!call.HasOneNode() && gin == nullptr) {
-      return SeveralNodes(call, "and there is no GIN between them (standard error has the reason)");
-    }
     call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : &Gin::NoNcclComm();
     FillGin(call);
   }

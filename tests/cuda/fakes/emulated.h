@@ -3,7 +3,6 @@
 
 #include "../../check.h"
 #include "spoiling.h"
-#include "two_streams.h"
 #include "virtual_gin.h"
 #include "virtual_ranks.h"
 
@@ -32,18 +31,6 @@ void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
   FillExecuteSpoil(call.args[blockIdx.y], network, StagedOf(data));
 }
 
-// The first stream of every rank uses one thread block per channel, and the second stream one more.
-inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
-  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
-  const auto num_channels = static_cast<unsigned>(call.num_channels);
-  TwoStreams streams(call);
-  const auto run = [&] {
-    if (blockIdx.x == num_channels) return streams.RunSecond();
-    FillRunSpoil(call.args[blockIdx.y], call.parts[blockIdx.x], StagedOf(data), [&] { streams.RunFirst(); });
-  };
-  emulation::Launch(num_channels + 1, num_ranks, threads, seed, run, call.shared_bytes);
-}
-
 // Ranks of other nodes are reached by GIN, over a network with arbitrary delays, or as if their memory were
 // addressable.
 class TestNetwork {
@@ -54,7 +41,6 @@ class TestNetwork {
   void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
     const auto num_ranks = static_cast<unsigned>(call.inputs.size());
     const auto num_channels = static_cast<unsigned>(call.num_channels);
-    if (!call.schedules.empty()) return RunInRounds(call, data, threads, seed);
     if (uses_gin_) {
       const std::vector<GinNetworkArgs> args = gin_.Args(call);
       gin_.network().Reopen();

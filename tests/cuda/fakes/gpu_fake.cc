@@ -2,7 +2,6 @@
 #include "gpu_fake.h"
 
 #include <malloc.h>
-#include <sys/mman.h>
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
@@ -51,21 +50,6 @@ cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 using namespace jaxcomm::fake;
 
-namespace {
-
-struct HostMemory {
-  std::mutex mutex;
-  std::vector<std::pair<void*, size_t>> pages;
-};
-HostMemory& host_memory = *new HostMemory;
-
-}  // namespace
-
-void jaxcomm::fake::UnmapHostMemory() {
-  std::lock_guard<std::mutex> lock(host_memory.mutex);
-  for (const auto& [memory, bytes] : host_memory.pages) munmap(memory, bytes);
-}
-
 extern "C" {
 
 cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
@@ -88,20 +72,12 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return Fails("cudaMalloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) {
-  if (before_free) before_free();
   if (memory != nullptr) std::memset(memory, 0xdd, malloc_usable_size(memory));  // what still uses it notices
   return std::free(memory), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   if (before_allocation) before_allocation();
-  if (Fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
-  // Pages of its own, which UnmapHostMemory() takes away.
-  *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(*memory != MAP_FAILED);
-  std::memset(*memory, 0x5c, bytes);  // memory is not zero at first
-  std::lock_guard<std::mutex> lock(host_memory.mutex);
-  host_memory.pages.emplace_back(*memory, bytes);
-  return cudaSuccess;
+  return Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
@@ -123,13 +99,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   if (Fails("cudaStreamCreate")) return cudaErrorUnknown;
   *stream = Keep(MakeStream())->handle();
   return cudaSuccess;
-}
-cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
-  return *lowest = 0, *highest = highest_priority, cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  last_priority = priority;
-  return cudaStreamCreateWithFlags(stream, flags);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   const bool captures = stream != nullptr && AnyOf(stream).captures;

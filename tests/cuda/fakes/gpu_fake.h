@@ -1,5 +1,5 @@
 // Fakes of the CUDA runtime, and of the NCCL functions that involve no other rank, for programs in which ranks are
-// threads and memory is the host's. machine.h and cluster.h define how streams behave. Must be included before
+// threads and memory is the host's. machine.h defines how streams behave. Must be included before
 // emulation.h, which defines macros with the names of parameters in the headers here.
 #pragma once
 
@@ -52,15 +52,10 @@ struct SharedLimit {
 };
 inline thread_local SharedLimit plan_shared, gin_shared, slice_shared;
 
-inline int num_gpus = 1024;                 // of the process
-inline int highest_priority = -5;           // of streams; the lowest is 0
-inline thread_local int last_priority = 1;  // of a stream that this thread has made
+inline int num_gpus = 1024;  // of the process
 
 // Called before memory is allocated, on any thread.
 inline std::function<void()> before_allocation;
-
-// Called before memory is freed.
-inline thread_local std::function<void()> before_free;
 
 struct Event {
   uint64_t recorded = 0, over = 0;
@@ -77,9 +72,6 @@ struct FakeStream {
 
   bool captures = false;
 };
-
-// Unmaps memory of cudaHostAlloc, as CUDA does when the process exits.
-void UnmapHostMemory();
 
 // Defined by the program.
 std::unique_ptr<FakeStream> MakeStream();

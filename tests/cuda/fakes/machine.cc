@@ -150,7 +150,9 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     std::lock_guard<std::mutex> lock(world.mutex);
     return world.mappings[number].num_arrived == world.n;
   };
+  const bool fails = Fails("ncclCommWindowRegister");
   const ncclResult_t result = in_call.Until(all_arrived);
+  if (fails) return ncclUnhandledCudaError;
   if (result == ncclSuccess) *window = reinterpret_cast<ncclWindow_t>(registered);
   return result;
 }
@@ -159,6 +161,7 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
   const Registered& registered = *reinterpret_cast<Registered*>(window);
   CHECK(!registered.rank->destroyed);
   const World& world = *registered.rank->world;
+  if (Fails("ncclGetLsaDevicePointer")) return ncclInternalError;
   if (rank >= world.team_size()) return ncclInvalidArgument;
   *address = registered.At(rank, static_cast<int64_t>(offset)) + (rank == 1 ? world.root.spacing_error.load() : 0);
   return ncclSuccess;
@@ -173,6 +176,8 @@ ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int ran
   std::memcpy(&root, key.internal, sizeof root);
   std::memcpy(&number, key.internal + sizeof root, sizeof number);
   CHECK(config->blocking == 1 && rank < num_ranks);
+  if (root->never_joins == rank) return ncclInternalError;
+  const bool fails = Fails("ncclCommInitRankConfig");
   World* world = nullptr;
   {
     std::lock_guard<std::mutex> lock(root->mutex);
@@ -193,6 +198,7 @@ ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int ran
     std::lock_guard<std::mutex> lock(root->mutex);
     return world->num_made == world->n;
   });
+  if (fails) return ncclInternalError;
   if (after_init) std::exchange(after_init, nullptr)();
   return ncclSuccess;
 }
@@ -226,6 +232,7 @@ ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address)
 }
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
+  if (Fails("ncclCommQueryProperties")) return ncclInternalError;
   const Rank& rank = Of(comm);
   const World& root = rank.world->root;
   *rank.asked = true;
@@ -366,9 +373,10 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.CommCount = [](ncclComm_t comm, int* n) { return *n = fake::Of(comm).world->n, ncclSuccess; };
     made.CommUserRank = [](ncclComm_t comm, int* rank) { return *rank = fake::Of(comm).rank, ncclSuccess; };
     made.DevCommCreate = [](ncclComm_t comm, const ncclDevCommRequirements_t* requirements, ncclDevComm_t*) {
-      CHECK(requirements->ginSignalCount == 5 * fake::Of(comm).world->n);
+      const int num_channels = cuda::Communicator::Configured().max_channels + 1;
+      CHECK(requirements->ginSignalCount == num_channels * fake::Of(comm).world->n);
       ++fake::own->num_gin;
-      return ncclSuccess;
+      return fake::Fails("ncclDevCommCreate") ? ncclInvalidUsage : ncclSuccess;
     };
     // The first key is that of the group's own communicator.
     made.GetUniqueId = [](ncclUniqueId* key) {
@@ -391,13 +399,6 @@ using fake::own;
 namespace {
 int32_t Channel() { return static_cast<int32_t>(blockIdx.x); }
 }  // namespace
-
-// Several nodes without GIN are in cluster.h.
-cudaError_t LoadWatchdog() { return cudaErrorUnknown; }
-cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, cudaStream_t) {
-  return cudaErrorUnknown;
-}
-cudaError_t LaunchEnd(const device::Comm&, device::WatchdogState*, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;

@@ -52,6 +52,7 @@ struct World {
   int beside = 1;                         // as many kernels of a rank, on as many streams, run at the same time
   uint64_t seed = 1;                      // of the order in which thread blocks run
   int never_registers = -1;               // a rank whose memory NCCL never registers
+  int never_joins = -1;                   // a rank that makes no communicator of jaxcomm's
   std::atomic<bool>* connects = nullptr;  // XLA's communicator connects its ranks, in their threads, once this is true
   int num_made = 0, num_aborted = 0;      // ranks of jaxcomm's communicators
   int num_keys = 0;

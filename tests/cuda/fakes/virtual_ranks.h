@@ -9,7 +9,6 @@
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
 #include "../../../ffi/cuda/program/program.h"
-#include "../../../ffi/cuda/program/send_recv_schedule.h"
 #include "peer_network.cuh"
 
 namespace jaxcomm {
@@ -82,8 +81,6 @@ class VirtualRanks {
     PeerNetworkArgs* network = nullptr;
     std::vector<char*> inputs, outputs, scratch;  // by rank
     int32_t num_channels = 0;
-    std::vector<ChannelProgram> parts;        // of input and output, by channel; the same at all ranks
-    std::vector<SendRecvSchedule> schedules;  // by rank, if the call is split at its messages between nodes
 
     // Lets the kernels of every rank for which use(rank) is true make bulk copies.
     template <typename Use>
@@ -96,11 +93,9 @@ class VirtualRanks {
   };
 
   // Buffers have `stride` bytes per rank, which is a multiple of 16, and begin `shift` bytes after a multiple of 16.
-  // `limits`: how the call is split at its messages between nodes. Null if kernels send the messages, packed according
-  // to `pack`.
+  // `pack`: how kernels pack the messages between nodes.
   Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, ContiguousCounts contiguous,
-               Operation operation, int32_t num_channels, int64_t shift = 0, const SplitLimits* limits = nullptr,
-               PackLimits pack = {}) const {
+               Operation operation, int32_t num_channels, int64_t shift = 0, PackLimits pack = {}) const {
     const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
     whole.block_count = block_count;
@@ -109,16 +104,9 @@ class VirtualRanks {
     std::vector<RankProgram> programs;
     int64_t scratch_count = 0;
     for (int32_t r = 0; r < n(); ++r) {
-      if (limits != nullptr) {
-        call.schedules.emplace_back();
-        programs.push_back(MakeSendRecvProgram(choice, block_count, contiguous, item_bytes, num_channels, r, *limits,
-                                               &call.schedules.back()));
-      } else {
-        programs.push_back(MakeRankProgram(choice, block_count, contiguous, item_bytes, num_channels, r, pack));
-      }
+      programs.push_back(MakeRankProgram(choice, block_count, contiguous, item_bytes, num_channels, r, pack));
       scratch_count = std::max(scratch_count, programs[r].scratch_count);
     }
-    call.parts = MakeRankProgram(choice, block_count, contiguous, item_bytes, num_channels, 0).channels;
     const auto take = [&](int64_t bytes, std::vector<char*>& by_rank) {
       const int64_t stride = (bytes + 15) / 16 * 16;
       char* base = memory.Take(n() * stride + shift) + shift;

@@ -1,7 +1,6 @@
 """All devices of the program as one group, in one process or several, and the expected results.
 
-Each process checks the rows of its own devices. JAX_PLATFORMS=cpu rehearses the tests without a GPU. With
-JAXCOMM_NODES=n, NCCL takes the processes for n hosts; on CPUs, python -m jaxcomm.run --nodes n does the like.
+Each process checks the rows of its own devices. JAX_PLATFORMS=cpu rehearses the tests without a GPU.
 """
 
 import os
@@ -16,10 +15,6 @@ import jaxcomm
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
 
-NODES = int(os.environ.get("JAXCOMM_NODES", "1"))
-if NODES > 1:
-    processes_per_node = int(os.environ["JAX_NUM_PROCESSES"]) // NODES
-    os.environ["NCCL_HOSTID"] = str(int(os.environ["JAX_PROCESS_ID"]) // processes_per_node)
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
     jax.distributed.initialize()
 SIZE = jax.device_count()
@@ -60,7 +55,7 @@ OPS = {
 
 def algorithms(op):
     """The algorithms that support the group. None, the table's choice, is included if it calls the handler."""
-    nodes = NODES if ON_GPU or NODES > 1 else jax.process_count()
+    nodes = 1 if ON_GPU else jax.process_count()
     request = plan.Request(NATIVE[op], nodes, SIZE // nodes, 8, source_of=range(SIZE), all_addressable=nodes == 1)
     names = [name for name in jaxcomm.algorithms(op) if plan.supports(request, name)]
     return ([None] if SIZE > 1 else []) + names

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from group import MESH, NODES, ON_GPU, OPS, RING, SIZE, algorithms, assert_rows, expected, numbers, on_ranks, put
+from group import MESH, ON_GPU, OPS, RING, SIZE, algorithms, assert_rows, expected, numbers, on_ranks, put
 from jax import lax
 from report import note
 
@@ -194,7 +194,6 @@ def test_arena_grows_under_old_programs():
         assert_rows(old(put(small + 1)), expected("all_gather", small + np.int32(1)))
 
 
-@pytest.mark.skipif(NODES > 1, reason="GPUs of several nodes use XLA's own collective")
 @pytest.mark.parametrize("puts", [False, True])
 def test_ragged_slices(puts):
     """GPUs read slices if the output has at least the rows of the operand, and put them otherwise."""
@@ -255,11 +254,3 @@ def test_command_buffers():
         assert calls == runs
     elif os.environ["JAXCOMM_COMMAND_BUFFERS"] == "on":
         assert calls < runs, "XLA has made no CUDA graph"
-
-
-@pytest.mark.skipif(NODES == 1, reason="there is one node")
-def test_nodes_are_several():
-    """The error of an algorithm whose ranks must read each other's memory names the nodes."""
-    f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="ll"))
-    with pytest.raises((RuntimeError, ValueError), match=f"got {NODES} nodes of {SIZE // NODES} ranks"):
-        jax.block_until_ready(f(put(numbers(12, (8,), np.int32))))

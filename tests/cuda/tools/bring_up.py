@@ -52,7 +52,6 @@ class Rung:
 GRAPHS_OFF = {"XLA_FLAGS": COMMAND_BUFFERS["off"]}
 GRAPHS_ON = {"XLA_FLAGS": COMMAND_BUFFERS["on"]}
 WINDOWS = {"JAXCOMM_SYMMETRIC_BUFFERS": "1"}
-NO_GIN = {"NCCL_GIN_ENABLE": "0"}
 RUNGS = {
     "one-process": Rung("one process with all GPUs", SELFTEST),
     "graphs-off": Rung("the same without CUDA graphs", SELFTEST, environment=GRAPHS_OFF),
@@ -63,8 +62,7 @@ RUNGS = {
     "processes-graphs-on": Rung("the same, in CUDA graphs", SELFTEST, processes=True, environment=GRAPHS_ON),
     "processes-windows": Rung("the same on XLA's own buffers", SELFTEST, processes=True, environment=WINDOWS),
     "processes-cliques": Rung("communicators that XLA replaces, eight processes", CLIQUES, processes=True),
-    "nodes-send-receive": Rung("several nodes, messages by NCCL's send and receive", SELFTEST, environment=NO_GIN),
-    "nodes": Rung("several nodes, GIN where NCCL has it", SELFTEST),
+    "nodes": Rung("several nodes, which GIN connects", SELFTEST),
     "nodes-cliques": Rung("communicators that XLA replaces, several nodes", CLIQUES),
 }
 

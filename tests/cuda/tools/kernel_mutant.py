@@ -33,7 +33,6 @@ RING = "examples/all_gather_matmul/all_gather_matmul.cuh"
 NODE_RING = "examples/all_gather_matmul/node_ring.cuh"
 EXECUTOR = "ffi/cuda/kernels/executor.cuh"
 OFFSETS = "ffi/cuda/kernels/exchange_offsets.cuh"
-WATCHDOG = "ffi/cuda/kernels/watchdog.cuh"
 KERNEL_ARGS = "ffi/cuda/program/kernel_args.h"
 PLAN = "ffi/plan/plan.cc"
 PROGRAM = "ffi/cuda/program/program.cc"
@@ -42,7 +41,6 @@ GIN = "ffi/include/jaxcomm/gin.h"
 GIN_NETWORK = "ffi/cuda/kernels/gin_network.cuh"
 NODES = "tests/cuda/node_all_gather.cuh"
 PACKING = "ffi/cuda/program/packing.cc"
-SCHEDULE = "ffi/cuda/program/send_recv_schedule.cc"
 
 
 class Mutant(NamedTuple):

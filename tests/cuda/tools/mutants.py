@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, MOE_ONE_SHOT_ARGS, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
+from kernel_mutant import CALL_PROGRAM, MOE_ONE_SHOT_ARGS, PACKING, PLAN, PROGRAM, ROW_ARGS, Mutant
 from mutants_of_bulk_copies import BULK
 from mutants_of_data import DATA
 from mutants_of_groups import GROUPS
@@ -108,7 +108,7 @@ def main() -> int:
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
-        parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
+        parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM}
         parts |= {
             "moe_one_shot_args": MOE_ONE_SHOT_ARGS,
             "rail_row_args": "ffi/cuda/program/rail_row_args.cc",

@@ -2,7 +2,7 @@
 
 import re
 
-from kernel_mutant import EXECUTOR, GIN, LL, LL_CALL, MULTIMEM, OFFSETS, PORTABLE, PROGRAM, SYNC, WATCHDOG, Mutant
+from kernel_mutant import EXECUTOR, GIN, LL, LL_CALL, MULTIMEM, OFFSETS, PORTABLE, PROGRAM, SYNC, Mutant
 
 SIGNAL = "StoreRelease(comm.signals.pad.At<uint64_t>(peer)"
 ABORT_FLAG = "LoadAcquire(comm.abort_flag) != 0"
@@ -218,20 +218,6 @@ MODEL = [
         MULTIMEM,
         "if (!device::Barrier(comm_, channel_, kExitBarrier)) return;",
         "__syncthreads();",
-        "litmus_kernels",
-    ),
-    Mutant(
-        "rounds are stored as plain words",
-        WATCHDOG,
-        "device::StoreRelease(&state.round, round);",
-        "state.round = round;",
-        "litmus_kernels",
-    ),
-    Mutant(
-        "a round is counted before it is stored",
-        WATCHDOG,
-        "device::StoreRelease(&state.count, state.count + 1);\n}\n\nJAXCOMM_DEVICE void EndRound",
-        "device::StoreRelaxed(&state.count, state.count + 1);\n}\n\nJAXCOMM_DEVICE void EndRound",
         "litmus_kernels",
     ),
 ]

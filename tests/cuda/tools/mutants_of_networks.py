@@ -1,6 +1,6 @@
 """Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
-from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODE_RING, NODES, PACKING, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import COMM, EXECUTOR, GIN, GIN_NETWORK, NODE_RING, NODES, PACKING, PROGRAM, Mutant
 
 # Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
@@ -193,75 +193,11 @@ PLAIN = [
         "gin",
     ),
     Mutant(
-        "data of other nodes is not waited for",
-        SCHEDULE,
-        "if (inter_node) rank.awaited =",
-        "if (false) rank.awaited =",
-    ),
-    Mutant(
-        "packs don't wait until their slot has been sent",
-        SCHEDULE,
-        "rank.awaited = std::max(rank.awaited, rank.round - num_slots_ + 1);",
-        "",
-    ),
-    Mutant(
-        "rounds do not wait for their data",
-        SCHEDULE,
-        "return channel.EndOf(round);",
-        "return round * 0 + channel.next;",
-    ),
-    Mutant(
-        "signals of the own node carry no level",
-        SCHEDULE,
-        "rank.round + 1 : rank.level",
-        "rank.round + 1 : 0",
-        "send_recv_schedule",
-    ),
-    Mutant(
-        "the exit barrier has no level",
-        SCHEDULE,
-        "std::max(exit.level, ranks_[r].level)",
-        "exit.level + r * 0",
-        "send_recv_schedule",
-    ),
-    Mutant(
-        "channels keep to no common order", SCHEDULE, ", channel.AtLevel(level)", ", channel.next", "send_recv_schedule"
-    ),
-    Mutant(
-        "a segment includes steps that wait for a round",
-        SCHEDULE,
-        "std::min(ends[c], channel.AtLevel(blocked))",
-        "std::max(begin, ends[c])",
-    ),
-    Mutant(
         "moves pass a wait for the network",
         PROGRAM,
         "!steps[end].sync && !steps[end].flush; ++end)",
         "!steps[end].sync; ++end)",
         "program",
-    ),
-    Mutant(
-        "the second part of a group has no length",
-        PROGRAM,
-        "for (size_t k = i; k < end; ++k)",
-        "for (size_t k = i; k < i + 1; ++k)",
-    ),
-    Mutant("segments continue past a group of steps", SCHEDULE, "    steps[i].together = end - i;\n", ""),
-    Mutant("all chunks are in one round", SCHEDULE, "rank.filled >= round_count_ ? 1 : 0", "0", "send_recv_schedule"),
-    Mutant("channels share a place in a message", SCHEDULE, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
-    Mutant(
-        "signals without data are empty",
-        SCHEDULE,
-        "std::max(parts.back(), grain)",
-        "parts.back()",
-        "send_recv_schedule",
-    ),
-    Mutant(
-        "the end waits for no round",
-        SCHEDULE,
-        "    if (!rounds_.empty()) Await(rounds_.back() + 1);\n",
-        "",
-        "send_recv_schedule",
     ),
     # Kernels of users.
     Mutant("the rail begins at the node's first rank", COMM, "comm.local.rank, size};", "0, size};", "gin_kernels"),

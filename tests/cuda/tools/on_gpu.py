@@ -268,34 +268,23 @@ def shared_missing(machine: Machine) -> str:
     return ""
 
 
-def shared_part(
-    machine: Machine, ranks: int, takes_s: int, mps: dict[str, str], some: str = "", nodes: int = 1
-) -> Part:
-    """Processes that share the GPU. With several nodes, NCCL treats them as that many hosts. `some`: selected tests."""
-    own, pretend = machine.ranks | mps, []
+def shared_part(machine: Machine, ranks: int, takes_s: int, mps: dict[str, str], some: str = "") -> Part:
+    """Processes that share the GPU. `some`: selected tests."""
+    own = machine.ranks | mps
     if mps:
         own["JAXCOMM_ROUNDS"] = "2000"
-    elif nodes > 1:  # a call needs many turns on the GPU
-        own["JAXCOMM_ROUNDS"] = "50"
-    if mps and nodes == 1:  # between nodes, kernels leave 34 of the process's SMs to NCCL
         own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
-    if nodes > 1:
-        own["JAXCOMM_NODES"] = str(nodes)
-        pretend = ["--nodes", str(nodes)] if machine.platform == "cpu" else []
-    launcher = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), *pretend, "--grace", "2")
+    launcher = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), "--grace", "2")
     command = (*launcher, *pytest_command("in_jax.py", *(["-k", some] if some else [])))
-    name = f"JAX, {ranks} ranks" + f" as {nodes} nodes" * (nodes > 1)
-    return pytest_part(machine, name, command, 130, takes_s, shared_missing(machine), machine.environment(**own))
+    missing = shared_missing(machine)
+    return pytest_part(machine, f"JAX, {ranks} ranks", command, 130, takes_s, missing, machine.environment(**own))
 
 
 def shared_parts(machine: Machine, mps: dict[str, str]) -> list[list[Part]]:
     """The parts in steps; parts of a step run concurrently."""
-    some = "algorithm or thousands or beside"
-    between = f"{some} or buffers or nodes"
     return [
-        [shared_part(machine, 2, 80, mps), shared_part(machine, 2, 60, mps, between, nodes=2)],
-        [shared_part(machine, 4, 40, mps, f"{some} or grows")],
-        [shared_part(machine, 4, 50, mps, between, nodes=2)],
+        [shared_part(machine, 2, 80, mps)],
+        [shared_part(machine, 4, 40, mps, "algorithm or thousands or beside or grows")],
     ]
 
 

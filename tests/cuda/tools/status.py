@@ -76,15 +76,9 @@ FEATURES = (
         rungs=("nodes",),
     ),
     Feature(
-        "send and receive between nodes, failures",
-        "emulated, on a fake of NCCL",
-        ("test_cuda_send_recv_schedule", "test_cuda_between_nodes", "test_cuda_between_nodes_failures"),
-        rungs=("nodes-send-receive",),
-    ),
-    Feature(
-        "first execution: a failure of one rank is an error on all ranks; fallback without GIN",
+        "first execution: a failure of one rank is an error on all ranks, also without GIN",
         "host code on fakes",
-        ("test_cuda_between_nodes",),
+        ("test_cuda_refusals", "test_cuda_communicator"),
     ),
     Feature("LL messages: four collectives, all types, sizes and strides", "emulated", ("test_cuda_ll",), ("ll",)),
     Feature(
@@ -153,9 +147,8 @@ FEATURES = (
     Feature(
         "inside JAX, between nodes",
         "no; ranks are threads, on fakes",
-        ("test_cuda_between_nodes",),
-        ("JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"),
-        ("nodes-send-receive", "nodes"),
+        ("test_cuda_communicator",),
+        rungs=("nodes",),
     ),
     Feature(
         "communicators that XLA replaces",
@@ -163,7 +156,7 @@ FEATURES = (
         ("test_cuda_own_communicators", "test_cuda_xla_collectives"),
         rungs=("cliques", "processes-cliques", "nodes-cliques"),
     ),
-    Feature("the process exits while a watchdog runs", "host code on fakes", ("test_cuda_exit",)),
+    Feature("the process exits while a thread runs", "host code on fakes", ("test_cuda_exit",)),
     Feature("errors: no symmetric windows, NCCL too old", parts=("errors: no windows", "errors: old NCCL")),
     Feature("errors: a process is killed", parts=("errors: killed process",)),
     Feature("models/moe trains as on CPUs", parts=("models/moe, 1 rank: losses", "models/moe, 2 ranks: losses")),
