@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -35,6 +36,14 @@ struct Algorithm {
   Support supports;    // requests that `build` accepts
   Plan (*build)(const Request& request, int32_t rank);
   Protocol protocol = Protocol::kSteps;
+};
+
+// An algorithm and the request of its plans.
+struct Choice {
+  Choice(const Algorithm& chosen, Request of_chosen) : algorithm(&chosen), request(std::move(of_chosen)) {}
+
+  const Algorithm* algorithm;  // never null
+  Request request;
 };
 
 // Rows in order of preference: of rows with equal predicted cost, the first is selected.

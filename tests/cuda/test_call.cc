@@ -7,7 +7,7 @@
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/channels.h"
+#include "../../ffi/plan/resolve.h"
 #include "../../ffi/plan/staging.h"
 #include "../check.h"
 #include "fakes/virtual_ll.h"
@@ -280,9 +280,12 @@ TEST_CASE("bandwidth bounds large calls between nodes") {
   request.collective = Collective::kAllGather;
   request.geometry = {2, 1, false, true};
   request.block_count = 1 << 30;
-  const Selection selection = ValueOf(SelectForGpus(request, "", 1, 32, InterNode::kGin));
+  Capabilities gpus;
+  gpus.platform = Platform::kCuda;
+  gpus.max_channels = 32;
+  const Resolution selection = ValueOf(ResolvePlan(request, "", 1, gpus));
   const double bytes_s = (1 << 30) / 48e9;
-  const double time_s = CostOnGpus(request, selection, 1, std::nullopt, InterNode::kGin).time_s;
+  const double time_s = CostOf(selection).time_s;
   CHECK(time_s > bytes_s && time_s < 1.5 * bytes_s);
 }
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "plan/partition.h"
-#include "plan/request.h"
+#include "plan/resolve.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -88,18 +88,6 @@ std::string SliceText(const device::Report& report) {
   }
 }
 
-// Calls that execute no plan and run inside a node.
-Status CheckDirect(const CallSpec& spec, RankPlacement placement) {
-  if (placement.ranks_per_node == spec.group_size && (spec.algorithm.empty() || spec.algorithm == "direct")) {
-    return OkStatus();
-  }
-  const bool of_rows = spec.collective != Collective::kAllToAllV;
-  return InvalidArgumentError(std::string(Name(spec.collective)) +
-                              " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, " +
-                              (of_rows ? kPassXla : "pass algorithm=\"xla\"") +
-                              " (the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
-}
-
 CallProgram EmptyProgram(DType dtype, int64_t input_count, int64_t output_count) {
   CallProgram call;
   call.operation.dtype = dtype;
@@ -110,8 +98,7 @@ CallProgram EmptyProgram(DType dtype, int64_t input_count, int64_t output_count)
 }
 
 StatusOr<CallProgram> MakeSliceProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                       RankPlacement placement, int32_t max_channels) {
-  JAXCOMM_RETURN_IF_ERROR(CheckDirect(spec, placement));
+                                       int32_t max_channels) {
   const StatusOr<SliceArgs> made = MakeSliceArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
@@ -147,17 +134,9 @@ StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t
   return call;
 }
 
-// dispatch and combine.
+// dispatch and combine inside a node.
 StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                     RankPlacement placement, int32_t max_channels) {
-  if (placement.ranks_per_node < spec.group_size && spec.algorithm == "hierarchical") {
-    return MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels);
-  }
-  // "hierarchical" inside a node is "direct", with the same slots, and sums of one node: a program that asks for it
-  // between hosts may find that NVLink connects them.
-  CallSpec direct = spec;
-  if (spec.algorithm == "hierarchical") direct.algorithm.clear();
-  JAXCOMM_RETURN_IF_ERROR(CheckDirect(direct, placement));
+                                     int32_t max_channels) {
   const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
@@ -172,37 +151,42 @@ StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t 
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, bool in_place) {
-  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
-    return MakeRowProgram(spec, dtype, input_count, output_count, placement, max_channels);
+  Capabilities capabilities;
+  capabilities.platform = Platform::kCuda;
+  capabilities.setting = "plans";  // the lowering has chosen jaxcomm's kernels
+  // If NVLink SHARP is not available, the arena has no multicast address, and the call fails later.
+  capabilities.multimem = true;
+  capabilities.in_place = in_place;
+  capabilities.max_channels = max_channels;
+  Shapes shapes = {dtype, input_count, output_count};
+  if (spec.row_count > 0) {
+    const int64_t rows = (spec.collective == Collective::kCombine ? output_count : input_count) / spec.row_count;
+    shapes.choices = spec.per_choice != 0 ? rows : rows * spec.choices;
+  }
+  const StatusOr<Resolution> resolution =
+      Resolve(spec, shapes, {Scope::kNetwork, placement.ranks_per_node, true, true}, capabilities);
+  if (!resolution.ok()) {
+    return InvalidArgumentError(resolution.status().message() +
+                                " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
   if (spec.collective == Collective::kAllToAllV) {
-    return MakeSliceProgram(spec, dtype, input_count, output_count, placement, max_channels);
+    return MakeSliceProgram(spec, dtype, input_count, output_count, max_channels);
+  }
+  if (resolution->backend == Backend::kRows) {
+    return resolution->plan->supports.hierarchical
+               ? MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels)
+               : MakeRowProgram(spec, dtype, input_count, output_count, max_channels);
   }
   CallProgram call;
   call.operation = {dtype, spec.reduce_op};
-  if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    return InvalidArgumentError(std::string("elements of ") + Name(dtype) + " cannot be reduced by this operation");
-  }
   call.item_bytes = ItemBytes(dtype);
   call.input_bytes = input_count * call.item_bytes;
   call.output_bytes = output_count * call.item_bytes;
-  // Assumes that multimem is available. If it is not, the arena has no multicast address, and the call fails later.
-  const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, true);
-  const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  const Request& request = *made;
+  const Request& request = resolution->whole;
   const int64_t block_count = request.block_count;
-  if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const StatusOr<Selection> selection =
-      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, InterNode::kGin, !in_place);
-  if (!selection.ok()) {
-    return InvalidArgumentError(selection.status().message() +
-                                " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
-  }
-  const Choice& choice = selection->choice;
-  const int32_t num_channels = call.num_channels = selection->num_channels;
+  const int32_t num_channels = call.num_channels = resolution->num_channels;
   const ContiguousCounts contiguous = {spec.input_contiguous_count, spec.output_contiguous_count};
-  const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
+  const bool multimem = resolution->plan->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
     return InvalidArgumentError("algorithm \"multimem\" supports only sums of f32, bf16 and f16");
   }
@@ -210,11 +194,12 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
     call.multimem = MakeMultimemArgs(request, contiguous, dtype, num_channels);
     return call;
   }
-  if (choice.ll) {
-    const bool twice = choice.algorithm->protocol == Protocol::kLlTwoShot;
+  if (resolution->ll) {
+    const bool twice = resolution->plan->protocol == Protocol::kLlTwoShot;
     call.ll = MakeLlArgs(request, contiguous, call.operation, num_channels, twice);
     return call;
   }
+  const Choice choice(*resolution->plan, resolution->request);
   call.program = MakeRankProgram(choice, block_count, contiguous, call.item_bytes, num_channels, placement.rank);
   call.arena = LayoutOf(call);
   return call;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/channels.h"
+
 namespace jaxcomm {
 namespace cuda {
 
@@ -11,10 +13,6 @@ namespace cuda {
 // wait for their peers. NCCL's kernels have 16 to 32 thread blocks on most machines and at most 64; blocks without an
 // SM begin when others end.
 constexpr int32_t kSmsOfOthers = 32;
-// The most channels of the asynchronous lane: computations run beside its kernels. An estimate from published settings
-// of 2 to 12 SMs for transfers beside products; not measured. jaxcomm/_explain.py has it too.
-constexpr int32_t kAsynchronousChannels = 8;
-
 // The channels of the two lanes of a group (Communicator::AsynchronousLane).
 struct LaneChannels {
   int32_t synchronous = 1;

@@ -9,15 +9,6 @@
 
 namespace jaxcomm {
 namespace cuda {
-namespace {
-
-// jaxcomm/moe/choice.py has these limits too: calls beyond them are route and dispatch.
-constexpr int64_t kMaxSharedBytes = 48 << 10;  // of a thread block, without an opt-in
-constexpr int64_t kMaxArenaBytes = 64 << 20;   // all arenas of a communicator take less than four times as much
-constexpr int64_t kMaxExperts = std::numeric_limits<int16_t>::max();
-
-}  // namespace
-
 int64_t ArenaBytes(const MoeOneShotArgs& args) {
   const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
   return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
@@ -36,7 +27,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
   }
   MoeOneShotArgs args;
   const int64_t choices = shape.tokens * shape.choices, bytes = shape.tokens * shape.row_bytes;
-  if (shape.num_experts <= kMaxExperts && choices <= kMaxSharedBytes && bytes <= kMaxArenaBytes) {
+  if (shape.num_experts <= kMaxOneExchangeExperts && choices <= kMaxSharedBytes && bytes <= kMaxOneExchangeArenaBytes) {
     args.comm.local.size = static_cast<int32_t>(n);
     args.tokens = static_cast<int32_t>(shape.tokens);
     args.choices = static_cast<int32_t>(shape.choices);
@@ -47,11 +38,10 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
     args.row_bytes = shape.row_bytes;
     args.num_epochs = max_channels;
     if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-    const int64_t most = std::max<int64_t>(NumChannels(bytes, max_channels), 1);
-    const int64_t lines = CeilDiv(args.row_bytes, kGrainBytes), lines_per_channel = CeilDiv(lines, most);
-    args.piece_bytes = lines_per_channel * kGrainBytes;
-    args.num_channels = static_cast<int32_t>(CeilDiv(lines, lines_per_channel));
-    if (MoeOneShotSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxArenaBytes) return args;
+    const RowPieces pieces = PiecesOf(args.row_bytes, bytes, max_channels);
+    args.piece_bytes = pieces.piece_bytes;
+    args.num_channels = pieces.num_channels;
+    if (MoeOneShotSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes) return args;
   }
   return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
                               std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +

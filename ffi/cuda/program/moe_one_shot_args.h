@@ -7,6 +7,8 @@
 #include "common/call_spec.h"
 #include "common/status.h"
 #include "include/jaxcomm/comm.h"
+#include "plan/channels.h"
+#include "plan/row_limits.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -54,14 +56,13 @@ struct MoeOneShotArgs : MoeOneShotBuffers {
 
 constexpr int kMoeOneShotThreads = 512;  // per thread block
 
-// A unit of an LL message holds this many expert ids of 16 bits, or bytes of a row.
-constexpr int32_t kIdsPerUnit = 4;
-constexpr int32_t kUnitBytes = 8;
+// A unit of an LL message holds kIdsPerUnit expert ids of 16 bits, or so many bytes of a row.
+constexpr int32_t kUnitBytes = kLlUnitBytes;
 
 // Units that a rank sends to a peer on a channel: the ids of all its choices, then a piece of each of its rows. Rows
 // that the peer does not need are not sent.
 JAXCOMM_BOTH int32_t IdUnits(const MoeOneShotArgs& args) {
-  return (args.tokens * args.choices + kIdsPerUnit - 1) / kIdsPerUnit;
+  return static_cast<int32_t>((int64_t{args.tokens} * args.choices + kIdsPerUnit - 1) / kIdsPerUnit);
 }
 JAXCOMM_BOTH int32_t PieceUnits(const MoeOneShotArgs& args) {
   return static_cast<int32_t>(args.piece_bytes / kUnitBytes);
@@ -82,13 +83,9 @@ JAXCOMM_BOTH device::LlSlots SlotsOfArena(const device::Comm& comm, int32_t num_
           static_cast<int32_t>((comm.arena_bytes - epoch_bytes) / set_bytes)};
 }
 
-// Bytes of shared memory of a thread block. By rank: ids and their places among those of an expert; choices by expert,
-// the last for unknown experts. By expert: rows of all ranks, and the first row. By rank and own expert: the first row.
+// row_limits.h for the arguments of a call.
 JAXCOMM_BOTH int64_t MoeOneShotSharedBytes(const MoeOneShotArgs& args) {
-  const int64_t ids = static_cast<int64_t>(IdUnits(args)) * kIdsPerUnit * args.comm.local.size;
-  const int64_t counts = (args.num_experts + int64_t{1}) * args.comm.local.size;
-  return ids * static_cast<int64_t>(sizeof(int16_t) + sizeof(uint16_t)) +
-         (counts + 3 * int64_t{args.num_experts}) * static_cast<int64_t>(sizeof(int32_t));
+  return OneExchangeSharedBytes({args.comm.local.size, args.tokens, args.choices, args.num_experts, args.row_bytes});
 }
 
 // Bytes of the arena with the slots of this call and their two sets.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "plan/partition.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -8,7 +8,7 @@
 
 #include "cuda/program/packing.h"
 #include "plan/partition.h"
-#include "plan/select_for_gpus.h"
+#include "plan/channels.h"
 
 namespace jaxcomm {
 namespace cuda {

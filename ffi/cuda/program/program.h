@@ -13,7 +13,7 @@
 #include "include/jaxcomm/comm.h"
 #include "plan/partition.h"
 #include "plan/plan.h"
-#include "plan/select.h"
+#include "plan/algorithms.h"
 
 namespace jaxcomm {
 namespace cuda {

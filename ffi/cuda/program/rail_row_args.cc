@@ -9,10 +9,6 @@ StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t
                                       int32_t max_channels) {
   const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
-  if (RailSharedBytes(*made, kRailThreads) > kMaxSharedBytes) {
-    return InvalidArgumentError(std::to_string(made->num_rows) + " rows and " + std::to_string(made->num_experts) +
-                                " experts need more shared memory between nodes than a thread block has; " + kPassXla);
-  }
   RailRowArgs args;
   args.rows = *made;
   args.at_home = spec.home != 0 || spec.per_choice != 0 || !HasSums(dtype);

@@ -20,9 +20,6 @@ struct RailRowArgs {
   int32_t weight_bytes = 0;  // combine: of a choice; 0: no weights
 };
 
-// Fewer than kRowThreads: NCCL's GIN would spill registers, as in the executor.
-constexpr int kRailThreads = 384;
-
 JAXCOMM_BOTH int64_t RailAligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Bytes of the positions of `num` choices in a message. The rows follow.
@@ -79,16 +76,13 @@ JAXCOMM_BOTH int64_t RailArenaBytes(const RailRowArgs& args, int32_t num_nodes) 
                                             : (int64_t{2} * num_nodes - 1) * RailMessageBytes(rows));
 }
 
-// dispatch: words of marks, one bit per row.
-JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) { return args.combines ? 0 : (args.num_rows + 63) / 64; }
-
-// Bytes of shared memory: those of RowSharedBytes(), the marks, and a sum per word of marks.
+// row_limits.h for the arguments of a call.
+JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) { return args.combines ? 0 : ::jaxcomm::RailMarkWords(args.num_rows); }
 JAXCOMM_BOTH int64_t RailMarksAt(const RowArgs& args, int32_t num_threads) {
-  return (RowSharedBytes(args, num_threads) + 15) / 16 * 16;
+  return ::jaxcomm::RailMarksAt(args.num_experts, args.choices_per_row, num_threads);
 }
 JAXCOMM_BOTH int64_t RailSharedBytes(const RowArgs& args, int32_t num_threads) {
-  constexpr auto kWordBytes = static_cast<int64_t>(sizeof(uint64_t) + sizeof(int32_t));
-  return RailMarksAt(args, num_threads) + RailMarkWords(args) * kWordBytes;
+  return ::jaxcomm::RailSharedBytes(args.combines ? 0 : args.num_rows, args.num_experts, args.choices_per_row, num_threads);
 }
 
 // As MakeRowArgs and WithBuffers of row_args.h.

@@ -47,17 +47,11 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
   if (args.combines && (choices > 1 || spec.weighted != 0) && !HasSums(dtype)) {
     return InvalidArgumentError(std::string("GPUs do not add rows of ") + Name(dtype));
   }
-  if (RowSharedBytes(args, kRowThreads) > kMaxSharedBytes) {
-    return InvalidArgumentError(std::to_string(args.num_experts) + " experts and " + std::to_string(choices) +
-                                " choices per token need more shared memory than a thread block has; " + kPassXla);
-  }
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const int64_t bytes_per_pair = CeilDiv(args.num_choices * args.row_bytes, spec.group_size);
-  const int64_t most = std::max<int64_t>(NumChannels(bytes_per_pair, max_channels), 1);
-  const int64_t lines = CeilDiv(args.row_bytes, kGrainBytes);
-  const int64_t lines_per_channel = CeilDiv(lines, most);
-  args.piece_bytes = lines_per_channel * kGrainBytes;
-  args.num_channels = static_cast<int32_t>(CeilDiv(lines, lines_per_channel));
+  const RowPieces pieces = PiecesOf(args.row_bytes, bytes_per_pair, max_channels);
+  args.piece_bytes = pieces.piece_bytes;
+  args.num_channels = pieces.num_channels;
   if (args.piece_bytes > kMaxPieceBytes) {
     return InvalidArgumentError("rows of " + std::to_string(args.row_bytes) + " bytes are too long for " +
                                 std::to_string(args.num_channels) + " thread blocks");

@@ -10,6 +10,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "include/jaxcomm/comm.h"
+#include "plan/row_limits.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -71,24 +72,14 @@ struct RowMove {
   const char* from;
 };
 
-constexpr int kRowThreads = 512;  // per thread block
-
-// A thread block gets this much shared memory without an opt-in.
-constexpr int64_t kMaxSharedBytes = 48 << 10;
-
-// Rows that a thread block copies at once: so many per thread.
-constexpr int32_t kRowsPerThread = 2;
-
-// Bytes of shared memory of a thread block: its moves, the places that it reads or the choices of a token, then a sum
-// per expert.
+// row_limits.h for the arguments of a call.
 JAXCOMM_BOTH int64_t RowMovesBytes(const RowArgs& args, int32_t num_threads) {
-  const int64_t moves = num_threads * kRowsPerThread * static_cast<int64_t>(sizeof(RowMove));
-  const int64_t choices = args.choices_per_row * static_cast<int64_t>(sizeof(int32_t));
-  return (moves > choices ? moves : choices + 15) / 16 * 16;
+  return ::jaxcomm::RowMovesBytes(args.choices_per_row, num_threads);
 }
 JAXCOMM_BOTH int64_t RowSharedBytes(const RowArgs& args, int32_t num_threads) {
-  return RowMovesBytes(args, num_threads) + args.num_experts * static_cast<int64_t>(sizeof(int32_t));
+  return ::jaxcomm::RowSharedBytes(args.num_experts, args.choices_per_row, num_threads);
 }
+static_assert(sizeof(RowMove) == kRowMoveBytes, "the limits in ffi/plan count the moves");
 
 // The buffers of a call besides its first operand and its result.
 struct RowOperands {
