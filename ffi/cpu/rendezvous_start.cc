@@ -31,8 +31,9 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
   for (size_t i = 0; checked.ok() && i < group_call->buffers.size(); ++i) {
     checked = CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
   }
-  if (local_count_[group_call->key.group] < spec_.group_size)
+  if (local_count_[group_call->key.group] < spec_.group_size) {
     return StartInterProcess(group_call, own_position, checked);
+  }
   if (!checked.ok()) return Fail(*group_call, checked);
 
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
