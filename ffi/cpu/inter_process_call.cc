@@ -80,8 +80,8 @@ void InterProcessCall::Enter() {
       slot.run_id.store(spec_.run.run_id);
       slot.group.store(spec_.run.group);
       // Copies the text only: the rest of the slot stays in the cache of the core that last read it.
-      const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
-      std::memcpy(slot.what, spec_.names->what.data(), length);
+      const size_t length = std::min(spec_.what.size(), sizeof(slot.what) - 1);
+      std::memcpy(slot.what, spec_.what.data(), length);
       slot.what[length] = 0;
       control_segment.Publish(slot_, spec_.key);
     }
@@ -209,7 +209,7 @@ bool InterProcessCall::Step() {
     }
     for (Other& other : others_) LeaveSlot(other);
     for (const int32_t process : distant_) {
-      active_messages_->SendExited(process, spec_.key, fingerprint_, spec_.names->what);
+      active_messages_->SendExited(process, spec_.key, fingerprint_, spec_.what);
     }
     phase_.store(Phase::kExitBarrier);
     return true;

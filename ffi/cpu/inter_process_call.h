@@ -43,7 +43,6 @@ namespace jaxcomm {
 // Names of a call site and its group, for error messages.
 struct CallNames {
   std::string prefix;
-  std::string what;            // describes the call in the messages of other processes; cut to fit in a Slot
   std::vector<int64_t> ranks;  // by position
 };
 
@@ -59,6 +58,7 @@ class InterProcessCall : public MessageHandler,
     uint64_t key = 0;  // equal in all processes, unique among the calls in flight
     RunAndGroup run;
     std::shared_ptr<const CallNames> names;
+    std::string what;           // describes the call in the messages of other processes; cut to fit in a Slot
     BoundedWait wait;           // since the first device of this process arrived
     Slices slices;              // all_to_all_v, dispatch, combine
     uint64_t table_hash = 0;    // of the table of the slices, which all processes must have

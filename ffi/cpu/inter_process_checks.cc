@@ -26,7 +26,7 @@ void InterProcessCall::FailLike(const Other& other) {
 
 std::string InterProcessCall::Mismatch(int32_t process, const std::string& what,
                                        const std::string& unless_texts_differ) const {
-  const std::string& own = spec_.names->what;
+  const std::string& own = spec_.what;
   return "calls do not match: ranks " + RanksOf(process_) + " are in " + own + ", ranks " + RanksOf(process) +
          " are in " + what + (what == own ? unless_texts_differ : "");
 }
@@ -117,9 +117,9 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
     const int32_t process = program_->process_of()[peer];
     const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
     const std::string elsewhere = distant ? active_messages_->OtherCallsOf(process) : "";
-    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.names->what +
-           " got no signal from rank " + std::to_string(spec_.names->ranks[peer]) + " (process " +
-           std::to_string(process) + ")" + (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
+    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.what + " got no signal from rank " +
+           std::to_string(spec_.names->ranks[peer]) + " (process " + std::to_string(process) + ")" +
+           (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
   }
   std::string late;
   for (const Other& other : others_) {
@@ -137,7 +137,7 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
   for (size_t i = 0; i < distant_.size() && phase == Phase::kExitBarrier; ++i) {
     if (!has_exited_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
-  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " waited for " + late + ", which did not " +
+  return "ranks " + RanksOf(process_) + " in " + spec_.what + " waited for " + late + ", which did not " +
          (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
 }
 
@@ -176,7 +176,7 @@ void InterProcessCall::Check(Clock::time_point now) {
   // Sent only when a call waits: another message would slow down small collectives.
   if (std::exchange(sent_entered_, true)) return;
   for (const int32_t process : distant_) {
-    active_messages_->SendEntered(process, spec_.key, fingerprint_, spec_.run, spec_.names->what);
+    active_messages_->SendEntered(process, spec_.key, fingerprint_, spec_.run, spec_.what);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "cpu/hand_over.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -23,6 +25,7 @@ ProgressThread::ProgressThread(Node& node) : node_(node) {
 }
 
 void ProgressThread::Add(std::shared_ptr<InterProcessCall> call) {
+  AtHandOver(HandOver::kAddToProgress);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     added_.push_back(std::move(call));

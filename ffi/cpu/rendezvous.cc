@@ -1,48 +1,22 @@
 #include "cpu/rendezvous.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <thread>
+#include <atomic>
 #include <utility>
 
 #include "common/hash.h"
-#include "cpu/failed_runs.h"
-#include "cpu/inter_process_call.h"
+#include "cpu/hand_over.h"
 #include "cpu/pages.h"
 #include "cpu/process_context.h"
 #include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
 
 namespace jaxcomm {
-
-struct Rendezvous::GroupCall {
-  std::vector<RankBuffers> buffers;                      // by position
-  std::vector<std::unique_ptr<Completion>> completions;  // by position; null: not arrived
-  Participant first;
-  int64_t num_arrived = 0;
-  BoundedWait wait;
-  Key key;
-  std::unique_ptr<char[]> scratch;
-  std::unique_ptr<Execution> execution;
-  Slices slices;  // all_to_all_v, dispatch, combine
-};
-
-// Shared by all calls of a group that spans processes.
-struct Rendezvous::InterProcess {
-  std::shared_ptr<const InterProcessProgram> program;
-  std::shared_ptr<const CallNames> names;
-};
-
 namespace {
 
 std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
 
 BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
-
-// How long the thread of the last participant polls for other processes. Small collectives of processes that arrive
-// together take a few microseconds, less than waking another thread.
-constexpr auto kSpin = std::chrono::microseconds(100);
-constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
 
 // Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one
 // thread.
@@ -68,22 +42,12 @@ uint64_t HashOfDevices(const CallSpec& spec, uint64_t hash) {
 }
 
 // Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
-// are equal get an error at once if these differ.
-uint64_t IdentityOf(const CallSpec& spec, uint64_t hash_of_groups) {
+// are equal get an error at once if these differ. Sets the call site's number among equal ones.
+uint64_t IdentityOf(const CallSpec& spec, uint64_t hash_of_groups, uint64_t* number) {
   const uint64_t hash = Mix(Mix(hash_of_groups, spec.op), spec.site);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
-  return Mix(hash, numbering.count[hash]++);
-}
-
-struct Registry {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Rendezvous>> all_rendezvous;
-  FailedRuns failed_runs;
-};
-
-Registry& TheRegistry() {
-  static auto* registry = new Registry;
-  return *registry;
+  *number = numbering.count[hash]++;
+  return Mix(hash, *number);
 }
 
 std::string List(const std::vector<int64_t>& numbers) {
@@ -92,11 +56,6 @@ std::string List(const std::vector<int64_t>& numbers) {
   for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
   if (numbers.size() > kShown) text += ", ... (" + std::to_string(numbers.size()) + " in all)";
   return text + "]";
-}
-
-std::string Sizes(const Participant& participant) {
-  return std::to_string(participant.input_count) + " -> " + std::to_string(participant.output_count) + " elements of " +
-         Name(participant.dtype);
 }
 
 }  // namespace
@@ -135,13 +94,7 @@ StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Make(CallSpec spec) {
   rendezvous->iterations_.resize(num_slots);
   rendezvous->local_count_.assign(num_slots / rendezvous->spec_.group_size, rendezvous->spec_.group_size);
   if (!rendezvous->spec_.processes.empty()) JAXCOMM_RETURN_IF_ERROR(rendezvous->CountLocal());
-  static const bool sweeping = [] {
-    std::thread(SweepForever).detach();
-    return true;
-  }();
-  (void)sweeping;
-  std::lock_guard<std::mutex> lock(TheRegistry().mutex);
-  TheRegistry().all_rendezvous.push_back(rendezvous);
+  RunFailures::Get().Watch(rendezvous);
   return rendezvous;
 }
 
@@ -167,7 +120,7 @@ Status Rendezvous::CountLocal() {
     }
   }
   const uint64_t hash_of_groups = HashOfGroups(spec_);
-  identity_ = IdentityOf(spec_, hash_of_groups);
+  identity_ = IdentityOf(spec_, hash_of_groups, &number_);
   devices_hash_ = HashOfDevices(spec_, hash_of_groups);
   return OkStatus();
 }
@@ -179,139 +132,17 @@ void Rendezvous::Arrive(Participant participant, std::unique_ptr<Completion> don
   participant.table_hash = HashOfTable(participant);
   const StatusOr<std::shared_ptr<GroupCall>> joined = Join(participant, done);
   if (!joined.ok()) {
-    FailRun(participant.run_id, joined.status());
-    done->Fail(joined.status());
-    return;
+    RunFailures::Get().Fail(participant.run_id, joined.status());
+    return done->Fail(joined.status());
   }
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
+  AtHandOver(HandOver::kMatched);
   if (spec_.asynchronous != 0) {
     return WorkerPool::Get().SubmitOnce(
         [self = shared_from_this(), group_call, participant] { self->Start(group_call, participant, -1); });
   }
   Start(group_call, participant, slots_.at(participant.rank) % spec_.group_size);
-}
-
-// All ranks of this process have arrived; `participant` was the last. own_position < 0: not its thread.
-void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant,
-                       int64_t own_position) {
-  const StatusOr<Slices> slices = CheckedSlices(spec_, participant, std::get<2>(group_call->key));
-  if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
-    FailRun(participant.run_id, slices.status());
-    return FailCall(*group_call, slices.status());
-  }
-  group_call->slices = *slices;
-  Status checked;
-  for (size_t i = 0; checked.ok() && i < group_call->buffers.size(); ++i) {
-    checked = CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
-  }
-  if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position, checked);
-  if (!checked.ok()) {
-    FailRun(participant.run_id, checked);
-    return FailCall(*group_call, checked);
-  }
-
-  const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
-  if (!made.ok()) return FailCall(*group_call, WithPrefix(Prefix(), made.status()));
-  const std::shared_ptr<const Program>& program = *made;
-  int64_t scratch_bytes = 0;
-  for (size_t i = 0; i < program->plans.size(); ++i) scratch_bytes += program->scratch_bytes(i);
-  if (scratch_bytes > 0) {
-    group_call->scratch = TakeScratch(static_cast<size_t>(scratch_bytes));
-    char* next = group_call->scratch.get();
-    for (size_t i = 0; i < group_call->buffers.size(); ++i) {
-      group_call->buffers[i].scratch = next;
-      next += program->scratch_bytes(i);
-    }
-  }
-  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);
-  if (program->moved_bytes >= kMinParallelBytes) {
-    WorkerPool::Get().Submit(spec_.group_size - 1,
-                             [self = shared_from_this(), group_call] { self->Work(group_call, -1); });
-  }
-  Work(group_call, own_position);
-}
-
-void Rendezvous::FailCall(GroupCall& group_call, const Status& error) {
-  std::vector<CompletionPool::Item> items;
-  for (auto& completion : group_call.completions) {
-    if (completion) items.push_back({std::move(completion), nullptr, error});
-  }
-  CompletionPool::Get().Push(std::move(items));
-}
-
-// All ranks of this process have arrived. Starts the call with the other processes, and fails it if `checked` is an
-// error.
-void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position,
-                                   const Status& checked) {
-  const auto [run_id, iteration, group] = group_call->key;
-  const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
-  if (!made.ok()) {
-    const Status error = WithPrefix(Prefix(), made.status());
-    FailRun(run_id, error);
-    return FailCall(*group_call, error);
-  }
-  const InterProcess* const inter_process = *made;
-  InterProcessCall::Spec spec;
-  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
-                 static_cast<uint64_t>(group)) |
-             1;
-  spec.run = {run_id, devices_hash_ == 0 ? 0 : Mix(devices_hash_, static_cast<uint64_t>(group)) | 1};
-  spec.names = inter_process->names;
-  spec.wait = group_call->wait;
-  spec.slices = group_call->slices;
-  spec.table_hash = group_call->first.table_hash;
-  spec.asynchronous = spec_.asynchronous != 0;
-  const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
-    if (status.ok()) return self->Finish(*group_call, position);
-    FailRun(std::get<0>(group_call->key), status);
-    self->FailCall(*group_call, status);
-  };
-  ProcessContext& process = ProcessContext::Get();
-  const auto call =
-      std::make_shared<InterProcessCall>(process.node(), &process.active_messages(), process.index(),
-                                         inter_process->program, std::move(spec), group_call->buffers, finish);
-  call->Enter();
-  if (!checked.ok()) call->Fail(checked);  // after Enter(), so that the other processes get the error
-  const auto spin = own_position < 0 ? Clock::duration::zero() : kSpin;
-  const Clock::time_point start = Clock::now();
-  for (Clock::time_point now = start; now - start < spin; now = Clock::now()) {
-    if (call->over() || call->Advance(own_position) == InterProcessCall::AdvanceResult::kOver) {
-      if (call->failed()) process.progress_thread().Add(call);  // reclaims its slot and block
-      return;
-    }
-    if (now - start > kSpinBeforeYield) std::this_thread::yield();
-  }
-  process.progress_thread().Add(call);
-  if (const Status failed = TheRegistry().failed_runs.Find(run_id); !failed.ok()) call->Fail(failed);
-}
-
-// The result lives as long as the rendezvous.
-StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Participant& participant, int64_t group) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = inter_process_.find(group);
-    if (found != inter_process_.end()) return found->second.get();
-  }
-  const int64_t begin = group * spec_.group_size, end = begin + spec_.group_size;
-  std::vector<int32_t> process_of(spec_.processes.begin() + begin, spec_.processes.begin() + end);
-  bool single_copy = false;
-  std::vector<int32_t> node_of;
-  const NodeResources resources = ProcessContext::Get().ResourcesOf(process_of, &single_copy, &node_of);
-  const auto program =
-      MakeProgram(spec_, cost_params_, resources, participant.dtype, participant.input_count, participant.output_count);
-  if (!program.ok()) return program.status();
-  auto inter_process = std::make_shared<InterProcess>();
-  inter_process->program = std::make_shared<const InterProcessProgram>(
-      *program, std::move(process_of), std::move(node_of), single_copy, participant.input_count,
-      participant.output_count, HashAttributes(spec_));
-  const std::string algorithm = spec_.algorithm.empty() ? "" : ", " + spec_.algorithm;
-  std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(participant) + algorithm + ")";
-  what.resize(std::min(what.size(), sizeof(Slot::what) - 1));
-  inter_process->names = std::make_shared<const CallNames>(
-      CallNames{Prefix(), what, {spec_.groups.begin() + begin, spec_.groups.begin() + end}});
-  std::lock_guard<std::mutex> lock(mutex_);
-  return inter_process_.emplace(group, std::move(inter_process)).first->second.get();
 }
 
 // Records the arrival and takes `done`, unless it fails. Returns the call if all local participants have arrived,
@@ -325,8 +156,8 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   const int64_t slot = found->second;
   const int64_t position = slot % spec_.group_size;
   std::lock_guard<std::mutex> lock(mutex_);
-  JAXCOMM_RETURN_IF_ERROR(TheRegistry().failed_runs.Find(participant.run_id));
-  const Key key(participant.run_id, iterations_[slot].Next(participant.run_id), slot / spec_.group_size);
+  JAXCOMM_RETURN_IF_ERROR(RunFailures::Get().Find(participant.run_id));
+  const Key key = {participant.run_id, iterations_[slot].Next(participant.run_id), slot / spec_.group_size};
   std::shared_ptr<GroupCall>& entry = open_[key];
   if (!entry) {
     entry = std::make_shared<GroupCall>();
@@ -340,7 +171,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
       first.output_count != participant.output_count || first.table_count != participant.table_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
-                                Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
+                                participant.Sizes() + ", rank " + std::to_string(first.rank) + " has " + first.Sizes());
   }
   if (first.table_hash != participant.table_hash) {
     return InvalidArgumentError(Prefix() + "calls do not match: ranks " + std::to_string(first.rank) + " and " +
@@ -359,58 +190,10 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   return group_call;
 }
 
-void Rendezvous::Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position) {
-  if (group_call->execution->Work()) Finish(*group_call, own_position);
-}
-
-// Called once per call, by the thread that ran its last step. own_position < 0: not the thread of a participant.
-void Rendezvous::Finish(GroupCall& group_call, int64_t own_position) {
-  if (group_call.scratch) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    scratch_.push_back(std::move(group_call.scratch));
-  }
-  std::vector<CompletionPool::Item> items;
-  items.reserve(group_call.completions.size());
-  std::unique_ptr<Completion> own;
-  for (size_t i = 0; i < group_call.completions.size(); ++i) {
-    if (static_cast<int64_t>(i) == own_position) {
-      own = std::move(group_call.completions[i]);
-    } else if (group_call.completions[i]) {
-      items.push_back({std::move(group_call.completions[i]), pace_, OkStatus()});
-    }
-  }
-  if (own) own->Succeed();
-  CompletionPool::Get().Push(std::move(items));
-}
-
-StatusOr<std::shared_ptr<const Program>> Rendezvous::ProgramFor(const Participant& participant) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (program_) return program_;  // shapes are static: one program per call site
-  }
-  StatusOr<std::shared_ptr<const Program>> program = MakeProgram(
-      spec_, cost_params_, NodeResources(), participant.dtype, participant.input_count, participant.output_count);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (program.ok() && !program_) program_ = *program;
-  return program;
-}
-
-std::unique_ptr<char[]> Rendezvous::TakeScratch(size_t bytes) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!scratch_.empty()) {
-      std::unique_ptr<char[]> scratch = std::move(scratch_.back());
-      scratch_.pop_back();
-      return scratch;
-    }
-  }
-  return std::unique_ptr<char[]>(new char[bytes]);  // all calls of a call site need the same size
-}
-
-std::string Rendezvous::DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const {
+std::string Rendezvous::DescribeLate(const GroupCall& group_call, const std::string& within) const {
   std::vector<int64_t> missing, arrived;
   for (int64_t position = 0; position < spec_.group_size; ++position) {
-    const int64_t slot = std::get<2>(key) * spec_.group_size + position;
+    const int64_t slot = group_call.key.group * spec_.group_size + position;
     const int64_t rank = spec_.groups[slot];
     if (!spec_.processes.empty() && spec_.processes[slot] != ProcessContext::Get().index()) continue;
     (group_call.completions[position] ? arrived : missing).push_back(rank);
@@ -418,76 +201,43 @@ std::string Rendezvous::DescribeLate(const GroupCall& group_call, const Key& key
   return Prefix() + "ranks " + List(missing) + " did not arrive" + within + " of the first of ranks " + List(arrived);
 }
 
-void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
+std::vector<CompletionPool::Item> Rendezvous::GroupCall::Failed(const Status& error) {
   std::vector<CompletionPool::Item> items;
+  for (auto& completion : completions) {
+    if (completion) items.push_back({std::move(completion), nullptr, error});
+  }
+  return items;
+}
+
+void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
+  std::vector<std::shared_ptr<GroupCall>> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = open_.begin(); it != open_.end();) {
-      if (std::get<0>(it->first) != run_id) {
+      if (it->first.run_id != run_id) {
         ++it;
         continue;
       }
-      for (auto& completion : it->second->completions) {
-        if (completion) items.push_back({std::move(completion), nullptr, error});
-      }
+      failed.push_back(std::move(it->second));
       it = open_.erase(it);
     }
   }
-  CompletionPool::Get().Push(std::move(items));
+  for (const auto& group_call : failed) CompletionPool::Get().Push(group_call->Failed(error));
 }
 
-void Rendezvous::FailRun(int64_t run_id, const Status& error) {
-  // Records the failure before it fails open calls. So a device that arrives in between gets the error from one of
-  // both.
-  TheRegistry().failed_runs.Add(run_id, error);
-  ProcessContext& process = ProcessContext::Get();
-  if (process.index() >= 0) {
-    process.PublishFailure(run_id, error.message());
-    process.progress_thread().FailRun(run_id, error);
-  }
-  std::vector<std::weak_ptr<Rendezvous>> all_rendezvous;
-  {
-    std::lock_guard<std::mutex> lock(TheRegistry().mutex);
-    all_rendezvous = TheRegistry().all_rendezvous;
-  }
-  for (const auto& weak : all_rendezvous) {
-    if (const auto rendezvous = weak.lock()) rendezvous->FailCalls(run_id, error);
-  }
-}
-
-void Rendezvous::FailExpired(Clock::time_point now) {
-  std::vector<std::pair<int64_t, Status>> failed;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [key, group_call] : open_) {
-      if (group_call->wait.Expired(now)) {
-        failed.emplace_back(std::get<0>(key),
-                            DeadlineExceededError(DescribeLate(*group_call, key, group_call->wait.WithinTimeout())));
-      } else if (group_call->wait.WarningDue(now)) {
-        group_call->wait.Warn([&](const std::string& within) { return DescribeLate(*group_call, key, within); });
-      }
+std::vector<std::pair<int64_t, Status>> Rendezvous::CheckWaits(std::chrono::steady_clock::time_point now) {
+  std::vector<std::pair<int64_t, Status>> expired;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [key, group_call] : open_) {
+    BoundedWait& wait = group_call->wait;
+    const auto late = [&call = *group_call, this](const std::string& within) { return DescribeLate(call, within); };
+    if (wait.Expired(now)) {
+      expired.emplace_back(key.run_id, DeadlineExceededError(late(wait.WithinTimeout())));
+    } else if (wait.WarningDue(now)) {
+      wait.Warn(late);
     }
   }
-  for (const auto& [run_id, error] : failed) FailRun(run_id, error);
-}
-
-void Rendezvous::SweepForever() {
-  for (;;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    std::vector<std::shared_ptr<Rendezvous>> alive;
-    {
-      std::lock_guard<std::mutex> lock(TheRegistry().mutex);
-      auto& all_rendezvous = TheRegistry().all_rendezvous;
-      all_rendezvous.erase(
-          std::remove_if(all_rendezvous.begin(), all_rendezvous.end(), [](const auto& weak) { return weak.expired(); }),
-          all_rendezvous.end());
-      for (const auto& weak : all_rendezvous) {
-        if (auto rendezvous = weak.lock()) alive.push_back(std::move(rendezvous));
-      }
-    }
-    const Clock::time_point now = Clock::now();
-    for (const auto& rendezvous : alive) rendezvous->FailExpired(now);
-  }
+  return expired;
 }
 
 }  // namespace jaxcomm

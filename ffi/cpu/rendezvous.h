@@ -6,7 +6,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -19,10 +18,14 @@
 
 #include "cpu/bounded_wait.h"
 #include "cpu/completion_pool.h"
-#include "cpu/inter_process_program.h"
+#include "cpu/executor.h"
 #include "cpu/planner.h"
+#include "cpu/run_failures.h"
 
 namespace jaxcomm {
+
+class InterProcessProgram;
+struct CallNames;
 
 // One device in one call.
 struct Participant {
@@ -42,9 +45,13 @@ struct Participant {
   int64_t index_count = 0;
   const int32_t* expert = nullptr;
   const void* weights = nullptr;
+
+  std::string Sizes() const {  // for messages
+    return std::to_string(input_count) + " -> " + std::to_string(output_count) + " elements of " + Name(dtype);
+  }
 };
 
-class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
+class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezvous> {
  public:
   // Fails if the ranks cannot be split into groups and nodes of the given sizes, or a rank is in two groups.
   static StatusOr<std::shared_ptr<Rendezvous>> Make(CallSpec spec);
@@ -59,40 +66,65 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // the same in all processes.
   static void EndProgram();
 
-  // Fails the open and later calls of a run at all call sites, also in other processes.
-  static void FailRun(int64_t run_id, const Status& error);
-
   // Limits of the wait from the first arrival in a group to the last.
   static void SetLimits(const WaitLimits& limits);
 
+  void FailCalls(int64_t run_id, const Status& error) override;
+  std::vector<std::pair<int64_t, Status>> CheckWaits(std::chrono::steady_clock::time_point now) override;
+
  private:
-  struct GroupCall;
-  struct InterProcess;
-  using Clock = std::chrono::steady_clock;
-  using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
+  struct Key {
+    int64_t run_id, iteration, group;
+    bool operator<(const Key& other) const {
+      return std::tie(run_id, iteration, group) < std::tie(other.run_id, other.iteration, other.group);
+    }
+  };
+  // One call of a group.
+  struct GroupCall {
+    Key key;
+    std::vector<RankBuffers> buffers;                      // by position
+    std::vector<std::unique_ptr<Completion>> completions;  // by position; null: not arrived
+    Participant first;
+    int64_t num_arrived = 0;
+    BoundedWait wait;
+    std::unique_ptr<char[]> scratch;
+    std::unique_ptr<Execution> execution;
+    Slices slices;  // all_to_all_v, dispatch, combine
+
+    // The completions of all that have arrived, with this error.
+    std::vector<CompletionPool::Item> Failed(const Status& error);
+  };
+  // Shared by all calls of a group that spans processes.
+  struct InterProcess {
+    std::shared_ptr<const InterProcessProgram> program;
+    std::shared_ptr<const CallNames> names;
+    std::string what;  // as InterProcessCall::Spec::what, without the number of the iteration
+  };
 
   explicit Rendezvous(CallSpec spec) : spec_(std::move(spec)) {}
+  std::string Prefix() const { return spec_.Where() + ": "; }
+
+  // Matching: rendezvous.cc.
   Status CountLocal();
   StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
+  std::string DescribeLate(const GroupCall& group_call, const std::string& within) const;
+
+  // From the last arrival to completion: rendezvous_start.cc. own_position < 0: not on the thread of a participant.
   void Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant, int64_t own_position);
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
-  bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }
+  void Fail(GroupCall& group_call, const Status& error);
   void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, const Status& checked);
   StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
-  void FailCall(GroupCall& group_call, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
-  std::string Prefix() const { return spec_.Where() + ": "; }
-  std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
-  void FailCalls(int64_t run_id, const Status& error);
-  void FailExpired(Clock::time_point now);
-  static void SweepForever();
 
   CallSpec spec_;  // constant after Make
   // Read when the call site is made: all processes do that at the same point of their program.
   const CostParams cost_params_ = CostParams::Current();
-  uint64_t identity_ = 0, devices_hash_ = 0;    // of the call site, if it spans processes
+  // Of a call site that spans processes.
+  uint64_t identity_ = 0, devices_hash_ = 0;
+  uint64_t number_ = 0;                         // among equal call sites of the program
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
   std::vector<int64_t> local_count_;            // ranks of this process, by group
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();

@@ -25,7 +25,7 @@ ffi::Error ExecuteMoeCheck(ffi::RunId run, ffi::Dictionary attributes, ffi::Buff
   const Status status = CheckRouting(counts.typed_data(), layout, raises != 0, member.ranks);
   if (status.ok()) return ffi::Error::Success();
   const std::string message = spec->Where() + ": " + status.message();
-  Rendezvous::FailRun(run.run_id, InvalidArgumentError(message));
+  RunFailures::Get().Fail(run.run_id, InvalidArgumentError(message));
   return ffi::Error::InvalidArgument(message);
 }
 

@@ -107,7 +107,7 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
   const int32_t own = member.own;
   const auto fail = [&](const std::string& text) {
     const std::string message = spec->Where() + ": " + text;
-    Rendezvous::FailRun(run.run_id, InvalidArgumentError(message));
+    RunFailures::Get().Fail(run.run_id, InvalidArgumentError(message));
     return ffi::Error::InvalidArgument(message);
   };
   const auto bytes = static_cast<int64_t>(messages.element_count()) / n;

@@ -9,12 +9,17 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "../../ffi/cpu/hand_over.h"
 #include "../../ffi/cpu/process_context.h"
 #include "participants.h"
 
 namespace jaxcomm {
+
+void (*hand_over_hook)(HandOver point) = nullptr;
+
 namespace {
 
 // The data that two processes exchange at start-up. Outside of tests it goes through jax.distributed's key-value store.
@@ -68,9 +73,10 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
 }
 
 // A call of ranks 0 and 1, one in each process.
-std::shared_ptr<Rendezvous> PairSite(Collective collective = Collective::kAllReduce) {
+std::shared_ptr<Rendezvous> PairSite(Collective collective = Collective::kAllReduce, int64_t asynchronous = 0) {
   CallSpec spec = Spec(collective, 2, 2, "psum");
   spec.processes = {0, 1};
+  spec.asynchronous = asynchronous;
   return ValueOf(Rendezvous::Make(std::move(spec)));
 }
 
@@ -251,8 +257,29 @@ void CheckDisagreement(Collective collective, const Change& change, const std::v
 TEST_CASE("processes with different algorithms get an error that names both") {
   const auto change = [](int32_t p, CallSpec& spec) { spec.algorithm = p == 0 ? "direct" : "ring"; };
   CheckDisagreement(Collective::kAllReduce, change,
-                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, direct)",
-                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, ring)"});
+                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, direct; call ",
+                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, ring; call "});
+}
+
+// The processes wait in the second iteration of one call site and in the first of an equal one.
+TEST_CASE("an error tells equal call sites and their iterations apart") {
+  InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
+    const auto first = PairSite(), second = PairSite();
+    Rendezvous::EndProgram();
+    Part before(10 + p), part(1);
+    before.Arrive(*first, 100, p);
+    before.Expect({21});
+    Rendezvous::SetLimits({0.5, 60});
+    part.Arrive(p == 0 ? *first : *second, 100, p);
+    CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
+    const std::string message = part.counter.errors()[0];
+    const std::string call = "psum at test_rendezvous.cc (1 -> 1 elements of int32; call site ";
+    CHECK(message.find("in " + call + "1, iteration 2) waited for ranks ") != std::string::npos ||
+          message.find("in " + call + "2, iteration 1) waited for ranks ") != std::string::npos);
+    CHECK(message.find(call + "1, iteration 2)") != std::string::npos);
+    CHECK(message.find(call + "2, iteration 1)") != std::string::npos);
+    meet();
+  });
 }
 
 TEST_CASE("processes with other different attributes get an error, however long the name of the file is") {
@@ -307,6 +334,48 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
   }
 }
 
+// The hook of the next cases: runs `action` once, the first time that a thread comes to `point`.
+HandOver point;
+std::function<void()> action;
+void RunAction(HandOver at) {
+  if (at == point && action) std::exchange(action, nullptr)();
+}
+
+// The other process does not take part, so the call never ends by itself.
+TEST_CASE("a run that fails at any hand-over point ends the call at once with the error") {
+  for (const HandOver at : {HandOver::kMatched, HandOver::kEntered, HandOver::kAddToProgress}) {
+    for (const int64_t asynchronous : {0, 1}) {
+      InTwoProcesses([=](int32_t p, const std::function<void()>&) {
+        Rendezvous::SetLimits({2, 60});
+        const auto site = PairSite(Collective::kAllReduce, asynchronous);
+        if (p == 1) return;
+        point = at;
+        action = [] { RunFailures::Get().Fail(100, InvalidArgumentError("had enough")); };
+        hand_over_hook = RunAction;
+        Part part(1);
+        part.Arrive(*site, 100, 0);
+        CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{"had enough"});
+      });
+    }
+  }
+}
+
+TEST_CASE("a device that arrives while its run fails gets the error") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    if (p == 1) return;
+    const auto site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 3, 3, "psum")));
+    Part parts[2] = {Part(1), Part(1)};
+    parts[0].Arrive(*site, 100, 0);
+    point = HandOver::kCallsFailed;
+    action = [&] { parts[1].Arrive(*site, 100, 1); };
+    hand_over_hook = RunAction;
+    RunFailures::Get().Fail(100, InvalidArgumentError("had enough"));
+    for (Part& part : parts) {
+      CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{"had enough"});
+    }
+  });
+}
+
 // Each process waits in a run of its own, in groups that have these devices.
 TEST_CASE("processes in different runs get an error if their groups have the same devices") {
   struct Case {
@@ -330,7 +399,7 @@ TEST_CASE("processes in different runs get an error if their groups have the sam
       std::this_thread::sleep_for(std::chrono::milliseconds(1200));
       CHECK(part.counter.count() == 0);
       meet();
-      Rendezvous::FailRun(100 + p, InvalidArgumentError("the end"));
+      RunFailures::Get().Fail(100 + p, InvalidArgumentError("the end"));
       CHECK(part.counter.WaitFor(1));
     });
   }

@@ -4,6 +4,7 @@
 
 #include "../../ffi/cpu/planner.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/request.h"
 #include "participants.h"
 
 namespace jaxcomm {
@@ -59,6 +60,18 @@ std::vector<std::vector<int32_t>> CallWell(const CallSpec& spec, int64_t output_
 }
 
 CallSpec SpecOf(Collective collective) { return Spec(collective, kRanks, kRanks, "op"); }
+
+TEST_CASE("a request is fragmented if the operand or the result is") {
+  for (const int64_t input : {0, 2, 6}) {
+    for (const int64_t output : {0, 3, 6}) {
+      CallSpec spec = SpecOf(Collective::kAllToAll);
+      spec.input_contiguous_count = input;
+      spec.output_contiguous_count = output;
+      const Request request = ValueOf(MakeRequest(spec, CpuGeometry(Scope::kProcess, kRanks, kRanks), 24, 24));
+      CHECK(request.fragmented == (input == 2 || output == 3));
+    }
+  }
+}
 
 TEST_CASE("columns of all ranks side by side") {
   CallSpec spec = SpecOf(Collective::kAllGather);

@@ -154,7 +154,7 @@ struct Collective1 {
     spec.run = {run_id >= 0 ? run_id : static_cast<int64_t>(key / 1000), group};
     auto names = std::make_shared<CallNames>();
     names->prefix = "psum at test: ";
-    names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
+    spec.what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
     for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
     spec.names = std::move(names);
     spec.asynchronous = asynchronous;

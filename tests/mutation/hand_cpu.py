@@ -2,7 +2,7 @@
 
 from mutation.hand import Mutant
 
-RENDEZVOUS, FAILED_RUNS = "ffi/cpu/rendezvous.cc", "ffi/cpu/failed_runs.h"
+RENDEZVOUS, START, FAILURES = "ffi/cpu/rendezvous.cc", "ffi/cpu/rendezvous_start.cc", "ffi/cpu/run_failures.cc"
 EXECUTOR, COPY = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc"
 
 MUTANTS = [
@@ -23,28 +23,28 @@ MUTANTS = [
     ),
     Mutant(
         "iterations of a call site are not told apart between processes",
-        RENDEZVOUS,
+        START,
         "  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),",
         "  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(0 * iteration)),",
         "test_call_sites",
     ),
     Mutant(
         "groups of a call site are not told apart between processes",
-        RENDEZVOUS,
+        START,
         "                 static_cast<uint64_t>(group)) |",
         "                 static_cast<uint64_t>(0 * group)) |",
         "test_call_sites",
     ),
     Mutant(
         "runs are not told apart between processes",
-        RENDEZVOUS,
+        START,
         "Mix(identity_, static_cast<uint64_t>(run_id))",
         "Mix(identity_, static_cast<uint64_t>(0 * run_id))",
         "test_call_sites",
     ),
     Mutant(
         "programs of groups are not told apart",
-        RENDEZVOUS,
+        START,
         "    const auto found = inter_process_.find(group);",
         "    const auto found = inter_process_.begin();",
         "test_call_sites",
@@ -52,16 +52,16 @@ MUTANTS = [
     Mutant(
         "late devices of a failed run wait again",
         RENDEZVOUS,
-        "  JAXCOMM_RETURN_IF_ERROR(TheRegistry().failed_runs.Find(participant.run_id));\n  const Key",
+        "  JAXCOMM_RETURN_IF_ERROR(RunFailures::Get().Find(participant.run_id));\n  const Key",
         "  const Key",
         "test_rendezvous",
     ),
     Mutant(
         "the last error of a run is its cause",
-        FAILED_RUNS,
-        "      if (entry.first == run_id) return;  // the first error is the cause\n    }\n"
-        "    runs_.emplace_back(run_id, error);",
-        "      (void)entry;\n    }\n    runs_.emplace_front(run_id, error);",
+        FAILURES,
+        "    if (std::none_of(failed_.begin(), failed_.end(), is_run)) {  // the first error is the cause\n"
+        "      failed_.emplace_back(run_id, error);",
+        "    (void)is_run;\n    {\n      failed_.emplace_front(run_id, error);",
         "test_rendezvous",
     ),
     Mutant(
@@ -81,13 +81,13 @@ MUTANTS = [
     Mutant(
         "a failed run fails all runs",
         RENDEZVOUS,
-        "      if (std::get<0>(it->first) != run_id) {",
+        "      if (it->first.run_id != run_id) {",
         "      if (false) {",
         "test_rendezvous",
     ),
     Mutant(
         "ranks of a round share the scratch of the first",
-        RENDEZVOUS,
+        START,
         "      next += program->scratch_bytes(i);\n",
         "",
         "test_planner",
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         "scratch is given back while the round still runs",
-        RENDEZVOUS,
+        START,
         "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);\n",
         "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);\n"
         "  if (group_call->scratch) {\n    std::lock_guard<std::mutex> lock(mutex_);\n"
@@ -311,15 +311,13 @@ MUTANTS = [
     # Calls whose row lists are wrong on one process.
     Mutant(
         "other processes get no error of wrong row lists",
-        RENDEZVOUS,
-        "  if (SpansProcesses(std::get<2>(group_call->key))) "
-        "return StartInterProcess(group_call, own_position, checked);\n"
-        "  if (!checked.ok()) {\n    FailRun(participant.run_id, checked);\n"
-        "    return FailCall(*group_call, checked);\n  }\n",
-        "  if (!checked.ok()) {\n    FailRun(participant.run_id, checked);\n"
-        "    return FailCall(*group_call, checked);\n  }\n"
-        "  if (SpansProcesses(std::get<2>(group_call->key))) "
-        "return StartInterProcess(group_call, own_position, checked);\n",
+        START,
+        "  if (local_count_[group_call->key.group] < spec_.group_size) {\n"
+        "    return StartInterProcess(group_call, own_position, checked);\n  }\n"
+        "  if (!checked.ok()) return Fail(*group_call, checked);\n",
+        "  if (!checked.ok()) return Fail(*group_call, checked);\n"
+        "  if (local_count_[group_call->key.group] < spec_.group_size) {\n"
+        "    return StartInterProcess(group_call, own_position, checked);\n  }\n",
         "tests/hosts/test_host_failures.py --size full -k wrong",
     ),
 ]

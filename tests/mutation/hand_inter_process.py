@@ -219,8 +219,8 @@ MUTANTS = [
     ),
     Mutant(
         "long descriptions of calls are not cut",
-        "ffi/cpu/rendezvous.cc",
-        "  what.resize(std::min(what.size(), sizeof(Slot::what) - 1));\n",
+        "ffi/cpu/rendezvous_start.cc",
+        "  site.resize(std::min(site.size(), kMaxBytes - rest.size()));\n",
         "",
         "test_call_sites",
     ),

@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "groups on unknown devices are compared",
-        "ffi/cpu/rendezvous.cc",
+        "ffi/cpu/rendezvous_start.cc",
         "devices_hash_ == 0 ? 0 : ",
         "",
         "test_call_sites",

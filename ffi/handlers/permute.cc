@@ -1,9 +1,0 @@
-// permute: y is the x of one rank, or zeros.
-#include "handlers/call.h"
-
-namespace jaxcomm {
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PermuteInstantiate, Instantiate<Collective::kPermute>, BindInstantiate());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PermuteExecute, Execute, BindExecute());
-
-}  // namespace jaxcomm
