@@ -231,7 +231,7 @@ def explain(
         means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
         sizes; "moe.combine" is predicted for weighted sums by node.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
-      algorithm: as in the op, except "xla".
+      algorithm: as in the op, except "xla" and "xla_hierarchical".
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
       scope: where CPU devices are: in one "process" (the default), in several processes of one "node", or on several
@@ -258,9 +258,9 @@ def explain(
     """
     native = _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
-    if algorithm == "xla":
+    if algorithm in ("xla", "xla_hierarchical"):
         raise ValueError(
-            f"{op}: algorithm 'xla' has no plan, for it runs XLA's own collective; pass another algorithm or None"
+            f"{op}: algorithm {algorithm!r} has no plan: it runs XLA's own collectives; pass another algorithm or None"
         )
     sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
