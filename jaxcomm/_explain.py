@@ -202,7 +202,7 @@ def explain(
         means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
         sizes; "moe.combine" is predicted for weighted sums by node.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
-      algorithm: as in the op, except "xla".
+      algorithm: as in the op, except "xla" and "xla_hierarchical".
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
       scope: where CPU devices are: in one "process" (the default), in several processes of one "node", or on several

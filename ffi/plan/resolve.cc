@@ -229,7 +229,9 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   }
   if (capabilities.platform == Platform::kCpu) return ResolveOnCpus(spec, shapes, placement, capabilities);
   Capabilities limited = capabilities;
-  if (spec.max_sms > 0) limited.max_channels = std::min<int32_t>(limited.max_channels, spec.max_sms);
+  if (spec.max_sms > 0) {
+    limited.max_channels = static_cast<int32_t>(std::min<int64_t>(limited.max_channels, spec.max_sms));
+  }
   if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
   limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
   if (spec.collective == Collective::kAllToAllV) return ResolveSlicesOnGpus(spec, shapes, placement, limited);

@@ -254,7 +254,7 @@ def collective(
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
       axis_sizes: size of the named axis, or of each axis of the tuple. Only the product matters.
       cluster: the cluster; its first level takes the place of a node.
-      algorithm: as in the op, except "xla". None means that of lowest cost in the cost model.
+      algorithm: as in the op, except "xla" and "xla_hierarchical". None means that of lowest cost in the cost model.
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
       max_sms: most thread blocks of the call; by default those of the cluster.
@@ -276,8 +276,8 @@ def collective(
     _request.native_name(op)
     if fidelity not in FIDELITIES:
         raise ValueError(f"{op}: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
-    if algorithm == "xla":
-        raise ValueError(f"{op}: algorithm 'xla' has no plan; pass another algorithm or None")
+    if algorithm in ("xla", "xla_hierarchical"):
+        raise ValueError(f"{op}: algorithm {algorithm!r} has no plan; pass another algorithm or None")
     sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]

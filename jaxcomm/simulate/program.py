@@ -411,8 +411,8 @@ class _Builder:
             if name == "matmul_psum_scatter":
                 count = math.prod(x.shape[:-1]) * equation.ins[len(equation.ins) // 2].aval.shape[-1]
             self.reader.note("collective products overlap with their transfers, unless the algorithm is unfused")
-        if algorithm == "xla":
-            self.reader.note("algorithm xla takes the time of jaxcomm's plan")
+        if algorithm in ("xla", "xla_hierarchical"):
+            self.reader.note(f"algorithm {algorithm} takes the time of jaxcomm's plan")
             algorithm = None
         perm = params.get("perm")
         made = Exchange(

@@ -421,7 +421,7 @@ TEST_CASE("calls that do not fit are refused") {
   CHECK(Has(far, "needs several nodes of several ranks") &&
         Has(far, "on GPUs, the ranks that NVLink connects form a node"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "do not match a group of 4 ranks"));
-  CHECK(Has(Refusal(SpecOf(Collective::kAllToAllV, 4, "pairwise"), DType::kF32, 8, 8), "runs inside a node on GPUs"));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllToAllV, 4, "pairwise"), DType::kF32, 8, 8), "GPUs have algorithm 'direct'"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8),
             "elements of float8_e8m0fnu cannot be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");

@@ -173,20 +173,20 @@ TEST_CASE("a call whose marks do not fit into shared memory") {
   spec.row_count = 1;
   spec.choices = 1;
   spec.num_experts = 2;
-  CHECK(MakeRailRowArgs(spec, DType::kU8, 100'000, 100, 4).ok());
-  const Status refused = MakeRailRowArgs(spec, DType::kU8, 300'000, 100, 4).status();
-  CHECK(refused.message().find("300000 rows and 2 experts need more shared memory between nodes") == 0);
-  // The largest number of rows of the documentation.
-  CHECK(RailSharedBytes(MakeRailRowArgs(spec, DType::kU8, 131'072, 100, 4)->rows, kRailThreads) <= kMaxSharedBytes);
-  // They would fit between nodes, but not into the kernel inside a node: as fits_rails() of jaxcomm/moe/choice.py.
+  spec.algorithm = "hierarchical";
+  const auto message = [&](int64_t rows) {
+    return MakeCallProgram(spec, DType::kU8, rows, 100, {0, 1}, 4).status().message();
+  };
+  CHECK(message(100'000).empty());
+  CHECK(message(300'000).find("300000 choices of a rank, 1 per token, and 2 experts exceed the shared memory") == 0);
+  CHECK(message(131'072).empty());  // the largest number of rows of the documentation
+  // They would fit between nodes, but not into the kernel inside a node.
   spec.choices = 8;
   spec.num_experts = 8192;
-  CHECK(MakeRailRowArgs(spec, DType::kU8, 64, 100, 4).ok());
-  RowArgs most = MakeRailRowArgs(spec, DType::kU8, 64, 100, 4)->rows;
-  spec.num_experts = most.num_experts = 9008;
-  CHECK(RailSharedBytes(most, kRailThreads) <= kMaxSharedBytes);
-  const std::string text = MakeRailRowArgs(spec, DType::kU8, 64, 100, 4).status().message();
-  CHECK(text.find("9008 experts and 8 choices per token need more shared memory than a thread block has") == 0);
+  CHECK(message(64).empty());
+  spec.num_experts = 9008;
+  CHECK(::jaxcomm::RailSharedBytes(512, 9008, 8, kRailThreads) <= kMaxSharedBytes);
+  CHECK(message(64).find("512 choices of a rank, 8 per token, and 9008 experts exceed the shared memory") == 0);
 }
 
 }  // namespace

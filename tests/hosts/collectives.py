@@ -43,6 +43,8 @@ ON_SEVERAL_NODES = dict.fromkeys(
 ON_ONE_NODE = {"all_to_all": "ll", "all_gather": "ll", "psum": "direct one_shot root ll ll_two_shot",
                "pmax": "direct one_shot root ll ll_two_shot", "psum_scatter": "direct ll",
                "pbroadcast": "scatter_all_gather"}  # fmt: skip
+# Operations with algorithm="xla_hierarchical".
+COMPOSED = ("all_to_all", "all_gather", "psum", "pmax", "psum_scatter", "pbroadcast")
 
 
 def supports(op, body, algorithm, mesh, x):
@@ -82,6 +84,8 @@ def every_op(mesh, count, all_algorithms):
             (x.sum(0).reshape(-1, 1) @ weights).reshape(n, -1)),
     }  # fmt: skip
     algorithms = {op: (None, *(jaxcomm.algorithms(op) if all_algorithms else ())) for op in cases}
+    for op in COMPOSED if all_algorithms else ():
+        algorithms[op] += ("xla_hierarchical",)
     calls = [(op, a) for op in cases for a in algorithms[op]]
     refused = {call for call in calls if not supports(call[0], cases[call[0]][0], call[1], mesh, x)}
     calls = [call for call in calls if call not in refused]
@@ -234,6 +238,14 @@ def experts(mesh, everything):
     return checked
 
 
+def has_two_levels(mesh):
+    """Whether xla_hierarchical is lowered to several collectives."""
+    f = jax.shard_map(
+        lambda x: jaxcomm.psum(x, "i", algorithm="xla_hierarchical"), mesh=mesh, in_specs=ROWS, out_specs=P()
+    )
+    return "reduce_scatter" in jax.jit(f).lower(np.ones(mesh.size, np.int32)).as_text()
+
+
 def values(mesh):
     """In the other sizes than the default, every algorithm has operands of all sizes."""
     everything = os.environ["SIZE"] != "default"
@@ -247,6 +259,7 @@ def values(mesh):
     expected = {(op, a) for table in (ON_GPUS, others) for op in table for a in table[op].split()}
     assert expected <= refused, expected - refused
     ranks = {sum(d.process_index in node for d in jax.devices()) for node in nodes}
+    assert has_two_levels(mesh) == (len(nodes) > 1 and len(ranks) == 1 and ranks != {1})
     regular = len(ranks) == 1 and mesh.size & (mesh.size - 1) == 0
     assert refused == expected or not regular, refused - expected
     return {"checked": True}
@@ -345,6 +358,29 @@ def large_psum(mesh):
     return {"seconds": median_s(flat, 1) / CHAIN}
 
 
+FLAT_BYTES = 1 << 19  # buffer of a rank
+
+
+def two_levels(mesh):
+    """XLA's own collectives over all ranks, and composed over nodes and rails, while the test counts bytes."""
+    n = mesh.size
+    x = np.ones((n, FLAT_BYTES // 4), np.int32)
+    ops = {
+        "psum": lambda x, a: jaxcomm.psum(x, "i", algorithm=a),
+        "all_gather": lambda x, a: jaxcomm.all_gather(x[0, ::n], "i", algorithm=a),
+        "pbroadcast": lambda x, a: jaxcomm.pbroadcast(x, "i", n - 1, algorithm=a),
+    }
+    for op in ops.values():
+        for algorithm in ("xla", "xla_hierarchical"):
+            run = program(lambda x, op=op, a=algorithm: op(x, a), mesh, x)
+            run()
+            print(json.dumps({"ready": True}), flush=True)
+            sys.stdin.readline()
+            print(json.dumps({"seconds": median_s(run, 3)}), flush=True)
+            sys.stdin.readline()
+    return {}
+
+
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(os.environ["DEVICES"]))
@@ -357,6 +393,7 @@ if __name__ == "__main__":
         "small_all_to_all": small_all_to_all,
         "large_psum": large_psum,
         "moe_traffic": moe_traffic,
+        "two_levels": two_levels,
     }[sys.argv[1]](mesh)
     if jax.process_index() == 0:
         print(json.dumps(outcome), flush=True)

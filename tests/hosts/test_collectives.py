@@ -1,13 +1,17 @@
 """Collectives between real network stacks: hosts in network namespaces, connected by links of 1 Gbit/s and 0.2 ms."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import sys
 
+import jax
 import netns
 import pytest
-from collectives import MOE_CALLS, MOE_SIZES, moe_ids
+from collectives import FLAT_BYTES, MOE_CALLS, MOE_SIZES, moe_ids
+
+import jaxcomm
 
 RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
 CHAIN = 4  # of collectives.py
@@ -106,6 +110,52 @@ def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
     assert measured < 2 * ideal_s  # the measured time is printed above; docs/guide/processes.md quotes it
+
+
+def predicted_s(op, num_bytes, algorithm, rate_bits_per_s):
+    """Time of a plan for 2 nodes of 4 ranks with operands of this size, in the cost model."""
+    x = jax.ShapeDtypeStruct((num_bytes,), "int8")
+    shape = {"scope": "network", "ranks_per_node": 4, "algorithm": algorithm}
+    (network,) = (link for link in jaxcomm.explain(op, x, 8, **shape).links if link.name == "network")
+    slow = dataclasses.replace(network, bytes_per_s=rate_bits_per_s / 8, latency_s=DELAY_S)
+    return jaxcomm.explain(op, x, 8, links=[slow], **shape).predicted_time_s
+
+
+# Operations, their operands, and the rings of gloo that XLA:CPU calls for a group of all ranks.
+TWO_LEVELS = {
+    "psum": (FLAT_BYTES, "psum", FLAT_BYTES),
+    "all_gather": (FLAT_BYTES // 8, "all_gather", FLAT_BYTES // 8),
+    "pbroadcast": (FLAT_BYTES, "all_gather", FLAT_BYTES),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timing
+def test_two_levels_of_xla_beat_one(capsys):
+    """The link is slow, because the model ignores the copies of gloo inside a process, of about 1 GB/s."""
+    rate_bits_per_s = 50e6
+    with netns.Hosts(2, rate_bits_per_s=rate_bits_per_s, delay_s=DELAY_S) as hosts:
+        run = Run(hosts, "two_levels", [[4], [4]])
+        for op, (num_bytes, *flat) in TWO_LEVELS.items():
+            seconds, sent = [], []
+            for _ in range(2):  # one level, two levels
+                assert [run.wait_for(process) for process in range(2)] == [{"ready": True}] * 2
+                before = hosts.counters(0).sent_bytes
+                run.go_on()
+                seconds.append(max(run.wait_for(process)["seconds"] for process in range(2)))
+                sent.append((hosts.counters(0).sent_bytes - before) / 3)
+                run.go_on()
+            predicted = predicted_s(*flat, "ring", rate_bits_per_s)
+            predicted /= predicted_s(op, num_bytes, "hierarchical", rate_bits_per_s)
+            plan_bytes = num_bytes * (4 if op == "all_gather" else 1)
+            with capsys.disabled():
+                print(f"\n{op}: {seconds[0] * 1e3:.0f} ms, in two levels {seconds[1] * 1e3:.0f} ms, "
+                      f"{seconds[0] / seconds[1]:.2f} times as fast, {predicted:.2f} predicted; "
+                      f"{sent[1] / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
+            assert plan_bytes <= sent[1] < 1.1 * plan_bytes
+            assert 0.65 < seconds[0] / seconds[1] / predicted < 1.2
+        assert run.wait_for() == {}
+        run.finish()
 
 
 def moe_bytes(ids, hierarchical, hosts=2):
