@@ -83,9 +83,9 @@ def test_help_documents_every_argument(op):
     assert "  jax.errors.JaxRuntimeError: " in function.__doc__
 
 
-@pytest.mark.parametrize("op", ["psum", "psum_start"])
+@pytest.mark.parametrize("op", ["all_gather", "all_gather_start"])
 def test_unknown_keywords_are_named(op):
-    wrong = "algoritm" if op == "psum_start" else "after"
+    wrong = "algoritm" if op == "all_gather_start" else "after"
     with pytest.raises(TypeError, match=rf"{op}\(\) got an unexpected keyword argument '{wrong}'"):
         getattr(jaxcomm, op)(1.0, "i", **{wrong: None})
 
