@@ -305,10 +305,10 @@ def calibrate(keep: bool = True) -> Calibration:
       RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S, or the measurement failed in another
         process. The latter is detected after ten minutes.
     """
-    _cost_params.load()
     number = next(_numbers)
     writers = [processes[0] for processes in placement.nodes()] if keep else []
     _check_files(number, writers)
+    _cost_params.load()
     found, cells = {}, []
     for group in _groups():
         found[group.scope], more = _calibrate_group(group, number)

@@ -48,7 +48,7 @@ def why_not_writable() -> str:
         if file.is_dir():
             raise IsADirectoryError("it is a folder")
     except OSError as error:
-        return f"{file} can't be written ({error}): set JAXCOMM_CALIBRATION to a file that can be written, or pass keep=False"
+        return f"{file} can't be written ({error}): set JAXCOMM_CALIBRATION to another file, or pass keep=False"
     return ""
 
 
