@@ -1,13 +1,17 @@
 """Settings, read once from environment variables. docs/configuration.md has their table."""
 
 import dataclasses
+import difflib
 import functools
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+# Variables of the build, of the benchmark's processes and of tests: no settings of the library.
+_OF_TOOLS = ("JAXCOMM_BENCH_", "JAXCOMM_CUDA", "JAXCOMM_MUTANT", "JAXCOMM_TEST_")
 ALL, EACH = "all processes alike", "each process alone"
 
 
@@ -120,13 +124,22 @@ class Config:
 
 @functools.cache
 def config() -> Config:
-    """The settings. The first call reads them from the environment."""
+    """The settings. The first call reads them from the environment, and warns of unknown variables."""
     values = {}
     for field in dataclasses.fields(Config):
         name, parse = field.metadata["name"], field.metadata["parse"]
         if (text := os.environ.get(name)) is not None:
             values[field.name] = parse(name, text)
+    _warn_of_unknown({field.metadata["name"] for field in dataclasses.fields(Config)})
     return Config(**values)
+
+
+def _warn_of_unknown(known: set[str]) -> None:
+    for name in sorted(os.environ):
+        if name.startswith("JAXCOMM_") and name not in known and not name.startswith(_OF_TOOLS):
+            nearest = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+            remedy = f"did you mean {nearest[0]}?" if nearest else "docs/configuration.md lists the settings"
+            print(f"warning: jaxcomm: the environment variable {name} is unknown: {remedy}", file=sys.stderr)
 
 
 def set_default(name: str, text: str) -> None:
@@ -141,6 +154,14 @@ def cache_folder() -> pathlib.Path | None:
     except RuntimeError:
         return None
     return pathlib.Path(cache) / "jaxcomm"
+
+
+def write(file: pathlib.Path, text: str) -> None:
+    """Writes a file of the cache. Readers see the old or the new file. Raises OSError if it can't be written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    new.write_text(text)
+    new.replace(file)
 
 
 def table() -> str:

@@ -5,11 +5,12 @@ import json
 import os
 import pathlib
 import platform
+import tempfile
 import warnings
 from typing import Any
 
 from jaxcomm import _core
-from jaxcomm._config import cache_folder, config
+from jaxcomm._config import cache_folder, config, write
 from jaxcomm._processes import kv_store
 
 _FORMAT = 2
@@ -36,6 +37,21 @@ def apply(cost_params: dict[str, Any]) -> None:
         measured.add(scope)
 
 
+def why_not_writable() -> str:
+    """Why path() can't be written, with the remedy; "" if it can."""
+    if (file := path()) is None:
+        return ""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+        if file.is_dir():
+            raise IsADirectoryError("it is a folder")
+    except OSError as error:
+        return f"{file} can't be written ({error}): set JAXCOMM_CALIBRATION to another file, or pass keep=False"
+    return ""
+
+
 def save(cost_params: dict[str, Any]) -> None:
     """Writes parameters to path(). Parameters of other scopes in the file remain.
 
@@ -46,10 +62,7 @@ def save(cost_params: dict[str, Any]) -> None:
         return
     before = json.loads(_saved() or "{}").get("cost_params", {})
     kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "cost_params": before | cost_params}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(json.dumps(kept, indent=1))
-    new.replace(file)  # atomic: readers see the old or the new file
+    write(file, json.dumps(kept, indent=1))
 
 
 def _saved() -> str:

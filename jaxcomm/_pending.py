@@ -1,7 +1,7 @@
 """Pending: a transfer that has been started. The primitive done_p ends it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -90,16 +90,16 @@ def ordering(op: str, after: PyTree) -> list[Any]:
     return [value for value in map(array, jax.tree.leaves(after)) if _compat.is_tracer(value)]
 
 
-def start(call: Call, transfer: Callable[..., Any], x: PyTree, after: PyTree) -> Pending:
+def start(call: Call, transfer: Callable[..., Any], x: PyTree, options: Mapping[str, Any]) -> Pending:
     """Starts a transfer.
 
     Args:
       call: arguments of the op; asynchronous.
       transfer: (leaf of x, *arrays of after) -> result.
       x: operand of the op.
-      after: argument of the op, not yet checked.
+      options: keywords of the op; `after` is not yet checked.
     """
-    values = ordering(call.op, after)
+    values = ordering(call.op, options.get("after", ()))
     results = jax.tree.map(lambda leaf: transfer(leaf, *values), x)
     alone = not call.axes or _check.group_size(call.axes, call.groups) == 1
     operands = jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x)

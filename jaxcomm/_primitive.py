@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _compat, _lowering, _xla_hierarchical
+from jaxcomm import _compat, _lowering, _xla_hierarchical
 from jaxcomm._dtypes import to_reduce
 from jaxcomm._lowering import Call
 
@@ -20,34 +20,6 @@ class ReduceOp(enum.IntEnum):
     SUM = 0
     MAX = 1
     MIN = 2
-
-
-def make_call(
-    op: str,
-    collective: str,
-    axes: tuple,
-    axis_index_groups: Any,
-    algorithm: str | None,
-    max_sms: int | None,
-    *,
-    unequal: bool = False,
-    asynchronous: bool = False,
-) -> Call:
-    """Checks the arguments that all ops share and returns them as a Call.
-
-    Args:
-      op: public name, for messages.
-      collective: native name; its algorithms are valid.
-      axes: mesh axes, as returned by _check.axes.
-      axis_index_groups: argument of the op, not yet checked.
-      algorithm: argument of the op, not yet checked.
-      max_sms: argument of the op, not yet checked.
-      unequal: whether groups of different sizes are allowed.
-      asynchronous: whether computations may run beside the transfer.
-    """
-    groups = _check.groups(op, axis_index_groups, axes, unequal=unequal)
-    _check.algorithm(op, collective, algorithm)
-    return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site(), asynchronous)
 
 
 def contiguous_count(shape: Sequence[int], dimension: int) -> int:
@@ -64,6 +36,12 @@ def in_wider_type(reduce: Callable[[Any], Any], x: Any) -> Any:
     """Reduces x. If the executors can't reduce its type, x is converted to a wider type and the result back."""
     wider = to_reduce(x.dtype)
     return reduce(x) if wider == x.dtype else reduce(x.astype(wider)).astype(x.dtype)
+
+
+def one_axis(call: Call) -> None:
+    """Raises if an axis of vmap is one of several axes of a call."""
+    if len(call.axes) > 1:
+        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with further axes, got {call.axes}")
 
 
 def reshape_alone(x: Any, shape: tuple) -> Any:
@@ -123,12 +101,12 @@ def register(
 def define(
     name: str,
     *,
-    shape: Callable[..., Any],
     attributes: Callable[..., dict[str, Any]],
-    transpose: Callable[..., Any] | None,
-    batch: Callable[..., Any],
     batch_named: Callable[..., Any],
     xla: Callable[..., Any],
+    shape: Callable[..., Any] = lambda x, **params: x,
+    transpose: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] = lambda bind, x, d, **params: (bind(x, **params), d),
     alone: Callable[..., Any] | None = reshape_alone,
 ) -> _compat.Primitive:
     """Returns a primitive of one operand and one result. Its parameters are `call` (a Call) and those of the rules.
@@ -138,13 +116,13 @@ def define(
 
     Args:
       name: native name of the collective; the primitive and the FFI target are jaxcomm_<name>.
-      shape: abstract evaluation, (aval, call, **params) -> aval.
       attributes: attributes of the custom call, (x on one device, group size, **params) -> dict.
-      transpose: (cotangent, aval, call, **params) -> cotangent of x, or None if the op has no derivative.
-      batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is primitive.bind.
       batch_named: vmap over one of the named axes, (bind, axis_data, x, dimension, call, **params) -> (y, dimension or
-        None).
+        None). Calls with groups raise before.
       xla: the same computation with a collective of jax.lax, (x, call, **params) -> y.
+      shape: abstract evaluation, (aval, call, **params) -> aval; by default, the result has the type of the operand.
+      transpose: argument of set_transpose; None if the op has no derivative, or if set_transpose is called later.
+      batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is primitive.bind.
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
     """
 
@@ -166,12 +144,6 @@ def define(
             num_after=len(after),
         )
 
-    def jvp(primals, tangents, *, call: Call, **params):
-        y = primitive.bind(*primals, call=call, **params)
-        if type(tangents[0]) is _compat.ad.Zero:
-            return y, _compat.zero_tangent(y)
-        return y, primitive.bind(tangents[0], call=call, **params)
-
     def batch_rule(axis_data, args, dimensions, *, call: Call, **params):
         (x, *after), (d, *_) = args, dimensions
 
@@ -179,15 +151,32 @@ def define(
             return primitive.bind(x, *after, **params)
 
         if axis_data.name in call.axes:
+            if call.groups is not None:
+                raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
             return batch_named(bind, axis_data, x, d, call=call, **params)
         if d is None:
             return bind(x, call=call, **params), None
         return batch(bind, x, d, call=call, **params)
 
-    primitive = register(name, shape=abstract_eval, lower=lower, batch=batch_rule)
+    primitive = register(name, shape=abstract_eval, lower=lower, jvp=_no_derivative, batch=batch_rule)
     if transpose is not None:
-        _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
-        _compat.ad.primitive_jvps[primitive] = jvp
-    else:
-        _compat.ad.primitive_jvps[primitive] = _no_derivative
+        set_transpose(primitive, transpose)
     return primitive
+
+
+def set_transpose(primitive: _compat.Primitive, transpose: Callable[..., Any]) -> None:
+    """Gives a primitive of define() its derivative.
+
+    Args:
+      primitive: linear in its first operand.
+      transpose: (cotangent, aval, call, **params) -> cotangent of x.
+    """
+
+    def jvp(primals, tangents, *, call: Call, **params):
+        y = primitive.bind(*primals, call=call, **params)
+        if type(tangents[0]) is _compat.ad.Zero:
+            return y, _compat.zero_tangent(y)
+        return y, primitive.bind(tangents[0], call=call, **params)
+
+    _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
+    _compat.ad.primitive_jvps[primitive] = jvp

@@ -1,7 +1,8 @@
 """Which GPUs and versions have passed ``python -m jaxcomm.selftest``: a file in the user's cache folder.
 
-Until the self-test has passed on this combination, programs for GPUs use XLA's own collectives by default. Until it has
-passed between nodes with GIN, dispatch and combine of a mixture of experts do so there.
+Programs for GPUs use XLA's own collectives by default until the self-test has passed with their GPUs and versions.
+jaxcomm.moe.dispatch and combine use XLA's collectives between nodes until the self-test has passed between nodes, with
+NCCL's GPU-initiated networking (GIN).
 """
 
 import functools
@@ -15,7 +16,7 @@ from collections.abc import Collection
 import jax
 
 from jaxcomm import _native
-from jaxcomm._config import cache_folder
+from jaxcomm._config import cache_folder, write
 from jaxcomm._processes import kv_store
 
 _FORMAT = 2  # 1: without started transfers
@@ -106,10 +107,7 @@ def _write(key: dict[str, str], lists: Collection[str]) -> pathlib.Path | None:
     keys = {name: [known for known in _keys(name) if known != key] for name in (_PASSED, _BETWEEN_NODES)}
     for name in lists:
         keys[name].append(key)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(json.dumps({"format": _FORMAT, **keys}, indent=1))
-    new.replace(file)  # atomic: readers see the old or the new file
+    write(file, json.dumps({"format": _FORMAT, **keys}, indent=1))
     return file
 
 

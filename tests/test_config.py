@@ -65,6 +65,23 @@ def test_the_page_has_the_table():
             assert not re.search(r"environ\W.*JAXCOMM_", path.read_text()), path
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("JAXCOMM_TIMOUT_S", "did you mean JAXCOMM_TIMEOUT_S?"),
+        ("JAXCOMM_MAX_SM", "did you mean JAXCOMM_MAX_SMS?"),
+        ("JAXCOMM_COLOR_OF_LOGS", "docs/configuration.md lists the settings"),
+        ("JAXCOMM_BENCH_FOLDER", None),
+        ("JAXCOMMA", None),
+    ],
+)
+def test_unknown_variables_are_reported_with_the_nearest_name(monkeypatch, capsys, name, remedy):
+    monkeypatch.setenv(name, "1")
+    read()
+    line = f"warning: jaxcomm: the environment variable {name} is unknown: {remedy}\n"
+    assert capsys.readouterr().err == (line if remedy else "")
+
+
 def test_read_once(monkeypatch):
     first = config()
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "garbage")

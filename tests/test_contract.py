@@ -45,9 +45,7 @@ def test_every_collective_has_its_native_layers(enumerator, name, handler):
 
 @pytest.mark.parametrize(("op", "native"), NATIVE.items())
 def test_every_op_has_its_python_layers(op, native):
-    function = getattr(jaxcomm, op)
     assert op in jaxcomm.__all__
-    assert "Raises:" in function.__doc__ or "are those of psum" in function.__doc__
     assert native in read(f"jaxcomm/ops/{FILES.get(op, op)}.py")
     assert (ROOT / f"tests/ops/test_{op}.py").exists()
     assert hasattr(reference, op)
@@ -63,6 +61,33 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
     )
     assert ours[: len(lax)] == lax
     assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
+
+
+STARTS = [op for op in NATIVE if hasattr(jaxcomm, f"{op}_start")]
+
+
+def test_start_functions_take_the_arguments_of_their_op():
+    assert len(STARTS) == 6
+    for op in STARTS:
+        own, start = (inspect.signature(getattr(jaxcomm, name)) for name in (op, f"{op}_start"))
+        assert list(start.parameters.values())[:-1] == list(own.parameters.values())
+        assert (start.parameters["after"].default, start.return_annotation) == ((), jaxcomm.Pending)
+
+
+@pytest.mark.parametrize("op", [*NATIVE, *(f"{op}_start" for op in STARTS)])
+def test_help_documents_every_argument(op):
+    function = getattr(jaxcomm, op)
+    for name in inspect.signature(function).parameters:
+        assert re.search(rf"^  {name}: \S", function.__doc__, re.M), name
+    assert [function.__doc__.count(title) for title in ("Args:", "Returns:", "Raises:", "Cost:")] == [1] * 4
+    assert "  jax.errors.JaxRuntimeError: " in function.__doc__
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_gather_start"])
+def test_unknown_keywords_are_named(op):
+    wrong = "algoritm" if op == "all_gather_start" else "after"
+    with pytest.raises(TypeError, match=rf"{op}\(\) got an unexpected keyword argument '{wrong}'"):
+        getattr(jaxcomm, op)(1.0, "i", **{wrong: None})
 
 
 # The results of ragged_all_to_all are those of its second operand: tests/ops/test_ragged_all_to_all.py.

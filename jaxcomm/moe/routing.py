@@ -11,10 +11,10 @@ from jax import lax
 
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
-from jaxcomm._primitive import make_call
 from jaxcomm._typing import AxisName
 from jaxcomm.moe.check import check
 from jaxcomm.moe.row_assignment import FIELDS, Assignment, aligned, assign, count
+from jaxcomm.ops._shared import make_call
 from jaxcomm.ops.all_gather import all_gather_p
 
 
@@ -143,7 +143,7 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
     for name, value, allowed in (("on_overflow", on_overflow, ("raise", "drop")), ("reduce", reduce, ("node", "home"))):
         if value not in allowed:
             raise ValueError(f"{op}: {name} must be one of {', '.join(allowed)}, got {value!r}")
-    call = make_call(op, "all_to_all_v", _check.axes(op, axis_name), None, None, None)
+    call = make_call(op, "all_to_all_v", axis_name, None, {})
     n = _check.group_size(call.axes, None)
     total = _positive(op, "num_experts", num_experts)
     if total % n:

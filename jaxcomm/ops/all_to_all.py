@@ -1,19 +1,22 @@
 """all_to_all: every rank sends a different block to every rank."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import contiguous_count, define, make_call, shift
+from jaxcomm._primitive import contiguous_count, define, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 
 
+@collective()
 def all_to_all(
     x: PyTree,
     axis_name: AxisName,
@@ -22,44 +25,33 @@ def all_to_all(
     *,
     axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Splits x into one block per rank, sends block j to rank j, and joins the received blocks in rank order.
 
     Args:
       x: pytree of arrays with the same shapes and dtypes on every rank. Dimension ``split_axis`` has size n (not tiled)
         or a multiple of n (tiled).
-      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
-        a hierarchy: the innermost axis stays inside a node.
       split_axis: dimension of x that is split into n blocks; negative values count from the end.
       concat_axis: dimension of the result along which the n blocks are joined (tiled), or position of the new
         dimension after ``split_axis`` has been removed (not tiled).
-      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep the number of dimensions instead of removing ``split_axis`` and inserting ``concat_axis``.
-      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
       a dimension of size n inserted at ``concat_axis`` (not tiled). Block j came from rank j.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: invalid sizes, dimensions, groups or algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 inter-node messages of
     L blocks, with L ranks per node. See docs/reference/algorithms.md.
     """
-    op = "all_to_all"
-    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
-    return jax.tree.map(_transfer(call, split_axis, concat_axis, tiled), jax.tree.map(jax.numpy.asarray, x))
+    call = make_call("all_to_all", "all_to_all", axis_name, axis_index_groups, options)
+    return jax.tree.map(_transfer(call, split_axis, concat_axis, tiled), x)
 
 
+@collective(like=all_to_all)
 def all_to_all_start(
     x: PyTree,
     axis_name: AxisName,
@@ -68,25 +60,11 @@ def all_to_all_start(
     *,
     axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
-    after: PyTree = (),
+    **options: Unpack[StartOptions],
 ) -> Pending:
-    """Starts an all_to_all. Computations can run beside the transfer until ``done()`` of the result.
-
-    Arguments, errors and cost are those of all_to_all. See docs/guide/overlap.md.
-
-    Args:
-      after: pytree of arrays that have been computed before the transfer starts.
-
-    Returns:
-      A Pending. ``done()`` returns the same bits as all_to_all.
-    """
-    op = "all_to_all_start"
-    axes = _check.axes(op, axis_name)
-    call = make_call(op, "all_to_all", axes, axis_index_groups, algorithm, max_sms, asynchronous=True)
-    transfer = _transfer(call, split_axis, concat_axis, tiled)
-    return _pending.start(call, transfer, jax.tree.map(jax.numpy.asarray, x), after)
+    """Starts an all_to_all; ``done()`` of the result ends it."""
+    call = make_call("all_to_all_start", "all_to_all", axis_name, axis_index_groups, options)
+    return _pending.start(call, _transfer(call, split_axis, concat_axis, tiled), x, options)
 
 
 def _transfer(call: Call, split_axis: int, concat_axis: int, tiled: bool) -> Callable[..., Any]:
@@ -95,6 +73,7 @@ def _transfer(call: Call, split_axis: int, concat_axis: int, tiled: bool) -> Cal
     n = _check.group_size(axes, call.groups)
 
     def bind(leaf, *after):
+        leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf)
         split = _check.dimension(op, "split_axis", split_axis, leaf.ndim)
         concat = _check.dimension(op, "concat_axis", concat_axis, leaf.ndim)
@@ -143,13 +122,11 @@ def _batch(bind, x, d, *, call, split_axis, concat_axis):
 
 
 def _batch_named(bind, axis_data, x, d, *, call, **params):
-    if call.groups is not None:
-        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
     if d is None:  # JAX's rule returns a wrong shape for an operand that is not batched
         x, d = lax.broadcast(x, (axis_data.size,)), 0
     # One of the axes is the vmapped one, so part of the exchange stays on the device. JAX's rule handles that.
     return _compat.batch_like(
-        lax.all_to_all_p, axis_data, x, d, axis_name=call.axes, axis_index_groups=call.groups, tiled=True, **params
+        lax.all_to_all_p, axis_data, x, d, axis_name=call.axes, axis_index_groups=None, tiled=True, **params
     )
 
 

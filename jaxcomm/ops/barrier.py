@@ -1,21 +1,24 @@
 """barrier: no rank continues before all ranks of the group have arrived."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._primitive import make_call, register
+from jaxcomm._primitive import register
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.ops._shared import Options, collective, make_call
 
 
+@collective()
 def barrier(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Returns x after every rank of the group has reached this call.
 
@@ -23,28 +26,18 @@ def barrier(
 
     Args:
       x: pytree of arrays of any shapes and dtypes. They may differ between ranks.
-      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost axis
-        stays inside a node.
-      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       x, unchanged and not copied.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: invalid groups or algorithm, or x has no arrays (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: dissemination, ceil(log2 n) signals per rank; n is the number of ranks in a group.
     Source: Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, doi 10.1007/BF01379320.
     """
     op = "barrier"
-    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    call = make_call(op, op, axis_name, axis_index_groups, options)
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
         raise ValueError(f"{op}: x has no arrays; pass the arrays that must wait for the barrier")

@@ -1,7 +1,7 @@
 """pbroadcast: every rank gets one rank's array (native name: broadcast)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,64 +11,42 @@ from jax import lax
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import define, make_call
+from jaxcomm._primitive import define
 from jaxcomm._typing import AxisName, PyTree
+from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 from jaxcomm.ops.psum import psum, psum_start
 
 
-def pbroadcast(
-    x: PyTree, axis_name: AxisName, source: int, *, algorithm: str | None = None, max_sms: int | None = None
-) -> PyTree:
+@collective()
+def pbroadcast(x: PyTree, axis_name: AxisName, source: int, **options: Unpack[Options]) -> PyTree:
     """Copies the x of rank ``source`` to every rank.
 
     Args:
       x: pytree of arrays with the same shapes and dtypes on every rank. Only the values of ``source`` are used.
-      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
-        a hierarchy: the innermost axis stays inside a node.
       source: rank that broadcasts, 0 to n - 1; a static integer.
-      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: source out of range, or unknown algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: n - 1 messages of the size of x from the source (direct), or a depth of log2 n messages (tree).
     """
-    op = "pbroadcast"
-    call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms)
-    return jax.tree.map(_transfer(call, source), jax.tree.map(jnp.asarray, x))
+    call = make_call("pbroadcast", "broadcast", axis_name, None, options)
+    return jax.tree.map(_transfer(call, source), x)
 
 
+@collective(like=pbroadcast)
 def pbroadcast_start(
     x: PyTree,
     axis_name: AxisName,
     source: int,
-    *,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
-    after: PyTree = (),
+    **options: Unpack[StartOptions],
 ) -> Pending:
-    """Starts a pbroadcast. Computations can run beside the transfer until ``done()`` of the result.
-
-    Arguments, errors and cost are those of pbroadcast. See docs/guide/overlap.md.
-
-    Args:
-      after: pytree of arrays that have been computed before the transfer starts.
-
-    Returns:
-      A Pending. ``done()`` returns the same bits as pbroadcast.
-    """
-    op = "pbroadcast_start"
-    call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)
-    return _pending.start(call, _transfer(call, source), jax.tree.map(jnp.asarray, x), after)
+    """Starts a pbroadcast; ``done()`` of the result ends it."""
+    call = make_call("pbroadcast_start", "broadcast", axis_name, None, options)
+    return _pending.start(call, _transfer(call, source), x, options)
 
 
 def _transfer(call: Call, source: int) -> Callable[..., Any]:
@@ -80,14 +58,11 @@ def _transfer(call: Call, source: int) -> Callable[..., Any]:
         raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
 
     def bind(leaf, *after):
+        leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf)
         return broadcast_p.bind(_compat.make_varying(leaf, axes), *after, call=call, source=root)
 
     return bind
-
-
-def _shape(x, *, call, source):
-    return x
 
 
 def _attributes(x, n, *, source):
@@ -104,10 +79,6 @@ def _sum(ct, call):
     if call.asynchronous:
         return psum_start(ct, call.axes, max_sms=call.max_sms).done()
     return psum(ct, call.axes, max_sms=call.max_sms)
-
-
-def _batch(bind, x, d, *, call, source):
-    return bind(x, call=call, source=source), d
 
 
 def _batch_named(bind, axis_data, x, d, *, call, source):
@@ -130,10 +101,8 @@ def _xla(x, *, call, source):
 
 broadcast_p = define(
     "broadcast",
-    shape=_shape,
     attributes=_attributes,
     transpose=_transpose,
-    batch=_batch,
     batch_named=_batch_named,
     xla=_xla,
 )

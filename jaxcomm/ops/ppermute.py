@@ -1,76 +1,56 @@
 """ppermute: every rank sends its array to at most one rank (native name: permute)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import define, make_call
+from jaxcomm._primitive import define, one_axis
 from jaxcomm._typing import AxisName, PyTree
+from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 
 
+@collective()
 def ppermute(
     x: PyTree,
     axis_name: AxisName,
     perm: Sequence[tuple[int, int]],
-    *,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
 
     Args:
       x: pytree of arrays with the same shapes and dtypes on every rank.
-      axis_name: mesh axis, or tuple of axes, outermost first.
       perm: static list of (source, destination) ranks; each rank at most once as source and once as destination.
-      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: perm has a rank out of range, or a source or destination twice; unknown algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: one message of the size of x per rank.
     """
-    op = "ppermute"
-    call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms)
-    return jax.tree.map(_transfer(call, perm), jax.tree.map(jax.numpy.asarray, x))
+    call = make_call("ppermute", "permute", axis_name, None, options)
+    return jax.tree.map(_transfer(call, perm), x)
 
 
+@collective(like=ppermute)
 def ppermute_start(
     x: PyTree,
     axis_name: AxisName,
     perm: Sequence[tuple[int, int]],
-    *,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
-    after: PyTree = (),
+    **options: Unpack[StartOptions],
 ) -> Pending:
-    """Starts a ppermute. Computations can run beside the transfer until ``done()`` of the result.
-
-    Arguments, errors and cost are those of ppermute. See docs/guide/overlap.md.
-
-    Args:
-      after: pytree of arrays that have been computed before the transfer starts.
-
-    Returns:
-      A Pending. ``done()`` returns the same bits as ppermute.
-    """
-    op = "ppermute_start"
-    call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)
-    return _pending.start(call, _transfer(call, perm), jax.tree.map(jax.numpy.asarray, x), after)
+    """Starts a ppermute; ``done()`` of the result ends it."""
+    call = make_call("ppermute_start", "permute", axis_name, None, options)
+    return _pending.start(call, _transfer(call, perm), x, options)
 
 
 def _transfer(call: Call, perm: Sequence[tuple[int, int]]) -> Callable[..., Any]:
@@ -92,14 +72,11 @@ def _transfer(call: Call, perm: Sequence[tuple[int, int]]) -> Callable[..., Any]
             raise ValueError(f"{op}: perm must have {what}s from 0 to {n - 1}, got {ranks}")
 
     def bind(leaf, *after):
+        leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf)
         return permute_p.bind(_compat.make_varying(leaf, axes), *after, call=call, perm=pairs)
 
     return bind
-
-
-def _shape(x, *, call, perm):
-    return x
 
 
 def _attributes(x, n, *, perm):
@@ -113,16 +90,11 @@ def _transpose(ct, x, *, call, perm):
     return _pending.whole(permute_p, ct, call=call, perm=tuple((d, s) for s, d in perm))
 
 
-def _batch(bind, x, d, *, call, perm):
-    return bind(x, call=call, perm=perm), d
-
-
 def _batch_named(bind, axis_data, x, d, *, call, perm):
-    if len(call.axes) > 1:
-        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with further axes, got {call.axes}")
+    one_axis(call)
     if d is None:
         x, d = lax.broadcast(x, (axis_data.size,)), 0
-    rows = [jax.numpy.zeros_like(lax.index_in_dim(x, 0, d))] * axis_data.size
+    rows = [jnp.zeros_like(lax.index_in_dim(x, 0, d))] * axis_data.size
     for source, destination in perm:
         rows[destination] = lax.index_in_dim(x, source, d)
     return lax.concatenate(rows, d), d
@@ -142,10 +114,8 @@ def _xla(x, *, call, perm):
 
 permute_p = define(
     "permute",
-    shape=_shape,
     attributes=_attributes,
     transpose=_transpose,
-    batch=_batch,
     batch_named=_batch_named,
     xla=_xla,
     alone=None,  # an empty perm gives zeros

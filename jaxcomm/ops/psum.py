@@ -1,7 +1,7 @@
 """psum, pmean, pmax, pmin: the same sum, mean, maximum or minimum on every rank (native name: all_reduce)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,20 @@ from jax import lax
 
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import ReduceOp, define, in_wider_type, make_call
+from jaxcomm._primitive import ReduceOp, define, in_wider_type
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 
 _POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
 
 
+@collective()
 def psum(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Sums x over the ranks of a group; every rank gets the sum.
 
@@ -37,103 +38,97 @@ def psum(
         sum over as well.
       axis_index_groups: groups as lists of ranks; None means one group of all ranks. jax.lax.psum handles groups of
         unequal sizes, and arrays whose type is unreduced (pending sums).
-      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: invalid groups or algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: 2 (n - 1) / n * bytes moved per rank for large arrays. See docs/reference/algorithms.md for small arrays.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
-    return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
+    return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, options)
 
 
+@collective(like=psum)
 def psum_start(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
-    after: PyTree = (),
+    **options: Unpack[StartOptions],
 ) -> Pending:
-    """Starts a psum. Computations can run beside the transfer until ``done()`` of the result.
-
-    Arguments, errors and cost are those of psum. See docs/guide/overlap.md.
-
-    Args:
-      after: pytree of arrays that have been computed before the transfer starts.
-
-    Returns:
-      A Pending. ``done()`` returns the same bits as psum.
-    """
-    op, reduce_op = "psum_start", ReduceOp.SUM
-    call, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, asynchronous=True)
-    return _pending.start(call, bind, x, after)
+    """Starts a psum; ``done()`` of the result ends it."""
+    call, bind = _transfer("psum_start", ReduceOp.SUM, axis_name, axis_index_groups, options)
+    return _pending.start(call, bind, x, options)
 
 
+@collective(like=psum)
 def pmean(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Averages x over the ranks of a group: psum divided by the group size.
 
-    Arguments, errors and cost are those of psum, but groups must have equal sizes. Integer arrays give floats.
+    Args:
+      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
+
+    Returns:
+      Arrays of the shapes of x; integer arrays give floats.
     """
-    sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
+    sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, options)
     n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda s: s / n, sums)
 
 
+@collective(like=psum)
 def pmax(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Takes the elementwise maximum of x over the ranks of a group; NaN where any rank has NaN.
 
-    Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
+    Args:
+      x: pytree of arrays with the same shapes and dtypes on every rank, with real element types.
+
+    Returns:
+      Arrays of the shapes and element types of x. There is no derivative, as in jax.lax.
     """
-    return _all_reduce("pmax", ReduceOp.MAX, x, axis_name, axis_index_groups, algorithm, max_sms)
+    return _all_reduce("pmax", ReduceOp.MAX, x, axis_name, axis_index_groups, options)
 
 
+@collective(like=psum)
 def pmin(
     x: PyTree,
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Takes the elementwise minimum of x over the ranks of a group; NaN where any rank has NaN.
 
-    Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
+    Args:
+      x: pytree of arrays with the same shapes and dtypes on every rank, with real element types.
+
+    Returns:
+      Arrays of the shapes and element types of x. There is no derivative, as in jax.lax.
     """
-    return _all_reduce("pmin", ReduceOp.MIN, x, axis_name, axis_index_groups, algorithm, max_sms)
+    return _all_reduce("pmin", ReduceOp.MIN, x, axis_name, axis_index_groups, options)
 
 
-def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_sms):
-    _, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms)
+def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, options):
+    _, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, options)
     return jax.tree.map(bind, x)
 
 
-def _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, **more):
+def _transfer(op, reduce_op, axis_name, axis_index_groups, options):
     """Checks the arguments. Returns a Call and the transfer of one array."""
     names = _check.axes(op, axis_name, dimensions=True)
     axes = tuple(a for a in names if not isinstance(a, int))
@@ -143,7 +138,7 @@ def _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, *
             f"{op}: axis_index_groups can't be combined with array dimensions in axis_name, got {positional}"
         )
     unequal = op != "pmean"  # jax.lax divides by the size of the first group
-    call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal, **more)
+    call = make_call(op, "all_reduce", axes, axis_index_groups, options, unequal=unequal)
     groups = call.groups
     summed = reduce_op == ReduceOp.SUM
 
@@ -190,13 +185,7 @@ def _transpose(ct, x, *, call, reduce_op):
     return _pending.whole(all_reduce_p, ct, call=call, reduce_op=reduce_op)
 
 
-def _batch(bind, x, d, *, call, reduce_op):
-    return bind(x, call=call, reduce_op=reduce_op), d
-
-
 def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
-    if call.groups is not None:
-        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
     if d is not None:
         x = _POSITIONAL[reduce_op](x, axis=d).astype(x.dtype)
     elif reduce_op == ReduceOp.SUM:
@@ -216,11 +205,8 @@ all_reduce_p = define(
     shape=_shape,
     attributes=_attributes,
     transpose=_transpose,
-    batch=_batch,
     batch_named=_batch_named,
     xla=_xla,
 )
 # Maximum and minimum are not linear. They have no derivative, as in jax.lax.
-all_reduce_ordered_p = define(
-    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named, xla=_xla
-)
+all_reduce_ordered_p = define("all_reduce", shape=_shape, attributes=_attributes, batch_named=_batch_named, xla=_xla)

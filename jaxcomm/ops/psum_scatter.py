@@ -1,19 +1,23 @@
 """psum_scatter: the sum of all ranks' arrays, one block per rank (native name: reduce_scatter)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import ReduceOp, contiguous_count, define, in_wider_type, make_call, shift
+from jaxcomm._primitive import ReduceOp, contiguous_count, define, in_wider_type, one_axis, set_transpose, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
+from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
+from jaxcomm.ops.all_gather import all_gather_p
 
 
+@collective()
 def psum_scatter(
     x: PyTree,
     axis_name: AxisName,
@@ -21,41 +25,31 @@ def psum_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> PyTree:
     """Sums x over the ranks of a group; rank r gets block r of the sum.
 
     Args:
       x: pytree of arrays with the same shapes and dtypes on every rank.
-      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
       scatter_dimension: dimension of x that is split into n blocks. Its size is n (not tiled) or a multiple of n
         (tiled). Negative values count from the end.
-      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None lets
-        the selection table choose.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Block r of the sum on rank r: the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
       by n (tiled). 8- and 16-bit floats are accumulated in f32.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: invalid sizes, dimension, groups or algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
-      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
-        run time).
 
     Cost: (n - 1) * block bytes read or sent per rank.
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
     """
-    op = "psum_scatter"
-    call = make_call(op, "reduce_scatter", _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
-    return jax.tree.map(_transfer(call, scatter_dimension, tiled), jax.tree.map(jax.numpy.asarray, x))
+    call = make_call("psum_scatter", "reduce_scatter", axis_name, axis_index_groups, options)
+    return jax.tree.map(_transfer(call, scatter_dimension, tiled), x)
 
 
+@collective(like=psum_scatter)
 def psum_scatter_start(
     x: PyTree,
     axis_name: AxisName,
@@ -63,24 +57,11 @@ def psum_scatter_start(
     scatter_dimension: int = 0,
     axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
-    after: PyTree = (),
+    **options: Unpack[StartOptions],
 ) -> Pending:
-    """Starts a psum_scatter. Computations can run beside the transfer until ``done()`` of the result.
-
-    Arguments, errors and cost are those of psum_scatter. See docs/guide/overlap.md.
-
-    Args:
-      after: pytree of arrays that have been computed before the transfer starts.
-
-    Returns:
-      A Pending. ``done()`` returns the same bits as psum_scatter.
-    """
-    op = "psum_scatter_start"
-    axes = _check.axes(op, axis_name)
-    call = make_call(op, "reduce_scatter", axes, axis_index_groups, algorithm, max_sms, asynchronous=True)
-    return _pending.start(call, _transfer(call, scatter_dimension, tiled), jax.tree.map(jax.numpy.asarray, x), after)
+    """Starts a psum_scatter; ``done()`` of the result ends it."""
+    call = make_call("psum_scatter_start", "reduce_scatter", axis_name, axis_index_groups, options)
+    return _pending.start(call, _transfer(call, scatter_dimension, tiled), x, options)
 
 
 def _transfer(call: Call, scatter_dimension: int, tiled: bool) -> Callable[..., Any]:
@@ -92,6 +73,7 @@ def _transfer(call: Call, scatter_dimension: int, tiled: bool) -> Callable[..., 
         return in_wider_type(lambda wide: reduce_scatter_p.bind(wide, *after, call=call, axis=axis), leaf)
 
     def bind(leaf, *after):
+        leaf = jnp.asarray(leaf)
         if not axes:
             return leaf
         _check.element_type(op, leaf)
@@ -124,8 +106,6 @@ def _attributes(x, n, *, axis):
 
 
 def _transpose(ct, x, *, call, axis):
-    from jaxcomm.ops.all_gather import all_gather_p
-
     return _pending.whole(all_gather_p, ct, call=call, axis=axis)
 
 
@@ -134,10 +114,7 @@ def _batch(bind, x, d, *, call, axis):
 
 
 def _batch_named(bind, axis_data, x, d, *, call, axis):
-    if call.groups is not None or len(call.axes) > 1:
-        raise NotImplementedError(
-            f"{call.op}: an axis of vmap can't be combined with further axes or axis_index_groups, got axes {call.axes}"
-        )
+    one_axis(call)
     total = x * axis_data.size if d is None else x.sum(axis=d, dtype=x.dtype)
     n = axis_data.size
     return total.reshape(*total.shape[:axis], n, total.shape[axis] // n, *total.shape[axis + 1 :]), axis
@@ -156,3 +133,10 @@ reduce_scatter_p = define(
     batch_named=_batch_named,
     xla=_xla,
 )
+
+
+def _transpose_all_gather(ct, x, *, call, axis):
+    return _pending.whole(reduce_scatter_p, _compat.make_varying(ct, call.axes), call=call, axis=axis)
+
+
+set_transpose(all_gather_p, _transpose_all_gather)

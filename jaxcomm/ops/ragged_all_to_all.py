@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,15 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._primitive import make_call, register
+from jaxcomm._primitive import register
 from jaxcomm._typing import AxisIndexGroups, AxisName
+from jaxcomm.ops._shared import Options, collective, make_call
 from jaxcomm.ops.all_gather import all_gather_p
 
 _VECTORS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 
+@collective()
 def ragged_all_to_all(
     operand: Any,
     output: Any,
@@ -27,8 +29,7 @@ def ragged_all_to_all(
     *,
     axis_name: AxisName,
     axis_index_groups: AxisIndexGroups | None = None,
-    algorithm: str | None = None,
-    max_sms: int | None = None,
+    **options: Unpack[Options],
 ) -> jax.Array:
     """Sends slices of ``operand``, counted in rows, to all ranks, and writes the received slices into ``output``.
 
@@ -42,21 +43,15 @@ def ragged_all_to_all(
       send_sizes: (N,) integers, the rows of each slice.
       output_offsets: (N,) integers, the first row of each slice in the result of its receiver.
       recv_sizes: (N,) integers, the rows that arrive: the all_to_all of all ``send_sizes``.
-      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
-        a hierarchy: the innermost axis stays inside a node.
-      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       algorithm: a name from ``algorithms("ragged_all_to_all")``, or "xla" for XLA's own collective, which CPUs lack.
         None selects it by the selection table. GPUs have "direct", inside a node. Between nodes of GPUs and on other
         platforms, XLA's own collective runs.
-      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       (Q, ...), varying over the axes: the received rows; all other rows are those of ``output``.
 
     Raises:
-      NameError: axis_name is not bound by an enclosing shard_map or vmap.
       ValueError: invalid shapes, element types, groups or algorithm (when tracing).
-      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
       NotImplementedError: an axis of vmap, or an algorithm that the platform lacks.
       jax.errors.JaxRuntimeError: a slice exceeds the operand or the output, two slices overlap in the output of a rank,
         or sizes disagree: all ranks raise, and the message shows both ranks. A rank died or did not arrive within
@@ -70,7 +65,7 @@ def ragged_all_to_all(
     operand, output = jnp.asarray(operand), jnp.asarray(output)
     vectors = [jnp.asarray(v) for v in (input_offsets, send_sizes, output_offsets, recv_sizes)]
     _check_arguments(op, operand, output, vectors)
-    call = make_call(op, "all_to_all_v", _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    call = make_call(op, "all_to_all_v", axis_name, axis_index_groups, options)
     n = _check.group_size(call.axes, call.groups)
     if len(vectors[0]) % n:
         raise ValueError(
@@ -78,7 +73,7 @@ def ragged_all_to_all(
         )
     wide = any(v.dtype.itemsize == 8 for v in vectors)
     table = jnp.stack([v.astype(jnp.int64 if wide else jnp.int32) for v in vectors])
-    gather = dataclasses.replace(call, algorithm="xla" if algorithm == "xla" else None)
+    gather = dataclasses.replace(call, algorithm="xla" if call.algorithm == "xla" else None)
     table = all_gather_p.bind(_compat.make_varying(table[None], call.axes), call=gather, axis=0)
     return exchange(operand, output, table, call=call)
 

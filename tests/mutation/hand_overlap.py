@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "XLA captures starts into CUDA graphs",
         LOWERING,
-        "may_capture = not beside and _placement",
-        "may_capture = _placement",
+        "may_capture = not beside and placement",
+        "may_capture = placement",
         LANE,
     ),
     Mutant(

@@ -358,14 +358,14 @@ MUTANTS = [
     Mutant(
         "nodes of axes before those of processes",
         "jaxcomm/_lowering.py",
-        "placement.ranks_per_node or ranks_per_node(sizes, call.groups)",
-        "ranks_per_node(sizes, call.groups) or placement.ranks_per_node",
+        "placed.ranks_per_node or ranks_per_node(sizes, call.groups)",
+        "ranks_per_node(sizes, call.groups) or placed.ranks_per_node",
         "tests/test_lowering.py",
     ),
     Mutant(
         "groups of several nodes taken for one",
         "jaxcomm/_lowering.py",
-        "placement.ranks_per_node is None, own",
+        "placed.ranks_per_node is None, own",
         "True, own",
         "tests/test_lowering.py",
     ),

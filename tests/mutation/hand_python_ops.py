@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "ppermute over a vmap axis does not zero ranks without source",
         f"{OPS}/ppermute.py",
-        "jax.numpy.zeros_like(lax.index_in_dim(x, 0, d))",
+        "jnp.zeros_like(lax.index_in_dim(x, 0, d))",
         "lax.index_in_dim(x, 0, d)",
         f"{T}ppermute.py::TestPpermute::test_partial_permutation_over_an_axis_of_vmap",
     ),

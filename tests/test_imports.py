@@ -1,0 +1,104 @@
+"""Imports in jaxcomm/ go one way, without circles, and no folder has more files than a reader can survey."""
+
+import ast
+import collections
+import graphlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "jaxcomm"
+# Files and folders, lowest layer first. Each may import those of the layers below it, and files of its own folder.
+LAYERS = [
+    ["_config", "_errors", "_ffi_version", "_installed", "_request", "_typing", "run"],
+    ["_compat"],
+    ["_check", "_native"],
+    ["_processes"],
+    ["_cost_params", "_selftest_record"],
+    ["_lowering", "_topology", "distributed"],
+    ["_ffi", "_pending", "_primitive"],
+    ["ops"],
+    ["info", "matmul", "moe"],
+    ["_calibrate", "_explain"],
+    ["__init__"],
+    ["bench", "simulate"],
+    ["selftest"],
+]
+# Functions that import files of jaxcomm, where an import at the top would cost time at the start.
+LAZY = {
+    "bench/startup": "measures the start of programs, also of one without jaxcomm",
+    "simulate/cluster": "only the model of this machine needs the rest of the library",
+}
+MOST_ROOMS = 25
+TOO_MANY = {"ffi/plan", "jaxcomm/simulate"}  # folders still to be split
+
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The files of jaxcomm that a statement imports, relative to the package."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0 and node.module
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+        return []
+    found = []
+    for name in names:
+        package, _, path = name.replace(".", "/").partition("/")
+        if package != "jaxcomm" or path.startswith("_core"):  # the native module
+            continue
+        places = (path, path.rpartition("/")[0])  # the name is a module, or something inside one
+        found.append(next(f for p in places for f in (p, f"{p}/__init__".lstrip("/")) if f in FILES))
+    return found
+
+
+def layer(file: str) -> int:
+    return LAYER_OF[file.partition("/")[0]]
+
+
+IMPORTS = {
+    file: {name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node)}
+    for file, path in FILES.items()
+}
+
+
+def test_every_file_has_a_layer():
+    assert {file.partition("/")[0] for file in FILES} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_go_down(file):
+    folder = file.partition("/")[0]
+    for name in IMPORTS[file]:
+        inside = "/" in file and "/" in name and name.partition("/")[0] == folder
+        assert inside or layer(name) < layer(file), f"jaxcomm/{file}.py imports jaxcomm/{name}.py"
+
+
+def test_no_circles():
+    graphlib.TopologicalSorter(IMPORTS).prepare()
+
+
+def test_imports_are_at_the_top():
+    found = {
+        file
+        for file, path in FILES.items()
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if imported(node)
+    }
+    assert found == set(LAZY)
+
+
+@pytest.mark.parametrize("tree", ["jaxcomm", "ffi", "tools"])
+def test_folders_can_be_surveyed(tree):
+    """A source and its header are one room."""
+    rooms = collections.defaultdict(set)
+    for path in (ROOT / tree).rglob("*"):
+        if path.suffix in {".py", ".cc", ".h", ".cu", ".cuh"}:
+            rooms[path.parent.relative_to(ROOT).as_posix()].add(path.stem)
+    assert {folder for folder, names in rooms.items() if len(names) > MOST_ROOMS} <= TOO_MANY
