@@ -175,18 +175,15 @@ def takes_one_message(size_bytes: int, named: bool) -> bool:
     return named or size_bytes <= (LARGEST_ROWS_IN_ONE_PROCESS if jax.process_count() == 1 else LARGEST_ROWS)
 
 
-def choose_one_exchange(
-    ctx: Any, platform: str, call: Call, sizes: Sizes, *, row_bytes: int, capacity: int, named: bool
-) -> str | None:
+def choose_one_exchange(ctx: Any, platform: str, call: Any, sizes: Sizes, *, row_bytes: int, named: bool) -> str | None:
     """Chooses how route_and_dispatch sends ids and rows at once.
 
     Args:
       ctx: lowering context.
       platform: "cpu", "cuda" or "other".
-      call: the call, without an algorithm.
+      call: the RouteCall, without an algorithm.
       sizes: sizes of the call.
       row_bytes: bytes of the row of a token.
-      capacity: C.
       named: whether the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
 
     Returns:
@@ -199,7 +196,7 @@ def choose_one_exchange(
         return "messages" if takes_one_message(size, named) else None
     if size > LARGEST_ROWS_ON_GPUS and not named:
         return None
-    fits = capacity > 0 and fits_kernel(sizes, row_bytes) and _lowering.uses_row_kernel(ctx, call, platform)
+    fits = call.capacity > 0 and fits_kernel(sizes, row_bytes) and _lowering.uses_row_kernel(ctx, call, platform)
     return "kernel" if fits else None
 
 

@@ -111,10 +111,9 @@ def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
     GPUs in one kernel is predicted as if it were these two.
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
-    spec = equation.params["spec"]
-    if on_cpus and takes_one_message(int(rows), spec.named):
+    if on_cpus and takes_one_message(int(rows), equation.params["named"]):
         return [("all_gather", int(bytes_of(ids) + rows))]
-    counts = spec.num_experts + 1
+    counts = equation.params["call"].num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 
