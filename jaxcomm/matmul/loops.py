@@ -51,6 +51,9 @@ class Spec:
     def with_batch_dimension(self) -> "Spec":
         return dataclasses.replace(self, axis=self.axis + 1, num_batch=self.num_batch + 1)
 
+    def with_algorithm(self, algorithm: str) -> "Spec":
+        return dataclasses.replace(self, call=dataclasses.replace(self.call, algorithm=algorithm))
+
     @property
     def group_size(self) -> int:
         return _check.group_size(self.call.axes, self.call.groups)

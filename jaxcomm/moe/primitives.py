@@ -136,6 +136,8 @@ def split_batch(y: jax.Array, size: int) -> jax.Array:
 def _dispatch_batch(axis_data, operands, dims, *, call, per_choice):
     (xs, assignment), (dims, fixed) = split(operands), split(dims)
     check_batch(axis_data, fixed, call, "the routing has")
+    if all(d is None for d in dims):
+        return dispatch_p.bind(*operands, call=call, per_choice=per_choice), [None] * len(xs)
     merged = [merge_batch(x, d, axis_data.size) for x, d in zip(xs, dims, strict=True)]
     results = [
         split_batch(y, axis_data.size) for y in dispatch_p.bind(*merged, *assignment, call=call, per_choice=per_choice)
@@ -146,6 +148,8 @@ def _dispatch_batch(axis_data, operands, dims, *, call, per_choice):
 def _combine_batch(axis_data, operands, dims, *, call, per_choice):
     ((rows, *weights), assignment), (dims, fixed) = split(operands), split(dims)
     check_batch(axis_data, fixed, call, "the routing has")
+    if all(d is None for d in dims):
+        return combine_p.bind(*operands, call=call, per_choice=per_choice), None
     merged = merge_batch(rows, dims[0], axis_data.size)
     if not weights or dims[1] is None:
         return split_batch(

@@ -89,7 +89,7 @@ def route_and_dispatch(
 
 def _split(results: list[Any], call: RouteCall) -> tuple[Routing, list[Any]]:
     """The routing and the rows in the results of the primitive."""
-    return Routing(*results[: len(FIELDS)], call=call), results[len(FIELDS) :]
+    return Routing.of(results[: len(FIELDS)], call), results[len(FIELDS) :]
 
 
 def _types(ids, *leaves, call, named):
@@ -161,6 +161,9 @@ def _jvp(primals, tangents, *, call, named):
 
 def _batch(axis_data, operands, dims, *, call, named):
     primitives.check_batch(axis_data, dims[:1], call, "expert_ids have")
+    if all(d is None for d in dims):
+        results = route_and_dispatch_p.bind(*operands, call=call, named=named)
+        return results, [None] * len(results)
     size = axis_data.size
     merged = [primitives.merge_batch(x, d, size) for x, d in zip(operands[1:], dims[1:], strict=True)]
     results = route_and_dispatch_p.bind(operands[0], *merged, call=call, named=named)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -75,6 +76,11 @@ class Routing:
     dropped: jax.Array
     table: jax.Array
     call: RouteCall
+
+    @classmethod
+    def of(cls, arrays: Sequence[jax.Array], call: RouteCall) -> "Routing":
+        """The routing of these arrays, in the order of FIELDS."""
+        return cls(**dict(zip(FIELDS, arrays, strict=True)), call=call)
 
     @property
     def num_experts(self) -> int:
@@ -208,7 +214,7 @@ def route_prepared(ids: jax.Array, call: RouteCall) -> Routing:
     table = all_gather_p.bind(counts, call=call.describe(ids), axis=0)
     (table,) = check_p.bind(table, call=call)
     kept = [] if call.raises else [_keep(table[:, :-1], ids.size, call)]
-    return Routing(*assign_p.bind(*_compat.equally_varying(ids, table, *kept), call=call), call=call)
+    return Routing.of(assign_p.bind(*_compat.equally_varying(ids, table, *kept), call=call), call)
 
 
 def _known_ids(ids, total):
