@@ -4,8 +4,8 @@
     python -m jaxcomm.run --processes 2 --devices 4 benchmarks/collective_matmul.py --json out.json
 
 Each round runs every algorithm once, so that load from outside is spread over all of them. Times are medians over the
-rounds, host to host, of the slowest process. Forward and gradient are separate programs. `lax` is the same program
-with jax.lax.all_gather and jax.lax.psum_scatter. All results are compared with those of `lax` before timing.
+rounds, host to host, of the slowest process. The result and each derivative are separate programs. `lax` is the same
+program with jax.lax.all_gather and jax.lax.psum_scatter. All results are compared with those of `lax` before timing.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
@@ -48,17 +47,26 @@ def scatter(side, x, w):
 OPS = {"all_gather_matmul": gather, "matmul_psum_scatter": scatter}
 
 
-def program(op, side, mesh, gradient):
-    """Returns f(x, w), where the first dimension of both holds one row per rank."""
+# The derivatives that a program computes, of x (0) and w (1).
+PROGRAMS = {"forward": (), "gradient for x": (0,), "gradient for w": (1,), "gradient": (0, 1)}
 
-    def body(x, w):
-        def loss(x, w):
-            y = OPS[op](side, x, w)
-            return jnp.sum(y * y), y
 
-        if not gradient:
-            return loss(x[0], w[0])[1][None]
-        return jax.tree.map(lambda g: g[None], jax.grad(loss, (0, 1), has_aux=True)(x[0], w[0])[0])
+def program(op, side, mesh, name):
+    """Returns f(x, w, cotangent), where the first dimension of all holds one row per rank."""
+
+    def body(x, w, ct):
+        operands = x[0], w[0]
+        if name == "forward":
+            return OPS[op](side, *operands)[None]
+
+        def f(*moving):
+            both = list(operands)
+            for i, value in zip(PROGRAMS[name], moving, strict=True):
+                both[i] = value
+            return OPS[op](side, *both)
+
+        grads = jax.vjp(f, *(operands[i] for i in PROGRAMS[name]))[1](ct[0])
+        return jax.tree.map(lambda g: g[None], grads)
 
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i")))
 
@@ -83,26 +91,25 @@ def slowest(times_us):
     return [float(t) for t in multihost_utils.process_allgather(np.array(times_us)).max(0)]
 
 
-def measure(op, shape, mesh, gradient, rounds):
+def measure(op, shape, mesh, name, rounds):
     """One record per side."""
     m, k, f = shape
     n = mesh.size
     rng = np.random.default_rng(0)
-    rows = m if op == "all_gather_matmul" else n * m
-    x, w = (place(rng.standard_normal((n, *size), np.float32), mesh) for size in ((rows, k), (k, f)))
-    programs = {side: program(op, side, mesh, gradient) for side in SIDES}
-    results = {side: f(x, w) for side, f in programs.items()}
+    rows, out = (m, n * m) if op == "all_gather_matmul" else (n * m, m)
+    operands = [place(rng.standard_normal((n, *size), np.float32), mesh) for size in ((rows, k), (k, f), (out, f))]
+    programs = {side: program(op, side, mesh, name) for side in SIDES}
+    results = {side: f(*operands) for side, f in programs.items()}
     errors = {side: agree(result, results["lax"]) for side, result in results.items()}
     if max(errors.values()) > 1e-4:
         raise SystemExit(f"{op} {shape}: results differ from those of jax.lax: {errors}")
     times = {side: [] for side in SIDES}
     for i in range(rounds):
         for side in SIDES[i % len(SIDES) :] + SIDES[: i % len(SIDES)]:
-            jax.block_until_ready(programs[side](x, w))  # untimed, so that each starts warm
+            jax.block_until_ready(programs[side](*operands))  # untimed, so that each starts warm
             start = time.perf_counter()
-            jax.block_until_ready(programs[side](x, w))
+            jax.block_until_ready(programs[side](*operands))
             times[side].append((time.perf_counter() - start) * 1e6)
-    name = "gradient" if gradient else "forward"
     return [
         {"op": op, "mode": name, "rows": m, "k": k, "f": f, "side": side, "rounds": rounds, "error": errors[side],
          "time_us": statistics.median(slowest(times[side]))}
@@ -137,8 +144,8 @@ def main():
     found = []
     for text in arguments.shapes:
         for op in OPS:
-            for gradient in (False, True):
-                found += measure(op, tuple(map(int, text.split("x"))), mesh, gradient, arguments.rounds)
+            for name in PROGRAMS:
+                found += measure(op, tuple(map(int, text.split("x"))), mesh, name, arguments.rounds)
     if jax.process_index() == 0:
         print(table(found))
         if arguments.json:

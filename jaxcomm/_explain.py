@@ -11,7 +11,7 @@ from jaxcomm import _check, _cost_params, _lowering, _request, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
-from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
+from jaxcomm.matmul.loops import ALGORITHMS as MATMUL
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 

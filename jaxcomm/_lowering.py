@@ -125,7 +125,10 @@ class Site:
     @functools.cached_property
     def placement(self) -> plan.Placement:
         if self.platform == "cpu":
-            scope = "process" if not self._cpus.processes.size else "network" if self._cpus.ranks_per_node else "node"
+            processes = self._cpus.processes.reshape(-1, self.group_size)
+            scope = "network" if self._cpus.ranks_per_node else "node"
+            if all(len(set(row)) == 1 for row in processes):
+                scope = "process"
             return plan.Placement(scope, self._cpus.ranks_per_node or self.declared_per_node)
         if self.platform == "cuda":  # NCCL finds the nodes at run time
             return plan.Placement(ranks_per_node=placements.gpus_per_host(self.mesh, self.rows), found=False)

@@ -171,7 +171,7 @@ def test_between_nodes_of_gpus_by_hand():
     assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
     assert (rail.messages["network"], rail.bytes["network"]) == (4, 4 * 65536)
     assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
-    with pytest.raises(ValueError, match="'xla' runs .the self-test has not passed between nodes"):
+    with pytest.raises(ValueError, match=r"'xla' runs .the self-test has not passed between nodes"):
         on_gpus("all_to_all", 8 << 14, (2, 4), gin=False)
     with pytest.raises(ValueError, match="the call needs GIN, which NCCL does not have here; pass algorithm="):
         on_gpus("all_to_all", 8 << 14, (2, 4), gin=False, algorithm="pairwise")

@@ -12,7 +12,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
-from jaxcomm import _dtypes, _lowering, _primitive
+from jaxcomm import _dtypes, _primitive
 from jaxcomm._lowering import ranks_per_node, replica_groups
 from jaxcomm._processes import placement
 

@@ -1,5 +1,5 @@
-// The places of the choices of a rank: moe_count, moe_place and moe_slices, the custom calls of jaxcomm/moe/row_assignment.py.
-// XLA would compute them by dozens of operations, each of which costs as much as a row.
+// The rows of the choices of a rank: moe_count, moe_place and moe_slices, the custom calls of
+// jaxcomm/moe/row_assignment.py. XLA would compute them by dozens of operations, each of which costs as much as a row.
 #include <algorithm>
 #include <vector>
 

@@ -284,6 +284,15 @@ RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, c
   return fits && placement.ranks_per_node >= sizes.num_ranks ? RouteAndDispatch::kKernel : RouteAndDispatch::kTwoCalls;
 }
 
+const char* ResolveCollectiveMatmul(bool needs_all_rows, const Placement& placement, const Capabilities& capabilities) {
+  // On CPUs, transfers and products share the processors. Between processes of one host, the products of "ring" keep a
+  // processor busy while its rank waits for a block, and its blocks stay in the cache. benchmarks/README.md has the
+  // measurements: "ring" takes less time there at all sizes, except for products that sum over rows, whose n parts must
+  // be added. Inside a process, between hosts and on GPUs, no measurement shows a gain.
+  const bool measured = capabilities.platform == Platform::kCpu && placement.scope == Scope::kNode;
+  return measured && !needs_all_rows && WhyXla("", capabilities).empty() ? "ring" : "unfused";
+}
+
 Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {
   const Algorithm& algorithm = *resolution.plan;
   const int64_t item_bytes = resolution.item_bytes;

@@ -150,6 +150,8 @@ void BindResolve(nb::module_& m) {
       },
       "num_ranks"_a, "tokens"_a, "choices"_a, "num_experts"_a, "row_bytes"_a, "named"_a, "placement"_a,
       "capabilities"_a, "\"two_calls\", \"messages\" or \"kernel\": how route_and_dispatch sends ids and rows.");
+  m.def("resolve_collective_matmul", &ResolveCollectiveMatmul, "needs_all_rows"_a, "placement"_a, "capabilities"_a,
+        "\"unfused\" or \"ring\": the loop of a collective matmul.");
   m.attr("MAX_ONE_EXCHANGE_BYTES") = kMaxOneExchangeBytes;
   m.def(
       "resolve_plan",

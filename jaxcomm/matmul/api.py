@@ -11,8 +11,7 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._typing import AxisIndexGroups, AxisName
-from jaxcomm.matmul.choice import ALGORITHMS
-from jaxcomm.matmul.loops import Spec
+from jaxcomm.matmul.loops import ALGORITHMS, Spec
 from jaxcomm.matmul.primitives import gather_p, scatter_p
 
 

@@ -25,6 +25,9 @@ from jaxcomm.ops.all_gather import all_gather_p
 from jaxcomm.ops.ppermute import permute_p
 from jaxcomm.ops.psum_scatter import reduce_scatter_p
 
+# Names that the keyword `algorithm` accepts, besides "xla".
+ALGORITHMS = ("unfused", "direct", "ring")
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -50,6 +53,9 @@ class Spec:
 
     def with_batch_dimension(self) -> "Spec":
         return dataclasses.replace(self, axis=self.axis + 1, num_batch=self.num_batch + 1)
+
+    def with_algorithm(self, algorithm: str) -> "Spec":
+        return dataclasses.replace(self, call=dataclasses.replace(self.call, algorithm=algorithm))
 
     @property
     def group_size(self) -> int:

@@ -10,7 +10,6 @@ order exchange blocks in the same way:
 | scatter_p | one gather_p of the cotangent, for all operands together | |
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,8 +20,9 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._compat import ad
+from jaxcomm._core import plan
 from jaxcomm._primitive import register, shift
-from jaxcomm.matmul import choice, loops
+from jaxcomm.matmul import loops
 from jaxcomm.matmul.loops import Spec
 from jaxcomm.ops.all_gather import all_gather_p
 from jaxcomm.ops.psum_scatter import reduce_scatter_p
@@ -145,7 +145,7 @@ def _to(x: Any, dimension: int | None, position: int, size: int) -> Any:
 def _gather_batch(axis_data, args, dimensions, *, spec, num_weights, keep, **params):
     params |= {"num_weights": num_weights, "keep": keep}
     if axis_data.name in spec.call.axes:
-        return _batch_named(gather_p, axis_data, args, dimensions, spec=spec, **params)
+        return _batch_named(_run_gather, axis_data, args, dimensions, spec=spec, **params)
     (x, *ys), (dx, *dys), size = args, dimensions, axis_data.size
     if dx is None:  # x is sent once: the batch dimension becomes columns
         outs = gather_p.bind(x, *map(_fold_columns, ys, dys), spec=spec, **params)
@@ -164,10 +164,9 @@ def _gather_batch(axis_data, args, dimensions, *, spec, num_weights, keep, **par
     return outs, [0] * len(outs)
 
 
-def _batch_named(primitive, axis_data, args, dimensions, *, spec, **params):
+def _batch_named(run, axis_data, args, dimensions, *, spec, **params):
     """vmap over an axis of the group. The collectives inside have rules for it."""
-    call = dataclasses.replace(spec.call, algorithm="unfused")
-    run = functools.partial(_RUN[primitive], spec=dataclasses.replace(spec, call=call), **params)
+    run = functools.partial(run, spec=spec.with_algorithm("unfused"), **params)
     args = [_to(x, d, 0, axis_data.size) for x, d in zip(args, dimensions, strict=True)]
     outs = jax.vmap(run, axis_name=axis_data.name, axis_size=axis_data.size)(*args)
     return outs, [0] * len(outs)
@@ -226,7 +225,9 @@ def _scatter_transpose(cotangents, *operands, spec, dtype):
 
 def _scatter_batch(axis_data, args, dimensions, *, spec, dtype):
     if axis_data.name in spec.call.axes:
-        return _batch_named(scatter_p, axis_data, args, dimensions, spec=spec, dtype=dtype)
+        return _batch_named(_run_scatter, axis_data, args, dimensions, spec=spec, dtype=dtype)
+    if all(d is None for d in dimensions):
+        return scatter_p.bind(*args, spec=spec, dtype=dtype), [None]
     half, size = len(args) // 2, axis_data.size
     if all(d is None for d in dimensions[half:]):  # one product for the whole batch
         at = spec.num_batch
@@ -245,37 +246,22 @@ def _run_scatter(*operands, spec, **params):
     return [loops.scatter(xs, ws, spec=spec, **params)]
 
 
-def _select(ctx: Any, platform: str, spec: Spec, size: choice.Size) -> Spec:
-    """Names the algorithm if the caller has not."""
-    if spec.call.algorithm is not None:
-        return spec
-    mesh = ctx.module_context.axis_context.mesh
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in spec.call.axes)
-    one_node = _lowering.ranks_per_node(sizes, spec.call.groups) == spec.group_size
-    algorithm = choice.choose(size, one_node=one_node, overlaps=platform in choice.OVERLAPPING)
-    return dataclasses.replace(spec, call=dataclasses.replace(spec.call, algorithm=algorithm))
-
-
-def _lower_gather(ctx, *operands, platform, spec, num_weights, dtypes, **params):
-    x, *ys = ctx.avals_in
-    size = choice.size_of_gather(x.shape, [y.shape for y in ys], num_weights, spec.chunks)
-    spec = _select(ctx, platform, spec, size)
-    run = functools.partial(_run_gather, spec=spec, num_weights=num_weights, dtypes=dtypes, **params)
-    return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
-
-
-def _lower_scatter(ctx, *operands, platform, spec, dtype):
-    terms = _terms(ctx.avals_in)
-    size = choice.size_of_scatter([(x.shape, w.shape) for x, w in terms], spec.group_size * spec.chunks)
-    spec = _select(ctx, platform, spec, size)
-    run = functools.partial(_run_scatter, spec=spec, dtype=dtype)
+def _lower(ctx, *operands, platform, run, spec, **params):
+    if spec.call.algorithm is None and _compat.in_spmd_region(ctx.module_context.axis_context):
+        site = _lowering.Site(ctx, spec.call, platform)
+        sums_over_rows = "num_weights" in params and params["num_weights"] < len(operands) - 1
+        needs_all_rows = sums_over_rows or params.get("keep", False)
+        placement = plan.Placement() if site.why_xla else site.placement
+        able = _lowering.capabilities(platform, None)
+        spec = spec.with_algorithm(plan.resolve_collective_matmul(needs_all_rows, placement, able))
+    run = functools.partial(run, spec=spec, **params)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
 gather_p = register(
     "all_gather_matmul",
     shape=_gather_types,
-    lower=_lower_gather,
+    lower=functools.partial(_lower, run=_run_gather),
     jvp=_gather_jvp,
     transpose=_gather_transpose,
     batch=_gather_batch,
@@ -284,10 +270,9 @@ gather_p = register(
 scatter_p = register(
     "matmul_psum_scatter",
     shape=_scatter_types,
-    lower=_lower_scatter,
+    lower=functools.partial(_lower, run=_run_scatter),
     jvp=_scatter_jvp,
     transpose=_scatter_transpose,
     batch=_scatter_batch,
     multiple_results=True,
 )
-_RUN = {gather_p: _run_gather, scatter_p: _run_scatter}

@@ -10,12 +10,7 @@ from jaxcomm.moe.choice import refuse_unchecked
 from jaxcomm.moe.row_assignment import register_local
 
 
-def check(table, *, call, capacity, raises):
-    """Returns `table`, (n, E + 1), or raises. Its last column counts ids of unknown experts."""
-    return check_p.bind(table, call=call, capacity=capacity, raises=raises)[0]
-
-
-def _mark(table, *, call, capacity):
+def _mark(table, call):
     """Sizes by which the kernel recognizes what it cannot see in the table of slices (ffi/cuda/kernels/rows.cuh).
 
     The count of unknown ids becomes a negative size. If the groups of a rank exceed the capacity with their padding
@@ -26,27 +21,27 @@ def _mark(table, *, call, capacity):
     if call.align > 1:
         rows = table[:, :total].sum(0, dtype=table.dtype).reshape(n, total // n)
         padding = -rows % call.align
-        overfull = (rows + padding).sum(1, dtype=table.dtype) > capacity
+        overfull = (rows + padding).sum(1, dtype=table.dtype) > call.capacity
         last = table[-1, :total].reshape(n, total // n)[:, -1] + jnp.where(overfull, padding[:, -1], 0)
         table = table.at[-1, total // n - 1 : total : total // n].set(last)
     return table.at[:, 0].set(jnp.where(unknown > 0, -unknown, table[:, 0]))
 
 
-def _without_custom_call(table, *, platform, call, capacity, raises):
-    if platform == "cpu" or not raises:
+def _without_custom_call(table, *, platform, call):
+    if platform == "cpu" or not call.raises:
         return [table]
     # dispatch() and combine() refuse what their kernels do not check.
-    reason = _lowering.why_xla(platform, call.algorithm)
-    if reason:
+    if reason := _lowering.why_xla(platform, call.algorithm):
         refuse_unchecked(call, reason)
-    return [_mark(table, call=call, capacity=capacity)]
+    return [_mark(table, call)]
 
 
+# (n, E + 1) -> the same, or an error. The last column counts ids of unknown experts.
 check_p = register_local(
     "moe_check",
-    shapes=lambda table, **params: [table.shape],
-    numbers=lambda *, call, capacity, raises: {
-        "capacity": capacity, "align": call.align, "slots": call.slots, "raises": raises,
+    shapes=lambda table, *, call: [table.shape],
+    numbers=lambda call: {
+        "capacity": call.capacity, "align": call.align, "slots": call.slots, "raises": call.raises,
     },
     run=_without_custom_call,
     aliases={0: 0},

@@ -15,13 +15,11 @@ class Sizes:
     Attributes:
       tokens: T.
       choices: K.
-      num_experts: E.
       operand, result: shapes of the rows.
     """
 
     tokens: int
     choices: int
-    num_experts: int
     operand: tuple[int, int]
     result: tuple[int, int]
 
@@ -39,9 +37,14 @@ def choose(site: Site, collective: str, sizes: Sizes, dtype: Any, **attributes: 
     Raises:
       NotImplementedError: no code can move the rows, or detect an overflow that must raise.
     """
-    given = {"row_count": sizes.operand[1], "choices": sizes.choices, "num_experts": sizes.num_experts, **attributes}
+    given = {
+        "row_count": sizes.operand[1],
+        "choices": sizes.choices,
+        "num_experts": site.call.num_experts,
+        **attributes,
+    }
     counts = (sizes.operand[0] * sizes.operand[1], sizes.result[0] * sizes.result[1])
-    found = site.resolve(collective, given, dtype, counts, choices=sizes.tokens * sizes.choices)
+    found = site.resolve(collective, given | attributes, dtype, counts, choices=sizes.tokens * sizes.choices)
     if found.backend == "xla" and site.call.raises:
         refuse_unchecked(site.call, found.reason)
     return found
@@ -60,20 +63,20 @@ def assigns_by_custom_calls(platform: str) -> bool:
     return platform == "cpu" and not _lowering.why_xla(platform, None)
 
 
-def choose_one_exchange(site: Site, sizes: Sizes, *, row_bytes: int, named: bool) -> str:
+def choose_one_exchange(site: Site, tokens: int, choices: int, *, row_bytes: int, named: bool) -> str:
     """How route_and_dispatch sends ids and rows: "messages", "kernel", or "two_calls" for route and dispatch.
 
     Args:
-      site: the call, without an algorithm.
-      sizes: sizes of the call.
+      site: its call is a RouteCall without an algorithm.
+      tokens, choices: T and K.
       row_bytes: bytes of the row of a token.
       named: whether the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
     """
-    if site.why_xla or not sizes.result[0]:
+    if site.why_xla or not site.call.capacity:
         return "two_calls"
     able = _lowering.capabilities(site.platform, None)
     return str(
         plan.resolve_route_and_dispatch(
-            site.group_size, sizes.tokens, sizes.choices, sizes.num_experts, row_bytes, named, site.placement, able
+            site.group_size, tokens, choices, site.call.num_experts, row_bytes, named, site.placement, able
         )
     )

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxcomm import _check
 from jaxcomm._typing import PyTree
 from jaxcomm.moe import primitives
-from jaxcomm.moe.lowering import Layout
 from jaxcomm.moe.routing import Routing
 from jaxcomm.moe.row_assignment import FIELDS
 
@@ -44,7 +43,7 @@ def dispatch(
     "hierarchical": one row per token and other node between nodes, and one row per choice inside them.
     """
     op = "moe.dispatch"
-    layout = _layout(op, routing, per_choice, algorithm, max_sms)
+    call = _call(op, routing, algorithm, max_sms)
     lead = routing.slot.shape if per_choice else routing.slot.shape[:1]
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
@@ -56,7 +55,7 @@ def dispatch(
             raise ValueError(f"{op}: leaves of x must have shape {_show(lead)}, got {leaf.shape}")
     ends = [leaf.shape[len(lead) :] for leaf in leaves]
     flat = [leaf.reshape(math.prod(lead), math.prod(end)) for leaf, end in zip(leaves, ends, strict=True)]
-    rows = primitives.dispatch(flat, routing.assignment(), layout)
+    rows = primitives.dispatch(flat, routing.assignment(), call, per_choice)
     return jax.tree.unflatten(tree, [r.reshape(len(r), *end) for r, end in zip(rows, ends, strict=True)])
 
 
@@ -94,7 +93,7 @@ def combine(
     node, or one per choice with reduce="home" and per_choice.
     """
     op = "moe.combine"
-    layout = _layout(op, routing, per_choice, algorithm, max_sms)
+    call = _call(op, routing, algorithm, max_sms)
     leaves, tree = jax.tree.flatten(rows)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     if weights is not None:
@@ -106,7 +105,7 @@ def combine(
         if leaf.shape[:1] != (routing.capacity,):
             raise ValueError(f"{op}: leaves of rows must have shape {_show((routing.capacity,))}, got {leaf.shape}")
         end = leaf.shape[1:]
-        y = primitives.combine(leaf.reshape(len(leaf), math.prod(end)), weights, routing.assignment(), layout)
+        y = primitives.combine(leaf.reshape(len(leaf), math.prod(end)), weights, routing.assignment(), call, per_choice)
         lead = routing.slot.shape if per_choice else routing.slot.shape[:1]
         results.append(y.reshape(*lead, *end))
     return jax.tree.unflatten(tree, results)
@@ -129,7 +128,7 @@ def _show(lead):
     return "(" + ", ".join(map(str, lead)) + ", ...)"
 
 
-def _layout(op, routing, per_choice, algorithm, max_sms):
+def _call(op, routing, algorithm, max_sms):
     if not isinstance(routing, Routing):
         raise TypeError(f"{op}: routing must be the result of jaxcomm.moe.route, got {type(routing).__name__}")
     _check.axes(op, routing.call.axes)
@@ -138,7 +137,6 @@ def _layout(op, routing, per_choice, algorithm, max_sms):
         if dtype != jnp.int32:
             raise TypeError(f"{op} at {_check.call_site()}: routing.{name} must have int32, got element type {dtype}")
     _check.algorithm(op, op.removeprefix("moe."), algorithm)
-    call = dataclasses.replace(
+    return dataclasses.replace(
         routing.call, op=op, algorithm=algorithm, max_sms=_check.max_sms(op, max_sms), site=_check.call_site()
     )
-    return Layout(call, routing.capacity, per_choice, routing.reduce)

@@ -18,43 +18,27 @@ from jaxcomm.moe.rows import accumulator_type, join, joined_type, separate
 from jaxcomm.ops.ragged_all_to_all import reverse
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Static parameters of both primitives.
-
-    Attributes:
-      call: arguments of the op.
-      capacity: C.
-      per_choice: payloads have a row per choice, not per token.
-      reduce: "node" or "home".
-    """
-
-    call: Any
-    capacity: int
-    per_choice: bool
-    reduce: str
-
-
 def split(operands: Sequence[Any]) -> tuple[list[Any], Assignment]:
     """The operands of a primitive: the payloads of dispatch, or rows and weights of combine; and where rows go."""
     return list(operands[:-3]), Assignment(*operands[-3:])
 
 
-def lower_dispatch(ctx: Any, *operands: Any, platform: str, layout: Layout) -> Any:
-    move = _exchange(ctx, platform, layout, "dispatch")
+def lower_dispatch(ctx: Any, *operands: Any, platform: str, call: Any, per_choice: bool) -> Any:
+    move = _exchange(ctx, platform, call, per_choice, "dispatch")
 
     def run(*operands):
         xs, assignment = split(operands)
         if move is None:
-            return [jnp.zeros((layout.capacity, x.shape[1]), x.dtype) for x in xs]
+            return [jnp.zeros((call.capacity, x.shape[1]), x.dtype) for x in xs]
         return separate(move.dispatch(join(xs), assignment), xs)
 
-    return _lowering.lower_manual(ctx, *operands, call=layout.call, run=run)
+    return _lowering.lower_manual(ctx, *operands, call=call, run=run)
 
 
-def lower_combine(ctx: Any, *operands: Any, platform: str, layout: Layout) -> Any:
+def lower_combine(ctx: Any, *operands: Any, platform: str, call: Any, per_choice: bool) -> Any:
     weighted = len(split(ctx.avals_in)[0]) > 1
-    move = _exchange(ctx, platform, layout, "combine", home=int(layout.reduce == "home"), weighted=int(weighted))
+    order = {"home": int(call.reduce == "home"), "weighted": int(weighted)}
+    move = _exchange(ctx, platform, call, per_choice, "combine", **order)
 
     def run(*operands):
         (rows, *weights), assignment = split(operands)
@@ -62,31 +46,40 @@ def lower_combine(ctx: Any, *operands: Any, platform: str, layout: Layout) -> An
             return [jnp.zeros((ctx.avals_out[0].shape[0], rows.shape[1]), rows.dtype)]
         return [move.combine(rows, weights[0] if weights else None, assignment)]
 
-    return _lowering.lower_manual(ctx, *operands, call=layout.call, run=run)
+    return _lowering.lower_manual(ctx, *operands, call=call, run=run)
 
 
-def _exchange(ctx: Any, platform: str, layout: Layout, collective: str, **attributes: int) -> "_Exchange | None":
+def _exchange(
+    ctx: Any, platform: str, call: Any, per_choice: bool, collective: str, **attributes: int
+) -> "_Exchange | None":
     """What runs a call; None if there are no choices of experts, so that no row moves."""
     rows, assignment = split(ctx.avals_in)
     tokens, choices = assignment.slot.shape
     if not choices or not _compat.in_spmd_region(ctx.module_context.axis_context):  # lower_manual raises
         return None
-    site = _lowering.Site(ctx, layout.call, platform)
+    site = _lowering.Site(ctx, call, platform)
     width, dtype = joined_type(rows[:1] if collective == "combine" else rows)
-    operand, result = (rows[0].shape[0], width), (ctx.avals_out[0].shape[0], width)
-    sizes = Sizes(tokens, choices, assignment.table.shape[1], operand, result)
-    found = choose(site, collective, sizes, dtype, per_choice=int(layout.per_choice), **attributes)
-    return _Exchange(ctx, site, layout, found)
+    sizes = Sizes(tokens, choices, (rows[0].shape[0], width), (ctx.avals_out[0].shape[0], width))
+    return _Exchange(ctx, site, per_choice, choose(site, collective, sizes, dtype, per_choice=per_choice, **attributes))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Exchange:
-    """A dispatch or combine that is being lowered. The methods see the operands of one device."""
+    """A dispatch or combine that is being lowered. The methods see the operands of one device.
+
+    Attributes:
+      per_choice: payloads have a row per choice, not per token.
+    """
 
     ctx: Any
     site: _lowering.Site
-    layout: Layout
+    per_choice: bool
     found: plan.Resolution
+
+    @property
+    def call(self) -> Any:
+        """The RouteCall."""
+        return self.site.call
 
     @property
     def _moves_natively(self) -> bool:
@@ -96,19 +89,18 @@ class _Exchange:
         """(T or T K, W) -> (C, W)."""
         vectors, order = self._slices(assignment)
         if self._moves_natively:
-            operands = rows, order, vectors
-            numbers = {"per_choice": self.layout.per_choice}
-            return self._custom_call("dispatch", operands, assignment, self.layout.capacity, numbers)
-        return self._ragged_all_to_all(rows[order] if len(rows) else rows, self.layout.capacity, vectors)
+            numbers = {"per_choice": self.per_choice}
+            return self._custom_call("dispatch", (rows, order, vectors), assignment, self.call.capacity, numbers)
+        return self._ragged_all_to_all(rows[order] if len(rows) else rows, self.call.capacity, vectors)
 
     def combine(self, rows: jax.Array, weights: jax.Array | None, assignment: Assignment) -> jax.Array:
         """(C, W), weights (T, K) -> (T, W), or (T K, W) per choice."""
-        if self.layout.per_choice:
+        if self.per_choice:
             return self._fetch(rows, assignment)
         if self._moves_natively and not self.found.returns_choices:
             return self._combine(rows, weights, assignment, per_choice=False)
         n, total = assignment.table.shape
-        nodes = n // self.site.ranks_per_node if self.layout.reduce == "node" else 1
+        nodes = n // self.site.ranks_per_node if self.call.reduce == "node" else 1
         choices = self._fetch(rows, assignment).reshape(*assignment.slot.shape, rows.shape[1])
         return _add(choices, weights, assignment.expert // (total // nodes), nodes)
 
@@ -118,7 +110,7 @@ class _Exchange:
             return self._combine(rows, None, assignment, per_choice=True)
         vectors, _ = self._slices(assignment)
         arrived = self._ragged_all_to_all(rows, assignment.slot.size, reverse(vectors))
-        position = packed(assignment.slot, assignment.expert, own(vectors, self.site.call))
+        position = packed(assignment.slot, assignment.expert, own(vectors, self.call))
         return arrived.at[position.reshape(-1)].get(mode="fill", fill_value=0)
 
     def _combine(self, rows, weights, assignment, *, per_choice):
@@ -127,22 +119,21 @@ class _Exchange:
         operands = rows, assignment.slot, assignment.expert, factors, self._slices(assignment)[0]
         numbers = {
             "per_choice": per_choice,
-            "home": self.layout.reduce == "home",
+            "home": self.call.reduce == "home",
             "weighted": weights is not None,
         }
         size = assignment.slot.size if per_choice else len(assignment.slot)
         return self._custom_call("combine", operands, assignment, size, numbers)
 
     def _slices(self, assignment):
-        call, per_choice = self.site.call, self.layout.per_choice
-        return slices_and_order(self.ctx, self.site.platform, assignment, call=call, per_choice=per_choice)
+        return slices_and_order(self.ctx, self.site.platform, assignment, call=self.call, per_choice=self.per_choice)
 
     def _custom_call(self, name, operands, assignment, num_rows, numbers):
         # On GPUs, NCCL may find nodes where Python sees none: the name says which kernel runs.
-        algorithm = self.found.algorithm if self.found.backend == "rows" else self.site.call.algorithm
+        algorithm = self.found.algorithm if self.found.backend == "rows" else self.call.algorithm
         run = _lowering.custom_call(self.site, f"jaxcomm_{name}", algorithm=algorithm)
-        rows, choices, num_experts = operands[0], assignment.slot.shape[1], assignment.table.shape[1]
-        numbers |= {"row_count": rows.shape[1], "choices": choices, "num_experts": num_experts}
+        rows, choices = operands[0], assignment.slot.shape[1]
+        numbers |= {"row_count": rows.shape[1], "choices": choices, "num_experts": self.call.num_experts}
         types = [jax.ShapeDtypeStruct((num_rows, rows.shape[1]), rows.dtype)]
         attributes = {name: np.int64(number) for name, number in numbers.items()}
         return run(_compat.equally_varying(*operands), types, attributes)[0]
@@ -151,8 +142,8 @@ class _Exchange:
         zeros = jnp.zeros((num_rows, rows.shape[1]), in_bytes(rows.dtype))
         if not zeros.size:  # XLA rejects some empty collectives
             return zeros.astype(rows.dtype)
-        operands = rows.astype(zeros.dtype), zeros, *own(vectors, self.site.call)
-        axes = self.site.call.axes
+        operands = rows.astype(zeros.dtype), zeros, *own(vectors, self.call)
+        axes = self.call.axes
         result = lax.ragged_all_to_all(*_compat.equally_varying(*operands), axis_name=axes)
         return result.astype(rows.dtype)
 

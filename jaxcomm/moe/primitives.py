@@ -4,7 +4,6 @@ With S, the 0/1 matrix (C, T K) of the slots of all ranks, and R, the sum over t
 S R^T, or S for payloads per choice. combine is R diag(weights) S^T, or S^T.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -14,48 +13,52 @@ import jax.numpy as jnp
 from jaxcomm import _compat
 from jaxcomm._compat import ad
 from jaxcomm._primitive import register
-from jaxcomm.moe.lowering import Layout, lower_combine, lower_dispatch, split
+from jaxcomm.moe.lowering import lower_combine, lower_dispatch, split
 from jaxcomm.moe.row_assignment import Assignment
 from jaxcomm.moe.rows import accumulator_type
 
 
-def dispatch(xs: list[jax.Array], assignment: Assignment, layout: Layout) -> list[jax.Array]:
+def dispatch(xs: list[jax.Array], assignment: Assignment, call: Any, per_choice: bool) -> list[jax.Array]:
     """[(T or T K, W), ...] -> [(C, W), ...]."""
-    return dispatch_p.bind(*_compat.equally_varying(*xs, *assignment), layout=layout)
+    return dispatch_p.bind(*_compat.equally_varying(*xs, *assignment), call=call, per_choice=per_choice)
 
 
-def combine(rows: jax.Array, weights: jax.Array | None, assignment: Assignment, layout: Layout) -> jax.Array:
+def combine(
+    rows: jax.Array, weights: jax.Array | None, assignment: Assignment, call: Any, per_choice: bool
+) -> jax.Array:
     """(C, W), weights (T, K) -> (T, W), or (T K, W) per choice."""
     factors = [] if weights is None else [weights]
-    return combine_p.bind(*_compat.equally_varying(rows, *factors, *assignment), layout=layout)
+    return combine_p.bind(*_compat.equally_varying(rows, *factors, *assignment), call=call, per_choice=per_choice)
 
 
-def _dispatch_types(*operands, layout):
+def _dispatch_types(*operands, call, per_choice):
     xs, _ = split(operands)
-    return [x.update(shape=(layout.capacity, *x.shape[1:]), weak_type=False) for x in xs]
+    return [x.update(shape=(call.capacity, *x.shape[1:]), weak_type=False) for x in xs]
 
 
-def _combine_type(*operands, layout):
+def _combine_type(*operands, call, per_choice):
     (rows, *_), assignment = split(operands)
     slot = assignment.slot
-    return rows.update(shape=(slot.size if layout.per_choice else slot.shape[0], *rows.shape[1:]), weak_type=False)
+    return rows.update(shape=(slot.size if per_choice else slot.shape[0], *rows.shape[1:]), weak_type=False)
 
 
-def dispatch_tangents(tangents: list[Any], results: list[Any], assignment: Assignment, layout: Layout) -> list[Any]:
+def dispatch_tangents(
+    tangents: list[Any], results: list[Any], assignment: Assignment, call: Any, per_choice: bool
+) -> list[Any]:
     """The tangents of the results of dispatch. Those that are not zero travel in one call."""
     moving = [t for t in tangents if type(t) is not ad.Zero]
-    moved = iter(dispatch(moving, assignment, layout) if moving else [])
+    moved = iter(dispatch(moving, assignment, call, per_choice) if moving else [])
     return [
         _compat.zero_tangent(y) if type(t) is ad.Zero else next(moved) for t, y in zip(tangents, results, strict=True)
     ]
 
 
-def _dispatch_jvp(primals, tangents, *, layout):
-    results = dispatch_p.bind(*primals, layout=layout)
-    return results, dispatch_tangents(split(tangents)[0], results, split(primals)[1], layout)
+def _dispatch_jvp(primals, tangents, *, call, per_choice):
+    results = dispatch_p.bind(*primals, call=call, per_choice=per_choice)
+    return results, dispatch_tangents(split(tangents)[0], results, split(primals)[1], call, per_choice)
 
 
-def _dispatch_transpose(cotangents, *operands, layout):
+def _dispatch_transpose(cotangents, *operands, call, per_choice):
     xs, assignment = split(operands)
     results: list[Any] = []
     for ct, x in zip(cotangents, xs, strict=True):
@@ -64,8 +67,8 @@ def _dispatch_transpose(cotangents, *operands, layout):
         elif type(ct) is ad.Zero:
             results.append(ad.Zero(x.aval))
         else:
-            _check_gradient(x.aval.dtype, layout.call)
-            results.append(combine(ct, None, assignment, layout))
+            _check_gradient(x.aval.dtype, call)
+            results.append(combine(ct, None, assignment, call, per_choice))
     return [*results, None, None, None]
 
 
@@ -77,35 +80,34 @@ def _check_gradient(dtype, call):
         )
 
 
-def _combine_jvp(primals, tangents, *, layout):
+def _combine_jvp(primals, tangents, *, call, per_choice):
     (rows, *weights), assignment = split(primals)
     (drows, *dweights), _ = split(tangents)
-    result = combine_p.bind(*primals, layout=layout)
+    result = combine_p.bind(*primals, call=call, per_choice=per_choice)
     terms = []
     if type(drows) is not ad.Zero:
-        terms.append(combine(drows, weights[0] if weights else None, assignment, layout))
+        terms.append(combine(drows, weights[0] if weights else None, assignment, call, per_choice))
     if dweights and type(dweights[0]) is not ad.Zero:
-        terms.append(combine(rows, dweights[0], assignment, layout))
+        terms.append(combine(rows, dweights[0], assignment, call, per_choice))
     return result, functools.reduce(ad.add_tangents, terms) if terms else _compat.zero_tangent(result)
 
 
-def _combine_transpose(ct, *operands, layout):
+def _combine_transpose(ct, *operands, call, per_choice):
     (rows, *weights), assignment = split(operands)
     undefined = ad.is_undefined_primal
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval) if undefined(x) else None for x in operands]
     results: list[Any] = [None] * len(operands)
-    each = dataclasses.replace(layout, per_choice=True)
-    (sent,) = dispatch([ct], assignment, layout)
+    (sent,) = dispatch([ct], assignment, call, per_choice)
     dtype = accumulator_type(sent.dtype)
     if undefined(rows):
         results[0] = sent
         if weights:
-            (factors,) = dispatch([weights[0].reshape(-1, 1)], assignment, each)
+            (factors,) = dispatch([weights[0].reshape(-1, 1)], assignment, call, True)
             results[0] = (sent.astype(dtype) * factors.astype(dtype)).astype(sent.dtype)
     elif undefined(weights[0]):
         products = jnp.sum(sent.astype(dtype) * rows.astype(dtype), 1, keepdims=True)
-        grad = combine(products, None, assignment, each)
+        grad = combine(products, None, assignment, call, True)
         results[1] = grad.reshape(weights[0].aval.shape).astype(weights[0].aval.dtype)
     return results
 
@@ -131,23 +133,30 @@ def split_batch(y: jax.Array, size: int) -> jax.Array:
     return y.reshape(y.shape[0], size, y.shape[1] // size)
 
 
-def _dispatch_batch(axis_data, operands, dims, *, layout):
+def _dispatch_batch(axis_data, operands, dims, *, call, per_choice):
     (xs, assignment), (dims, fixed) = split(operands), split(dims)
-    check_batch(axis_data, fixed, layout.call, "the routing has")
+    check_batch(axis_data, fixed, call, "the routing has")
+    if all(d is None for d in dims):
+        return dispatch_p.bind(*operands, call=call, per_choice=per_choice), [None] * len(xs)
     merged = [merge_batch(x, d, axis_data.size) for x, d in zip(xs, dims, strict=True)]
-    results = [split_batch(y, axis_data.size) for y in dispatch_p.bind(*merged, *assignment, layout=layout)]
+    results = [
+        split_batch(y, axis_data.size) for y in dispatch_p.bind(*merged, *assignment, call=call, per_choice=per_choice)
+    ]
     return results, [1] * len(results)
 
 
-def _combine_batch(axis_data, operands, dims, *, layout):
+def _combine_batch(axis_data, operands, dims, *, call, per_choice):
     ((rows, *weights), assignment), (dims, fixed) = split(operands), split(dims)
-    check_batch(axis_data, fixed, layout.call, "the routing has")
+    check_batch(axis_data, fixed, call, "the routing has")
+    if all(d is None for d in dims):
+        return combine_p.bind(*operands, call=call, per_choice=per_choice), None
     merged = merge_batch(rows, dims[0], axis_data.size)
     if not weights or dims[1] is None:
-        return split_batch(combine_p.bind(merged, *weights, *assignment, layout=layout), axis_data.size), 1
+        return split_batch(
+            combine_p.bind(merged, *weights, *assignment, call=call, per_choice=per_choice), axis_data.size
+        ), 1
     # The row of each choice returns, because each element of the batch has weights of its own.
-    each = dataclasses.replace(layout, per_choice=True)
-    choices = split_batch(combine_p.bind(merged, *assignment, layout=each), axis_data.size)
+    choices = split_batch(combine_p.bind(merged, *assignment, call=call, per_choice=True), axis_data.size)
     factors = jnp.moveaxis(weights[0], dims[1], 2)  # (T, K, batch)
     dtype = accumulator_type(rows.dtype)
     choices = choices.reshape(*factors.shape, -1).astype(dtype) * factors[..., None].astype(dtype)

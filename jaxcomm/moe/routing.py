@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._typing import AxisName
-from jaxcomm.moe.check import check
-from jaxcomm.moe.row_assignment import FIELDS, Assignment, aligned, assign, count
+from jaxcomm.moe.check import check_p
+from jaxcomm.moe.row_assignment import FIELDS, Assignment, aligned, assign_p, count_p
 from jaxcomm.ops._shared import make_call
 from jaxcomm.ops.all_gather import all_gather_p
 
@@ -23,20 +24,32 @@ class RouteCall(Call):
     """The arguments of a call, and those of route() that define the layout of the rows.
 
     Attributes:
+      num_experts: E.
+      capacity: C.
       align: groups start at multiples of it.
       slots: rows per expert; 0 if groups follow each other.
       raises: whether an overflow is an error.
+      reduce: "node" or "home".
     """
 
+    num_experts: int = 0
+    capacity: int = 0
     align: int = 1
     slots: int = 0
     raises: bool = False
+    reduce: str = "node"
+
+    def describe(self, ids: Any, *more: str) -> "RouteCall":
+        """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
+        tokens, choices = ids.shape
+        numbers = f"{tokens} tokens", f"{choices} choices", f"{self.num_experts} experts", f"capacity {self.capacity}"
+        return dataclasses.replace(self, site=f"{self.site} [{', '.join((*numbers, *more))}]")
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table"],
-    meta_fields=["call", "num_experts", "capacity", "reduce"],
+    data_fields=FIELDS,
+    meta_fields=("call",),
 )
 @dataclasses.dataclass(frozen=True)
 class Routing:
@@ -52,10 +65,7 @@ class Routing:
       demand: (), rows that this rank needed to receive everything, with padding.
       dropped: (), choices of this rank that were dropped.
       table: (n, E), rows of each rank for each expert, the same on all ranks.
-      call: axes and call site.
-      num_experts: E.
-      capacity: C.
-      reduce: "node" or "home", see route().
+      call: axes, call site, and the static arguments of route().
     """
 
     slot: jax.Array
@@ -66,9 +76,26 @@ class Routing:
     dropped: jax.Array
     table: jax.Array
     call: RouteCall
-    num_experts: int
-    capacity: int
-    reduce: str
+
+    @classmethod
+    def of(cls, arrays: Sequence[jax.Array], call: RouteCall) -> "Routing":
+        """The routing of these arrays, in the order of FIELDS."""
+        return cls(**dict(zip(FIELDS, arrays, strict=True)), call=call)
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.call.num_experts
+
+    @property
+    def capacity(self) -> int:
+        """C."""
+        return self.call.capacity
+
+    @property
+    def reduce(self) -> str:
+        """The order of the sums of combine(): "node" or "home", see route()."""
+        return self.call.reduce
 
     def assignment(self) -> Assignment:
         """The arrays that dispatch and combine need."""
@@ -121,14 +148,13 @@ def route(
 
     Cost: an all_gather of E + 1 integers.
     """
-    ids, call, total, rows = prepare(
-        "moe.route", expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce
+    return route_prepared(
+        *prepare("moe.route", expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce)
     )
-    return route_prepared(ids, call, total, rows, on_overflow == "raise", reduce)
 
 
 def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce):
-    """Checks the arguments of route(). Returns ids, the call, E and C."""
+    """Checks the arguments of route(). Returns the ids for count_p, and the call."""
     ids = jnp.asarray(expert_ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"{op}: expert_ids must have integers, got element type {ids.dtype}")
@@ -163,8 +189,16 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
             if rows < 0:
                 raise ValueError(f"{op}: capacity must not be negative, got {rows}")
     fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
-    call = RouteCall(**fields, align=align, slots=slots or 0, raises=on_overflow == "raise")
-    return ids, call, total, rows
+    route_call = RouteCall(
+        **fields,
+        num_experts=total,
+        capacity=rows,
+        align=align,
+        slots=slots or 0,
+        raises=on_overflow == "raise",
+        reduce=reduce,
+    )
+    return _known_ids(_compat.make_varying(ids, call.axes), total), route_call
 
 
 def _positive(op: str, name: str, value: Any) -> int:
@@ -174,19 +208,16 @@ def _positive(op: str, name: str, value: Any) -> int:
     return number
 
 
-def route_prepared(ids, call, total, rows, raises, reduce):
-    n = _check.group_size(call.axes, None)
-    local, (tokens, choices) = total // n, ids.shape
-    known = known_ids(_compat.make_varying(ids, call.axes), total)
-    counts = count(known, call=call, num_experts=total)
-    table = all_gather_p.bind(counts, call=describe(call, ids, total, rows), axis=0)
-    table = check(table, call=call, capacity=rows, raises=raises)
-    kept = [] if raises else [_keep(table[:, :total], n, local, rows, tokens * choices, call)]
-    arrays = assign(known, table, *kept, call=call, capacity=rows)
-    return Routing(**dict(zip(FIELDS, arrays, strict=True)), call=call, num_experts=total, capacity=rows, reduce=reduce)
+def route_prepared(ids: jax.Array, call: RouteCall) -> Routing:
+    """The routing of the results of prepare()."""
+    (counts,) = count_p.bind(ids, call=call)
+    table = all_gather_p.bind(counts, call=call.describe(ids), axis=0)
+    (table,) = check_p.bind(table, call=call)
+    kept = [] if call.raises else [_keep(table[:, :-1], ids.size, call)]
+    return Routing.of(assign_p.bind(*_compat.equally_varying(ids, table, *kept), call=call), call)
 
 
-def known_ids(ids, total):
+def _known_ids(ids, total):
     """The ids as int32: `total` for an unknown expert, -1 for no choice."""
     # Clamped in their own type, because int32 may not have the id, and the type of the id may not have `total`.
     largest = min(total, jnp.iinfo(ids.dtype).max)
@@ -197,20 +228,20 @@ def known_ids(ids, total):
     return jnp.where(ids < 0, -1, ids)
 
 
-def describe(call, ids, total, rows, *more):
-    """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
-    numbers = (f"{ids.shape[0]} tokens", f"{ids.shape[1]} choices", f"{total} experts", f"capacity {rows}", *more)
-    return dataclasses.replace(call, site=f"{call.site} [{', '.join(numbers)}]")
-
-
-def _keep(wanted, n, local, rows, most, call):
+def _keep(wanted, most, call):
     """(n, E), the choices that are kept. A cell is a pair of source rank and expert.
 
     Every cell of a rank keeps up to q choices, with the largest q for which the groups fit. Then the first x cells that
     have another one keep one more, with the largest x. With slots, each expert is on its own.
+
+    Args:
+      wanted: (n, E).
+      most: T K.
+      call: the RouteCall.
     """
-    parts = (n * local, 1) if call.slots else (n, local)  # what has a capacity, and its experts
-    limit = call.slots or rows
+    n, total = wanted.shape
+    parts = (total, 1) if call.slots else (n, total // n)  # what has a capacity, and its experts
+    limit = call.slots or call.capacity
     cells = wanted.reshape(n, *parts)
 
     def fits(kept):
@@ -233,5 +264,5 @@ def _keep(wanted, n, local, rows, most, call):
     more = (cells > kept).astype(jnp.int32).transpose(1, 0, 2)  # (parts, source, expert)
     rank = jnp.cumsum(more.reshape(parts[0], -1), 1, dtype=jnp.int32).reshape(more.shape) * more
     added = lambda x: ((rank > 0) & (rank <= x[:, None, None])).astype(jnp.int32).transpose(1, 0, 2)  # noqa: E731
-    extra = largest(n * local, lambda x: kept + added(x))
-    return (kept + added(extra)).reshape(n, n * local)
+    extra = largest(total, lambda x: kept + added(x))
+    return (kept + added(extra)).reshape(n, total)

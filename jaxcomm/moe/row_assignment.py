@@ -24,30 +24,6 @@ from jaxcomm.moe import choice
 FIELDS = ("slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table")
 
 
-def count(ids: jax.Array, *, call: Any, num_experts: int) -> jax.Array:
-    """(1, E + 1), the choices of each expert, and those of experts that do not exist.
-
-    Args:
-      ids: (T, K) int32; E for an expert that does not exist, negative for no choice.
-      call: of route().
-      num_experts: E.
-    """
-    return count_p.bind(ids, call=call, num_experts=num_experts)[0]
-
-
-def assign(ids: jax.Array, wanted: jax.Array, *kept: jax.Array, call: Any, capacity: int) -> list[jax.Array]:
-    """The arrays of a Routing, in the order of FIELDS.
-
-    Args:
-      ids: as for count().
-      wanted: (n, E + 1), the counts of all ranks.
-      kept: (n, E), how many choices of each rank get a row at each expert; none: all.
-      call: the RouteCall.
-      capacity: C.
-    """
-    return assign_p.bind(*_compat.equally_varying(ids, wanted, *kept), call=call, capacity=capacity)
-
-
 class Assignment(NamedTuple):
     """The arrays of a Routing that dispatch and combine need."""
 
@@ -129,11 +105,12 @@ def _counts(order, num_experts):
     return jnp.zeros(num_experts + 2, jnp.int32).at[order].add(1)
 
 
-def _count(ids, *, platform, call, num_experts):
-    return [_counts(_in_order(ids, num_experts), num_experts)[None, : num_experts + 1]]
+def _count(ids, *, platform, call):
+    total = call.num_experts
+    return [_counts(_in_order(ids, total), total)[None, : total + 1]]
 
 
-def _assign(ids, wanted, *kept, platform, call, capacity):
+def _assign(ids, wanted, *kept, platform, call):
     (tokens, choices), (n, total) = ids.shape, (wanted.shape[0], wanted.shape[1] - 1)
     local = total // n
     order = _in_order(ids, total)
@@ -163,7 +140,7 @@ def _assign(ids, wanted, *kept, platform, call, capacity):
     if call.raises:
         # On GPUs, the program goes on after an overflow until its next call. No group may reach outside of the slots.
         if not call.slots:
-            ends = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0), dtype=jnp.int32), capacity)
+            ends = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0), dtype=jnp.int32), call.capacity)
             sizes = jnp.diff(ends, prepend=jnp.zeros_like(ends[:1]))
         own_counts = jnp.clip(own_counts, 0, sizes)
     dropped = known.sum(dtype=jnp.int32) - valid.sum(dtype=jnp.int32)
@@ -179,9 +156,10 @@ def _stable_order(keys, num_keys):
     return jnp.sort(keys * size + jnp.arange(size, dtype=keys.dtype)) % max(size, 1)
 
 
-def _assigned_shapes(ids, wanted, *kept, call, capacity):
-    n, total = wanted.shape[0], wanted.shape[1] - 1
-    return [ids.shape, ids.shape, (total // n,), (total // n,), (), (), (n, total)]
+def assigned_shapes(ids: Any, call: Any, num_ranks: int) -> list[tuple[int, ...]]:
+    """The shapes of the arrays of a Routing."""
+    local = call.num_experts // num_ranks
+    return [ids.shape, ids.shape, (local,), (local,), (), (), (num_ranks, call.num_experts)]
 
 
 def _int32(*shapes: tuple[int, ...]) -> list[Any]:
@@ -206,47 +184,50 @@ def register_local(
 
     Args:
       name: the primitive and the custom call are jaxcomm_<name>.
-      shapes: (*avals, call, **params) -> shapes of the results.
-      numbers: (call, **params) -> attributes of the custom call.
-      run: the same work by XLA, (*operands, platform, call, **params) -> results.
+      shapes: (*avals, call) -> shapes of the results.
+      numbers: call -> attributes of the custom call.
+      run: the same work by XLA, (*operands, platform, call) -> results.
       aliases: operands by index, and the results that they are aliased to.
     """
 
-    def abstract_eval(*avals, **params):
-        like = {"dtype": jnp.dtype(jnp.int32), "weak_type": False}
-        return [avals[0].update(shape=shape, **like) for shape in shapes(*avals, **params)]
+    def abstract_eval(*avals, call):
+        return [avals[0].update(shape=shape, weak_type=False) for shape in shapes(*avals, call=call)]
 
-    def lower(ctx, *args, platform, call, **params):
+    def lower(ctx, *args, platform, call):
         if choice.assigns_by_custom_calls(platform):
             own = _custom_call(ctx, platform, call, name, aliases)
             types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
-            attributes = {key: np.int64(number) for key, number in numbers(call=call, **params).items()}
+            attributes = {key: np.int64(number) for key, number in numbers(call).items()}
             body = lambda *xs: own(xs, types, attributes)  # noqa: E731
         else:
-            body = functools.partial(run, platform=platform, call=call, **params)
+            body = functools.partial(run, platform=platform, call=call)
         return _lowering.lower_manual(ctx, *args, call=call, run=body)
 
-    def batch(axis_data, args, dims, *, call, **params):
+    def batch(axis_data, args, dims, *, call):
         if axis_data.name in call.axes or any(dim is not None for dim in dims):
             raise NotImplementedError(
                 f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap"
             )
-        results = primitive.bind(*args, call=call, **params)
+        results = primitive.bind(*args, call=call)
         return results, [None] * len(results)
 
     primitive = register(name, shape=abstract_eval, lower=lower, batch=batch, multiple_results=True)
     return primitive
 
 
+# ids (T, K), E for an unknown expert and negative for no choice -> (1, E + 1), the choices of each expert and of all
+# unknown experts.
 count_p = register_local(
     "moe_count",
-    shapes=lambda ids, *, call, num_experts: [(1, num_experts + 1)],
-    numbers=lambda *, call, num_experts: {},
+    shapes=lambda ids, *, call: [(1, call.num_experts + 1)],
+    numbers=lambda call: {},
     run=_count,
 )
+# ids, the counts of all ranks (n, E + 1), and how many choices of each rank get a row at each expert (n, E), if not all
+# -> the arrays of a Routing.
 assign_p = register_local(
     "moe_place",
-    shapes=_assigned_shapes,
-    numbers=lambda *, call, capacity: {"capacity": capacity, "align": call.align, "slots": call.slots},
+    shapes=lambda ids, wanted, *kept, call: assigned_shapes(ids, call, wanted.shape[0]),
+    numbers=lambda call: {"capacity": call.capacity, "align": call.align, "slots": call.slots},
     run=_assign,
 )

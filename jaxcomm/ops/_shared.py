@@ -30,8 +30,8 @@ _ARGUMENTS = {
     "axis_name": """mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes
     declare a hierarchy: the innermost axis stays inside a node.""",
     "axis_index_groups": "groups as lists of ranks, all of one size; None means one group of all ranks.",
-    "algorithm": """a name from ``algorithms("{op}")``, or "xla" for XLA's own collective. "xla_hierarchical" composes it of
-    XLA's collectives inside nodes and between them (not ppermute, barrier and ragged_all_to_all). None lets the
+    "algorithm": """a name from ``algorithms("{op}")``, or "xla" for XLA's own collective. "xla_hierarchical" composes
+    it of XLA's collectives inside nodes and between them (not ppermute, barrier and ragged_all_to_all). None lets the
     selection table choose.""",
     "max_sms": """on GPUs, the most multiprocessors that the call occupies, with one thread block each. The value must
     be equal on all ranks. None means JAXCOMM_MAX_SMS, which is an upper limit in any case. On the smallest GPU of the

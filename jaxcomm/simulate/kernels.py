@@ -112,13 +112,14 @@ def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
     GPUs in one kernel is predicted as if it were these two.
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
-    spec = equation.params["spec"]
+    call = equation.params["call"]
     tokens, choices = ids.shape
-    sizes = (1, tokens, choices, spec.num_experts, int(rows) // max(tokens, 1))
+    sizes = (1, tokens, choices, call.num_experts, int(rows) // max(tokens, 1))
     scope = plan.Placement("process" if jax.process_count() == 1 else "node")
-    if on_cpus and plan.resolve_route_and_dispatch(*sizes, spec.named, scope, plan.Capabilities("cpu")) == "messages":
+    named, able = equation.params["named"], plan.Capabilities("cpu")
+    if on_cpus and plan.resolve_route_and_dispatch(*sizes, named, scope, able) == "messages":
         return [("all_gather", int(bytes_of(ids) + rows))]
-    counts = spec.num_experts + 1
+    counts = call.num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 

@@ -379,7 +379,7 @@ class _Builder:
             size = sum(kernels.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
             return [Kernel(name, 0.0, size, "int32", params["call"].site)]
         if name == "moe_one_shot":
-            call, cpus = params["spec"].call, self.reader.on_cpus
+            call, cpus = params["call"], self.reader.on_cpus
             exchanges = kernels.one_shot(equation, cpus)
             if len(exchanges) > 1:
                 self.reader.note(_EVEN_EXPERTS)
@@ -387,8 +387,7 @@ class _Builder:
                 Exchange(op, tuple(call.axes), None, size, "uint8", None, call.max_sms, None, 0, False, call.site)
                 for op, size in exchanges
             ]
-        layout = params.get("layout", params.get("spec"))
-        call = params["call"] if "call" in params else getattr(layout, "call", None)
+        call = params["call"] if "call" in params else getattr(params.get("spec"), "call", None)
         if call is None or name not in _OWN:
             raise StepError(f"step: jaxcomm_{name} at {equation.site} is not modelled")
         x = equation.ins[0].aval

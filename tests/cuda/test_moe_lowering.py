@@ -215,7 +215,7 @@ def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several
 def test_unknown_ids_are_negative_sizes():
     """The kernel recognizes them. Elsewhere the table stays as it is."""
     table = jnp.array([[3, 1, 0], [2, 2, 5]], jnp.int32)
-    marked = check._mark(table, call=types.SimpleNamespace(align=1), capacity=9)
+    marked = check._mark(table, types.SimpleNamespace(align=1, capacity=9))
     np.testing.assert_array_equal(marked, [[3, 1, 0], [-5, 2, 5]])
     negates = r"stablehlo\.negate %\w+ : tensor<4xi32>"  # the last column, of 4 ranks
     assert re.search(negates, text(layer))
@@ -233,7 +233,7 @@ def test_the_kernel_sees_an_overflow_by_padding(rng, n, local, align):
         demand = groups.sum(1)
         capacity = int(demand.max() - rng.integers(0, 3))
         starts = (np.cumsum(groups, 1) - groups).reshape(-1).astype(np.int32)
-        marked = check._mark(jnp.asarray(table), call=types.SimpleNamespace(align=align), capacity=capacity)
+        marked = check._mark(jnp.asarray(table), types.SimpleNamespace(align=align, capacity=capacity))
         _, sizes, outputs, _ = np.asarray(row_assignment.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
         ends = (outputs + sizes).max(0).reshape(n, local)
         limits = np.concatenate([starts.reshape(n, local)[:, 1:], np.full((n, 1), capacity)], 1)
@@ -252,8 +252,7 @@ def test_the_kernel_sees_an_overflow_by_padding(rng, n, local, align):
 @pytest.mark.parametrize("unknown", [False, True])
 def test_groups_after_an_overflow_stay_inside_the_slots(line, monkeypatch, options, unknown):
     """On GPUs, the rest of the program runs on."""
-    marked = lambda table, call, capacity, raises: check._mark(table, call=call, capacity=capacity)  # noqa: E731
-    monkeypatch.setattr(routing, "check", marked)
+    monkeypatch.setattr(routing, "check_p", types.SimpleNamespace(bind=lambda table, call: [check._mark(table, call)]))
     monkeypatch.setattr(choice, "assigns_by_custom_calls", lambda platform: False)
 
     def body(ids):

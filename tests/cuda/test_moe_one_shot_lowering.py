@@ -13,7 +13,7 @@ import jaxcomm
 from jaxcomm import _lowering
 from jaxcomm._core import plan
 from jaxcomm._processes import placement
-from jaxcomm.moe.route_and_dispatch import _route_then_dispatch, _Spec
+from jaxcomm.moe.route_and_dispatch import _route_then_dispatch
 from jaxcomm.moe.row_assignment import FIELDS
 
 TWO_CALLS = ["all_gather", "dispatch"]
@@ -100,8 +100,7 @@ def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
         def kernel(xs, types, attributes):
             ids, rows = xs
             seen.append((rows.dtype, rows.shape[1]))
-            spec = _Spec(site.call, int(attributes["num_experts"]), int(attributes["capacity"]), "node", False)
-            return _route_then_dispatch(ids, rows, spec=spec)
+            return _route_then_dispatch(ids, rows, call=site.call)
 
         return kernel if target == "jaxcomm_moe_one_shot" else own(site, target, **options)
 

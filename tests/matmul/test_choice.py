@@ -3,12 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from harness import on_ranks
-from products import collectives, gathers, line_of
+from products import collectives, gathers, line_of, scatters
 
 import jaxcomm
-from jaxcomm.matmul import choice
-from jaxcomm.matmul.choice import Size, choose, size_of_gather, size_of_scatter
+from jaxcomm._core import plan
+from jaxcomm._processes import placement
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_psum_scatter"])
@@ -17,52 +16,52 @@ def test_names(op):
     assert "Raises:" in getattr(jaxcomm, op).__doc__
 
 
-@pytest.mark.parametrize(
-    ("size", "one_node", "overlaps", "expected"),
-    [
-        (Size(104, 22_000), True, True, "direct"),
-        (Size(104, 22_000), False, True, "ring"),
-        (Size(103, 22_000), True, True, "unfused"),
-        (Size(104, 22_001), True, True, "unfused"),
-        (Size(104, 22_000), True, False, "unfused"),
-    ],
-)
-def test_choice(size, one_node, overlaps, expected):
-    assert choose(size, one_node=one_node, overlaps=overlaps) == expected
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "other"])
+@pytest.mark.parametrize("scope", ["process", "node", "network"])
+@pytest.mark.parametrize("needs_all_rows", [False, True])
+def test_the_ring_is_chosen_where_it_was_measured(platform, scope, needs_all_rows):
+    measured = platform == "cpu" and scope == "node" and not needs_all_rows
+    found = plan.resolve_collective_matmul(needs_all_rows, plan.Placement(scope), plan.Capabilities(platform))
+    assert found == ("ring" if measured else "unfused")
 
 
-def test_published_sizes():
-    """8 H100, width 6656: chunks lose at 256 rows per rank and win at 512 (meta-pytorch/kraken#2)."""
-    choices = {}
-    for rows in (256, 512):
-        size = size_of_gather((rows, 16384), [(16384, 6656)], 1, 1)
-        choices[rows] = choose(size, one_node=True, overlaps=True)
-    assert choices == {256: "unfused", 512: "direct"}
+@pytest.fixture
+def two_processes(monkeypatch):
+    """Placements of programs whose ranks belong to two processes, in turns. They are lowered, not run."""
+
+    def of_groups(mesh, rows):
+        own = placement.GroupPlacement((rows % 2).reshape(-1), ranks_per_node)
+        return own if rows.shape[1] > 1 else alone
+
+    ranks_per_node, alone = None, placement.GroupPlacement(np.empty(0, np.int32), None)
+    monkeypatch.setattr(placement, "of_groups", of_groups)
 
 
-def test_sizes():
-    """Tiles of 128 x 256 in the products with one chunk; multiplications per element sent."""
-    weights = [(64, 512), (64, 257)]
-    assert size_of_gather((2, 128, 64), weights, 2, 1) == Size(2 * 2 + 2 * 2, 512 + 257)
-    assert size_of_gather((2, 128, 64), weights, 2, 2) == Size(1 * 2 + 1 * 2, 512 + 257)
-    # The gradient of the second weight contracts the rows: its product has 64 x 300 elements.
-    assert size_of_gather((2, 128, 64), [(64, 512), (2, 1024, 300)], 1, 1) == Size(2 * 2 + 1 * 2, 512 + 300)
-    assert size_of_scatter([((1024, 64), (64, 512))], 4) == Size(2 * 2, 64)
-    assert size_of_scatter([((1024, 64), (64, 512)), ((1024, 32), (32, 512))], 8) == Size(2 + 2, 64 + 32)
+RING = {"permute": 3}
 
 
-def test_the_choice_is_made_when_lowering(monkeypatch):
-    x, w = np.zeros((4, 512, 8), np.float32), np.zeros((4, 8, 8192), np.float32)
+@pytest.mark.usefixtures("two_processes")
+def test_what_a_program_of_two_processes_runs():
+    """The transposes of both are products of rows and of sums: each is chosen on its own."""
+    x, w, ct = np.zeros((4, 8, 16), np.float32), np.zeros((4, 16, 8), np.float32), np.zeros((4, 32, 8), np.float32)
     mesh = line_of(4)
-    assert collectives(gathers(), mesh, x, w) == {"all_gather": 1}
-    monkeypatch.setattr(choice, "OVERLAPPING", {"cpu"})
-    assert collectives(lambda x, w: gathers()(x, w), mesh, x, w) == {"permute": 3}
-    assert collectives(lambda x, w: gathers()(x, w[:, :256]), mesh, x, w) == {"all_gather": 1}
+    assert collectives(gathers(), mesh, x, w) == RING
+    assert collectives(gathers(save_gathered=True), mesh, x, w) == RING
+    assert collectives(scatters(), mesh, ct.swapaxes(1, 2).reshape(4, 16, 16), w) == RING
+    assert collectives(gathers(algorithm="unfused"), mesh, x, w) == {"all_gather": 1}
+
+    def of_operand(i):
+        def f(x, w, ct):
+            operands = [x, w]
+            moving = lambda y: gathers()(*operands[:i], y, *operands[i + 1 :])  # noqa: E731
+            return jax.vjp(moving, operands[i])[1](ct)[0]
+
+        return f
+
+    assert collectives(of_operand(0), mesh, x, w, ct) == RING
+    assert collectives(of_operand(1), mesh, x, w, ct) == {"all_gather": 1}
 
 
-def test_a_hierarchy_takes_the_ring(mesh, monkeypatch):
-    """The axes declare 2 nodes: between nodes, a block goes to one neighbour at a time."""
-    monkeypatch.setattr(choice, "OVERLAPPING", {"cpu"})
-    x, w = np.zeros((8, 512, 8), np.float32), np.zeros((8, 8, 8192), np.float32)
-    text = jax.jit(on_ranks(lambda x, w: jaxcomm.all_gather_matmul(x, w, mesh.axis_names), mesh)).lower(x, w).as_text()
-    assert text.count("@jaxcomm_permute(") == 7
+def test_a_program_of_one_process_is_not_split():
+    x, w = np.zeros((4, 8, 16), np.float32), np.zeros((4, 16, 8), np.float32)
+    assert collectives(gathers(), line_of(4), x, w) == {"all_gather": 1}

@@ -199,6 +199,20 @@ def test_vmap(rng, order):
     against_lax(program, rng, "ring", rtol=1e-4)
 
 
+@pytest.mark.parametrize("which", [0, 1, (0, 1)])
+def test_jacobians(rng, which):
+    """A batch of cotangents: the transpose of a scatter multiplies it as rows, and sums over its rows."""
+
+    def program(gather, scatter, x, w, y, u):
+        return [
+            jacobian(f, which)(*xs)
+            for jacobian in (jax.jacrev, jax.jacfwd)
+            for f, xs in ((gather, (x, w)), (scatter, (y, u)))
+        ]
+
+    against_lax(program, rng, "unfused", "ring")
+
+
 def test_vmap_over_an_axis_of_the_group(rng):
     """The axis is one of vmap: no rank is a device."""
     x, w, y, u = operands(rng)

@@ -308,6 +308,29 @@ def test_vmap(line, rng):
         run(lambda i, x: jax.vmap(lambda j: through(j, x, experts=8)[0])(jnp.stack([i, i])), line, ids, x[:, :, 0])
 
 
+def test_jacobians(line, rng):
+    """A batch of tangents or cotangents, while rows and weights have none: dispatch is linear, combine bilinear."""
+    ids = ids_of("holes", rng, 8, 2, 2, 8)
+    x, weights = rng.standard_normal((8, 2, 2)).astype(np.float32), rng.standard_normal(ids.shape).astype(np.float32)
+
+    def body(ids, x, w):
+        r = moe.route(ids, "gpu", num_experts=8, capacity=8)
+        send = lambda x: moe.dispatch(x, r)  # noqa: E731
+        send_once = lambda x: moe.route_and_dispatch(x, ids, "gpu", num_experts=8, capacity=8)[0]  # noqa: E731
+        back = lambda x, w: moe.combine(moe.dispatch(x, r), r, w)  # noqa: E731
+        cases = [(send, (x,)), (send_once, (x,)), (back, (x, w)), (lambda w: back(x, w), (w,))]
+        return [[jacobian(f)(*xs) for f, xs in cases] for jacobian in (jax.jacfwd, jax.jacrev)]
+
+    # Both take the derivatives of all ranks along the elements of this rank.
+    forward, _ = run(body, line, ids, x, weights)
+    basis = np.eye(4, dtype=np.float32).reshape(4, 2, 2)
+    for i in range(4):
+        push = lambda i, x, w, v: jax.jvp(lambda x: through(i, x, w, experts=8, capacity=8), (x,), (v,))[1]  # noqa: E731
+        rows, sums = run(push, line, ids, x, weights, np.stack([basis[i]] * 8))
+        at = (..., *np.unravel_index(i, (2, 2)))
+        assert_same((forward[0][at], forward[1][at], forward[2][at]), (rows, rows, sums), rtol=1e-6)
+
+
 def test_routing_is_plain_data(line, rng):
     """Through jit, scan, cond, checkpoint with a policy, and donation; several payloads with one routing."""
     ids = ids_of("holes", rng, 8, 4, 2, 8)
