@@ -66,11 +66,13 @@ NAVIGATION = {
         "internals/cost-model",
         "internals/simulate",
         "internals/cpu",
+        "internals/overlap",
         "internals/cuda",
         "internals/cuda-staging",
         "internals/cuda-bandwidth",
         "internals/cuda-moe",
         "internals/transports",
+        "internals/tried",
     ],
     "Development": [
         "/CONTRIBUTING",
