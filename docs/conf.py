@@ -160,5 +160,6 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["lists.js"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
