@@ -1,7 +1,7 @@
 """Prints the lines of code per folder: `make size`.
 
-Counts tracked source files only. A folder's rooms are its files, where a source and its header are one room. A row holds
-the folders below it: their lines together, and the rooms of the fullest one.
+Counts tracked source files only. A folder's rooms are its files, where a source and its header are one room. A row
+includes the folders below it: it has the sum of their lines, and the rooms of the fullest one.
 """
 
 import subprocess
