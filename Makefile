@@ -13,7 +13,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pyc
 NATIVE_TESTS_AT_ONCE := $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
+.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format size wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero, cp, pp or mesh: another"
@@ -31,6 +31,7 @@ help:
 	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
 	@echo "make lint       check format, lint and types; make format: apply the formatters"
 	@echo "make docs       build the documentation as a site: build/site/index.html"
+	@echo "make size       print the lines of code per folder"
 	@echo "make wheel      build the wheel into dist/; wheel-cuda: the wheel of the CUDA module"
 	@echo "make clean      remove all outputs of make"
 	@echo "PYTHON=python3.12 selects the interpreter, VENV=.venv312 the folder of its environment"
@@ -255,6 +256,10 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
+
+# Counts tracked files only, with the interpreter of the system.
+size:
+	@$(PYTHON) tools/size.py
 
 $(VENV)/docs-deps: pyproject.toml | $(VENV)/deps
 	$(PIP) --group docs

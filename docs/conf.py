@@ -1,6 +1,12 @@
 """Sphinx settings of the documentation: `make docs`. The sources are the Markdown files of the whole repository."""
 
 import importlib.metadata
+import re
+
+from docutils import nodes
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
 
 project = "jaxcomm"
 author = "the jaxcomm authors"
@@ -66,11 +72,13 @@ NAVIGATION = {
         "internals/cost-model",
         "internals/simulate",
         "internals/cpu",
+        "internals/overlap",
         "internals/cuda",
         "internals/cuda-staging",
         "internals/cuda-bandwidth",
         "internals/cuda-moe",
         "internals/transports",
+        "internals/tried",
     ],
     "Development": [
         "/CONTRIBUTING",
@@ -99,9 +107,37 @@ def separate_notes(app, what, name, obj, options, lines):
             lines[i : i + 1] = ["", f"**{title}:** {text}"]
 
 
+def link_references(app, what, name, obj, options, lines):
+    """References of docstrings become links, so that Sphinx finds the dead ones: "docs/x.md", "See jaxcomm.x"."""
+    for i, line in enumerate(lines):
+        line = re.sub(r"\b(docs/[\w/-]+)\.md\b", r":doc:`/\1`", line)
+        lines[i] = re.sub(r"\b([Ss]ee) `*(jaxcomm(?:\.\w+)*)`*", r"\1 :py:obj:`\2`", line)
+
+
+def refuse_return_types(app, what, name, obj, options, lines):
+    """Napoleon takes the text before a colon in the first line of "Returns" for a type. Docstrings have none."""
+    if any(line.startswith(":rtype:") for line in lines):
+        logger.warning("%s: the first line of Returns has a colon", name)
+
+
+def refuse_dead_references(app, env, node, contnode):
+    if node["reftype"] == "obj":
+        logger.warning("%s is not documented", node["reftarget"], location=node)
+
+
+def refuse_comments(app, doctree):
+    """MyST drops lines that begin with %."""
+    for comment in doctree.findall(nodes.comment):
+        logger.warning("dropped as a comment: %s", comment.astext(), location=comment)
+
+
 def setup(app):
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", separate_notes)
+    app.connect("autodoc-process-docstring", link_references)
+    app.connect("autodoc-process-docstring", refuse_return_types, priority=900)  # after Napoleon
+    app.connect("missing-reference", refuse_dead_references)
+    app.connect("doctree-read", refuse_comments)
     return {"parallel_read_safe": True}
 
 
@@ -124,5 +160,6 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["lists.js"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]

@@ -1,15 +1,14 @@
-"""The tool of tests/mutation: timeouts, tests that are all skipped, and duplicates in the record."""
+"""The tool of tests/mutation: timeouts, tests that are all skipped, mistakes by hand, and the rule of the sample."""
 
 import pathlib
 import subprocess
 import sys
 
 import pytest
-from mutation import hand_run, record, trees
-from mutation.hand import Mutant
+from mutation import hand, record, trees
 
 USUAL = trees.Run(True, 4.0)  # so the limit is 22 seconds
-MUTANT = Mutant("a mistake", "models/a.py", "x = 1", "x = 2", "tests/test_a.py")
+MUTANT = hand.Mistake("a mistake", "models/a.py", "x = 1", "x = 2", "tests/test_a.py")
 
 
 # Another process runs the commands: trees.run() forks, which JAX forbids here.
@@ -45,7 +44,7 @@ def test_a_run_in_which_every_test_skips_is_no_run(tmp_path, summary, ran):
     assert trees.has_run(log) == ran
 
 
-class Runner(hand_run.Runner):
+class Runner(hand.Runner):
     """Runs of the tests end as `runs` says: without the mutant, with it, and without it again."""
 
     def __init__(self, place, runs, log="1 passed in 4.00s"):
@@ -55,8 +54,8 @@ class Runner(hand_run.Runner):
         (place / "models/a.py").write_text("x = 1\n")
         (place / "test.log").write_text(log)
 
-    def passes(self, mutant, limit_s=hand_run.LIMIT_S):
-        assert limit_s in (hand_run.LIMIT_S, 22.0)
+    def passes(self, mutant, limit_s=hand.LIMIT_S):
+        assert limit_s in (hand.LIMIT_S, 22.0)
         changed = (self.tree / mutant.file).read_text() == "x = 2\n"
         assert changed == (limit_s == 22.0)
         return self.runs.pop(0)
@@ -86,14 +85,28 @@ def test_tests_that_all_skip_judge_no_mutant(tmp_path, capsys):
     assert "skips every test" in capsys.readouterr().out
 
 
-def test_the_record_has_one_row_of_a_mutant(tmp_path):
-    path = tmp_path / "record.csv"
-    first = record.Result("a", "models/a.py", 1, "hand", "x = 1", "a mistake", record.SURVIVED)
-    last = first._replace(result=record.TIMED_OUT)
-    other = first._replace(change="another mistake")
-    record.write([first, first, other], path)
-    record.merge([last], path)
-    assert sorted(record.read(path)) == sorted([last, other])
+def test_mistakes_by_hand_are_few_and_distinct():
+    mistakes = hand.mistakes()
+    assert 0 < len(mistakes) <= 250
+    assert len({(mistake.file, mistake.old, mistake.new) for mistake in mistakes}) == len(mistakes)
+
+
+GENERATED = record.Result("a", "a.py", 1, "AddNot", "x", "not x", record.CAUGHT)
+BY_HAND = GENERATED._replace(kind="hand")
+
+
+@pytest.mark.parametrize(
+    ("results", "passes"),
+    [
+        ([], False),
+        ([GENERATED, GENERATED._replace(result=record.SURVIVED), BY_HAND], True),
+        ([GENERATED._replace(result=record.NOT_REACHED), BY_HAND], False),
+        ([GENERATED, GENERATED, BY_HAND._replace(result=record.SURVIVED)], False),
+        ([GENERATED, BY_HAND._replace(result=record.TIMED_OUT)], True),
+    ],
+)
+def test_a_sample_needs_all_mutants_by_hand_and_half_of_the_others(results, passes):
+    assert record.sample_passes(results) == passes
 
 
 def test_timeouts_count_as_caught_in_a_column_of_their_own():

@@ -39,7 +39,7 @@ def all_gather_matmul(
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       algorithm: "unfused", "ring", "direct", or "xla" for XLA's own all-gather. None lets jaxcomm choose.
       chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
-      max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
+      max_sms: the most multiprocessors of a GPU that each transfer occupies.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result, as in jax.lax.dot_general.
       save_gathered: keep the gathered x, n times the size of x, for the derivative for w, which otherwise gathers x
@@ -102,7 +102,7 @@ def matmul_psum_scatter(
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       algorithm: "unfused", "ring", "direct", or "xla" for XLA's own reduce-scatter. None lets jaxcomm choose.
       chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
-      max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
+      max_sms: the most multiprocessors of a GPU that each transfer occupies.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result and of the parts that ranks send.
 

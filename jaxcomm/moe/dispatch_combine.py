@@ -29,7 +29,7 @@ def dispatch(
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS.
 
     Returns:
-      pytree of (C, ...) arrays, in groups by expert: group m has the rows of local expert m. Rows in and after the
+      pytree of (C, ...) arrays, in groups by expert. Group m has the rows of local expert m. Rows in and after the
       groups that belong to no choice are zero.
 
     Raises:

@@ -36,7 +36,7 @@ def psum_scatter(
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
 
     Returns:
-      Block r of the sum on rank r: the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
+      Block r of the sum, in the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
       by n (tiled). 8- and 16-bit floats are accumulated in f32.
 
     Raises:

@@ -80,12 +80,12 @@ def command(unit, coverage, number):
 
 def judge(mutant, units, covered, folder):
     """Runs the tests that reach a mutant: programs before pytest, fast programs first. None: the machine is slow."""
-    reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name].reached]
+    reaching = [unit for unit in units if unit.name in covered and mutant.place in covered[unit.name].reached]
     reaching.sort(key=lambda unit: (unit.pytest, 0 if unit.pytest else covered[unit.name].seconds))
     total, caught, result = 0.0, "", record.SURVIVED if reaching else record.NOT_REACHED
     for unit in reaching:
-        words, normal = command(unit, covered[unit.name], mutant.number)
-        environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.number)}
+        words, normal = command(unit, covered[unit.name], mutant.place)
+        environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.place)}
         log = pathlib.Path(unit.folder).parent / f"{threading.get_ident()}.log" if unit.pytest else None
         limit_s = 3 * normal + 10
         run = trees.run(words, unit.folder, limit_s, environment, log)
@@ -98,13 +98,17 @@ def judge(mutant, units, covered, folder):
             caught = trees.failed(log) or unit.name
             result = record.TIMED_OUT if run.timed_out else record.CAUGHT
             break
-    return record.Result(folder, *mutant[1:], result, caught, round(total, 1))
+    return record.Result(folder, *mutant[:5], result, caught, round(total, 1))
 
 
-def run(folder, count, seed, jobs=2, only=None, python=True):
-    """Runs `count` mutants of a folder (0: all), or those whose "file:line: change" contains `only`."""
-    tests = TESTS[folder]
-    build = schemata.Build(trees.BUILD / folder.replace("/", "-"), [schemata.Sources(folder)], jobs=jobs)
+def run(folder, count, seed, jobs=2, only=None, python=True, file=None):
+    """Runs `count` mutants of a folder (0: all), or those whose "file:line: change" contains `only`.
+
+    `file`: only the mutants of this file that the folder's own native tests reach.
+    """
+    tests = Tests(TESTS[folder].native[:1]) if file else TESTS[folder]
+    place = trees.BUILD / ("sample" if file else folder.replace("/", "-"))
+    build = schemata.Build(place, [schemata.Sources(folder, file=file)], jobs=jobs)
     units = []
     if tests.native:
         units += build.native([f"tests/{name}/all" for name in tests.native], tests.native)
@@ -113,7 +117,9 @@ def run(folder, count, seed, jobs=2, only=None, python=True):
     covered = cover(build, units)
     mutants = build.left()
     reached = set().union(*(coverage.reached for coverage in covered.values()))
-    print(f"{folder}: {len(mutants)} mutants, {sum(m.number in reached for m in mutants)} reached", flush=True)
+    print(f"{folder}: {len(mutants)} mutants, {sum(m.place in reached for m in mutants)} reached", flush=True)
+    if file:
+        mutants = [mutant for mutant in mutants if mutant.place in reached]
     chosen = record.sample(mutants, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:
         chosen = [mutant for mutant in mutants if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]

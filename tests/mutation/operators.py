@@ -4,12 +4,13 @@ import ast
 import itertools
 import pathlib
 import re
-from typing import NamedTuple
 
 import parso
 from cosmic_ray.ast import get_ast
 from cosmic_ray.operators import provider
 from cosmic_ray.operators.operator import Example, Operator
+
+from .record import Mutant
 
 
 class DeleteStatement(Operator):
@@ -80,22 +81,6 @@ OPERATORS = {
 }
 
 
-class Mutant(NamedTuple):
-    """`node` is the number of a node in the tree, `place` the index of the operator's change at this node."""
-
-    file: str
-    line: int
-    kind: str
-    text: str
-    change: str
-    node: int
-    place: int
-
-    @property
-    def key(self):
-        return self.file, self.text, self.change
-
-
 def _nodes(node):
     yield node
     for child in getattr(node, "children", ()):
@@ -136,7 +121,8 @@ def mutants(root, name):
                 what = " ".join(source[starts[begin[0] - 1] + begin[1] : starts[end[0] - 1] + end[1]].split())
                 change = f"{kind}: {what if len(what) <= 80 else what[:38] + ' ... ' + what[-37:]}"
                 times = seen[text, change] = seen.get((text, change), 0) + 1
-                found.append(Mutant(name, begin[0], kind, text, change + (f" #{times}" if times > 1 else ""), i, j))
+                change += f" #{times}" if times > 1 else ""
+                found.append(Mutant(name, begin[0], kind, text, change, (i, j)))
     return found
 
 
@@ -144,10 +130,10 @@ def apply(root, mutant):
     """The text of the file with a mutant, or None if the mutant is invalid or changes nothing."""
     source = pathlib.Path(root, mutant.file).read_text()
     tree = get_ast(source)
-    node = next(node for i, node in enumerate(_nodes(tree)) if i == mutant.node)
+    node = next(node for i, node in enumerate(_nodes(tree)) if i == mutant.place[0])
     parent = node.parent
     try:
-        after = OPERATORS[mutant.kind].mutate(node, mutant.place)
+        after = OPERATORS[mutant.kind].mutate(node, mutant.place[1])
         if after is not node:
             children = [after if child is node else child for child in parent.children]
             parent.children = [child for child in children if child is not None]

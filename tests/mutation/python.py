@@ -201,8 +201,9 @@ def generate(folder):
     return [mutant for name in names for mutant in operators.mutants(trees.ROOT, name)]
 
 
-def run(folder, count, seed, jobs=2, only=None):
-    every = generate(folder)
+def run(folder, count, seed, jobs=2, only=None, file=None):
+    """Runs `count` mutants of a folder (0: all), of one `file`, or those whose "file:line: change" contains `only`."""
+    every = operators.mutants(trees.ROOT, file) if file else generate(folder)
     print(f"{folder}: {len(every)} mutants", flush=True)
     chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:

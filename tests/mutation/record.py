@@ -1,17 +1,33 @@
-"""Results of mutants: the CSV file, tables, and the list of equivalent mutants."""
+"""Generated mutants, results of all mutants, and the list of equivalent ones."""
 
 import csv
 import hashlib
 import pathlib
 import random
 import tomllib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HERE = pathlib.Path(__file__).parent
-RECORD = HERE / "record.csv"
-README = HERE / "README.md"
-MARK = "<!-- the table of record.csv, written by run.py -->\n"
 SURVIVED, NOT_REACHED, CAUGHT, TIMED_OUT = "survived", "not reached", "caught", "timed out"
+
+
+class Mutant(NamedTuple):
+    """A mutant that the syntax generates. `place` is where its generator finds it again.
+
+    In C++, the place is the number of its switch. In Python, it is the number of a node in the tree, and the index of
+    the operator's change at this node.
+    """
+
+    file: str
+    line: int
+    kind: str
+    text: str
+    change: str
+    place: Any
+
+    @property
+    def key(self):
+        return self.file, self.text, self.change
 
 
 class Result(NamedTuple):
@@ -36,26 +52,11 @@ class Result(NamedTuple):
         return self.result in (CAUGHT, TIMED_OUT)
 
 
-def read(path=RECORD):
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [
-            Result(**{**row, "line": int(row["line"]), "seconds": float(row["seconds"])})
-            for row in csv.DictReader(file)
-        ]
-
-
-def write(results, path=RECORD):
+def write(results, path):
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Result._fields)
         writer.writerows(sorted(results))
-
-
-def merge(results, path=RECORD):
-    """Writes the record: `results` replace the rows of the same mutants, and the other rows stay."""
-    write({result.key: result for result in [*read(path), *results]}.values(), path)
 
 
 def equivalents():
@@ -108,18 +109,6 @@ def table(results):
     return "\n".join(lines)
 
 
-def block():
-    """The table of the record as README.md contains it."""
-    return f"{MARK}```\n{table(read())}\n```\n"
-
-
-def write_table():
-    """Replaces the table in README.md."""
-    before, _, rest = README.read_text().partition(MARK)
-    _, _, after = rest.removeprefix("```\n").partition("```\n")
-    README.write_text(before + block() + after)
-
-
 def missed(results):
     known = equivalents()
     return [result for result in results if not result.caught and result.key not in known]
@@ -127,3 +116,11 @@ def missed(results):
 
 def describe(result):
     return f"{result.file}:{result.line}: {result.result}: {result.change}\n    {result.text}"
+
+
+def sample_passes(results):
+    """Whether a sample is good: the tests catch all mutants made by hand, and at least half of the others that are not equivalent."""
+    generated = [result for result in results if result.kind != "hand"]
+    left = missed(results)
+    caught_by_hand = not any(result.kind == "hand" for result in left)
+    return bool(results) and caught_by_hand and 2 * len(left) <= len(generated)

@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mutation import cxx, hand_run, prune, python, record, sample, trees
+from mutation import cxx, hand, python, record, sample, trees
 
 KINDS = ("cxx", "python", "hand")
 
@@ -23,54 +23,38 @@ def main():
     parser.add_argument("--only", choices=KINDS, help="only mutants of this kind")
     parser.add_argument("--folder", action="append", help="a folder of sources, for example ffi/plan; may be repeated")
     parser.add_argument("--all", action="store_true", help="all generated mutants, instead of a sample of each folder")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants that record.csv lists as caught")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, of two files and by hand")
     parser.add_argument("--per-folder", type=int, default=60, metavar="N", help="generated mutants of each folder")
     parser.add_argument("--seed", help="of the selection; default: 1, with --sample the hash of HEAD")
     parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and tests")
     parser.add_argument("--native", action="store_true", help="skips the Python tests of C++, whose build takes long")
-    parser.add_argument("--hand-per-folder", type=int, default=0, metavar="N", help="hand-made mutants of each folder")
-    parser.add_argument("--new", action="store_true", help="only hand-made mutants that record.csv lacks")
-    parser.add_argument("--record", action="store_true", help="writes the results to record.csv and README.md")
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="removes mutants that no longer exist, and duplicates, from record.csv, and runs nothing",
-    )
     options = parser.parse_args()
     count = 0 if options.all else options.per_folder
     folders = options.folder or [*cxx.TESTS, *python.FOLDERS]
-    if options.prune:
-        for row in prune.prune():
-            print(f"{row.file}:{row.line}: {row.change}")
-        record.write_table()
-        print(record.table(record.read()))
-        return 0
     results, unjudged = [], []
     if options.sample:
         seed = options.seed or commit()
         print(f"{options.sample} mutants, chosen by {seed}", flush=True)
-        results = sample.run(options.sample, seed, folders, options.jobs, options.only)
-        print(record.table(results))
-        return 0 if all(result.caught for result in results) else 1
-    seed = options.seed or "1"
-
-    def done(found):
-        results.extend(found)
+        results = sample.run(options.sample, seed, options.jobs, options.only)
         record.write(results, trees.BUILD / "results.csv")
-        if options.record:
-            record.merge(found)
-            record.write_table()
+        for result in record.missed(results):
+            print(record.describe(result))
+        print(record.table(results))
+        return 0 if record.sample_passes(results) else 1
+    seed = options.seed or "1"
 
     for folder in folders:
         if folder in cxx.TESTS and options.only in (None, "cxx"):
-            done(cxx.run(folder, count, seed, options.jobs, options.match, not options.native))
+            results += cxx.run(folder, count, seed, options.jobs, options.match, not options.native)
         elif folder in python.FOLDERS and options.only in (None, "python"):
-            done(python.run(folder, count, seed, options.jobs, options.match))
+            results += python.run(folder, count, seed, options.jobs, options.match)
+        record.write(results, trees.BUILD / "results.csv")
     if options.only in (None, "hand"):
-        folders = options.folder or sorted({hand_run.folder(mutant) for mutant in hand_run.mutants()})
-        chosen = hand_run.choose(options.hand_per_folder, seed, folders, options.match, options.new)
-        _, unjudged = hand_run.run(chosen, options.jobs, done=lambda result: done([result]))
+        folders = options.folder or {hand.folder(mutant) for mutant in hand.mistakes()}
+        found, unjudged = hand.run(hand.choose(seed, folders, options.match), options.jobs)
+        results += found
+        record.write(results, trees.BUILD / "results.csv")
     missed = record.missed(results)
     for result in missed:
         print(record.describe(result))

@@ -8,23 +8,11 @@ import subprocess
 from typing import NamedTuple
 
 from . import syntax, trees
+from .record import Mutant
 
 NUMBERS_PER_FILE = 5000
 DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
 NOT_RUN = re.compile(r"mutants")  # tests that mutate the code themselves
-
-
-class Mutant(NamedTuple):
-    number: int
-    file: str
-    line: int
-    kind: str
-    text: str
-    change: str
-
-    @property
-    def key(self):
-        return self.file, self.text, self.change
 
 
 class Unit(NamedTuple):
@@ -62,7 +50,7 @@ class Sources:
                 text = source.line_text(edit.begin)
                 times = seen[text, edit.change] = seen.get((text, edit.change), 0) + 1
                 change = edit.change + (f" #{times}" if times > 1 else "")
-                self.mutants.append(Mutant(number, relative(path), source.line(edit.begin), edit.kind, text, change))
+                self.mutants.append(Mutant(relative(path), source.line(edit.begin), edit.kind, text, change, number))
                 self.edits[number] = (path, i)
         self.end = first + (len(self.sources) + 1) * NUMBERS_PER_FILE
 
@@ -76,20 +64,20 @@ class Build:
     def __init__(self, place, parts, numbers=None, jobs=2):
         self.place, self.tree, self.parts, self.jobs = place, place / "tree", parts, jobs
         self.builds = place if parts else self.tree / "build"
-        self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.number in numbers]
+        self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.place in numbers]
         self.end = max((part.end for part in parts), default=0)
         self.place.mkdir(parents=True, exist_ok=True)
         known = self.place / "dropped.json"  # mutants that did not compile in an earlier run
         remembered = {tuple(key) for key in json.loads(known.read_text())} if known.exists() else set()
-        self.dropped = {mutant.number for mutant in self.mutants if mutant.key in remembered}
+        self.dropped = {mutant.place for mutant in self.mutants if mutant.key in remembered}
         self.write()
 
     def left(self):
-        return [mutant for mutant in self.mutants if mutant.number not in self.dropped]
+        return [mutant for mutant in self.mutants if mutant.place not in self.dropped]
 
     def write(self):
         changed = {}
-        numbers = {mutant.number for mutant in self.left()}
+        numbers = {mutant.place for mutant in self.left()}
         for part in self.parts:
             for path, source in part.sources.items():
                 chosen = {i: n for n, (file, i) in part.edits.items() if file == path and n in numbers}
@@ -108,7 +96,7 @@ class Build:
                 path = os.path.normpath(os.path.join(self.builds / "native", match.group(1)))
                 if path.startswith(str(self.tree)):
                     found.add((os.path.relpath(path, self.tree), int(match.group(2))))
-            numbers = {mutant.number for mutant in self.left()}
+            numbers = {mutant.place for mutant in self.left()}
             for part in self.parts:
                 for number, (path, i) in part.edits.items():
                     source = part.sources[path]
@@ -117,7 +105,7 @@ class Build:
                         self.dropped.add(number)
             if len(self.dropped) > before:
                 break
-        kept = [mutant.key for mutant in self.mutants if mutant.number in self.dropped]
+        kept = [mutant.key for mutant in self.mutants if mutant.place in self.dropped]
         (self.place / "dropped.json").write_text(json.dumps(kept))
         return len(self.dropped) - before
 

@@ -1,4 +1,4 @@
-"""Which programs XLA:CPU runs in order, so that nothing runs beside a transfer: the table of docs/guide/overlap.md.
+"""Which programs XLA:CPU runs in order, so that nothing runs beside a transfer: the table of docs/internals/overlap.md.
 
 tests/overlap/test_beside.py has programs in which computations run beside one.
 """
