@@ -55,6 +55,9 @@ inline ffi::Error FailRun(ffi::RunId run, const CallSpec& spec, const std::strin
   return ffi::Error::InvalidArgument(message);
 }
 
+// The first arguments of these handlers. The buffer holds the logical id of this device.
+inline auto BindAttributes() { return ffi::Ffi::Bind().Attrs().Arg<ffi::Buffer<ffi::S32>>(); }
+
 constexpr size_t kRoutingFields = 7;
 
 // The first results: the fields of a routing.

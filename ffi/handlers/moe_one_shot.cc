@@ -159,9 +159,7 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoePackExecute, ExecuteMoePack,
-                              ffi::Ffi::Bind()
-                                  .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // logical id of this device
+                              BindAttributes()
                                   .Arg<ffi::Buffer<ffi::S32>>()   // expert ids
                                   .RemainingArgs()                // payloads
                                   .Ret<ffi::Buffer<ffi::U8>>());  // the message

@@ -81,25 +81,19 @@ ffi::Error ExecuteMoeSlices(ffi::Dictionary attributes, ffi::Buffer<ffi::S32> ra
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoeCountExecute, ExecuteMoeCount,
-                              ffi::Ffi::Bind()
-                                  .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()    // logical id of this device
+                              BindAttributes()
                                   .Arg<ffi::Buffer<ffi::S32>>()    // expert ids
                                   .Ret<ffi::Buffer<ffi::S32>>());  // counts
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoePlaceExecute, ExecuteMoePlace,
-                              ffi::Ffi::Bind()
-                                  .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
+                              BindAttributes()
                                   .Arg<ffi::Buffer<ffi::S32>>()  // expert ids
                                   .Arg<ffi::Buffer<ffi::S32>>()  // wanted
                                   .RemainingArgs()               // kept
                                   .RemainingRets());             // the fields of Routing
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoeSlicesExecute, ExecuteMoeSlices,
-                              ffi::Ffi::Bind()
-                                  .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()    // logical id of this device
+                              BindAttributes()
                                   .Arg<ffi::Buffer<ffi::S32>>()    // slots of the choices
                                   .Arg<ffi::Buffer<ffi::S32>>()    // experts of the choices
                                   .Arg<ffi::Buffer<ffi::S32>>()    // table
