@@ -16,8 +16,8 @@
 #include "handlers/call.h"
 #include "plan/plan_py.h"
 #include "sim/sim_py.h"
-#include "transport/open_network.h"
 #include "transport/relay.h"
+#include "transport/ucx_network.h"
 
 namespace nb = nanobind;
 
@@ -88,7 +88,7 @@ void BindNetwork(nb::module_& m) {
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,
          int32_t num_processes, uint64_t token) {
-        NetworkOptions options;
+        UcxOptions options;
         options.library = library;
         options.fallback_library = fallback_library;
         options.devices = devices;

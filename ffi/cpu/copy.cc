@@ -19,27 +19,16 @@ void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride
   for (int64_t i = 0; i < rows; ++i) std::memcpy(dst + i * dst_stride, src + i * src_stride, kBytes);
 }
 
-// A fixed size lets the compiler use one load and one store per row.
+// A fixed size lets the compiler use one load and one store per row. Returns false if the size is none of kBytes.
+template <int... kBytes>
+bool CopyRowsOf(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t row_bytes, int64_t rows) {
+  return ((row_bytes == kBytes && (CopyRows<kBytes>(dst, dst_stride, src, src_stride, rows), true)) || ...);
+}
+
 void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t row_bytes, int64_t rows) {
-  switch (row_bytes) {
-    case 1:
-      return CopyRows<1>(dst, dst_stride, src, src_stride, rows);
-    case 2:
-      return CopyRows<2>(dst, dst_stride, src, src_stride, rows);
-    case 4:
-      return CopyRows<4>(dst, dst_stride, src, src_stride, rows);
-    case 8:
-      return CopyRows<8>(dst, dst_stride, src, src_stride, rows);
-    case 16:
-      return CopyRows<16>(dst, dst_stride, src, src_stride, rows);
-    case 32:
-      return CopyRows<32>(dst, dst_stride, src, src_stride, rows);
-    case 64:
-      return CopyRows<64>(dst, dst_stride, src, src_stride, rows);
-    default:
-      for (int64_t i = 0; i < rows; ++i) {
-        std::memcpy(dst + i * dst_stride, src + i * src_stride, static_cast<size_t>(row_bytes));
-      }
+  if (CopyRowsOf<1, 2, 4, 8, 16, 32, 64>(dst, dst_stride, src, src_stride, row_bytes, rows)) return;
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(dst + i * dst_stride, src + i * src_stride, static_cast<size_t>(row_bytes));
   }
 }
 

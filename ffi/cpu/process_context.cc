@@ -49,10 +49,10 @@ bool ProcessContext::connected(int32_t index) {
   return index == index_ || others_.count(index) > 0;
 }
 
-Status ProcessContext::StartNetwork(const NetworkOptions& options, int32_t num_processes, uint64_t token) {
+Status ProcessContext::StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (active_messages_.network() != nullptr) return OkStatus();
-  StatusOr<std::unique_ptr<Network>> network = OpenNetwork(options, index_, num_processes, token, &active_messages_);
+  StatusOr<std::unique_ptr<Network>> network = OpenUcxNetwork(options, index_, num_processes, token, &active_messages_);
   if (!network.ok()) return network.status();
   active_messages_.SetNetwork(*std::move(network));
   return OkStatus();

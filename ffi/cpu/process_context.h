@@ -13,7 +13,7 @@
 #include "cpu/cost_params.h"
 #include "cpu/progress_thread.h"
 #include "transport/node.h"
-#include "transport/open_network.h"
+#include "transport/ucx_network.h"
 
 namespace jaxcomm {
 
@@ -34,7 +34,7 @@ class ProcessContext {
   // A process of another node also needs ConnectNetwork.
   Status Connect(int32_t index, const ProcessInfo& info);
   // Makes this process reachable from other nodes. A second call does nothing.
-  Status StartNetwork(const NetworkOptions& options, int32_t num_processes, uint64_t token);
+  Status StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token);
   Status ConnectNetwork(int32_t index, const std::string& address);
 
   int32_t index() const { return index_; }  // -1: not started

@@ -102,56 +102,41 @@ inline __attribute__((always_inline)) void ReduceTiles(void* dst, const void* co
     ReduceTiles<__VA_ARGS__, arithmetic::Min>(dst, sources, num_sources, count);                              \
   }
 
-JAXCOMM_REDUCE_ORDERED(Bool, Plain<bool>)
-JAXCOMM_REDUCE_ORDERED(S8, Plain<int8_t>)
-JAXCOMM_REDUCE_ORDERED(S16, Plain<int16_t>)
-JAXCOMM_REDUCE_ORDERED(S32, Plain<int32_t>)
-JAXCOMM_REDUCE_ORDERED(S64, Plain<int64_t>)
-JAXCOMM_REDUCE_ORDERED(U8, Plain<uint8_t>)
-JAXCOMM_REDUCE_ORDERED(U16, Plain<uint16_t>)
-JAXCOMM_REDUCE_ORDERED(U32, Plain<uint32_t>)
-JAXCOMM_REDUCE_ORDERED(U64, Plain<uint64_t>)
-JAXCOMM_REDUCE_ORDERED(F16, Widened<Float16>)
-JAXCOMM_REDUCE_ORDERED(BF16, Widened<BFloat16>)
-JAXCOMM_REDUCE_ORDERED(F32, Plain<float>)
-JAXCOMM_REDUCE_ORDERED(F64, Plain<double>)
+// X(name, codec) for each type that has an order.
+#define JAXCOMM_ORDERED_TYPES(X)                \
+  X(Bool, Plain<bool>)                          \
+  X(S8, Plain<int8_t>)                          \
+  X(S16, Plain<int16_t>)                        \
+  X(S32, Plain<int32_t>)                        \
+  X(S64, Plain<int64_t>)                        \
+  X(U8, Plain<uint8_t>)                         \
+  X(U16, Plain<uint16_t>)                       \
+  X(U32, Plain<uint32_t>)                       \
+  X(U64, Plain<uint64_t>)                       \
+  X(F16, Widened<Float16>)                      \
+  X(BF16, Widened<BFloat16>)                    \
+  X(F32, Plain<float>)                          \
+  X(F64, Plain<double>)                         \
+  X(F8E5M2, Widened8<Float8E5M2>)               \
+  X(F8E4M3FN, Widened8<Float8E4M3FN>)           \
+  X(F8E4M3, Widened8<Float8E4M3>)               \
+  X(F8E3M4, Widened8<Float8E3M4>)               \
+  X(F8E4M3B11FNUZ, Widened8<Float8E4M3B11FNUZ>) \
+  X(F8E5M2FNUZ, Widened8<Float8E5M2FNUZ>)       \
+  X(F8E4M3FNUZ, Widened8<Float8E4M3FNUZ>)
+
+JAXCOMM_ORDERED_TYPES(JAXCOMM_REDUCE_ORDERED)
 JAXCOMM_REDUCE(C64, Plain<arithmetic::Complex<float>>)
 JAXCOMM_REDUCE(C128, Plain<arithmetic::Complex<double>>)
-JAXCOMM_REDUCE_ORDERED(F8E5M2, Widened8<Float8E5M2>)
-JAXCOMM_REDUCE_ORDERED(F8E4M3FN, Widened8<Float8E4M3FN>)
-JAXCOMM_REDUCE_ORDERED(F8E4M3, Widened8<Float8E4M3>)
-JAXCOMM_REDUCE_ORDERED(F8E3M4, Widened8<Float8E3M4>)
-JAXCOMM_REDUCE_ORDERED(F8E4M3B11FNUZ, Widened8<Float8E4M3B11FNUZ>)
-JAXCOMM_REDUCE_ORDERED(F8E5M2FNUZ, Widened8<Float8E5M2FNUZ>)
-JAXCOMM_REDUCE_ORDERED(F8E4M3FNUZ, Widened8<Float8E4M3FNUZ>)
 
 }  // namespace
 
 ReduceFn FindReduce(DType dtype, ReduceOp op) {
-#define JAXCOMM_CASE(name) \
-  case DType::k##name:     \
+#define JAXCOMM_CASE(name, ...) \
+  case DType::k##name:          \
     return op == ReduceOp::kSum ? name##Sum : op == ReduceOp::kMax ? name##Max : name##Min;
   switch (dtype) {
-    JAXCOMM_CASE(Bool)
-    JAXCOMM_CASE(S8)
-    JAXCOMM_CASE(S16)
-    JAXCOMM_CASE(S32)
-    JAXCOMM_CASE(S64)
-    JAXCOMM_CASE(U8)
-    JAXCOMM_CASE(U16)
-    JAXCOMM_CASE(U32)
-    JAXCOMM_CASE(U64)
-    JAXCOMM_CASE(F16)
-    JAXCOMM_CASE(BF16)
-    JAXCOMM_CASE(F32)
-    JAXCOMM_CASE(F64)
-    JAXCOMM_CASE(F8E5M2)
-    JAXCOMM_CASE(F8E4M3FN)
-    JAXCOMM_CASE(F8E4M3)
-    JAXCOMM_CASE(F8E3M4)
-    JAXCOMM_CASE(F8E4M3B11FNUZ)
-    JAXCOMM_CASE(F8E5M2FNUZ)
-    JAXCOMM_CASE(F8E4M3FNUZ)
+    JAXCOMM_ORDERED_TYPES(JAXCOMM_CASE)
     case DType::kC64:
       return op == ReduceOp::kSum ? C64Sum : nullptr;
     case DType::kC128:

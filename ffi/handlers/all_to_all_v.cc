@@ -30,13 +30,10 @@ ffi::Future ExecuteAllToAllV(CpuCallState* state, ffi::RunId run, ffi::Buffer<ff
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AllToAllVInstantiate, Instantiate<Collective::kAllToAllV>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AllToAllVExecute, ExecuteAllToAllV,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::State<CpuCallState>>()
-                                  .Ctx<ffi::RunId>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
-                                  .Arg<ffi::AnyBuffer>()         // operand
-                                  .Arg<ffi::AnyBuffer>()         // output: start value of y
-                                  .Arg<ffi::AnyBuffer>()         // table of plan/slices.h
-                                  .Ret<ffi::AnyBuffer>());       // y
+                              BindCall()
+                                  .Arg<ffi::AnyBuffer>()    // operand
+                                  .Arg<ffi::AnyBuffer>()    // output: start value of y
+                                  .Arg<ffi::AnyBuffer>()    // table of plan/slices.h
+                                  .Ret<ffi::AnyBuffer>());  // y
 
 }  // namespace jaxcomm

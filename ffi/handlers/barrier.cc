@@ -27,11 +27,8 @@ ffi::Future ExecuteBarrier(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi:
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate<Collective::kBarrier>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierExecute, ExecuteBarrier,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::State<CpuCallState>>()
-                                  .Ctx<ffi::RunId>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
-                                  .RemainingArgs()               // xs
-                                  .RemainingRets());             // ys
+                              BindCall()
+                                  .RemainingArgs()    // xs
+                                  .RemainingRets());  // ys
 
 }  // namespace jaxcomm

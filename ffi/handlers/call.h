@@ -30,19 +30,21 @@ ffi::ErrorOr<std::unique_ptr<CpuCallState>> Instantiate(ffi::Dictionary attribut
 
 inline auto BindInstantiate() { return ffi::Ffi::BindInstantiate().Attrs(); }
 
+// The first arguments of every Execute. The buffer holds the logical id of this device.
+inline auto BindCall() {
+  return ffi::Ffi::Bind().Ctx<ffi::State<CpuCallState>>().Ctx<ffi::RunId>().Arg<ffi::Buffer<ffi::S32>>();
+}
+
 // One operand, one result. The buffers stay valid until the future is completed. The rest of the call frame does not.
 // Operands in `after` only delay the call: XLA runs it when they have been computed.
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
                     ffi::RemainingArgs after, ffi::Result<ffi::AnyBuffer> y);
 
 inline auto BindExecute() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::State<CpuCallState>>()
-      .Ctx<ffi::RunId>()
-      .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
-      .Arg<ffi::AnyBuffer>()         // x
-      .RemainingArgs()               // after
-      .Ret<ffi::AnyBuffer>();        // y
+  return BindCall()
+      .Arg<ffi::AnyBuffer>()   // x
+      .RemainingArgs()         // after
+      .Ret<ffi::AnyBuffer>();  // y
 }
 
 // A participant with one operand and one result.

@@ -30,10 +30,7 @@ ffi::Future ExecuteCombine(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi:
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CombineInstantiate, Instantiate<Collective::kCombine>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CombineExecute, ExecuteCombine,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::State<CpuCallState>>()
-                                  .Ctx<ffi::RunId>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
+                              BindCall()
                                   .Arg<ffi::AnyBuffer>()         // rows
                                   .Arg<ffi::Buffer<ffi::S32>>()  // slot of each choice, or -1
                                   .Arg<ffi::Buffer<ffi::S32>>()  // expert of each choice

@@ -24,10 +24,7 @@ ffi::Future ExecuteDispatch(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DispatchInstantiate, Instantiate<Collective::kDispatch>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DispatchExecute, ExecuteDispatch,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::State<CpuCallState>>()
-                                  .Ctx<ffi::RunId>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
+                              BindCall()
                                   .Arg<ffi::AnyBuffer>()         // x
                                   .Arg<ffi::Buffer<ffi::S32>>()  // order: the row of x for each packed row
                                   .Arg<ffi::Buffer<ffi::S32>>()  // table of plan/slices.h, over packed rows

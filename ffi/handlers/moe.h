@@ -1,9 +1,11 @@
 // Shared by the handlers of jaxcomm.moe that send nothing.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "handlers/call.h"
 #include "plan/routing.h"
@@ -21,25 +23,40 @@ inline ffi::Error DecodeNumbers(const ffi::Dictionary& attributes,
   return ffi::Error::Success();
 }
 
-// The ranks of the group of a device, and its place among them; null if the device is in no group.
+// A device in the group of a call.
 struct Member {
-  const int64_t* ranks = nullptr;
-  int32_t own = 0;
+  CallSpec spec;
+  int64_t group = 0;
+  int32_t own = 0;  // its position in the group
+
+  const int64_t* ranks() const { return spec.groups.data() + group * spec.group_size; }  // of the group
 };
 
-inline Member MemberOf(const CallSpec& spec, int32_t rank) {
-  for (size_t i = 0; i < spec.groups.size(); ++i) {
-    if (spec.groups[i] != rank) continue;
-    const auto slot = static_cast<int64_t>(i);
-    return {spec.groups.data() + slot / spec.group_size * spec.group_size,
-            static_cast<int32_t>(slot % spec.group_size)};
+// The attributes of a call without Instantiate, as seen by the device `rank`. Fails if the device is in no group.
+inline ffi::ErrorOr<Member> DecodeMember(const ffi::Dictionary& attributes, ffi::Buffer<ffi::S32> rank,
+                                         std::initializer_list<std::pair<const char*, int64_t*>> numbers = {}) {
+  ffi::ErrorOr<CallSpec> spec = DecodeCall(Collective::kBarrier, attributes);
+  if (!spec) return ffi::Unexpected(spec.error());
+  ffi::Error decoded = DecodeNumbers(attributes, numbers);
+  if (decoded.failure()) return ffi::Unexpected(std::move(decoded));
+  const std::vector<int64_t>& groups = spec->groups;
+  const auto slot = std::find(groups.begin(), groups.end(), rank.typed_data()[0]) - groups.begin();
+  if (slot == static_cast<int64_t>(groups.size())) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(spec->Where() + ": this rank is not in any group"));
   }
-  return {};
+  const int64_t size = spec->group_size;
+  return Member{*std::move(spec), slot / size, static_cast<int32_t>(slot % size)};
 }
 
-inline ffi::Error NotAMember(const CallSpec& spec) {
-  return ffi::Error::InvalidArgument(spec.Where() + ": this rank is not in any group");
+// Fails the run on all ranks, also in other processes.
+inline ffi::Error FailRun(ffi::RunId run, const CallSpec& spec, const std::string& text) {
+  const std::string message = spec.Where() + ": " + text;
+  RunFailures::Get().Fail(run.run_id, InvalidArgumentError(message));
+  return ffi::Error::InvalidArgument(message);
 }
+
+// The first arguments of these handlers. The buffer holds the logical id of this device.
+inline auto BindAttributes() { return ffi::Ffi::Bind().Attrs().Arg<ffi::Buffer<ffi::S32>>(); }
 
 constexpr size_t kRoutingFields = 7;
 

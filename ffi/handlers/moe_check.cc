@@ -7,26 +7,20 @@ namespace {
 
 ffi::Error ExecuteMoeCheck(ffi::RunId run, ffi::Dictionary attributes, ffi::Buffer<ffi::S32> rank,
                            ffi::Buffer<ffi::S32> counts, ffi::ResultBuffer<ffi::S32> result) {
-  const ffi::ErrorOr<CallSpec> spec = DecodeCall(Collective::kBarrier, attributes);
-  if (!spec) return spec.error();
   ExpertLayout layout;
   int64_t raises = 0;
-  ffi::Error decoded = DecodeNumbers(
-      attributes,
+  const ffi::ErrorOr<Member> member = DecodeMember(
+      attributes, rank,
       {{"capacity", &layout.capacity}, {"align", &layout.align}, {"slots", &layout.slots}, {"raises", &raises}});
-  if (decoded.failure()) return decoded;
-  layout.num_ranks = static_cast<int32_t>(spec->group_size);
-  layout.num_experts = static_cast<int64_t>(counts.element_count()) / spec->group_size - 1;
+  if (!member) return member.error();
+  const CallSpec& spec = member->spec;
+  layout.num_ranks = static_cast<int32_t>(spec.group_size);
+  layout.num_experts = static_cast<int64_t>(counts.element_count()) / spec.group_size - 1;
   if (result->untyped_data() != counts.untyped_data()) {
-    return ffi::Error::InvalidArgument(spec->Where() + ": results must be aliased to operands");
+    return ffi::Error::InvalidArgument(spec.Where() + ": results must be aliased to operands");
   }
-  const Member member = MemberOf(*spec, rank.typed_data()[0]);
-  if (member.ranks == nullptr) return NotAMember(*spec);
-  const Status status = CheckRouting(counts.typed_data(), layout, raises != 0, member.ranks);
-  if (status.ok()) return ffi::Error::Success();
-  const std::string message = spec->Where() + ": " + status.message();
-  RunFailures::Get().Fail(run.run_id, InvalidArgumentError(message));
-  return ffi::Error::InvalidArgument(message);
+  const Status status = CheckRouting(counts.typed_data(), layout, raises != 0, member->ranks());
+  return status.ok() ? ffi::Error::Success() : FailRun(run, spec, status.message());
 }
 
 }  // namespace

@@ -93,23 +93,17 @@ void CopyRows(const Places& places, const GatheredChoices& gathered, int32_t own
 
 ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buffer<ffi::S32> rank,
                             ffi::Buffer<ffi::U8> messages, ffi::RemainingRets results) {
-  const ffi::ErrorOr<CallSpec> spec = DecodeCall(Collective::kBarrier, attributes);
-  if (!spec) return spec.error();
+  const ffi::ErrorOr<Member> member = DecodeMember(attributes, rank);
+  if (!member) return member.error();
   const ffi::ErrorOr<Header> header = MakeHeader(attributes);
   if (!header) return header.error();
-  const int64_t n = spec->group_size;
-  const Member member = MemberOf(*spec, rank.typed_data()[0]);
-  if (member.ranks == nullptr) return NotAMember(*spec);
+  const CallSpec& spec = member->spec;
+  const int64_t n = spec.group_size;
   if (results.size() < kRoutingFields || messages.element_count() % n != 0) {
-    return ffi::Error::InvalidArgument(spec->Where() + ": results are missing");
+    return ffi::Error::InvalidArgument(spec.Where() + ": results are missing");
   }
-  const int64_t* const ranks = member.ranks;
-  const int32_t own = member.own;
-  const auto fail = [&](const std::string& text) {
-    const std::string message = spec->Where() + ": " + text;
-    RunFailures::Get().Fail(run.run_id, InvalidArgumentError(message));
-    return ffi::Error::InvalidArgument(message);
-  };
+  const int64_t* const ranks = member->ranks();
+  const int32_t own = member->own;
   const auto bytes = static_cast<int64_t>(messages.element_count()) / n;
   const uint8_t* const first = messages.typed_data();
   for (int64_t r = 1; r < n; ++r) {
@@ -117,8 +111,9 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
     Header one = {}, other = {};
     std::memcpy(&one, first, sizeof(Header));
     std::memcpy(&other, first + r * bytes, sizeof(Header));
-    return fail("calls do not match: rank " + std::to_string(ranks[0]) + " has " + Describe(one) + ", rank " +
-                std::to_string(ranks[r]) + " has " + Describe(other));
+    return FailRun(run, spec,
+                   "calls do not match: rank " + std::to_string(ranks[0]) + " has " + Describe(one) + ", rank " +
+                       std::to_string(ranks[r]) + " has " + Describe(other));
   }
   ExpertLayout layout;
   layout.num_ranks = static_cast<int32_t>(n);
@@ -136,10 +131,10 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
   std::vector<int32_t> counts(static_cast<size_t>(n * (total + 1)));
   gathered.Count(total, counts.data());
   const Status status = CheckRouting(counts.data(), layout, true, ranks);
-  if (!status.ok()) return fail(status.message());
+  if (!status.ok()) return FailRun(run, spec, status.message());
 
   const Places places(layout, counts.data());
-  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(*spec, results, layout, gathered.tokens * gathered.choices);
+  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(spec, results, layout, gathered.tokens * gathered.choices);
   if (!fields) return fields.error();
   FillFields(layout, gathered, own, counts.data(), counts.data(), *fields);
 
@@ -150,7 +145,7 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
     const auto size = static_cast<int64_t>((*rows)->size_bytes());
     const int64_t row_bytes = layout.capacity > 0 ? size / layout.capacity : 0;
     if (offset + Aligned(row_bytes * gathered.tokens) > bytes) {
-      return ffi::Error::InvalidArgument(spec->Where() + ": a message is too short");
+      return ffi::Error::InvalidArgument(spec.Where() + ": a message is too short");
     }
     if (row_bytes > 0) {
       CopyRows(places, gathered, own, layout, first + offset, bytes, row_bytes,
@@ -164,9 +159,7 @@ ffi::Error ExecuteMoeUnpack(ffi::RunId run, ffi::Dictionary attributes, ffi::Buf
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoePackExecute, ExecuteMoePack,
-                              ffi::Ffi::Bind()
-                                  .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // logical id of this device
+                              BindAttributes()
                                   .Arg<ffi::Buffer<ffi::S32>>()   // expert ids
                                   .RemainingArgs()                // payloads
                                   .Ret<ffi::Buffer<ffi::U8>>());  // the message

@@ -100,31 +100,38 @@ struct RequestParams {
   char reserved[128] = {};
 };
 
+// X(result, name, parameters) for each function.
+#define JAXCOMM_UCP_FUNCTIONS(X)                                                                              \
+  X(void, ucp_get_version, (unsigned* major, unsigned* minor, unsigned* release))                             \
+  X(const char*, ucs_status_string, (Status status))                                                          \
+  X(Status, ucp_config_read, (const char* prefix, const char* file, Config* config))                          \
+  X(Status, ucp_config_modify, (Config config, const char* name, const char* value))                          \
+  X(void, ucp_config_release, (Config config))                                                                \
+  X(Status, ucp_init_version,                                                                                 \
+    (unsigned major, unsigned minor, const ContextParams* params, Config config, Context* context))           \
+  X(void, ucp_cleanup, (Context context))                                                                     \
+  X(Status, ucp_worker_create, (Context context, const WorkerParams* params, Worker* worker))                 \
+  X(void, ucp_worker_destroy, (Worker worker))                                                                \
+  X(Status, ucp_worker_get_address, (Worker worker, Address * *address, size_t* address_bytes))               \
+  X(void, ucp_worker_release_address, (Worker worker, Address * address))                                     \
+  X(Status, ucp_worker_get_efd, (Worker worker, int* fd))                                                     \
+  X(Status, ucp_worker_arm, (Worker worker))                                                                  \
+  X(unsigned, ucp_worker_progress, (Worker worker))                                                           \
+  X(Status, ucp_worker_set_am_recv_handler, (Worker worker, const HandlerParams* params))                     \
+  X(Status, ucp_ep_create, (Worker worker, const EndpointParams* params, Endpoint* endpoint))                 \
+  X(void*, ucp_ep_close_nbx, (Endpoint endpoint, const RequestParams* params))                                \
+  X(void*, ucp_am_send_nbx,                                                                                   \
+    (Endpoint endpoint, unsigned id, const void* header, size_t header_bytes, const void* data, size_t count, \
+     const RequestParams* params))                                                                            \
+  X(void*, ucp_am_recv_data_nbx,                                                                              \
+    (Worker worker, void* descriptor, void* destination, size_t count, const RequestParams* params))          \
+  X(void, ucp_am_data_release, (Worker worker, void* descriptor))                                             \
+  X(void, ucp_request_free, (void* request))
+
 struct Functions {
-  void (*ucp_get_version)(unsigned* major, unsigned* minor, unsigned* release) = nullptr;
-  const char* (*ucs_status_string)(Status status) = nullptr;
-  Status (*ucp_config_read)(const char* prefix, const char* file, Config* config) = nullptr;
-  Status (*ucp_config_modify)(Config config, const char* name, const char* value) = nullptr;
-  void (*ucp_config_release)(Config config) = nullptr;
-  Status (*ucp_init_version)(unsigned major, unsigned minor, const ContextParams* params, Config config,
-                             Context* context) = nullptr;
-  void (*ucp_cleanup)(Context context) = nullptr;
-  Status (*ucp_worker_create)(Context context, const WorkerParams* params, Worker* worker) = nullptr;
-  void (*ucp_worker_destroy)(Worker worker) = nullptr;
-  Status (*ucp_worker_get_address)(Worker worker, Address** address, size_t* address_bytes) = nullptr;
-  void (*ucp_worker_release_address)(Worker worker, Address* address) = nullptr;
-  Status (*ucp_worker_get_efd)(Worker worker, int* fd) = nullptr;
-  Status (*ucp_worker_arm)(Worker worker) = nullptr;
-  unsigned (*ucp_worker_progress)(Worker worker) = nullptr;
-  Status (*ucp_worker_set_am_recv_handler)(Worker worker, const HandlerParams* params) = nullptr;
-  Status (*ucp_ep_create)(Worker worker, const EndpointParams* params, Endpoint* endpoint) = nullptr;
-  void* (*ucp_ep_close_nbx)(Endpoint endpoint, const RequestParams* params) = nullptr;
-  void* (*ucp_am_send_nbx)(Endpoint endpoint, unsigned id, const void* header, size_t header_bytes, const void* data,
-                           size_t count, const RequestParams* params) = nullptr;
-  void* (*ucp_am_recv_data_nbx)(Worker worker, void* descriptor, void* destination, size_t count,
-                                const RequestParams* params) = nullptr;
-  void (*ucp_am_data_release)(Worker worker, void* descriptor) = nullptr;
-  void (*ucp_request_free)(void* request) = nullptr;
+#define JAXCOMM_UCP_POINTER(result, name, parameters) result(*name) parameters = nullptr;
+  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_UCP_POINTER)
+#undef JAXCOMM_UCP_POINTER
 };
 
 }  // namespace ucp

@@ -32,28 +32,8 @@ StatusOr<const UcxLibrary*> TryOpen(const std::string& path, bool* stays) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
     if (!function) missing = name;
   };
-#define JAXCOMM_FIND(name) find(library->name, #name)
-  JAXCOMM_FIND(ucp_get_version);
-  JAXCOMM_FIND(ucs_status_string);
-  JAXCOMM_FIND(ucp_config_read);
-  JAXCOMM_FIND(ucp_config_modify);
-  JAXCOMM_FIND(ucp_config_release);
-  JAXCOMM_FIND(ucp_init_version);
-  JAXCOMM_FIND(ucp_cleanup);
-  JAXCOMM_FIND(ucp_worker_create);
-  JAXCOMM_FIND(ucp_worker_destroy);
-  JAXCOMM_FIND(ucp_worker_get_address);
-  JAXCOMM_FIND(ucp_worker_release_address);
-  JAXCOMM_FIND(ucp_worker_get_efd);
-  JAXCOMM_FIND(ucp_worker_arm);
-  JAXCOMM_FIND(ucp_worker_progress);
-  JAXCOMM_FIND(ucp_worker_set_am_recv_handler);
-  JAXCOMM_FIND(ucp_ep_create);
-  JAXCOMM_FIND(ucp_ep_close_nbx);
-  JAXCOMM_FIND(ucp_am_send_nbx);
-  JAXCOMM_FIND(ucp_am_recv_data_nbx);
-  JAXCOMM_FIND(ucp_am_data_release);
-  JAXCOMM_FIND(ucp_request_free);
+#define JAXCOMM_FIND(result, name, parameters) find(library->name, #name);
+  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
   if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < kOldestUcxMinor)) {

@@ -10,12 +10,19 @@
 #include <memory>
 #include <string>
 
-#include "transport/open_network.h"
+#include "common/status.h"
+#include "transport/network.h"
 
 namespace jaxcomm {
 
-// The library is libucp; `devices` are UCX's names, such as "eth0" or "mlx5_0:1,mlx5_1:1".
-struct UcxOptions : NetworkOptions {
+// Whether this host has InfiniBand or RoCE devices: entries in `folder`.
+bool HasRdma(const char* folder = "/sys/class/infiniband");
+
+struct UcxOptions {
+  std::string library;           // path of libucp; empty: the system's, or `fallback_library`
+  std::string fallback_library;  // path of another libucp, such as the one in a wheel; may be empty
+  // UCX's names of interfaces to use and listen on, such as "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all.
+  std::string devices;
   // UCX_TLS; empty: UCX's own default. This default excludes transports within a host, which jaxcomm provides itself.
   std::string transports = "^sm,self";
   // Larger payloads stay at the sender until they have a destination (UCX's rendezvous protocol). 0: 64 KiB with RDMA,
@@ -31,6 +38,7 @@ struct UcxOptions : NetworkOptions {
   double disconnect_s = 10;
 };
 
+// `token` is equal in all processes of a job and unique to the job.
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
                                                   uint64_t token, Receiver* receiver);
 

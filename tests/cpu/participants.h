@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../../ffi/cpu/rendezvous.h"
@@ -50,6 +51,22 @@ class CountCompletion : public Completion {
  private:
   Counter& counter_;
 };
+
+// A participant with float32 or int32 data. output_count: that of the input if negative.
+template <typename T>
+Participant MakeParticipant(int64_t run_id, int64_t rank, const T* input, void* output, int64_t count,
+                            int64_t output_count = -1) {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, int32_t>);
+  Participant participant;
+  participant.run_id = run_id;
+  participant.rank = rank;
+  participant.input = reinterpret_cast<const char*>(input);
+  participant.output = static_cast<char*>(output);
+  participant.dtype = std::is_same_v<T, float> ? DType::kF32 : DType::kS32;
+  participant.input_count = count;
+  participant.output_count = output_count < 0 ? count : output_count;
+  return participant;
+}
 
 inline CallSpec Spec(Collective collective, int64_t num_ranks, int64_t group_size, const char* op) {
   CallSpec spec;

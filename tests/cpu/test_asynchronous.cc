@@ -20,14 +20,8 @@ struct Arrivals {
     CompletionPool::Get().EnsureThreads(static_cast<int64_t>(spec.groups.size()));
     Rendezvous::SetLimits({60, 30});
     for (size_t rank = 0; rank < input.size(); ++rank) {
-      Participant participant;
-      participant.run_id = 1;
-      participant.rank = static_cast<int64_t>(rank);
-      participant.input = reinterpret_cast<const char*>(input[rank].data());
-      participant.output = reinterpret_cast<char*>(output[rank].data());
-      participant.dtype = DType::kS32;
-      participant.input_count = participant.output_count = count;
-      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+      site->Arrive(MakeParticipant(1, static_cast<int64_t>(rank), input[rank].data(), output[rank].data(), count),
+                   std::make_unique<CountCompletion>(counter));
     }
   }
 

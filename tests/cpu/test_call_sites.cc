@@ -86,15 +86,9 @@ struct Part {
   Counter counter;
   explicit Part(int32_t value, size_t num_outputs = 1) : in{value}, out(num_outputs, -1) {}
   void Arrive(Rendezvous& site, int64_t run_id, int64_t rank) {
-    Participant participant;
-    participant.run_id = run_id;
-    participant.rank = rank;
-    participant.input = reinterpret_cast<const char*>(in.data());
-    participant.output = reinterpret_cast<char*>(out.data());
-    participant.dtype = DType::kS32;
-    participant.input_count = static_cast<int64_t>(in.size());
-    participant.output_count = static_cast<int64_t>(out.size());
-    site.Arrive(participant, std::make_unique<CountCompletion>(counter));
+    site.Arrive(MakeParticipant(run_id, rank, in.data(), out.data(), static_cast<int64_t>(in.size()),
+                                static_cast<int64_t>(out.size())),
+                std::make_unique<CountCompletion>(counter));
   }
   void Expect(const std::vector<int32_t>& expected) {
     CHECK(counter.WaitFor(1));
@@ -197,13 +191,8 @@ TEST_CASE("processes with different types get an error that names both") {
     const auto site = PairSite();
     Counter counter;
     float in = 1, out = 0;
-    Participant participant;
-    participant.run_id = 100;
-    participant.rank = p;
-    participant.input = reinterpret_cast<const char*>(&in);
-    participant.output = reinterpret_cast<char*>(&out);
+    Participant participant = MakeParticipant(100, p, &in, &out, 1);
     participant.dtype = p == 0 ? DType::kF32 : DType::kS32;
-    participant.input_count = participant.output_count = 1;
     site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
     const std::string message = counter.errors()[0];
@@ -230,12 +219,7 @@ void CheckDisagreement(Collective collective, const Change& change, const std::v
     std::vector<float> in(1), out(1);
     std::vector<int32_t> table(2 * 4 * 2);  // no rows
     table[4] = p;                           // an offset
-    Participant participant;
-    participant.run_id = 100;
-    participant.rank = p;
-    participant.input = reinterpret_cast<const char*>(in.data());
-    participant.output = reinterpret_cast<char*>(out.data());
-    participant.input_count = participant.output_count = 1;
+    Participant participant = MakeParticipant(100, p, in.data(), out.data(), 1);
     if (of_tables) {
       participant.table = table.data();
       participant.table_count = static_cast<int64_t>(table.size());

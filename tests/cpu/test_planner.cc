@@ -37,14 +37,9 @@ Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t j = 0; j < kColumns; ++j) in[r].push_back(Value(r, i, j));
     }
-    Participant participant;
-    participant.run_id = number;
-    participant.rank = r;
-    participant.input = reinterpret_cast<const char*>(in[r].data());
-    participant.output = reinterpret_cast<char*>(run.out[r].data());
+    Participant participant =
+        MakeParticipant(number, r, in[r].data(), run.out[r].data(), kRows * kColumns, output_count);
     participant.dtype = dtype;
-    participant.input_count = kRows * kColumns;
-    participant.output_count = output_count;
     site->Arrive(participant, std::make_unique<CountCompletion>(counter));
   }
   CHECK(counter.WaitFor(kRanks));

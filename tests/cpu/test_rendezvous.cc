@@ -65,14 +65,8 @@ void IndependentCalls(int round) {
           Call& call = calls[rank][s * kIterations + iteration];
           call.input.assign(counts[s], value(rank, s, iteration));
           call.output.assign(counts[s], -1);
-          Participant participant;
-          participant.run_id = 1 + round;
-          participant.rank = rank;
-          participant.input = reinterpret_cast<const char*>(call.input.data());
-          participant.output = reinterpret_cast<char*>(call.output.data());
-          participant.dtype = DType::kS32;
-          participant.input_count = participant.output_count = counts[s];
-          sites[s]->Arrive(participant, std::make_unique<CountCompletion>(counter));
+          sites[s]->Arrive(MakeParticipant(1 + round, rank, call.input.data(), call.output.data(), counts[s]),
+                           std::make_unique<CountCompletion>(counter));
           if (random() % 8 == 0) std::this_thread::yield();
         }
       }
@@ -124,12 +118,7 @@ void ContinuationsThatWait(int num_rounds) {
     // The last participant completes its own promise inside its own call, so this promise does not wait.
     Counter inside, finished;
     for (int64_t rank = 0; rank < kRanks; ++rank) {
-      Participant participant;
-      participant.run_id = 5000 + round;
-      participant.rank = rank;
-      participant.input = reinterpret_cast<const char*>(&in[rank]);
-      participant.output = reinterpret_cast<char*>(&out[rank]);
-      participant.input_count = participant.output_count = 1;
+      Participant participant = MakeParticipant(5000 + round, rank, &in[rank], &out[rank], 1);
       const int wait_for = blocking && rank + 1 < kRanks ? kRanks : 1;
       site->Arrive(participant, std::make_unique<BlockingCompletion>(inside, finished, wait_for));
     }
@@ -172,14 +161,8 @@ TEST_CASE("two runs that interleave on every device") {
       for (int i = 0; i < 2; ++i) {
         const int which = rank < 2 ? i : 1 - i;
         in[rank][which][iteration] = rank + 100 * which + 10000 * iteration;
-        Participant participant;
-        participant.run_id = 3000 + which;
-        participant.rank = rank;
-        participant.input = reinterpret_cast<const char*>(&in[rank][which][iteration]);
-        participant.output = reinterpret_cast<char*>(&out[rank][which][iteration]);
-        participant.dtype = DType::kS32;
-        participant.input_count = participant.output_count = 1;
-        site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+        site->Arrive(MakeParticipant(3000 + which, rank, &in[rank][which][iteration], &out[rank][which][iteration], 1),
+                     std::make_unique<CountCompletion>(counter));
       }
     }
   }
@@ -253,15 +236,10 @@ TEST_CASE("concurrent runs of a call site have separate scratch") {
         for (int64_t rank = 0; rank < kRanks; ++rank) {
           std::vector<int32_t>& input = in[which].emplace_back();
           for (int64_t i = 0; i < kCount; ++i) input.push_back(value(which, rank, i));
-          Participant participant;
-          participant.run_id = run_id + which;
-          participant.rank = rank;
-          participant.input = reinterpret_cast<const char*>(input.data());
           char* const own = reinterpret_cast<char*>(out[which][rank].data());
-          participant.output = which == 0 && rank == held ? gate.data() : own;
-          participant.dtype = DType::kS32;
-          participant.input_count = participant.output_count = kCount;
-          site->Arrive(participant, std::make_unique<CountCompletion>(counters[which]));
+          site->Arrive(MakeParticipant(run_id + which, rank, input.data(),
+                                       which == 0 && rank == held ? gate.data() : own, kCount),
+                       std::make_unique<CountCompletion>(counters[which]));
         }
       };
       std::thread first([&] { arrive(0); });
@@ -292,13 +270,8 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   const std::shared_ptr<Rendezvous> other = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "pmax")));
   std::vector<float> in(10, 1), out(10);
   const auto arrive = [&](Rendezvous& rendezvous, int64_t run_id, int64_t rank, Counter& counter) {
-    Participant participant;
-    participant.run_id = run_id;
-    participant.rank = rank;
-    participant.input = reinterpret_cast<const char*>(&in[rank]);
-    participant.output = reinterpret_cast<char*>(&out[rank]);
-    participant.input_count = participant.output_count = 1;
-    rendezvous.Arrive(participant, std::make_unique<CountCompletion>(counter));
+    rendezvous.Arrive(MakeParticipant(run_id, rank, &in[rank], &out[rank], 1),
+                      std::make_unique<CountCompletion>(counter));
   };
   Rendezvous::SetLimits({60, 60});
   Counter patient;  // another run, with a longer timeout
@@ -342,13 +315,7 @@ TEST_CASE("a warning on standard error names late devices, and the call still wa
   std::vector<float> in(3, 1), out(3);
   Counter counter;
   const auto arrive = [&](int64_t rank) {
-    Participant participant;
-    participant.run_id = 8000;
-    participant.rank = rank;
-    participant.input = reinterpret_cast<const char*>(&in[rank]);
-    participant.output = reinterpret_cast<char*>(&out[rank]);
-    participant.input_count = participant.output_count = 1;
-    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    site->Arrive(MakeParticipant(8000, rank, &in[rank], &out[rank], 1), std::make_unique<CountCompletion>(counter));
   };
   {
     const StandardError standard_error;
@@ -374,13 +341,8 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   std::vector<float> in(8, 1), out(8);
   Counter counter;
   for (int64_t rank = 0; rank < 2; ++rank) {
-    Participant participant;
-    participant.run_id = 2000;
-    participant.rank = rank;
-    participant.input = reinterpret_cast<const char*>(in.data());
-    participant.output = reinterpret_cast<char*>(out.data());
-    participant.input_count = participant.output_count = rank == 0 ? 8 : 4;
-    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    site->Arrive(MakeParticipant(2000, rank, in.data(), out.data(), rank == 0 ? 8 : 4),
+                 std::make_unique<CountCompletion>(counter));
   }
   CHECK(counter.WaitFor(2));
   const auto errors = counter.errors();
@@ -391,13 +353,8 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   }
   Counter types;
   for (int64_t rank = 0; rank < 2; ++rank) {
-    Participant participant;
-    participant.run_id = 2001;
-    participant.rank = rank;
-    participant.input = reinterpret_cast<const char*>(in.data());
-    participant.output = reinterpret_cast<char*>(out.data());
+    Participant participant = MakeParticipant(2001, rank, in.data(), out.data(), 4);
     participant.dtype = rank == 0 ? DType::kF32 : DType::kS32;
-    participant.input_count = participant.output_count = 4;
     site->Arrive(participant, std::make_unique<CountCompletion>(types));
   }
   CHECK(types.WaitFor(2) && types.errors().size() == 2);
@@ -424,12 +381,7 @@ void CheckDifferentTables(int n, int per_pair, int64_t& run) {
     Counter counter;
     ++run;
     for (int64_t rank = 0; rank < n; ++rank) {
-      Participant participant;
-      participant.run_id = run;
-      participant.rank = rank;
-      participant.input = reinterpret_cast<const char*>(&in[rank]);
-      participant.output = reinterpret_cast<char*>(&out[rank]);
-      participant.input_count = participant.output_count = 1;
+      Participant participant = MakeParticipant(run, rank, &in[rank], &out[rank], 1);
       participant.table = (rank == 0 ? first : second).data();
       participant.table_count = static_cast<int64_t>(table.size());
       participant.wide_table = sizeof(T) == 8;

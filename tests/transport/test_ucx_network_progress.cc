@@ -115,18 +115,6 @@ TEST_CASE("a message that is queued right before the sleep is sent at once") {
 }
 #endif
 
-TEST_CASE("the factory opens UCX for this process") {
-  const auto make = [](int process, int num_processes, uint64_t token, Receiver* receiver) {
-    NetworkOptions options;
-    if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
-    return ValueOf(OpenNetwork(options, process, num_processes, token, receiver));
-  };
-  Processes processes = JoinAll(make, 3, TestProcess::Place::kAtOnce);
-  processes[2]->Send(1, 0, 0, 100);
-  CHECK(processes[1]->WaitDelivered(1));
-  LeaveAll(processes);
-}
-
 TEST_CASE("nothing is sent to a process without a connection") {
   TestProcess process(0);
   process.Join(WithOptions(0, 20)(0, 2, 1, &process));
