@@ -265,8 +265,7 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
 def levels(ctx: Any, call: Call, platform: str) -> _xla_hierarchical.Levels | None:
     """Node groups and rail groups, if the call is composed of XLA's collectives over them; else None.
 
-    JAXCOMM_ALGORITHM=xla replaces the composition by one collective, which also runs on one node or with one rank per
-    node.
+    With JAXCOMM_ALGORITHM=xla, on one node, and with one rank per node, one collective of XLA runs instead.
     """
     axis_context = ctx.module_context.axis_context
     if call.algorithm != _xla_hierarchical.NAME or config().algorithm == "xla":
@@ -276,8 +275,7 @@ def levels(ctx: Any, call: Call, platform: str) -> _xla_hierarchical.Levels | No
     mesh = axis_context.mesh
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     sizes = _axis_sizes(mesh, call)
-    found = _placement.ranks_per_node_for_xla(mesh, rows, platform)
-    per_node = found or ranks_per_node(sizes, call.groups)
+    per_node = _placement.ranks_per_node_for_xla(mesh, rows, platform) or ranks_per_node(sizes, call.groups)
     if per_node in (1, rows.shape[1]):
         return None
     return _xla_hierarchical.Levels.of(call.axes, math.prod(sizes), call.groups, per_node)
