@@ -20,8 +20,8 @@ from jaxcomm import _compat
 from jaxcomm._typing import AxisNames, Groups
 
 NAME = "xla_hierarchical"
-# A chunk must take longer than the start of a collective, tens of microseconds on GPUs. The numbers are estimates:
-# XLA:CPU runs one collective at a time, so it shows no gain.
+# A chunk must take longer than the start of a collective, tens of microseconds on GPUs. The numbers are estimates: no
+# machine with two networks has measured them.
 _MIN_CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 4
 
 
@@ -135,8 +135,8 @@ def _pipeline(x: Any, stages: Sequence[Callable[[Any], Any]], num_bytes: int) ->
     """Runs the stages on each chunk of the last dimension of x and joins the results along the last dimension.
 
     A stage starts a chunk when it has finished the one before. So XLA may run two stages at once, one inside the nodes
-    and one between them. On GPUs and TPUs, the barriers also keep XLA from combining the collectives of a stage into
-    one. XLA:CPU drops them.
+    and one between them. The barriers also keep XLA from combining the collectives of a stage into one. XLA:CPU of
+    jaxlib 0.10.2 ignores them.
 
     Args:
       num_bytes: of the largest buffer of a rank; determines the number of chunks.
