@@ -2,8 +2,8 @@
 
 A group of G nodes with L ranks each is divided twice. A node group has the ranks of one node. A rail group has the
 ranks with the same position in every node. Each composition calls XLA's collectives over the node groups and over the
-rail groups: no byte crosses to a node twice, and the rails share the traffic. docs/reference/algorithms.md lists the
-stages.
+rail groups. Only the rail groups send between nodes, and they share this traffic equally. docs/reference/algorithms.md
+lists the stages.
 
 A composition has the operand, the result and the parameters of the primitive with its name.
 """
@@ -20,8 +20,8 @@ from jaxcomm import _compat
 from jaxcomm._typing import AxisNames, Groups
 
 NAME = "xla_hierarchical"
-# A chunk must take longer than the start of a collective, tens of microseconds on GPUs. The numbers are estimates:
-# XLA:CPU runs one collective at a time, so it shows no gain.
+# A chunk must take longer than the start of a collective, tens of microseconds on GPUs. The numbers are estimates: no
+# machine with two networks has measured them.
 _MIN_CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 4
 
 
@@ -60,16 +60,12 @@ def all_to_all(x: Any, levels: Levels, *, split_axis: int, concat_axis: int) -> 
     """In the node, local rank l collects the blocks for rail l. The rail then delivers them."""
     num_nodes, local_ranks = levels.shape
     blocks = _split(x, split_axis, num_nodes * local_ranks)
-    block_shape = blocks.shape[1:]
     y = _pipeline(
         blocks.reshape(num_nodes, local_ranks, -1),
-        [
-            lambda x: _exchange(x, levels, levels.nodes, 1),
-            lambda x: _exchange(x, levels, levels.rails, 0),
-        ],
+        [lambda x: _exchange(x, levels, levels.nodes, 1), lambda x: _exchange(x, levels, levels.rails, 0)],
         x.nbytes,
     )
-    return _join(y.reshape(-1, *block_shape), concat_axis)
+    return _join(y.reshape(blocks.shape), concat_axis)
 
 
 def all_gather(x: Any, levels: Levels, *, axis: int) -> Any:
@@ -139,8 +135,8 @@ def _pipeline(x: Any, stages: Sequence[Callable[[Any], Any]], num_bytes: int) ->
     """Runs the stages on each chunk of the last dimension of x and joins the results along the last dimension.
 
     A stage starts a chunk when it has finished the one before. So XLA may run two stages at once, one inside the nodes
-    and one between them. On GPUs and TPUs, the barriers also keep XLA from combining the collectives of a stage into
-    one. XLA:CPU drops them.
+    and one between them. The barriers also keep XLA from combining the collectives of a stage into one. XLA:CPU of
+    jaxlib 0.10.2 ignores them.
 
     Args:
       num_bytes: of the largest buffer of a rank; determines the number of chunks.

@@ -86,6 +86,8 @@ def test_varying_types_and_special_values(mesh):
 
     assert_same(*run(body, mesh, x), bits=True)
     ones = np.ones((8, 5), np.float32)
+    gathered = run(lambda x: OURS.all_gather(x, AXES, to="invarying", algorithm=NAME), mesh, ones)
+    assert_same(gathered, np.ones((8, 8, 5), np.float32))
     assert_same(run(lambda x: OURS.psum(x, AXES, algorithm=NAME), mesh, ones), 8 * ones)
 
 
