@@ -6,18 +6,19 @@ import json
 import math
 import pathlib
 import statistics
-import time
+import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from jaxcomm import _cost_params
 from jaxcomm._core import plan
+from jaxcomm._measure import collectives, timing
+from jaxcomm._measure.collectives import COLLECTIVES
 from jaxcomm._processes import kv_store, placement
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -30,14 +31,7 @@ _SECONDS = 0.15  # of repetitions, but at least three of them
 _LIMIT_S = 600.0  # time limit of a wait for the measurements of another process
 _numbers = itertools.count()  # numbers the calls of calibrate(), equally in all processes
 
-_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "barrier": ("barrier", lambda x, a: barrier(x, "i", algorithm=a)),
-    "psum": ("all_reduce", lambda x, a: psum(x, "i", algorithm=a)),
-    "all_to_all": (
-        "all_to_all",
-        lambda x, a: all_to_all(x.reshape(jax.lax.axis_size("i"), -1), "i", 0, 0, algorithm=a).reshape(x.shape),
-    ),
-}
+_OPS = {"barrier": barrier, "psum": psum, "all_to_all": all_to_all}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +93,13 @@ class _Group:
     mesh: Mesh
     ranks_per_node: int
 
-    def count(self, num_bytes: int) -> int:
-        """Number of int32 elements of about `num_bytes`, a multiple of the group size."""
-        n = self.mesh.size
-        return max(num_bytes // 4 // n, 1) * n
+    def size(self, op: str, num_bytes: int) -> collectives.Size:
+        return collectives.make_size(COLLECTIVES[op], num_bytes, 4, self.mesh.size)
 
     def request(self, op: str, num_bytes: int) -> Any:
-        n = self.mesh.size
-        count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
-        return plan.cpu_request(_OPS[op][0], self.scope, n, self.ranks_per_node, count)
+        collective, size = COLLECTIVES[op], self.size(op, num_bytes)
+        count = size.count if collective.sized else 0
+        return plan.cpu_request(collective.native, self.scope, self.mesh.size, self.ranks_per_node, count)
 
     def machine(self) -> Any:
         return plan.machine_of(self.scope, self.mesh.size, self.ranks_per_node)
@@ -143,26 +135,16 @@ def _groups() -> list[_Group]:
 
 def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) -> float:
     """Median time of one op in a chain. All processes of the group must call it."""
-
-    def chain(x: Any) -> Any:
-        for _ in range(_CHAIN):
-            x = _OPS[op][1](x, algorithm)
-        return x
-
-    total = group.mesh.size * group.count(num_bytes)
-    sharding = NamedSharding(group.mesh, P("i"))
-    x = jax.make_array_from_callback((total,), sharding, lambda index: np.ones(total, np.int32)[index])
-    f = jax.jit(jax.shard_map(chain, mesh=group.mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
-
-    def once() -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(f(x))
-        return (time.perf_counter() - begin) / _CHAIN
-
-    once()
-    once()  # the first execution builds the plan
-    repetitions = int(kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
-    return statistics.median(once() for _ in range(repetitions))
+    collective, n = COLLECTIVES[op], group.mesh.size
+    devices = collectives.Group(group.mesh, "i")
+    operands = collectives.make_operands(collective, group.size(op, num_bytes), np.int32, n, _CHAIN)
+    chain = collectives.program(collective, types.SimpleNamespace(**_OPS), devices, _CHAIN, {"algorithm": algorithm})
+    measure_us = timing.stopwatch(chain, collectives.place(operands, devices))
+    measure_us()
+    measure_us()  # the first execution builds the plan
+    repetitions = min(max(int(_SECONDS * 1e6 / measure_us()), 3), 50)
+    repetitions = int(kv_store.kv_agree(key, str(repetitions)))
+    return statistics.median(measure_us() for _ in range(repetitions)) / 1e6 / _CHAIN
 
 
 def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[Any, str, Cell]]:

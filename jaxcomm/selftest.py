@@ -32,9 +32,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm._measure import collectives, timing
+from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._processes import kv_store
-from jaxcomm.bench import cases
-from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
 
 PASSED, FAILED, INCOMPLETE, TIMED_OUT = 0, 1, 3, 124
 _AXIS = "i"
@@ -106,21 +106,16 @@ def _count_wrong(ours: jax.Array, theirs: jax.Array | float) -> jax.Array:
     return jnp.sum(ours != theirs, dtype=jnp.int32)
 
 
-def _test_op(row: Row, collective: Collective, group: Group, size: cases.Size) -> None:
+def _test_op(row: Row, collective: Collective, group: Group, size: collectives.Size) -> None:
     n, dtype = group.size, jnp.dtype(row.type)
-    x = cases.place(cases.make_operands(collective, size, dtype, n, 1), group)
-    ours = cases.program(collective, jaxcomm, group, 1, {})
+    x = collectives.place(collectives.make_operands(collective, size, dtype, n, 1), group)
+    ours = collectives.program(collective, jaxcomm, group, 1, {})
     y = ours(x)
-    row.wrong = int(_count_wrong(y, cases.program(collective, _Lax(), group, 1, {})(x)))
-    times = []
-    for _ in range(20 if row.size <= _TYPED_BYTES else 5):
-        begin = time.perf_counter()
-        ours(x).block_until_ready()
-        times.append(time.perf_counter() - begin)
-    seconds = statistics.median(times)
-    row.time_us = seconds * 1e6
+    row.wrong = int(_count_wrong(y, collectives.program(collective, _Lax(), group, 1, {})(x)))
+    measure_us = timing.stopwatch(ours, x)
+    row.time_us = statistics.median(measure_us() for _ in range(20 if row.size <= _TYPED_BYTES else 5))
     if collective.bus_factor is not None:
-        row.algbw = row.size / seconds / 1e9
+        row.algbw = row.size / row.time_us / 1e3
         row.busbw = row.algbw * collective.bus_factor(n)
 
 
@@ -264,7 +259,7 @@ def _run_program(lib: Any, run: Callable[..., Any], row: Row, devices: Sequence[
     inner = next(size for size in range(int(n**0.5), 0, -1) if n % size == 0)
     mesh = Mesh(np.array(devices).reshape(inner, n // inner), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     group = Group(mesh, ("a", "b"))
-    x = cases.place((np.arange(n * count).reshape(n, -1) % 61).astype(jnp.dtype(row.type)), group)
+    x = collectives.place((np.arange(n * count).reshape(n, -1) % 61).astype(jnp.dtype(row.type)), group)
     spec = P(("a", "b"))
     body = jax.shard_map(
         lambda x: run(lib, x, ("a", "b")).reshape(-1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
@@ -308,10 +303,10 @@ def tests(devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> I
     for name in ops:
         collective = OPS[name]
         for size_bytes, dtype in cells if collective.sized else cells[:1]:
-            if (name == "pmean" and dtype == "int32") or cases.num_values(collective, dtype, n, 1) < 2:
+            if (name == "pmean" and dtype == "int32") or collectives.num_values(collective, dtype, n, 1) < 2:
                 continue  # integers have no mean here, and sums over so many ranks are not exact in some types
             itemsize = jnp.dtype(dtype).itemsize
-            size = cases.make_size(collective, size_bytes, itemsize, n)
+            size = collectives.make_size(collective, size_bytes, itemsize, n)
             row = Row(name, size.total * itemsize, size.count, dtype, _REDOPS.get(name, "none"))
             yield row, functools.partial(_test_op, row, collective, group, size)
     for name, run in PROGRAMS.items():

@@ -1,4 +1,4 @@
-"""jaxcomm.bench between processes, without starting them: what launch.py, startup.py, mpi.py and team.py do alone."""
+"""jaxcomm.bench between processes, without starting them: what each file does alone."""
 
 import json
 import os
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.bench import launch, mpi, startup, team
+from jaxcomm._measure import process_group
+from jaxcomm.bench import launch, mpi, startup
 
 
 def lines(program):
@@ -120,7 +121,7 @@ def test_arguments_of_mpi4jax(monkeypatch):
 
 
 def test_a_process_that_does_not_come_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "_DEADLINE_S", 0.05)
-    team.Team.prepare(tmp_path, 2)
+    monkeypatch.setattr(process_group, "_DEADLINE_S", 0.05)
+    process_group.ProcessGroup.prepare(tmp_path, 2)
     with pytest.raises(TimeoutError, match=r"process 1 did not come to barrier 1 in 0\.05 s"):
-        team.Team(tmp_path, 0, 2).align()
+        process_group.ProcessGroup(tmp_path, 0, 2).align()

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jaxcomm"
 # Files and folders, lowest layer first. Each may import those of the layers below it, and files of its own folder.
 LAYERS = [
-    ["_config", "_errors", "_ffi_version", "_installed", "_request", "_typing", "run"],
+    ["_config", "_errors", "_ffi_version", "_installed", "_measure", "_request", "_typing", "run"],
     ["_compat"],
     ["_check", "_native"],
     ["_processes"],

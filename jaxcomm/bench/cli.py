@@ -15,10 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxcomm
-from jaxcomm.bench import cases, launch, measure, mpi, records, report, sweep
-from jaxcomm.bench.cases import COLLECTIVES, Group
+from jaxcomm._measure import collectives, timing
+from jaxcomm._measure.collectives import COLLECTIVES, Group
+from jaxcomm._measure.process_group import ProcessGroup
+from jaxcomm.bench import launch, mpi, records, report, sweep
 from jaxcomm.bench.records import Record
-from jaxcomm.bench.team import Alone
 
 
 def _bytes(text: str) -> int:
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("begin", "smallest size (default: 256)", type=_bytes, default=256, metavar="BYTES")
     add("end", "largest size (default: 64M)", type=_bytes, default=64 << 20, metavar="BYTES")
     add("factor", "ratio of one size to the previous one (default: 4)", type=_at_least(2), default=4)
-    add("dtype", "element type (default: float32)", choices=cases.DTYPES, default="float32")
+    add("dtype", "element type (default: float32)", choices=collectives.DTYPES, default="float32")
     text = "call: one op per jit call, host to host; chain: dependent ops inside one jit; default: both"
     add("mode", text + ", between processes: call", choices=("call", "chain", "both"))
     add("chain", "ops of a chain (default: 16)", type=_at_least(1), default=16, metavar="K")
@@ -83,9 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     add("against", text, nargs="+", choices=sweep.BETWEEN_PROCESSES, metavar="SIDE")
     add("start-up", "with --processes: time N starts of the program", type=_at_least(1), metavar="N")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
-    text = f"maximum of repetitions; long measurements stop at {measure.MIN_REPS} (default: 200)"
-    add("reps", text, type=_at_least(measure.MIN_REPS), default=200)
-    text = f"stop a measurement above 1 MiB after S seconds, even before {measure.MIN_REPS} repetitions"
+    text = f"maximum of repetitions; long measurements stop at {timing.MIN_REPS} (default: 200)"
+    add("reps", text, type=_at_least(timing.MIN_REPS), default=200)
+    text = f"stop a measurement above 1 MiB after S seconds, even before {timing.MIN_REPS} repetitions"
     add("max-seconds", text, type=float, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if group:
         run = records.context(argv, parameters | {"axes": "x".join(map(str, args.axes)), "ranks": group.size})
         save = functools.partial(records.save, args.json, run, results) if args.json else None
-        sweep.sweep(args, Alone(), group, run, results, save)
+        sweep.sweep(args, ProcessGroup(), group, run, results, save)
     else:
         shapes = ["x".join(map(str, shape)) for shape in args.processes]
         parameters |= {"processes": shapes, "against": args.against, "start_up": args.start_up}

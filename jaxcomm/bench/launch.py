@@ -19,10 +19,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcomm import run as launcher
-from jaxcomm.bench import measure, records, startup, sweep
-from jaxcomm.bench.cases import Group
+from jaxcomm._measure import timing
+from jaxcomm._measure.collectives import Group
+from jaxcomm._measure.process_group import ProcessGroup
+from jaxcomm.bench import records, startup, sweep
 from jaxcomm.bench.records import Record
-from jaxcomm.bench.team import Team
 from jaxcomm.distributed import initialize
 
 # Environment variable of the measuring processes: the folder that they share.
@@ -94,7 +95,7 @@ def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[s
         folder = pathlib.Path(name)
         for processes, devices in args.processes:
             against = applicable(args.against, devices)
-            Team.prepare(folder, processes)
+            ProcessGroup.prepare(folder, processes)
             (folder / "run.json").write_text(json.dumps(run | {"against": against}))
             records.save(str(folder / "records.json"), run, results)
             command = _command(processes, devices, mpi=any(side in sweep.MPI for side in against))
@@ -128,7 +129,7 @@ def take_part(args: argparse.Namespace) -> int:
             for path in {str(folder / "records.json"), args.json} - {None}:
                 records.save(path, run, results)
 
-        sweep.sweep(args, Team(folder, rank, size), group, run, results, save)
+        sweep.sweep(args, ProcessGroup(folder, rank, size), group, run, results, save)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -151,7 +152,7 @@ def _start_up(processes: int, launches: int) -> list[Record]:
             lines = _lines([*_command(processes, 1, mpi=False), script, what], environment)
             said = [json.loads(line) for line in lines if line.startswith("{")]
             ends.append(1e6 * max(ends_s["collective" if "collective" in ends_s else "computation"] for ends_s in said))
-    times = {what: measure.Times(np.array(ends)) for what, ends in ends_us.items()}
+    times = {what: timing.Times(np.array(ends)) for what, ends in ends_us.items()}
     return [
         Record(
             op="start-up",

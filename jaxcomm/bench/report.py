@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxcomm.bench.records import KIB, MIB, Record, judge, size_text
+from jaxcomm.bench.records import KIB, MIB, Record, size_text
 
 _COLUMNS = (
     # title, unit, width
@@ -130,7 +130,7 @@ def _shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Worst ratios per op and mode, and for each target whether it is met."""
+    """Worst ratios per op and mode."""
     lines = []
     for shape in _shapes(records):
         several = f", {_shape(*shape)}" if shape[0] > 1 else ""
@@ -143,12 +143,6 @@ def summary(records: Sequence[Record]) -> str:
     for r in records:
         if r.mode == "start":
             lines += ["", _start_line(r)]
-    lines += ["", "Targets (stated for 2 cores, float32, and 8 devices in one process):"]
-    for result in judge(records):
-        worst = f" (worst: {result['worst']})" if result["worst"] else ""
-        lines.append(f"  {result['result']:12} {result['target']}{worst}")
-        if result["missed"]:
-            lines.append(f"               missed by: {', '.join(result['missed'])}")
     wrong = sum(r.wrong for r in records)
     lines += ["", f"{len(records)} measurements, {wrong} wrong elements"]
     return "\n".join(lines)

@@ -14,10 +14,11 @@ import numpy as np
 from jax import lax
 
 import jaxcomm
-from jaxcomm.bench import cases, measure, mpi, report
-from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
+from jaxcomm._measure import collectives, timing
+from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
+from jaxcomm._measure.process_group import ProcessGroup
+from jaxcomm.bench import mpi, report
 from jaxcomm.bench.records import Record
-from jaxcomm.bench.team import Alone
 
 OURS = "ours"
 LAX = "lax"  # in one process; between processes jax.lax runs on gloo
@@ -37,16 +38,22 @@ class Cell:
     """
 
     def __init__(
-        self, args: argparse.Namespace, team: Alone, group: Group, collective: Collective, size_bytes: int, mode: str
+        self,
+        args: argparse.Namespace,
+        processes: ProcessGroup,
+        group: Group,
+        collective: Collective,
+        size_bytes: int,
+        mode: str,
     ):
         n, dtype = group.size, jnp.dtype(args.dtype)
-        self.args, self.team, self.group, self.collective, self.mode = args, team, group, collective, mode
-        self.size = cases.make_size(collective, size_bytes, dtype.itemsize, n)
+        self.args, self.processes, self.group, self.collective, self.mode = args, processes, group, collective, mode
+        self.size = collectives.make_size(collective, size_bytes, dtype.itemsize, n)
         self.size_bytes = self.size.total * dtype.itemsize
-        self.chain = 1 if mode == "call" else cases.longest_exact_chain(collective, dtype, n, args.chain)
+        self.chain = 1 if mode == "call" else collectives.longest_exact_chain(collective, dtype, n, args.chain)
         self.wrong = dict.fromkeys((OURS, *args.against), 0)
-        self.xs = cases.make_operands(collective, self.size, dtype, n, self.chain)
-        self.x = cases.place(self.xs, group)
+        self.xs = collectives.make_operands(collective, self.size, dtype, n, self.chain)
+        self.x = collectives.place(self.xs, group)
         self.expected = collective.expect(self.xs, self.chain)
         self.algorithm = args.algorithm or self._selected()
         self.programs = self._programs(self.chain)
@@ -56,7 +63,7 @@ class Cell:
             self.check(self._programs(1), collective.expect(self.xs, 1))
 
     def _selected(self) -> str:
-        if self.team.size > 1:
+        if self.processes.size > 1:
             return "selected"  # only groups of one process are explained here
         operand = jax.ShapeDtypeStruct((self.size.operand,), self.args.dtype)
         return jaxcomm.explain(self.collective.name, operand, self.args.axes).algorithm
@@ -76,7 +83,10 @@ class Cell:
                 found[side] = (run, np.array(block)) if side == "mpi" else (jax.jit(run), block)
             elif side == OURS or collective.baseline is not None:
                 library, keywords = (jaxcomm, options) if side == OURS else (lax, {})
-                found[side] = cases.program(collective, library, self.group, chain, keywords, self.args.isolate), self.x
+                found[side] = (
+                    collectives.program(collective, library, self.group, chain, keywords, self.args.isolate),
+                    self.x,
+                )
         return found
 
     def _run_on_block(self, library: Any, block: Any) -> Any:
@@ -87,33 +97,33 @@ class Cell:
         for side, (function, x) in programs.items():
             y = function(x)
             if side in MPI:
-                wrong[side] = cases.count_wrong_of_rank(y, expected, self.team.rank)
+                wrong[side] = collectives.count_wrong_of_rank(y, expected, self.processes.rank)
             else:
-                wrong[side] = cases.count_wrong(y, expected)
-        for of_process in self.team.gather(wrong):
+                wrong[side] = collectives.count_wrong(y, expected)
+        for of_process in self.processes.gather(wrong):
             for side, count in of_process.items():
                 self.wrong[side] += count
 
-    def run(self) -> dict[str, measure.Times]:
+    def run(self) -> dict[str, timing.Times]:
         """Times per op of all sides and, in one process, of the copy limit. Checks the data again."""
         sides = {
-            side: measure.stopwatch(function, x, blocks=side == "mpi") for side, (function, x) in self.programs.items()
+            side: timing.stopwatch(function, x, blocks=side == "mpi") for side, (function, x) in self.programs.items()
         }
         with contextlib.ExitStack() as stack:
-            if self.size_bytes and self.team.size == 1:
-                limit = measure.CopyLimit(self.group.size, self.size_bytes, fresh=self.mode == "call")
-                sides[measure.LIMIT] = stack.enter_context(limit).measure_us
-            times = measure.alternate(
+            if self.size_bytes and self.processes.size == 1:
+                limit = timing.CopyLimit(self.group.size, self.size_bytes, fresh=self.mode == "call")
+                sides[timing.LIMIT] = stack.enter_context(limit).measure_us
+            times = timing.alternate(
                 sides,
                 reps=self.args.reps,
                 size_bytes=self.size_bytes,
                 max_seconds=self.args.max_seconds,
-                team=self.team,
+                processes=self.processes,
             )
         self.check(self.programs, self.expected)
-        return {side: t if side == measure.LIMIT else t.per_op(self.chain) for side, t in times.items()}
+        return {side: t if side == timing.LIMIT else t.per_op(self.chain) for side, t in times.items()}
 
-    def records(self, times: dict[str, measure.Times]) -> list[Record]:
+    def records(self, times: dict[str, timing.Times]) -> list[Record]:
         """One record for each side of args.against."""
         medians_us = {side: t.median_us for side, t in times.items()}
         p99s_us = {side: t.p99_us for side, t in times.items()}
@@ -127,7 +137,7 @@ class Cell:
                 count=self.size.count,
                 dtype=self.args.dtype,
                 ranks=self.group.size,
-                processes=self.team.size,
+                processes=self.processes.size,
                 algorithm=self.algorithm,
                 chain=self.chain,
                 reps=len(times[OURS].us) if OURS in times else 0,
@@ -136,11 +146,11 @@ class Cell:
                 algbw_gb_per_s=algbw,
                 busbw_gb_per_s=factor(self.group.size) * algbw if factor and algbw else None,
                 wrong=self.wrong[OURS],
-                baseline=cases.baseline_name(self.collective) if side == LAX else side,
+                baseline=collectives.baseline_name(self.collective) if side == LAX else side,
                 baseline_time_us=medians_us.get(side),
                 baseline_p99_us=p99s_us.get(side),
                 baseline_wrong=self.wrong[side],
-                limit_us=medians_us.get(measure.LIMIT),
+                limit_us=medians_us.get(timing.LIMIT),
             )
             for side in self.args.against
         ]
@@ -172,13 +182,13 @@ def _progress(total: int, silent: bool):
 
 def sweep(
     args: argparse.Namespace,
-    team: Alone,
+    processes: ProcessGroup,
     group: Group,
     run: dict[str, Any],
     results: list[Record],
     save: Callable[[], None] | None,
 ) -> None:
-    """Measures all cells and appends to `results`. All processes of the team must call it; rank 0 prints and saves."""
+    """Measures all cells and appends to `results`. All processes must call it; rank 0 prints and saves."""
     modes = ("call", "chain") if args.mode == "both" else (args.mode,)
     cells = [
         (COLLECTIVES[op], size, mode)
@@ -186,17 +196,17 @@ def sweep(
         for mode in modes
         for size in (sizes(args.begin, args.end, args.factor) if COLLECTIVES[op].sized else [0])
     ]
-    with _progress(len(cells), silent=team.rank > 0) as (show, advance):
-        show(report.header(run, group.size, team.size))
+    with _progress(len(cells), silent=processes.rank > 0) as (show, advance):
+        show(report.header(run, group.size, processes.size))
         for collective, size_bytes, mode in cells:
-            cell = Cell(args, team, group, collective, size_bytes, mode)
+            cell = Cell(args, processes, group, collective, size_bytes, mode)
             found = cell.records({} if args.check_only else cell.run())
             results += found
             if mode == "chain" and cell.chain < args.chain:
                 show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
             for result in found:
                 show(report.line(result))
-            if save and team.rank == 0:
+            if save and processes.rank == 0:
                 save()  # after every cell, so that an interruption loses little
             del cell
             advance(f"{collective.name} {mode}")

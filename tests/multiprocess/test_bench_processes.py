@@ -1,4 +1,4 @@
-"""jaxcomm.bench between processes: small comparisons with gloo and MPI, and the synchronization of a team."""
+"""jaxcomm.bench between processes: small comparisons with gloo and MPI, and the synchronization of a processes."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from jaxcomm.bench.cases import COLLECTIVES
-from jaxcomm.bench.team import Team
+from jaxcomm._measure.collectives import COLLECTIVES
+from jaxcomm._measure.process_group import ProcessGroup
 
 LIMIT_S = 300  # on a busy machine; it takes 20 on a quiet one
 
@@ -89,17 +89,17 @@ def test_a_process_that_fails_ends_the_run(tmp_path):
     assert "hierarchical" in output and "ended with exit status" in output
 
 
-def test_a_team_synchronizes_and_follows_rank_0(tmp_path):
+def test_a_group_synchronizes_and_follows_rank_0(tmp_path):
     size, rounds = 3, 200
-    Team.prepare(tmp_path, size)
+    ProcessGroup.prepare(tmp_path, size)
     followed, gathered = [[] for _ in range(size)], [[] for _ in range(size)]
 
     def take_part(rank):
-        team = Team(tmp_path, rank, size)
+        group = ProcessGroup(tmp_path, rank, size)
         for i in range(rounds):
-            followed[rank].append(team.align(i % 3 == 0 if rank == 0 else i % 2 == 0))
+            followed[rank].append(group.align(i % 3 == 0 if rank == 0 else i % 2 == 0))
             if i % 50 == 0:
-                gathered[rank].append(team.gather((rank, i)))
+                gathered[rank].append(group.gather((rank, i)))
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(size)]
     for thread in threads:

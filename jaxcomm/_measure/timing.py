@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.bench.team import Alone
+from jaxcomm._measure.process_group import ProcessGroup
 
 MIN_REPS = 30
 # Above this size, --max-seconds may stop a measurement before MIN_REPS.
@@ -131,11 +131,11 @@ def alternate(
     reps: int,
     size_bytes: int,
     max_seconds: float | None,
-    team: Alone,
+    processes: ProcessGroup,
 ) -> dict[str, Times]:
     """Measures all sides in turn, repeatedly, so that all sides are measured in the same states of the machine.
 
-    All processes of the team must call it. They start each repetition together; its time is that of the slowest
+    All processes must call it. They start each repetition together; its time is that of the slowest
     process. Between processes, five untimed calls of the same side precede each timed call of a short op. They remove
     the effects of the previous side: sleeping threads and cold caches. After one untimed call, in turns with raw MPI,
     psum of 1 KiB took 13.5 us, jit of x + 1 took 7.4 us and raw MPI 3.6 us. After five untimed calls they took 8.6, 5.0
@@ -146,18 +146,18 @@ def alternate(
       reps: maximum of repetitions; the minimum is MIN_REPS.
       size_bytes: size of the op. Above LONG_BYTES, `max_seconds` may stop the measurement before MIN_REPS.
       max_seconds: time limit in seconds; None for no limit.
-      team: processes that measure together.
+      processes: processes that measure together.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
 
     last_us = dict.fromkeys(sides, math.inf)
 
     def take(name: str) -> float:
-        if team.size > 1 and team.align(last_us[name] < _SHORT_US):
+        if processes.size > 1 and processes.align(last_us[name] < _SHORT_US):
             for _ in range(_UNCOUNTED):
-                team.align()
+                processes.align()
                 sides[name]()
-        team.align()
+        processes.align()
         last_us[name] = sides[name]()
         return last_us[name]
 
@@ -175,10 +175,10 @@ def alternate(
             enough = rep + 1 >= MIN_REPS and spent_s > _ENOUGH_S
             out_of_time = max_seconds is not None and spent_s > max_seconds
             too_long = rep + 1 >= _FEWEST_REPS and size_bytes > LONG_BYTES and out_of_time
-            if not team.align(not (enough or too_long)):
+            if not processes.align(not (enough or too_long)):
                 break
     finally:
         if gc_was_enabled:
             gc.enable()
-    gathered = team.gather(times)
+    gathered = processes.gather(times)
     return {name: Times(np.max([times[name] for times in gathered], axis=0)) for name in sides}
