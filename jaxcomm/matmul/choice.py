@@ -3,18 +3,22 @@
 # Names that the keyword `algorithm` accepts, besides "xla".
 ALGORITHMS = ("unfused", "direct", "ring")
 
+# Smallest block that "ring" multiplies faster than "unfused" between processes. Measured with 2 processes of 4 devices
+# on 2 cores (benchmarks/README.md, 2026-11): from 128 KiB on, "ring" takes 0.5 to 1 times the time; below, 0.9 to 1.8.
+SMALLEST_RING_BYTES = 128 << 10
 
-def choose(platform: str, scope: str, *, needs_all_rows: bool) -> str:
+
+def choose(platform: str, scope: str, product: str, block_bytes: int) -> str:
     """Returns the name of an algorithm.
 
-    On CPUs, transfers and products share the processors. Between processes of one host, the products of "ring" keep a
-    processor busy while its rank waits for a block, and its blocks stay in the cache. benchmarks/README.md has the
-    measurements: "ring" takes less time there at all sizes, except for products that sum over rows, whose n parts must
-    be added. Inside a process, between hosts and on GPUs, no measurement shows a gain.
+    On CPUs, transfers and products share the processors, so only a measurement can show a gain. Between processes of one
+    host, it shows a gain for the rows of a gather, and none that is sure for sums over a gather or for a scatter.
 
     Args:
       platform: "cpu", "cuda" or "other".
       scope: "process", "node" or "network": the largest distance between two ranks of a group.
-      needs_all_rows: whether the call returns the rows of all ranks, or sums over them.
+      product: what loops.py computes: "rows" or "sums" of a gather, or "scatter".
+      block_bytes: size of the rows that a rank sends.
     """
-    return "ring" if (platform, scope) == ("cpu", "node") and not needs_all_rows else "unfused"
+    measured = (platform, scope, product) == ("cpu", "node", "rows")
+    return "ring" if measured and block_bytes >= SMALLEST_RING_BYTES else "unfused"

@@ -256,22 +256,25 @@ def _scope(ctx: Any, spec: Spec) -> str:
     return "node" if found.ranks_per_node is None else "network"
 
 
-def _lower(ctx, *operands, platform, run, spec, **params):
+def _lower(ctx, *operands, platform, run, product, spec, **params):
     if spec.call.algorithm is None:
-        algorithm = "unfused"
+        scope = "network"
         if platform == "cpu" and not _lowering.selects_xla(None, platform):
-            sums_over_rows = "num_weights" in params and params["num_weights"] < len(operands) - 1
-            needs_all_rows = sums_over_rows or params.get("keep", False)
-            algorithm = choose(platform, _scope(ctx, spec), needs_all_rows=needs_all_rows)
-        spec = spec.with_algorithm(algorithm)
+            scope = _scope(ctx, spec)
+        rows = ctx.avals_in[0]
+        spec = spec.with_algorithm(choose(platform, scope, product(operands, params), rows.size * rows.dtype.itemsize))
     run = functools.partial(run, spec=spec, **params)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _product_of_gather(operands, params):
+    return "rows" if params["num_weights"] == len(operands) - 1 and not params["keep"] else "sums"
 
 
 gather_p = register(
     "all_gather_matmul",
     shape=_gather_types,
-    lower=functools.partial(_lower, run=_run_gather),
+    lower=functools.partial(_lower, run=_run_gather, product=_product_of_gather),
     jvp=_gather_jvp,
     transpose=_gather_transpose,
     batch=_gather_batch,
@@ -280,7 +283,7 @@ gather_p = register(
 scatter_p = register(
     "matmul_psum_scatter",
     shape=_scatter_types,
-    lower=functools.partial(_lower, run=_run_scatter),
+    lower=functools.partial(_lower, run=_run_scatter, product=lambda *_: "scatter"),
     jvp=_scatter_jvp,
     transpose=_scatter_transpose,
     batch=_scatter_batch,
