@@ -11,8 +11,8 @@ SMALLEST_RING_BYTES = 128 << 10
 def choose(platform: str, scope: str, product: str, block_bytes: int) -> str:
     """Returns the name of an algorithm.
 
-    On CPUs, transfers and products share the processors, so only a measurement can show a gain. Between processes of one
-    host, it shows a gain for the rows of a gather, and none that is sure for sums over a gather or for a scatter.
+    On CPUs, transfers and products share the processors, so only a measurement can show a gain. Between processes of
+    one host, it shows a gain for the rows of a gather, and none that is sure for sums over a gather or for a scatter.
 
     Args:
       platform: "cpu", "cuda" or "other".
