@@ -240,7 +240,7 @@ gpu-status:
 	$(BIN)/python tests/cuda/tools/status.py
 
 bench: setup
-	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
+	$(BIN)/python -m jaxcomm.bench $(BENCH_ARGS)
 
 $(VENV)/dev: $(VENV)/installed $(VENV)/test-deps
 	$(PIP) --group lint

@@ -5,7 +5,8 @@
 
 Each round runs every algorithm once, so that load from outside is spread over all of them. Times are medians over the
 rounds, host to host, of the slowest process. The result and each derivative are separate programs. `lax` is the same
-program with jax.lax.all_gather and jax.lax.psum_scatter. All results are compared with those of `lax` before timing.
+program with jax.lax.all_gather and jax.lax.psum_scatter. All results are compared with those of the first side before
+timing.
 """
 
 import argparse
@@ -91,21 +92,21 @@ def slowest(times_us):
     return [float(t) for t in multihost_utils.process_allgather(np.array(times_us)).max(0)]
 
 
-def measure(op, shape, mesh, name, rounds):
+def measure(op, shape, mesh, name, sides, rounds):
     """One record per side."""
     m, k, f = shape
     n = mesh.size
     rng = np.random.default_rng(0)
     rows, out = (m, n * m) if op == "all_gather_matmul" else (n * m, m)
     operands = [place(rng.standard_normal((n, *size), np.float32), mesh) for size in ((rows, k), (k, f), (out, f))]
-    programs = {side: program(op, side, mesh, name) for side in SIDES}
+    programs = {side: program(op, side, mesh, name) for side in sides}
     results = {side: f(*operands) for side, f in programs.items()}
-    errors = {side: agree(result, results["lax"]) for side, result in results.items()}
+    errors = {side: agree(result, results[sides[0]]) for side, result in results.items()}
     if max(errors.values()) > 1e-4:
-        raise SystemExit(f"{op} {shape}: results differ from those of jax.lax: {errors}")
-    times = {side: [] for side in SIDES}
+        raise SystemExit(f"{op} {shape}: results differ: {errors}")
+    times = {side: [] for side in sides}
     for i in range(rounds):
-        for side in SIDES[i % len(SIDES) :] + SIDES[: i % len(SIDES)]:
+        for side in [*sides[i % len(sides) :], *sides[: i % len(sides)]]:
             jax.block_until_ready(programs[side](*operands))  # untimed, so that each starts warm
             start = time.perf_counter()
             jax.block_until_ready(programs[side](*operands))
@@ -113,15 +114,15 @@ def measure(op, shape, mesh, name, rounds):
     return [
         {"op": op, "mode": name, "rows": m, "k": k, "f": f, "side": side, "rounds": rounds, "error": errors[side],
          "time_us": statistics.median(slowest(times[side]))}
-        for side in SIDES
+        for side in sides
     ]  # fmt: skip
 
 
-def table(found):
-    """Markdown: one row per program; times in milliseconds, and the time of jax.lax divided by them."""
-    lines = ["| op | program | m x k x f | " + " | ".join(SIDES) + " |", "|---|---|---|" + "---|" * len(SIDES)]
-    for i in range(0, len(found), len(SIDES)):
-        row = found[i : i + len(SIDES)]
+def table(found, sides):
+    """Markdown: one row per program; times in milliseconds, and the time of the first side divided by them."""
+    lines = ["| op | program | m x k x f | " + " | ".join(sides) + " |", "|---|---|---|" + "---|" * len(sides)]
+    for i in range(0, len(found), len(sides)):
+        row = found[i : i + len(sides)]
         base = row[0]["time_us"]
         cells = [f"{base / 1e3:.2f} ms"]
         cells += [f"{r['time_us'] / 1e3:.2f} ms ({base / r['time_us']:.2f}x)" for r in row[1:]]
@@ -133,6 +134,8 @@ def table(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="m x k x f, such as 128x512x512")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--devices", type=int, default=8, help="of a program of one process")
     parser.add_argument("--json", type=pathlib.Path, help="file for the records")
@@ -144,10 +147,10 @@ def main():
     found = []
     for text in arguments.shapes:
         for op in OPS:
-            for name in PROGRAMS:
-                found += measure(op, tuple(map(int, text.split("x"))), mesh, name, arguments.rounds)
+            for name in arguments.programs:
+                found += measure(op, tuple(map(int, text.split("x"))), mesh, name, arguments.sides, arguments.rounds)
     if jax.process_index() == 0:
-        print(table(found))
+        print(table(found, arguments.sides))
         if arguments.json:
             parameters = {"processes": jax.process_count(), "devices": jax.device_count(), "rounds": arguments.rounds}
             context = {**records.context([], parameters), "command": shlex.join(["python", *sys.argv])}

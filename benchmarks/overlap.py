@@ -79,21 +79,6 @@ COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "permute", "reduce_scat
 # Collectives of a side.
 
 
-def with_plain_products(comm):
-    """Collective matmul as a collective and a product."""
-
-    def all_gather_matmul(x, weights, axis_name, *, axis):
-        gathered = comm.all_gather(x, axis_name, axis=axis, tiled=True)
-        return tuple(gathered @ w for w in weights)
-
-    def matmul_psum_scatter(x, w, axis_name, *, scatter_dimension):
-        return comm.psum_scatter(x @ w, axis_name, scatter_dimension=scatter_dimension, tiled=True)
-
-    return types.SimpleNamespace(
-        **vars(comm) | {"all_gather_matmul": all_gather_matmul, "matmul_psum_scatter": matmul_psum_scatter}
-    )
-
-
 def stub():
     """Operations with the shapes of collectives, but without transfers."""
 
@@ -116,7 +101,7 @@ def stub():
         all_to_all=all_to_all,
         ppermute=lambda x, axes, pairs: x,
     )
-    return comm_lib.with_synchronous_starts(with_plain_products(comm))
+    return comm_lib.with_synchronous_starts(comm_lib.with_plain_products(comm))
 
 
 def untyped():
@@ -195,7 +180,7 @@ def calls(jaxpr, times=1):
 
 def of_step(module, config, mesh):
     """``calls`` of a step with synchronous operations."""
-    comm = comm_lib.with_synchronous_starts(with_plain_products(comm_lib.load(config)))
+    comm = comm_lib.with_synchronous_starts(comm_lib.with_plain_products(comm_lib.load(config)))
     program = module.build(config, mesh, comm)
     tokens = jax.ShapeDtypeStruct((config.batch, config.seq + 1), np.int32)
     return calls(program.step.trace(jax.eval_shape(program.init), tokens).jaxpr.jaxpr)

@@ -284,13 +284,16 @@ RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, c
   return fits && placement.ranks_per_node >= sizes.num_ranks ? RouteAndDispatch::kKernel : RouteAndDispatch::kTwoCalls;
 }
 
-const char* ResolveCollectiveMatmul(bool needs_all_rows, const Placement& placement, const Capabilities& capabilities) {
-  // On CPUs, transfers and products share the processors. Between processes of one host, the products of "ring" keep a
-  // processor busy while its rank waits for a block, and its blocks stay in the cache. benchmarks/README.md has the
-  // measurements: "ring" takes less time there at all sizes, except for products that sum over rows, whose n parts must
-  // be added. Inside a process, between hosts and on GPUs, no measurement shows a gain.
-  const bool measured = capabilities.platform == Platform::kCpu && placement.scope == Scope::kNode;
-  return measured && !needs_all_rows && WhyXla("", capabilities).empty() ? "ring" : "unfused";
+const char* ResolveCollectiveMatmul(MatmulProduct product, int64_t block_bytes, const Placement& placement,
+                                    const Capabilities& capabilities) {
+  // On CPUs, transfers and products share the processors, so only a measurement can show a gain. Measured with 2
+  // processes of 4 devices on 2 cores (benchmarks/README.md, 2026-11): for the rows of a gather, "ring" takes 0.5 to 1
+  // times the time from 128 KiB on, and 0.9 to 1.8 times below. No gain is sure for sums over a gather and for a
+  // scatter, inside a process, between hosts and on GPUs.
+  constexpr int64_t kMinRingBytes = 128 << 10;
+  const bool measured = capabilities.platform == Platform::kCpu && placement.scope == Scope::kNode &&
+                        product == MatmulProduct::kRows && WhyXla("", capabilities).empty();
+  return measured && block_bytes >= kMinRingBytes ? "ring" : "unfused";
 }
 
 Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {

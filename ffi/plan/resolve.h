@@ -100,9 +100,10 @@ RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, c
 // Rows of a rank that one exchange sends by default, on any platform.
 constexpr int64_t kMaxOneExchangeBytes = 512 << 10;
 
-// The loop of a collective matmul: "unfused" or "ring". `needs_all_rows`: the call returns the rows of all ranks, or sums
-// over them.
-const char* ResolveCollectiveMatmul(bool needs_all_rows, const Placement& placement, const Capabilities& capabilities);
+// The loop of a collective matmul: "unfused" or "ring". `block_bytes`: the rows that a rank sends.
+enum class MatmulProduct : uint8_t { kRows, kSums, kScatter };  // jaxcomm/matmul/loops.py
+const char* ResolveCollectiveMatmul(MatmulProduct product, int64_t block_bytes, const Placement& placement,
+                                    const Capabilities& capabilities);
 
 // The cost of a call with all its channels on `machine`, by default that of the selection. `steps` counts those of one
 // channel; traffic and scratch are totals of all channels, including LL flags.

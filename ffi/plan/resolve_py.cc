@@ -150,8 +150,16 @@ void BindResolve(nb::module_& m) {
       },
       "num_ranks"_a, "tokens"_a, "choices"_a, "num_experts"_a, "row_bytes"_a, "named"_a, "placement"_a,
       "capabilities"_a, "\"two_calls\", \"messages\" or \"kernel\": how route_and_dispatch sends ids and rows.");
-  m.def("resolve_collective_matmul", &ResolveCollectiveMatmul, "needs_all_rows"_a, "placement"_a, "capabilities"_a,
-        "\"unfused\" or \"ring\": the loop of a collective matmul.");
+  m.def(
+      "resolve_collective_matmul",
+      [](const std::string& product, int64_t block_bytes, const Placement& placement,
+         const Capabilities& capabilities) {
+        constexpr const char* kProducts[] = {"rows", "sums", "scatter"};
+        const auto of = EnumOf<MatmulProduct>(kProducts, "product", product);
+        return ResolveCollectiveMatmul(of, block_bytes, placement, capabilities);
+      },
+      "product"_a, "block_bytes"_a, "placement"_a, "capabilities"_a,
+      "\"unfused\" or \"ring\": the loop of a collective matmul.");
   m.attr("MAX_ONE_EXCHANGE_BYTES") = kMaxOneExchangeBytes;
   m.def(
       "resolve_plan",

@@ -246,22 +246,25 @@ def _run_scatter(*operands, spec, **params):
     return [loops.scatter(xs, ws, spec=spec, **params)]
 
 
-def _lower(ctx, *operands, platform, run, spec, **params):
+def _lower(ctx, *operands, platform, run, product, spec, **params):
     if spec.call.algorithm is None and _compat.in_spmd_region(ctx.module_context.axis_context):
-        site = _lowering.Site(ctx, spec.call, platform)
-        sums_over_rows = "num_weights" in params and params["num_weights"] < len(operands) - 1
-        needs_all_rows = sums_over_rows or params.get("keep", False)
+        site, rows = _lowering.Site(ctx, spec.call, platform), ctx.avals_in[0]
         placement = plan.Placement() if site.why_xla else site.placement
-        able = _lowering.capabilities(platform, None)
-        spec = spec.with_algorithm(plan.resolve_collective_matmul(needs_all_rows, placement, able))
+        able, size = _lowering.capabilities(platform, None), rows.size * rows.dtype.itemsize
+        algorithm = plan.resolve_collective_matmul(product(operands, params), size, placement, able)
+        spec = spec.with_algorithm(algorithm)
     run = functools.partial(run, spec=spec, **params)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _product_of_gather(operands, params):
+    return "rows" if params["num_weights"] == len(operands) - 1 and not params["keep"] else "sums"
 
 
 gather_p = register(
     "all_gather_matmul",
     shape=_gather_types,
-    lower=functools.partial(_lower, run=_run_gather),
+    lower=functools.partial(_lower, run=_run_gather, product=_product_of_gather),
     jvp=_gather_jvp,
     transpose=_gather_transpose,
     batch=_gather_batch,
@@ -270,7 +273,7 @@ gather_p = register(
 scatter_p = register(
     "matmul_psum_scatter",
     shape=_scatter_types,
-    lower=functools.partial(_lower, run=_run_scatter),
+    lower=functools.partial(_lower, run=_run_scatter, product=lambda *_: "scatter"),
     jvp=_scatter_jvp,
     transpose=_scatter_transpose,
     batch=_scatter_batch,

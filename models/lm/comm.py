@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-SUMS = ("psum", "psum_scatter", "psum_scatter_start")
-STARTS = ("all_gather", "psum_scatter", "ppermute")
+SUMS = ("psum", "psum_start", "psum_scatter", "psum_scatter_start")
+STARTS = ("psum", "all_gather", "psum_scatter", "ppermute")
 
 
 class Ended(NamedTuple):
@@ -23,10 +23,23 @@ def with_synchronous_starts(comm):
     """The same collectives, but a start is the synchronous operation, and ``after`` has no effect."""
 
     def start(name):
-        op = getattr(comm, name)
-        return lambda *args, after=(), **kwargs: Ended(op(*args, **kwargs))
+        return lambda *args, after=(), **kwargs: Ended(getattr(comm, name)(*args, **kwargs))
 
     return types.SimpleNamespace(**vars(comm) | {f"{name}_start": start(name) for name in STARTS})
+
+
+def with_plain_products(comm):
+    """The same collectives, and collective matmul as a collective and a product."""
+
+    def all_gather_matmul(x, weights, axis_name, *, axis):
+        gathered = comm.all_gather(x, axis_name, axis=axis, tiled=True)
+        return tuple(gathered @ w for w in weights)
+
+    def matmul_psum_scatter(x, w, axis_name, *, scatter_dimension):
+        return comm.psum_scatter(x @ w, axis_name, scatter_dimension=scatter_dimension, tiled=True)
+
+    products = {"all_gather_matmul": all_gather_matmul, "matmul_psum_scatter": matmul_psum_scatter}
+    return types.SimpleNamespace(**vars(comm) | products)
 
 
 def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
@@ -40,12 +53,8 @@ def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
     """
     if config.comm == "lax":
         names = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
-        comm = types.SimpleNamespace(
-            **{name: getattr(jax.lax, name) for name in names},
-            all_gather_matmul=all_gather_matmul,
-            matmul_psum_scatter=matmul_psum_scatter,
-        )
-        return with_synchronous_starts(comm)
+        comm = types.SimpleNamespace(**{name: getattr(jax.lax, name) for name in names})
+        return with_synchronous_starts(with_plain_products(comm))
     jaxcomm = import_jaxcomm()
     common = [name for name in jaxcomm.algorithms("psum") if all(name in jaxcomm.algorithms(op) for op in sums)]
     algorithm = algorithm_of_sums(config, common)
@@ -81,14 +90,3 @@ def algorithm_of_sums(config, algorithms):
     if config.psum not in known:
         raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
     return config.psum or None
-
-
-def all_gather_matmul(x, weights, axis_name, *, axis):
-    """jaxcomm.all_gather_matmul with jax.lax, for a tuple of weights."""
-    gathered = jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
-    return tuple(gathered @ w for w in weights)
-
-
-def matmul_psum_scatter(x, w, axis_name, *, scatter_dimension):
-    """jaxcomm.matmul_psum_scatter with jax.lax."""
-    return jax.lax.psum_scatter(x @ w, axis_name, scatter_dimension=scatter_dimension, tiled=True)

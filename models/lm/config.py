@@ -32,10 +32,6 @@ class Options:
     free_on_resume: ClassVar[tuple[str, ...]] = (
         "comm", "psum", "out", "steps", "eval_every", "eval_batches", "save_every"
     )  # fmt: skip
-    # Values of options in runs that are older than the option, where these differ from the defaults.
-    before: ClassVar[dict] = {}
-    # Options of older runs that no longer exist. They had one value each.
-    removed: ClassVar[tuple[str, ...]] = ()
 
     # Where to run.
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
@@ -177,8 +173,7 @@ def load(config_type, path, overrides):
             f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
         )
     defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
-    saved = defaults | config_type.before | json.loads(path.read_text())
-    saved = {name: value for name, value in saved.items() if name not in config_type.removed}
+    saved = defaults | json.loads(path.read_text())
     for name, value in overrides.items():
         if name not in config_type.free_on_resume and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")

@@ -60,21 +60,22 @@ def vary(params, specs, axes):
     return jax.tree.map(lambda x, spec: jax.lax.pcast(x, missing_axes(spec, axes), to="varying"), params, specs)
 
 
-def psum_flat(arrays, axes, comm):
-    """Sums arrays over ranks with one psum, of all of them in one vector."""
-    flat = comm.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), axes)
-    parts = jnp.split(flat, np.cumsum([x.size for x in arrays])[:-1])
-    return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
-
-
 def sum_gradients(grads, specs, axes, comm):
-    """Sums each gradient over the axes on which its parameter is replicated, with one psum per set of axes."""
+    """Sums each gradient over the axes on which its parameter is replicated, with one psum per set of axes.
+
+    The gradients of a set travel as one vector. All sums are started before the first one is needed.
+    """
     leaves, tree = jax.tree.flatten(grads)
     missing = [missing_axes(spec, axes) for spec in jax.tree.leaves(specs)]
+    started = []
     for group in sorted(set(missing) - {()}):
         places = [place for place, own in enumerate(missing) if own == group]
-        for place, x in zip(places, psum_flat([leaves[place] for place in places], group, comm), strict=True):
-            leaves[place] = x
+        flat = jnp.concatenate([leaves[place].reshape(-1) for place in places])
+        started.append((places, comm.psum_start(flat, group)))
+    for places, pending in started:
+        parts = jnp.split(pending.done(), np.cumsum([leaves[place].size for place in places])[:-1])
+        for place, part in zip(places, parts, strict=True):
+            leaves[place] = part.reshape(leaves[place].shape)
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -49,7 +49,6 @@ class Config(pp.PipelineConfig, cp.Config, tp.Config):
     batch_axes = ("data",)
     # All other options change the balancing loss.
     free_on_resume = (*lm_config.Config.free_on_resume, "attention", "matmul")
-    removed = ("schedule",)
     moe = "dropless"  # of models.moe.model.MoE
 
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")

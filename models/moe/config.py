@@ -15,7 +15,6 @@ class Config(Options):
     axes = AXES
     batch_axes = AXES
     free_on_resume = (*Options.free_on_resume, "eval_capacity", "sample", "prompt", "temperature")
-    before = {"moe": "capacity"}  # noqa: RUF012 (a constant)
 
     # Where to run. "direct" adds in the order of the ranks, as XLA does on CPUs, so the losses of both libraries are
     # equal with --moe capacity. With another order, rounding errors make them differ after some hundred steps.

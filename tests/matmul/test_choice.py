@@ -18,10 +18,11 @@ def test_names(op):
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "other"])
 @pytest.mark.parametrize("scope", ["process", "node", "network"])
-@pytest.mark.parametrize("needs_all_rows", [False, True])
-def test_the_ring_is_chosen_where_it_was_measured(platform, scope, needs_all_rows):
-    measured = platform == "cpu" and scope == "node" and not needs_all_rows
-    found = plan.resolve_collective_matmul(needs_all_rows, plan.Placement(scope), plan.Capabilities(platform))
+@pytest.mark.parametrize("product", ["rows", "sums", "scatter"])
+@pytest.mark.parametrize("size", [0, (128 << 10) - 1, 128 << 10, 1 << 30])
+def test_the_ring_is_chosen_where_it_was_measured(platform, scope, product, size):
+    measured = (platform, scope, product) == ("cpu", "node", "rows") and size >= 128 << 10
+    found = plan.resolve_collective_matmul(product, size, plan.Placement(scope), plan.Capabilities(platform))
     assert found == ("ring" if measured else "unfused")
 
 
@@ -30,38 +31,36 @@ def two_processes(monkeypatch):
     """Placements of programs whose ranks belong to two processes, in turns. They are lowered, not run."""
 
     def of_groups(mesh, rows):
-        own = placement.GroupPlacement((rows % 2).reshape(-1), ranks_per_node)
-        return own if rows.shape[1] > 1 else alone
+        return placement.GroupPlacement((rows % 2).reshape(-1), None)
 
-    ranks_per_node, alone = None, placement.GroupPlacement(np.empty(0, np.int32), None)
     monkeypatch.setattr(placement, "of_groups", of_groups)
-
-
-RING = {"permute": 3}
 
 
 @pytest.mark.usefixtures("two_processes")
 def test_what_a_program_of_two_processes_runs():
-    """The transposes of both are products of rows and of sums: each is chosen on its own."""
-    x, w, ct = np.zeros((4, 8, 16), np.float32), np.zeros((4, 16, 8), np.float32), np.zeros((4, 32, 8), np.float32)
-    mesh = line_of(4)
-    assert collectives(gathers(), mesh, x, w) == RING
-    assert collectives(gathers(save_gathered=True), mesh, x, w) == RING
-    assert collectives(scatters(), mesh, ct.swapaxes(1, 2).reshape(4, 16, 16), w) == RING
+    """Each product of a program and of its derivatives is chosen on its own."""
+    mesh, ring = line_of(4), {"permute": 3}
+    x, w, ct = (np.zeros((4, *shape), np.float32) for shape in ((1024, 32), (32, 32), (4096, 32)))
+    assert collectives(gathers(), mesh, x, w) == ring
+    assert collectives(gathers(), mesh, x[:, :1023], w) == {"all_gather": 1}
     assert collectives(gathers(algorithm="unfused"), mesh, x, w) == {"all_gather": 1}
+    assert collectives(scatters(), mesh, ct, w) == {"reduce_scatter": 1}
 
-    def of_operand(i):
-        def f(x, w, ct):
-            operands = [x, w]
-            moving = lambda y: gathers()(*operands[:i], y, *operands[i + 1 :])  # noqa: E731
+    def of_operand(f, i):
+        """The derivative for one of the operands, without the product itself."""
+
+        def transpose(ct, *operands):
+            moving = lambda y: f(*operands[:i], y, *operands[i + 1 :])  # noqa: E731
             return jax.vjp(moving, operands[i])[1](ct)[0]
 
-        return f
+        return transpose
 
-    assert collectives(of_operand(0), mesh, x, w, ct) == RING
-    assert collectives(of_operand(1), mesh, x, w, ct) == {"all_gather": 1}
+    assert collectives(of_operand(gathers(), 0), mesh, ct, x, w) == {"reduce_scatter": 1}
+    assert collectives(of_operand(gathers(), 1), mesh, ct, x, w) == {"all_gather": 1}
+    assert collectives(of_operand(scatters(), 0), mesh, x, ct, w) == ring
+    assert collectives(of_operand(scatters(), 1), mesh, x, ct, w) == {"all_gather": 1}
 
 
 def test_a_program_of_one_process_is_not_split():
-    x, w = np.zeros((4, 8, 16), np.float32), np.zeros((4, 16, 8), np.float32)
+    x, w = np.zeros((4, 1024, 32), np.float32), np.zeros((4, 32, 32), np.float32)
     assert collectives(gathers(), line_of(4), x, w) == {"all_gather": 1}

@@ -140,6 +140,6 @@ def gradients_of_one_device(config):
 def collectives(f, *arguments):
     """The number of each collective in a program; names of XLA's own have the prefix "xla "."""
     text = f.lower(*arguments).as_text()
-    names = re.findall(r"custom_call @jaxcomm_(\w+)\(", text)
+    names = [name for name in re.findall(r"custom_call @jaxcomm_(\w+)\(", text) if name != "done"]
     of_xla = r"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute|all_to_all)\b"
     return dict(collections.Counter([*names, *(f"xla {name}" for name in re.findall(of_xla, text))]))

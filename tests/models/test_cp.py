@@ -66,7 +66,7 @@ def test_ranks_have_equal_work():
 
 
 PER_LAYER = {
-    "ring": {"permute": 3 + 3 + 4, "done": 3 + 3 + 4},
+    "ring": {"permute": 3 + 3 + 4},
     "ulysses": {"all_to_all": 4},
     "gather": {"all_gather": 1, "reduce_scatter": 1},
 }

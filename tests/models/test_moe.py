@@ -16,12 +16,13 @@ from jax.sharding import PartitionSpec as P
 from training import TINY
 
 import jaxcomm
+from models.lm import comm as comm_lib
 from models.moe import dropless
 from models.moe import model as model_lib
 from models.moe import step as step_lib
 from models.moe.model import AXES, TOP_K
 
-COMMS = {"jaxcomm": jaxcomm, "lax": jax.lax}
+COMMS = {"jaxcomm": jaxcomm, "lax": comm_lib.with_synchronous_starts(jax.lax)}
 
 
 # Routing.

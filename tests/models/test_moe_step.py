@@ -16,10 +16,11 @@ from jax.sharding import PartitionSpec as P
 from training import TINY
 
 import jaxcomm
+from models.lm import comm as comm_lib
 from models.moe import step as step_lib
 from models.moe.model import AXES
 
-COMMS = {"jaxcomm": jaxcomm, "lax": jax.lax}
+COMMS = {"jaxcomm": jaxcomm, "lax": comm_lib.with_synchronous_starts(jax.lax)}
 CONFIG = dataclasses.replace(
     TINY, layers=2, batch=16, moe="capacity", capacity=1.0, eval_capacity=1.5, balance=0.5, weight_decay=0.5, clip=2.0
 )
@@ -108,7 +109,7 @@ def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
         summed.extend(leaf.dtype.name for leaf in jax.tree.leaves(x))
         return jax.lax.psum(x, axes)
 
-    comm = types.SimpleNamespace(all_to_all=all_to_all, psum=psum)
+    comm = comm_lib.with_synchronous_starts(types.SimpleNamespace(all_to_all=all_to_all, psum=psum))
     step = step_lib.make_step(config, mesh, graphdef, specs, comm)
     state = jax.eval_shape(init)
     tokens = jax.ShapeDtypeStruct((config.batch, config.seq + 1), jnp.int32)
@@ -127,7 +128,7 @@ def test_step_is_the_same_in_every_mode(mesh, dtype):
     init = jax.jit(init)
     tokens = some_tokens(2)[: config.batch]
     results = []
-    for comm, check_vma in [(jax.lax, True), (jaxcomm, True), (jaxcomm, False)]:
+    for comm, check_vma in [(COMMS["lax"], True), (jaxcomm, True), (jaxcomm, False)]:
         step = step_lib.make_step(config, mesh, graphdef, specs, comm, check_vma)
         results.append(jax.tree.leaves(step(init(), tokens)))
     for expected, *others in zip(*results, strict=True):

@@ -345,12 +345,6 @@ def test_options_of_an_earlier_run_may_lose_their_effect(tmp_path):
         config_lib.parse(scripts.tp.Config, [*argv, "--matmul", "ring"])
 
 
-def test_runs_with_a_removed_option_continue(tmp_path):
-    config = tiny("mesh", out=str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({**dataclasses.asdict(config), "schedule": "circular"}))
-    assert config_lib.load(type(config), tmp_path / "config.json", {}) == config
-
-
 def test_too_few_devices_are_named():
     with pytest.raises(ValueError, match="--layout 4x4: 16 devices need 16 in each of 1 processes, but JAX has 8"):
         train_lib.make_mesh(tiny("zero", layout="4x4", batch=16))

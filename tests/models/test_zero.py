@@ -34,7 +34,7 @@ COLLECTIVES = {  # without the loss and the norm, which are one psum each
     2: {"all_gather": 3, "reduce_scatter": 3},  # the loop over layers has one
     # Gathers: embedding, scores, first layer, both loops over layers, before the second loop. Sums: embedding, scores,
     # loop, last two layers. The transfers of layers are started.
-    3: {"all_gather": 6, "reduce_scatter": 5, "done": 7},
+    3: {"all_gather": 6, "reduce_scatter": 5},
 }
 
 
