@@ -153,11 +153,11 @@ def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict
     """Answers without a communicator: False for capabilities that some condition rules out, else unknown."""
     assert cuda.module is not None
     windows = (
-        _lacks(cuda, "ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemAlloc")
+        _lacks(cuda, "ncclCommWindowRegister", "ncclMemAlloc")
         or _disabled("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE")
         or _apart(cuda, numbers)
     )
-    lsa = windows or _lacks(cuda, "ncclDevCommCreate", "ncclDevCommDestroy")
+    lsa = windows or _lacks(cuda, "ncclDevCommCreate")
     old = [number for number in numbers if tuple(cuda.devices[number]["capability"]) < _MULTIMEM]
     multimem = lsa or _disabled("NCCL_NVLS_ENABLE") or (f"GPU {old[0]} is older than Hopper" if old else "")
     driver = cuda.module.driver_version()

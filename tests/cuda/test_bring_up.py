@@ -28,7 +28,7 @@ def test_every_combination_has_a_rung():
         assert rungs[one].program == rungs[several].program
         assert not rungs[one].processes and rungs[several].processes
     environments = [rung.environment for rung in rungs.values()]
-    for variables in (bring_up.GRAPHS_OFF, bring_up.GRAPHS_ON, bring_up.WINDOWS, bring_up.NO_GIN):
+    for variables in (bring_up.GRAPHS_OFF, bring_up.GRAPHS_ON, bring_up.WINDOWS):
         assert variables in environments
     assert "-n 8" in " ".join(rungs["processes"].command())
     page = (ROOT / "docs" / "development" / "gpu-tests.md").read_text()

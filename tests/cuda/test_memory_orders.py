@@ -75,7 +75,6 @@ KERNELS = {
     "FindOffsets": SIGNALS,
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
-    "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
     "RunMoeOneShot": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
     "ExchangeSlices": SIGNALS | {"FenceAliases"} | BULK,

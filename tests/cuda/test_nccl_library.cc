@@ -112,7 +112,7 @@ ALONE_TEST_CASE("a missing library") {
 
 ALONE_TEST_CASE("a library that is too old or not NCCL") {
   const Folder folder;
-  const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old library lacks functions too
+  const std::string old = MakeLibrary(folder, "old", {"ncclAllGather"});  // an old library lacks functions too
   SetVersion(kOldestNccl - 1);
   const std::string built = ", but jaxcomm needs 2.30.7 or later";
   const std::string is = " is NCCL " + NcclVersionText(kOldestNccl - 1);
@@ -130,8 +130,8 @@ ALONE_TEST_CASE("a library older than the headers") {
 ALONE_TEST_CASE("a library that lacks a function") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
-  const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclSend"});
-  CHECK(Refusal(other) == other + " lacks ncclGetVersion, ncclSend" + kInstall);
+  const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclAllGather"});
+  CHECK(Refusal(other) == other + " lacks ncclGetVersion, ncclAllGather" + kInstall);
 }
 
 }  // namespace

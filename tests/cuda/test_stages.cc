@@ -232,8 +232,8 @@ ALONE_TEST_CASE("each device of a call has one process") {
     const ffi::Error error = CheckGroups(spec);
     CHECK(error.success() == (number == 0 || number == 2));
     if (error.success()) continue;
-    CHECK(error.message() ==
-          "jaxcomm: all_reduce at here.py:1: attribute processes has " + std::to_string(number) + " devices, groups 2");
+    CHECK(error.message() == "jaxcomm: all_reduce at here.py:1: the call has processes of " + std::to_string(number) +
+                                 " devices, expected those of the 2 devices of its groups");
   }
 }
 

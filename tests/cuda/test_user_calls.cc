@@ -234,12 +234,20 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   report.call_id = On(site, 1).comm.call_id;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
+  Site other;
+  other.target = "other";
+  other.initialize = &InitializeOnDevice0;
+  CHECK(other.Instantiate().empty());
+  const char* const failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
   for (CallOnDevice& execution : executions) {
-    CHECK(
-        Has(Initialize(site, execution), "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7"));
+    CHECK(Has(Initialize(site, execution), failed));
+    CHECK(Has(Initialize(other, execution), failed));  // it has not run yet
   }
+}
 
-  // An error of one device only.
+ALONE_TEST_CASE("an error of one device is reported by its Execute") {
+  CallOnDevice executions[2];
+  for (int rank = 0; rank < 2; ++rank) executions[rank] = ExecutionOf(rank, nullptr);
   Site other;
   other.target = "other";
   other.initialize = &InitializeOnDevice0;
@@ -315,8 +323,8 @@ ALONE_TEST_CASE("each device of a user's call has one process") {
   Site site;
   for (const size_t number : {1, 3}) {
     site.processes.assign(number, 0);
-    CHECK(Has(site.Instantiate(), "jaxcomm: fused_rmsnorm_F32 at model.py:7: attribute jaxcomm_processes has " +
-                                      std::to_string(number) + " devices, jaxcomm_groups 2"));
+    CHECK(Has(site.Instantiate(), "jaxcomm: fused_rmsnorm_F32 at model.py:7: the call has processes of " +
+                                      std::to_string(number) + " devices, expected those of the 2 devices"));
   }
   site.processes.assign(2, 0);
   CHECK(site.Instantiate().empty());

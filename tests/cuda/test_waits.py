@@ -31,7 +31,7 @@ WAITS = {
     r"CommSplit|CommShrink|CommGrow": {},
     r"blocking = 1": {"nccl/nccl_calls.cc": "on a thread of its own"},
     r"CommAbort\(|CommRevoke\(": {
-        "nccl/nccl_calls.cc": "on a thread of its own",
+        "nccl/nccl_calls.cc": "ncclCommRevoke, on a thread of its own",
         "nccl/capabilities.cc": "on a thread of its own",
     },
     r"(\.|->)CommWindowRegister\(": {"nccl/symmetric_memory.cc": "on a thread of its own"},

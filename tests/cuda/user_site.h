@@ -172,8 +172,8 @@ std::string Execute(const Site& site, CallOnDevice& execution, Operands& operand
                 ArgsOf(site, operands), RetsOf(site, operands));
 }
 
-cuda::UserCallState::OnDevice& On(const Site& site, int32_t device) {
-  return static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
+cuda::UserCall& On(const Site& site, int32_t device) {
+  return *static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
 }
 
 CallOnDevice ExecutionOf(int rank, void* nccl_comm) {

@@ -65,10 +65,6 @@ StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& k
                                " did not come to make its communicator within " + TimeoutText(timeout_s));
 }
 
-void AbortNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm) {
-  Threads::Start([&nccl, nccl_comm] { nccl.CommAbort(nccl_comm); });
-}
-
 void RevokeNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm) {
   Threads::Start([&nccl, nccl_comm] { nccl.CommRevoke(nccl_comm, NCCL_REVOKE_DEFAULT); });
 }

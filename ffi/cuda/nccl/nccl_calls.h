@@ -25,9 +25,6 @@ Status CallNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name,
 StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& key, int32_t size, int32_t rank,
                                   double timeout_s);
 
-// Starts ncclCommAbort, which may wait for the GPU.
-void AbortNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm);
-
 // Starts ncclCommRevoke: kernels and calls of NCCL stop waiting for peers. Frees nothing, so kernels in flight may
 // still use windows.
 void RevokeNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm);

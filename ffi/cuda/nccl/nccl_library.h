@@ -38,9 +38,7 @@ constexpr int kOldestNccl = 23007;
   F(MemAlloc)                    \
   F(MemFree)                     \
   F(CommWindowRegister)          \
-  F(CommWindowDeregister)        \
   F(DevCommCreate)               \
-  F(DevCommDestroy)              \
   F(CommQueryProperties)         \
   F(GetLsaDevicePointer)         \
   F(GetLsaMultimemDevicePointer)

@@ -37,8 +37,10 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
                                                     cudaStream_t stream, int64_t run, uint64_t identity) {
   const Communicator::Settings settings = Communicator::Configured();
   const Status earlier = WaitForEarlier(stream, settings.timeout_s);
-  // GPUs of this process; none if the lowering did not know the processes.
-  const int64_t num_local = CountLocal(spec.processes, settings.process);
+  // GPUs of this process. If the lowering did not know the processes, only a process that is alone knows its GPUs: all.
+  const bool all = spec.processes.empty() && settings.num_processes == 1;
+  const int64_t num_local =
+      CountLocal(all ? std::vector<int32_t>(spec.groups.size(), settings.process) : spec.processes, settings.process);
   // The others may still wait for their earlier work.
   const Status met = first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);
@@ -70,8 +72,9 @@ ffi::Error FailureOf(const CallSpec& spec, const Status& failure) {
 
 ffi::Error CheckGroups(const CallSpec& spec) {
   if (!spec.processes.empty() && spec.processes.size() != spec.groups.size()) {
-    return Invalid(spec, "attribute processes has " + std::to_string(spec.processes.size()) + " devices, groups " +
-                             std::to_string(spec.groups.size()));
+    return Invalid(spec, "the call has processes of " + std::to_string(spec.processes.size()) +
+                             " devices, expected those of the " + std::to_string(spec.groups.size()) +
+                             " devices of its groups");
   }
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size < 1 || num_devices % spec.group_size != 0) {

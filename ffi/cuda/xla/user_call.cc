@@ -19,8 +19,6 @@ ffi::TypeInfo UserCallState::info = ffi::MakeTypeInfo<UserCallState>();
 
 namespace {
 
-using OnDevice = UserCallState::OnDevice;
-
 // The arguments of a call of the user's handler that jaxcomm needs.
 struct Context {
   const XLA_FFI_Api* api;
@@ -51,19 +49,7 @@ Initializers& GetInitializers() {
   return *initializers;
 }
 
-Status ProblemOf(UserCallState& state, int32_t device) {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.problems.find(device);
-  return found == state.problems.end() ? OkStatus() : found->second;
-}
-
-OnDevice* Find(UserCallState& state, int32_t device) {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.calls.find(device);
-  return found == state.calls.end() ? nullptr : &found->second;
-}
-
-void Fill(OnDevice& call, host::CallData* data) {
+void Fill(UserCall& call, host::CallData* data) {
   data->comm = call.comm;
   data->max_channels = call.max_channels;
   data->call = &call;
@@ -74,50 +60,35 @@ void Fill(OnDevice& call, host::CallData* data) {
 // Equal on all ranks that make the call. It leaves out max_sms, which has an error of its own.
 uint64_t Identity(UserCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
-  const uint64_t hash = Mix(Mix(state.arguments[device], state.target), state.site);
-  return Mix(hash, static_cast<uint64_t>(state.group_size));
+  const uint64_t hash = Mix(Mix(state.arguments[device], state.spec.op), state.spec.site);
+  return Mix(hash, static_cast<uint64_t>(state.spec.group_size));
 }
 
-Status FailureOf(const OnDevice& call) {
-  return WithPrefix(call.state->Where() + " can't run, since a call before it failed: ",
-                    call.communicator->CheckUsable());
-}
-
-// The call on this device, made in its first run. Errors are without the call's name.
-StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& collectives, int32_t device) {
-  if (OnDevice* const call = Find(state, device)) return call;
-  const StatusOr<Communicator*> found = GetCommunicator(collectives, *state.split, device);
+// Makes the call on this device, in its first run.
+Status Make(UserCallState& state, const XlaCollectives& collectives, int32_t device, cudaStream_t stream, int64_t run) {
+  const StatusOr<Communicator*> found = state.BeginFirstRun(collectives, device, stream, run, Identity(state, device));
   JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator* const communicator = *found;
-  // As the calls of jaxcomm's own (call.cc), with which it shares the communicator.
-  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(state.target + " at " + state.site, Identity(state, device)));
-  OnDevice made;
-  made.state = &state;
-  made.communicator = communicator;
-  made.comm = communicator->comm();
-  made.name = std::make_shared<CallName>(state.target + " at " + state.site);
-  made.comm.call_id = made.name->number();
-  made.max_channels = communicator->max_channels();
-  if (state.max_sms > 0) {
-    made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
+  Communicator& communicator = **found;
+  const CallSpec& spec = state.spec;
+  auto made = std::make_unique<UserCall>();
+  made->state = &state;
+  made->own_communicator = &communicator;
+  made->comm = communicator.comm();
+  made->name = std::make_shared<CallName>(spec.op + " at " + spec.site);
+  made->comm.call_id = made->name->number();
+  made->max_channels = communicator.max_channels();
+  if (spec.max_sms > 0) {
+    made->max_channels = static_cast<int32_t>(std::min<int64_t>(made->max_channels, spec.max_sms));
   }
-  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameOnAllRanks("max_sms", static_cast<uint64_t>(made.max_channels)));
+  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("max_sms", static_cast<uint64_t>(made->max_channels)));
   std::lock_guard<std::mutex> lock(state.mutex);
-  return &(state.calls[device] = std::move(made));
+  state.calls[device] = std::move(made);
+  return OkStatus();
 }
 
-// As the first run of a call of jaxcomm's own. Where the lowering did not know the processes, only a process that is
-// alone is sure which GPUs are its own: all.
-Status BeginFirstRun(UserCallState& state, cudaStream_t stream, int64_t run) {
-  const Communicator::Settings settings = Communicator::Configured();
-  const Status earlier = WaitForEarlier(stream, settings.timeout_s);
-  const bool alone = settings.num_processes == 1;
-  const int64_t num_local = CountLocal(
-      alone ? std::vector<int32_t>(state.groups.size(), settings.process) : state.processes, settings.process);
-  // The others may still wait for their earlier work.
-  const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
-  JAXCOMM_RETURN_IF_ERROR(earlier);
-  return met;
+Status UsableError(const UserCall& call) {
+  return WithPrefix(call.state->spec.Where() + " can't run, since a call before it failed: ",
+                    call.communicator().CheckUsable());
 }
 
 Status TryStart(const Context& given, host::CallData* data) {
@@ -127,50 +98,49 @@ Status TryStart(const Context& given, host::CallData* data) {
   JAXCOMM_RETURN_IF_ERROR(device.status());
   const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
   JAXCOMM_RETURN_IF_ERROR(stream.status());
-  const std::string prefix = (*state)->Where() + ": ";
-  const bool first = Find(**state, *device) == nullptr;
+  const XlaCollectives collectives(given.api, given.context);
+  const std::string prefix = (*state)->spec.Where() + ": ";
+  const bool first = (*state)->Find(*device) == nullptr;
   if (first) {
     const auto run = given.Get<ffi::RunId>();
     JAXCOMM_RETURN_IF_ERROR(run.status());
-    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, BeginFirstRun(**state, *stream, run->run_id)));
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, Make(**state, collectives, *device, *stream, run->run_id)));
   }
-  const XlaCollectives collectives(given.api, given.context);
-  const StatusOr<OnDevice*> call = FindOrMake(**state, collectives, *device);
-  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, call.status()));
-  JAXCOMM_RETURN_IF_ERROR(FailureOf(**call));
-  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(**state, **call, first, collectives, *device, *stream)));
-  Fill(**call, data);
+  UserCall& call = *(*state)->Find(*device);
+  JAXCOMM_RETURN_IF_ERROR(UsableError(call));
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(**state, call, first, collectives, *device, *stream)));
+  Fill(call, data);
   return OkStatus();
 }
 
-Status CheckNodes(const OnDevice& call) {
+Status CheckNodes(const UserCall& call) {
   if (call.HasOneNode() || call.nccl_comm != nullptr) return OkStatus();
-  return InvalidArgumentError(call.state->Where() +
+  return InvalidArgumentError(call.state->spec.Where() +
                               ": the group's GPUs are of several nodes, and Initialize has not called "
                               "jaxcomm::host::Setup::UseGin: call the target over groups of " +
                               std::to_string(call.comm.local.size) + " ranks");
 }
 
-void FillGin(OnDevice& call) {
-  const Gin* const gin = call.nccl_comm != nullptr ? call.communicator->gin() : nullptr;
+void FillGin(UserCall& call) {
+  const Gin* const gin = call.nccl_comm != nullptr ? call.communicator().gin() : nullptr;
   if (gin == nullptr) return;
   call.gin =
-      gin->Handle(call.comm, call.comm.arena_bytes > 0 ? call.communicator->Registered(call.comm.arena) : nullptr);
+      gin->Handle(call.comm, call.comm.arena_bytes > 0 ? call.communicator().Registered(call.comm.arena) : nullptr);
 }
 
 Status TryUseGin(host::CallData* data, int32_t nccl_version) {
-  auto& call = *static_cast<OnDevice*>(data->call);
+  auto& call = *static_cast<UserCall*>(data->call);
   if (call.nccl_comm == nullptr) {
-    const std::string where = call.state->Where() + ": ";
-    const Status same = call.communicator->CheckSameOnAllRanks("the NCCL version of the kernel's headers",
-                                                               static_cast<uint64_t>(nccl_version));
+    const std::string where = call.state->spec.Where() + ": ";
+    const Status same = call.communicator().CheckSameOnAllRanks("the NCCL version of the kernel's headers",
+                                                                static_cast<uint64_t>(nccl_version));
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(where, same));
     if (nccl_version != NCCL_VERSION_CODE) {
       return InvalidArgumentError(
           where + "the kernel was compiled with the headers of NCCL " + NcclVersionText(nccl_version) +
           ", expected those for which jaxcomm was built: " + NcclVersionText(NCCL_VERSION_CODE));
     }
-    const Gin* const gin = call.communicator->gin();
+    const Gin* const gin = call.communicator().gin();
     call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : &Gin::NoNcclComm();
     FillGin(call);
   }
@@ -179,11 +149,11 @@ Status TryUseGin(host::CallData* data, int32_t nccl_version) {
 }
 
 Status TryReserve(host::CallData* data, int64_t bytes) {
-  auto& call = *static_cast<OnDevice*>(data->call);
+  auto& call = *static_cast<UserCall*>(data->call);
   // A window that is large enough stays, because the executable and its CUDA graphs keep its address.
   if (bytes > call.comm.arena_bytes) {
-    const Status reserved = call.communicator->ReserveFor(call.state->target, bytes, &call.comm);
-    JAXCOMM_RETURN_IF_ERROR(WithPrefix(call.state->Where() + ": ", reserved));
+    const Status reserved = call.communicator().ReserveFor(call.state->spec.op, bytes, &call.comm);
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(call.state->spec.Where() + ": ", reserved));
     FillGin(call);
   }
   Fill(call, data);
@@ -196,23 +166,23 @@ Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_devic
   const auto device = given.Get<ffi::DeviceOrdinal>();
   JAXCOMM_RETURN_IF_ERROR(device.status());
   *on_device = *device;
-  JAXCOMM_RETURN_IF_ERROR(ProblemOf(**state, *device));
-  OnDevice* const call = Find(**state, *device);
+  JAXCOMM_RETURN_IF_ERROR((*state)->ProblemOf(*device));
+  UserCall* const call = (*state)->Find(*device);
   if (call == nullptr) {
-    return InvalidArgumentError((*state)->Where() +
+    return InvalidArgumentError((*state)->spec.Where() +
                                 ": the stage Initialize has not asked for jaxcomm::host::Setup on GPU " +
                                 std::to_string(*device));
   }
   JAXCOMM_RETURN_IF_ERROR(CheckNodes(*call));
   Fill(*call, data);
-  JAXCOMM_RETURN_IF_ERROR(FailureOf(*call));
+  JAXCOMM_RETURN_IF_ERROR(UsableError(*call));
   if (call->places == nullptr) return OkStatus();
   const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
   JAXCOMM_RETURN_IF_ERROR(stream.status());
-  return WithPrefix((*state)->Where() + ": ", call->places->Exchange(*stream));
+  return WithPrefix((*state)->spec.Where() + ": ", call->places->Exchange(*stream));
 }
 
-const OnDevice& CallOf(const host::CallData& data) { return *static_cast<const OnDevice*>(data.call); }
+const UserCall& CallOf(const host::CallData& data) { return *static_cast<const UserCall*>(data.call); }
 
 // The functions of host::Api.
 
@@ -256,65 +226,46 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
   const auto groups = attributes.get<ffi::Span<const int64_t>>("jaxcomm_groups");
   if (!groups) return ffi::Unexpected(groups.error());
   auto state = std::make_unique<UserCallState>();
-  state->target = call->target;
-  state->site = call->site;
-  state->group_size = call->group_size;
-  state->max_sms = call->max_sms;
-  state->groups.assign(groups->begin(), groups->end());
-  const auto num_devices = static_cast<int64_t>(state->groups.size());
+  CallSpec& spec = state->spec;
+  spec.op = call->target;
+  spec.site = call->site;
+  spec.group_size = call->group_size;
+  spec.max_sms = call->max_sms;
+  spec.groups.assign(groups->begin(), groups->end());
   if (const auto processes = attributes.get<ffi::Span<const int32_t>>("jaxcomm_processes")) {
-    state->processes.assign(processes->begin(), processes->end());
-    if (state->processes.size() != state->groups.size()) {
-      return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": attribute jaxcomm_processes has " +
-                                                         std::to_string(state->processes.size()) +
-                                                         " devices, jaxcomm_groups " + std::to_string(num_devices)));
-    }
+    spec.processes.assign(processes->begin(), processes->end());
   }
-  if (state->group_size < 1 || num_devices % state->group_size != 0) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": " + std::to_string(num_devices) +
-                                                       " devices cannot be split into groups of " +
-                                                       std::to_string(state->group_size)));
-  }
-  state->split.emplace(state->groups, state->group_size);
+  if (ffi::Error error = CheckGroups(spec); !error.success()) return ffi::Unexpected(std::move(error));
   if (ffi::Error error = DecodeWindows(attributes, state.get()); !error.success()) {
     return ffi::Unexpected(std::move(error));
   }
   std::lock_guard<std::mutex> lock(GetInitializers().mutex);
-  const auto found = GetInitializers().of_target.find(state->target);
+  const auto found = GetInitializers().of_target.find(spec.op);
   if (found != GetInitializers().of_target.end()) state->initialize = found->second;
   return state;
 }
 
 ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  Status status = collectives.Request(*state->split);
+  Status status = collectives.Request(state->Groups());
   if (status.ok()) status = RequestWindows(*state, collectives, args, rets);
-  return status.ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + status.message());
+  return ToFfi(state->spec, status);
 }
 
 // All local devices of a run get the same result (RunStatus).
 ffi::Error Begin(UserCallState* state, ffi::RunId run, int32_t device, ffi::RemainingArgs args,
                  ffi::RemainingRets rets) {
   if (state->initialize == nullptr) {
-    return ffi::Error::InvalidArgument(state->Where() +
-                                       ": the target has not been registered by jaxcomm.register_ffi_target");
+    return Invalid(state->spec, "the target has not been registered by jaxcomm.register_ffi_target");
   }
-  StatusOr<std::vector<UserCallState::Buffer>> buffers = BuffersOf(*state, args, rets);
-  if (!buffers.ok()) return ffi::Error::InvalidArgument(state->Where() + ": " + buffers.status().message());
-  const bool first = Find(*state, device) == nullptr;
+  StatusOr<std::vector<UserBuffer>> buffers = BuffersOf(*state, args, rets);
+  if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
+  const bool first = state->Find(device) == nullptr;
   {
     std::lock_guard<std::mutex> lock(state->mutex);
     if (first) state->arguments[device] = HashOf(args, rets);
     state->buffers[device] = *std::move(buffers);
   }
-  const Status failure = state->run_status.Of(run.run_id, [&] {
-    std::lock_guard<std::mutex> lock(state->mutex);
-    Status found;
-    for (const auto& [device, call] : state->calls) {
-      if (found.ok()) found = FailureOf(call);
-    }
-    return found;
-  });
-  return failure.ok() ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kDeadlineExceeded, failure.message());
+  return FailureOf(state->spec, state->FailureBefore(run.run_id));
 }
 
 bool AsksForMetadata(const XLA_FFI_CallFrame& frame) {
@@ -358,17 +309,15 @@ extern "C" XLA_FFI_Error* CudaUserInitialize(XLA_FFI_CallFrame* frame) {
   const cuda::Context given = {frame->api, frame->ctx};
   cuda::UserCallState& state = **given.Get<ffi::State<cuda::UserCallState>>();  // no error: CudaUserBegin has it too
   const auto device = given.Get<ffi::DeviceOrdinal>();
-  if (device.ok() && !cuda::ProblemOf(state, *device).ok()) return nullptr;
-  if (device.ok() && cuda::Find(state, *device) == nullptr) {
+  if (device.ok() && !state.ProblemOf(*device).ok()) return nullptr;
+  if (device.ok() && state.Find(*device) == nullptr) {
     std::lock_guard<std::mutex> lock(state.mutex);
     state.arguments[*device] = Mix(state.arguments[*device], cuda::HashOf(frame->attrs));
   }
   XLA_FFI_Error* const error = state.initialize(frame);
   if (error == nullptr || !device.ok()) return error;
-  Status problem = UnavailableError(::xla::ffi::internal::GetErrorMessage(frame->api, error));
+  state.SetProblem(*device, UnavailableError(::xla::ffi::internal::GetErrorMessage(frame->api, error)));
   ::xla::ffi::internal::DestroyError(frame->api, error);
-  std::lock_guard<std::mutex> lock(state.mutex);
-  state.problems[*device] = std::move(problem);
   return nullptr;
 }
 

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,16 +13,11 @@
 #include "common/status.h"
 #include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"
-#include "cuda/runtime/communicator.h"
-#include "cuda/xla/local_rendezvous.h"
-#include "cuda/xla/run_status.h"
-#include "cuda/xla/xla_collectives.h"
+#include "cuda/xla/call_site.h"
 #include "include/jaxcomm/host_api.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcomm {
-
-namespace ffi = ::xla::ffi;
 
 // The attribute `jaxcomm` of jaxcomm.ffi_call. Arrays are attributes of their own: `jaxcomm_groups`;
 // `jaxcomm_processes` where the lowering knows the mesh's devices; `jaxcomm_operand_windows` and
@@ -39,52 +32,45 @@ struct UserCallAttributes {
 
 namespace cuda {
 
-// One per call site and executable, shared by the local devices.
-struct UserCallState {
+// A buffer that is to have a window.
+struct UserBuffer {
+  const void* address = nullptr;
+  int64_t bytes = 0;
+};
+
+struct UserCallState;
+
+// A user's call on one device.
+struct UserCall {
+  Communicator& communicator() const { return *own_communicator; }
+  bool HasOneNode() const { return comm.local.size == comm.world.size; }
+
+  const UserCallState* state = nullptr;
+  Communicator* own_communicator = nullptr;
+  std::shared_ptr<const CallName> name;
+  device::Comm comm;
+  int32_t max_channels = 0;
+  // Once Initialize has called UseGin.
+  const ncclDevComm* nccl_comm = nullptr;
+  device::GinHandle gin;
+  std::unique_ptr<BufferPlaces> places;  // null if peers can't address the buffers
+  std::string no_windows;                // the reason
+  std::vector<UserBuffer> buffers;       // that have windows, in this run
+};
+
+// One per call site and executable, shared by the local devices. `spec` has the target as op. A problem of a device is
+// the error of the user's Initialize, which is not called again.
+struct UserCallState : CallSite<UserCall> {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  // A buffer that is to have a window.
-  struct Buffer {
-    const void* address = nullptr;
-    int64_t bytes = 0;
-  };
-  struct OnDevice {
-    const UserCallState* state = nullptr;
-    Communicator* communicator = nullptr;
-    std::shared_ptr<const CallName> name;
-    device::Comm comm;
-    int32_t max_channels = 0;
-    // Once Initialize has called UseGin.
-    const ncclDevComm* nccl_comm = nullptr;
-    device::GinHandle gin;
-    std::unique_ptr<BufferPlaces> places;  // null if peers can't address the buffers
-    std::string no_windows;                // the reason
-    std::vector<Buffer> buffers;           // that have windows, in this run
-
-    bool HasOneNode() const { return comm.local.size == comm.world.size; }
-  };
-
-  std::string Where() const { return "jaxcomm: " + target + " at " + site; }
-
-  std::string target, site;
-  std::vector<int64_t> groups;     // logical device ids, group after group
-  std::vector<int32_t> processes;  // of these devices; empty if the lowering did not know them
-  int64_t group_size = 1;
-  std::optional<DeviceGroups> split;  // the same, for XLA
-  int64_t max_sms = 0;
   std::vector<int64_t> operand_windows, result_windows;  // numbers of operands and results
   std::string no_windows;                                // why none is requested
   XLA_FFI_Handler* initialize = nullptr;                 // the user's
-  RunStatus run_status;
-  LocalRendezvous first_run;
-  std::mutex mutex;
-  std::map<int32_t, OnDevice> calls;  // by local device
   // By local device: a hash of the types and shapes of operands and results, and of the attributes.
   std::map<int32_t, uint64_t> arguments;
-  std::map<int32_t, std::vector<Buffer>> buffers;  // by local device: those of the windows, in this run
-  Status requested;                                // why XLA has refused a request for windows
-  std::map<int32_t, Status> problems;  // by local device: the error of the user's Initialize, which is not called again
+  std::map<int32_t, std::vector<UserBuffer>> buffers;  // by local device: those of the windows, in this run
+  Status requested;                                    // why XLA has refused a request for windows
 };
 
 // Sets the user's handler for Initialize, for calls of the target that XLA instantiates from now on.

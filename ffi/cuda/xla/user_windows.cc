@@ -9,8 +9,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using OnDevice = UserCallState::OnDevice;
-
 std::string NameOf(const UserCallState& state, size_t buffer) {
   const size_t num_operands = state.operand_windows.size();
   return buffer < num_operands ? "operand " + std::to_string(state.operand_windows[buffer])
@@ -18,9 +16,8 @@ std::string NameOf(const UserCallState& state, size_t buffer) {
 }
 
 // Where this rank addresses the buffers in this run.
-StatusOr<std::vector<BufferPlace>> PlacesOf(UserCallState& state, const OnDevice& call,
-                                            const XlaCollectives& collectives,
-                                            const std::vector<UserCallState::Buffer>& buffers) {
+StatusOr<std::vector<BufferPlace>> PlacesOf(UserCallState& state, const UserCall& call,
+                                            const XlaCollectives& collectives, const std::vector<UserBuffer>& buffers) {
   if (!state.no_windows.empty()) return UnavailableError(state.no_windows);
   if (!call.HasOneNode()) {
     return UnavailableError(
@@ -30,9 +27,9 @@ StatusOr<std::vector<BufferPlace>> PlacesOf(UserCallState& state, const OnDevice
   std::vector<BufferPlace> places(buffers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i].bytes == 0) continue;  // XLA has no memory for it
-    const StatusOr<XlaCollectives::Window> window = collectives.GetWindow(*state.split, buffers[i].address);
+    const StatusOr<XlaCollectives::Window> window = collectives.GetWindow(state.Groups(), buffers[i].address);
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(NameOf(state, i) + ": ", window.status()));
-    const StatusOr<int64_t> at = call.communicator->PlaceOf(static_cast<ncclWindow_t>(window->window));
+    const StatusOr<int64_t> at = call.communicator().PlaceOf(static_cast<ncclWindow_t>(window->window));
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(NameOf(state, i) + ": ", at.status()));
     places[i] = {window->offset, *at};
   }
@@ -49,16 +46,16 @@ ffi::Error DecodeWindows(const ffi::Dictionary& attributes, UserCallState* state
   }
   const size_t num_windows = state->operand_windows.size() + state->result_windows.size();
   if (num_windows > static_cast<size_t>(kMostBuffers)) {
-    return ffi::Error::InvalidArgument(state->Where() + ": a call can have " + std::to_string(kMostBuffers) +
+    return ffi::Error::InvalidArgument(state->spec.Where() + ": a call can have " + std::to_string(kMostBuffers) +
                                        " windows, got " + std::to_string(num_windows));
   }
   if (const auto reason = attributes.get<std::string_view>("jaxcomm_no_windows")) state->no_windows = *reason;
   return ffi::Error::Success();
 }
 
-StatusOr<std::vector<UserCallState::Buffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
-                                                       ffi::RemainingRets rets) {
-  std::vector<UserCallState::Buffer> buffers;
+StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
+                                            ffi::RemainingRets rets) {
+  std::vector<UserBuffer> buffers;
   for (const int64_t i : state.operand_windows) {
     const auto operand = args.get<ffi::AnyBuffer>(static_cast<size_t>(i));
     if (!operand) return InvalidArgumentError("the call has no operand " + std::to_string(i) + " for a window");
@@ -77,28 +74,28 @@ StatusOr<std::vector<UserCallState::Buffer>> BuffersOf(const UserCallState& stat
 Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, ffi::RemainingArgs args,
                       ffi::RemainingRets rets) {
   if (!state.no_windows.empty()) return OkStatus();
-  const StatusOr<std::vector<UserCallState::Buffer>> buffers = BuffersOf(state, args, rets);
+  const StatusOr<std::vector<UserBuffer>> buffers = BuffersOf(state, args, rets);
   JAXCOMM_RETURN_IF_ERROR(buffers.status());
   std::vector<XlaCollectives::Buffer> wanted;
-  for (const UserCallState::Buffer& buffer : *buffers) {
+  for (const UserBuffer& buffer : *buffers) {
     if (buffer.bytes > 0) wanted.push_back({buffer.address, buffer.bytes});
   }
   if (wanted.empty()) return OkStatus();
-  const Status requested = collectives.RequestWindows(*state.split, wanted);
+  const Status requested = collectives.RequestWindows(state.Groups(), wanted);
   std::lock_guard<std::mutex> lock(state.mutex);
   if (!requested.ok()) state.requested = requested;
   return OkStatus();
 }
 
 // XLA's windows are of its communicator of this run, so nothing of them is kept.
-Status PlaceWindows(UserCallState& state, OnDevice& call, bool first, const XlaCollectives& collectives, int32_t device,
+Status PlaceWindows(UserCallState& state, UserCall& call, bool first, const XlaCollectives& collectives, int32_t device,
                     cudaStream_t stream) {
   if (state.operand_windows.empty() && state.result_windows.empty()) {
     call.no_windows = "jaxcomm.ffi_call lists no operand_windows and no result_windows";
     return OkStatus();
   }
   if (!first && call.places == nullptr) return OkStatus();
-  std::vector<UserCallState::Buffer> buffers;
+  std::vector<UserBuffer> buffers;
   Status requested;
   {
     std::lock_guard<std::mutex> lock(state.mutex);
@@ -109,9 +106,9 @@ Status PlaceWindows(UserCallState& state, OnDevice& call, bool first, const XlaC
   if (first) {
     Status own = places.status();
     if (!own.ok() && !requested.ok()) own = requested;
-    auto made = std::make_unique<BufferPlaces>(*call.communicator, call.comm, static_cast<int32_t>(buffers.size()));
+    auto made = std::make_unique<BufferPlaces>(call.communicator(), call.comm, static_cast<int32_t>(buffers.size()));
     if (own.ok()) own = made->Allocate();
-    const StatusOr<bool> all_have = call.communicator->AllTrue(own.ok());
+    const StatusOr<bool> all_have = call.communicator().AllTrue(own.ok());
     JAXCOMM_RETURN_IF_ERROR(all_have.status());
     if (!*all_have) {
       call.no_windows = own.ok() ? "another rank has none" : own.message();
@@ -124,20 +121,21 @@ Status PlaceWindows(UserCallState& state, OnDevice& call, bool first, const XlaC
   return call.places->Write(*places, stream);
 }
 
-Status CheckWindows(const OnDevice& call) {
+Status CheckWindows(const UserCall& call) {
   if (call.places != nullptr) return OkStatus();
-  return InvalidArgumentError(call.state->Where() + ": peers can't address the call's buffers: " + call.no_windows);
+  return InvalidArgumentError(call.state->spec.Where() +
+                              ": peers can't address the call's buffers: " + call.no_windows);
 }
 
-Status FindWindow(const OnDevice& call, const void* buffer, device::BufferWindow* window) {
+Status FindWindow(const UserCall& call, const void* buffer, device::BufferWindow* window) {
   JAXCOMM_RETURN_IF_ERROR(CheckWindows(call));
   // An empty buffer may have the address of another one, but not its place.
-  const UserCallState::Buffer* found = nullptr;
-  for (const UserCallState::Buffer& listed : call.buffers) {
+  const UserBuffer* found = nullptr;
+  for (const UserBuffer& listed : call.buffers) {
     if (listed.address == buffer && (found == nullptr || listed.bytes > found->bytes)) found = &listed;
   }
   if (found == nullptr) {
-    return InvalidArgumentError(call.state->Where() +
+    return InvalidArgumentError(call.state->spec.Where() +
                                 ": a window is wanted of a buffer that jaxcomm.ffi_call does not list in "
                                 "operand_windows or result_windows, or that XLA has not initialized the call with");
   }

@@ -16,8 +16,8 @@ namespace cuda {
 ffi::Error DecodeWindows(const ffi::Dictionary& attributes, UserCallState* state);
 
 // The buffers that the call lists, in this run: operands, then results.
-StatusOr<std::vector<UserCallState::Buffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
-                                                       ffi::RemainingRets rets);
+StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
+                                            ffi::RemainingRets rets);
 
 // Stage Prepare. A refusal of XLA's is no error here: PlaceWindows() decides with all ranks.
 Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, ffi::RemainingArgs args,
@@ -25,12 +25,12 @@ Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, f
 
 // Stage Initialize, in every run. `first`: of the call on this device. That run is collective and decides for all runs,
 // because a captured CUDA graph can't change from windows to none or back.
-Status PlaceWindows(UserCallState& state, UserCallState::OnDevice& call, bool first, const XlaCollectives& collectives,
-                    int32_t device, cudaStream_t stream);
+Status PlaceWindows(UserCallState& state, UserCall& call, bool first, const XlaCollectives& collectives, int32_t device,
+                    cudaStream_t stream);
 
 // An error with the reason if peers can't address the buffers.
-Status CheckWindows(const UserCallState::OnDevice& call);
-Status FindWindow(const UserCallState::OnDevice& call, const void* buffer, device::BufferWindow* window);
+Status CheckWindows(const UserCall& call);
+Status FindWindow(const UserCall& call, const void* buffer, device::BufferWindow* window);
 
 }  // namespace cuda
 }  // namespace jaxcomm
