@@ -355,8 +355,8 @@ MUTANTS = [
     Mutant(
         "messages of a lost process are kept",
         MESSAGES,
-        "      waiting.entered.erase(process);\n      // Not needed any more",
-        "      // Not needed any more",
+        "      waiting.entered.erase(process);\n      // These messages are not needed any more",
+        "      // These messages are not needed any more",
         "test_active_messages",
     ),
     Mutant(

@@ -212,7 +212,7 @@ MUTANTS = [
         "test_row_lists",
     ),
     Mutant(
-        "rows come home to the places of their slots",
+        "rows come back to the places of their slots",
         LISTS,
         "(slice.input_offset + slot - slice.output_offset) * bytes",
         "(slice.input_offset + slot) * bytes",
@@ -368,8 +368,8 @@ MUTANTS = [
     Mutant(
         "half of a table of int64 is not compared",
         CHECKS,
-        "participant.wide_table ? 8 : 4",
-        "participant.wide_table ? 4 : 4",
+        "participant.int64_table ? 8 : 4",
+        "participant.int64_table ? 4 : 4",
         "test_rendezvous",
     ),
     Mutant(
