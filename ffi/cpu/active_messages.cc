@@ -292,7 +292,8 @@ void ActiveMessages::OnPeerLost(int process, const std::string& why) {
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       Waiting& waiting = it->second;
       waiting.entered.erase(process);
-      // Not needed any more: a call that needs the lost process fails when it checks whether the process is reachable.
+      // These messages are not needed any more: a call that needs the lost process fails when it checks whether the
+      // process is reachable.
       const auto of_lost = [&](const auto& item) { return item.process == process; };
       waiting.puts.erase(std::remove_if(waiting.puts.begin(), waiting.puts.end(), of_lost), waiting.puts.end());
       waiting.events.erase(std::remove_if(waiting.events.begin(), waiting.events.end(), of_lost), waiting.events.end());

@@ -75,9 +75,7 @@ void Cursor::Enter(int64_t block, int64_t fragment, int64_t within_bytes) {
   left_bytes_ = fragment_bytes_ - within_bytes;
 }
 
-int64_t Cursor::whole_fragments() const {
-  return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ : 0;
-}
+int64_t Cursor::fragments_left() const { return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ : 0; }
 
 void Cursor::Advance(int64_t bytes) {
   at_ += bytes;
@@ -151,7 +149,7 @@ bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
     Cursor& shorter = to.fragment_bytes() < from.fragment_bytes() ? to : from;
     Cursor& longer = &shorter == &to ? from : to;
     const int64_t row_bytes = shorter.fragment_bytes();
-    const int64_t rows = std::min(shorter.whole_fragments(), std::min(longer.left_bytes(), bytes) / row_bytes);
+    const int64_t rows = std::min(shorter.fragments_left(), std::min(longer.left_bytes(), bytes) / row_bytes);
     if (rows > 1) {
       const int64_t to_stride = &shorter == &to ? to.stride_bytes() : row_bytes;
       const int64_t from_stride = &shorter == &to ? row_bytes : from.stride_bytes();

@@ -33,9 +33,9 @@ class Cursor {
   int64_t left_bytes() const { return left_bytes_; }  // to the end of the fragment
   int64_t fragment_bytes() const { return fragment_bytes_; }
   int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive fragments of a block
-  int64_t whole_fragments() const;                        // whole ones left in this block; 0 inside one
+  int64_t fragments_left() const;                         // complete ones left in this block; 0 inside one
   void Advance(int64_t bytes);                            // at most left_bytes()
-  void AdvanceFragments(int64_t fragments);               // at most whole_fragments(), from the start of one
+  void AdvanceFragments(int64_t fragments);               // at most fragments_left(), from the start of one
 
  private:
   void Enter(int64_t block, int64_t fragment, int64_t within_bytes);

@@ -12,8 +12,8 @@
 // early messages are kept there. After its last put and signal, a process sends an exit message with its fingerprint. A
 // process that waits long sends its fingerprint earlier.
 //
-// The keys of calls contain XLA's run id, so processes that execute different programs never meet. A process in another
-// run of the same group is an error once that has lasted JAXCOMM_WARN_S. XLA:CPU orders the programs of one device that
+// The keys of calls contain XLA's run id, so processes that execute different programs never meet. The call fails if
+// a process of its group is in another run for JAXCOMM_WARN_S. XLA:CPU orders the programs of one device that
 // one thread dispatches. Programs that several threads dispatch may enter their calls in another order, for a while.
 //
 // After a failure, slot and block are free once no other process can touch them: every process of the node has finished

@@ -1,4 +1,4 @@
-// Checks of a call between processes while it waits: liveness, deadlines, calls that do not match. Their messages.
+// Checks of a call between processes while it waits: liveness, deadlines, calls that do not match. Also their messages.
 #include <algorithm>
 #include <utility>
 
@@ -46,7 +46,7 @@ std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const
   bool in_several_runs = false;
   own.VisitCalls([&](const ControlSegment::Call& call) { in_several_runs |= call.run_id != spec_.run.run_id; });
   if (in_several_runs) return std::nullopt;
-  // Not yet aborted by a process that will do so, because this process has aborted the run.
+  // This process has aborted the run, and the other process will do so.
   const auto is_over = [&](int64_t run_id) { return own.FindFailure(run_id).has_value(); };
   for (const Other& other : others_) {
     if (phase_.load() != Phase::kEntryBarrier) break;  // all processes of this node are in the call
@@ -72,9 +72,9 @@ std::optional<InterProcessCall::OtherRun> InterProcessCall::FindOtherRun() const
   return std::nullopt;
 }
 
-// Fails this call and that of another process if that process has been in another run for JAXCOMM_WARN_S. Threads of a
-// program that dispatch in any order, and late data, have this time. It is counted in comparisons, so that time in
-// which this process is stopped does not count.
+// Fails this call and that of another process if that process has been in another run for JAXCOMM_WARN_S. Until then,
+// a thread that dispatches its programs in another order, or late data, may still arrive. The time is counted in
+// comparisons, so that time in which this process is stopped does not count.
 void InterProcessCall::CompareRuns(Clock::time_point now) {
   next_comparison_ = now + kCompareEvery;
   const std::optional<OtherRun> found = FindOtherRun();

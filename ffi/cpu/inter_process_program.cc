@@ -133,9 +133,9 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
 int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) const {
   if (!of_tokens() || !program_->tokens.combines) return input_bytes_;
   int64_t slots = 0;
-  for (int32_t home = 0; home < slices.num_ranks(); ++home) {
+  for (int32_t owner = 0; owner < slices.num_ranks(); ++owner) {
     for (int64_t i = 0; i < slices.per_pair(); ++i) {
-      const Slice slice = slices.At(home, position, i);
+      const Slice slice = slices.At(owner, position, i);
       if (slice.size > 0) slots = std::max(slots, slice.output_offset + slice.size);
     }
   }

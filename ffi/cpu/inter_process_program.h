@@ -33,7 +33,7 @@ class InterProcessProgram {
   const BlockLayout& output_layout() const { return output_layout_; }  // of XLA's buffer
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 
-  // Bytes of the input of a rank that other ranks may read. Behind the last group of a combine, they read nothing.
+  // Bytes of the input of a rank that other ranks may read. In a combine, they read no row behind the last group.
   int64_t ReadBytes(int32_t position, const Slices& slices) const;
 
   // Size of the block that a process contributes.

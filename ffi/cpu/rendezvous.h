@@ -37,10 +37,10 @@ struct Participant {
   int64_t input_count = 0;
   int64_t output_count = 0;
   const void* table = nullptr;  // all_to_all_v, dispatch, combine: of Slices; the same on all ranks
-  bool wide_table = false;
+  bool int64_table = false;
   int64_t table_count = 0;
   uint64_t table_hash = 0;  // set by Arrive()
-  // As in RankBuffers.
+  // These are as in RankBuffers.
   const int32_t* index = nullptr;
   int64_t index_count = 0;
   const int32_t* expert = nullptr;

@@ -60,7 +60,7 @@ Status CheckRows(const CallSpec& spec, const Participant& participant, const Ran
 uint64_t HashOfTable(const Participant& participant) {
   if (participant.table == nullptr) return 0;
   const auto* const bytes = static_cast<const char*>(participant.table);
-  const int64_t size = participant.table_count * (participant.wide_table ? 8 : 4);
+  const int64_t size = participant.table_count * (participant.int64_table ? 8 : 4);
   // Four hashes, so that the processor computes several at once.
   constexpr int64_t kLanes = 4, kWord = sizeof(uint64_t);
   uint64_t lanes[kLanes] = {1, 2, 3, 4};
@@ -95,7 +95,7 @@ StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& particip
     return InvalidArgumentError(spec.Where() + ": a routing of " + std::to_string(participant.index_count) +
                                 " choices does not fit " + std::to_string(payload_rows) + " rows");
   }
-  const Slices slices(participant.table, participant.wide_table, static_cast<int32_t>(n), per_rank);
+  const Slices slices(participant.table, participant.int64_table, static_cast<int32_t>(n), per_rank);
   Status checked = CheckSlices(slices, of_experts ? choices : payload_rows, slots, spec.groups.data() + group * n);
   if (checked.ok() && of_experts) checked = CheckPacked(slices);
   if (!checked.ok()) return WithPrefix(spec.Where() + ": ", checked);

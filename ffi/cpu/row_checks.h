@@ -10,8 +10,8 @@
 
 namespace jaxcomm {
 
-// Of the table, or 0. All ranks of a call must have the same table: each computes from it where the rows of the others
-// lie. A routing is plain data, which a program may change.
+// The hash of the table of a participant, or 0 without a table. All ranks of a call must have the same table: each
+// computes from it where the rows of the others lie. A routing is plain data, which a program may change.
 uint64_t HashOfTable(const Participant& participant);
 constexpr char kDifferentTables[] = ", with different tables of slices: the routing of one of them was changed";
 

@@ -13,7 +13,7 @@ namespace {
 
 // Shorter rows are copied through the caches, even to large outputs.
 constexpr int64_t kMinStreamedRowBytes = 1024;
-// Of another process, read by one system call: they stay in the cache.
+// Bytes that one system call reads from another process: they stay in the cache.
 constexpr int64_t kForeignBytes = 256 << 10;
 // An entry of a list of a combine. kEnd ends a list that has fewer entries than the table of slices: the routing of a
 // program may be wrong.
@@ -24,8 +24,8 @@ bool IsFirst(uint32_t entry) { return entry % 2 != 0; }
 
 }  // namespace
 
-// Bytes for the memory of a rank. They are written where they belong, or for a rank of another node, to memory of their
-// own, which Send() hands to the network.
+// Bytes for the memory of a rank. For a rank of this node, they are written to their destination. For a rank of another
+// node, they are written to separate memory, which Send() passes to the network.
 class RowLists::Message {
  public:
   Message(const RowLists& lists, int32_t to, Space space, int64_t offset_bytes, int64_t bytes)
@@ -84,11 +84,11 @@ int32_t RowLists::RunStep(const Plan& plan, const Step& step) const {
 bool RowLists::stream() const { return program_.stream && tokens_.row_bytes >= kMinStreamedRowBytes; }
 
 template <typename Visit>
-void RowLists::ForEachEntry(int32_t home, int32_t node, const Visit& visit) const {
+void RowLists::ForEachEntry(int32_t owner, int32_t node, const Visit& visit) const {
   int64_t entry = 0;
   for (int32_t rank = node * tokens_.ranks_per_node; rank < (node + 1) * tokens_.ranks_per_node; ++rank) {
     for (int64_t i = 0; i < slices_.per_pair(); ++i) {
-      const Slice slice = slices_.At(home, rank, i);
+      const Slice slice = slices_.At(owner, rank, i);
       for (int64_t k = 0; k < slice.size; ++k, ++entry) {
         visit(entry, rank, slice.input_offset + k, slice.output_offset + k);
       }
@@ -96,10 +96,10 @@ void RowLists::ForEachEntry(int32_t home, int32_t node, const Visit& visit) cons
   }
 }
 
-int64_t RowLists::NumEntries(int32_t home, int32_t node) const {
+int64_t RowLists::NumEntries(int32_t owner, int32_t node) const {
   int64_t entries = 0;
   for (int32_t rank = node * tokens_.ranks_per_node; rank < (node + 1) * tokens_.ranks_per_node; ++rank) {
-    for (int64_t i = 0; i < slices_.per_pair(); ++i) entries += slices_.At(home, rank, i).size;
+    for (int64_t i = 0; i < slices_.per_pair(); ++i) entries += slices_.At(owner, rank, i).size;
   }
   return entries;
 }
@@ -222,7 +222,7 @@ void RowLists::MoveDispatched(int32_t from, int32_t to) const {
   if (from == to) ZeroRest(to);
 }
 
-// The same to a rank of another node: slices that follow each other at the receiver are one message.
+// Does the same for a rank of another node: slices that are adjacent at the receiver are one message.
 void RowLists::SendDispatched(int32_t from, int32_t to) const {
   const int64_t bytes = tokens_.row_bytes;
   const RankBuffers& source = buffers_[from];
@@ -299,11 +299,11 @@ void RowLists::PutMessage(const Step& step) const {
 
 // dispatch: the rows for one rank of the node, from the message of rank dst.offset.
 void RowLists::ForwardMessage(const Step& step) const {
-  const int32_t home = static_cast<int32_t>(step.dst.offset), to = step.dst.rank;
-  const int64_t entries = NumEntries(home, NodeOf(to));
+  const int32_t owner = static_cast<int32_t>(step.dst.offset), to = step.dst.rank;
+  const int64_t entries = NumEntries(owner, NodeOf(to));
   const char* const message = buffers_[step.src.rank].scratch + tokens_.MessageAt(step.src.offset);
   const char* const rows = message + TokenLayout::NumberBytes(entries);
-  ForEachEntry(home, NodeOf(to), [&](int64_t entry, int32_t rank, int64_t, int64_t slot) {
+  ForEachEntry(owner, NodeOf(to), [&](int64_t entry, int32_t rank, int64_t, int64_t slot) {
     if (rank != to) return;
     int32_t number = 0;
     std::memcpy(&number, message + entry * int64_t{sizeof(number)}, sizeof(number));
@@ -312,20 +312,20 @@ void RowLists::ForwardMessage(const Step& step) const {
   });
 }
 
-// combine, direct: the rows of `home` at `from`, to the places of their choices, packed by expert.
-void RowLists::PutCombined(int32_t from, int32_t home) const {
+// combine, direct: the rows of `owner` at `from`, to the places of their choices, packed by expert.
+void RowLists::PutCombined(int32_t from, int32_t owner) const {
   const int64_t bytes = tokens_.row_bytes;
   int64_t size = 0, first = 0;
   for (int64_t i = 0; i < slices_.per_pair(); ++i) {
-    const Slice slice = slices_.At(home, from, i);
+    const Slice slice = slices_.At(owner, from, i);
     if (size == 0) first = slice.input_offset;
     size += slice.size;
   }
   if (size == 0) return;
-  Message message(*this, home, Space::kScratch, first * bytes, size * bytes);
+  Message message(*this, owner, Space::kScratch, first * bytes, size * bytes);
   char* rows = message.data();
   for (int64_t i = 0; i < slices_.per_pair(); ++i) {
-    const Slice slice = slices_.At(home, from, i);
+    const Slice slice = slices_.At(owner, from, i);
     std::memcpy(rows, buffers_[from].input + slice.output_offset * bytes, static_cast<size_t>(slice.size * bytes));
     rows += slice.size * bytes;
   }
@@ -334,8 +334,8 @@ void RowLists::PutCombined(int32_t from, int32_t home) const {
 
 // combine: the entries of each token in the order of its choices. Then their weights.
 void RowLists::PutList(const Step& step) const {
-  const int32_t home = step.src.rank, to = step.dst.rank, node = NodeOf(to);
-  const int64_t entries = NumEntries(home, node), bytes = tokens_.ListBytes(entries);
+  const int32_t owner = step.src.rank, to = step.dst.rank, node = NodeOf(to);
+  const int64_t entries = NumEntries(owner, node), bytes = tokens_.ListBytes(entries);
   if (entries == 0) return;
   Message message(*this, to, Space::kScratch, tokens_.AreaAt(step.dst.offset), bytes);
   // By expert of the node: the first entry of its slice, less its first slot.
@@ -345,13 +345,13 @@ void RowLists::PutList(const Step& step) const {
   for (size_t e = 0; e < entry_of.size(); ++e) {
     const auto i = static_cast<int64_t>(e);
     const Slice slice =
-        slices_.At(home, node * tokens_.ranks_per_node + static_cast<int32_t>(i / experts), i % experts);
+        slices_.At(owner, node * tokens_.ranks_per_node + static_cast<int32_t>(i / experts), i % experts);
     entry_of[e] = before - slice.output_offset;
     before += slice.size;
   }
   auto* const list = reinterpret_cast<uint32_t*>(message.data());
   char* const weights = message.data() + TokenLayout::NumberBytes(entries);
-  const RankBuffers& own = buffers_[home];
+  const RankBuffers& own = buffers_[owner];
   const int64_t first_expert = node * tokens_.ranks_per_node * experts;
   int64_t n = 0;
   for (int64_t t = 0; t < tokens_.num_rows; ++t) {
@@ -374,18 +374,18 @@ void RowLists::PutList(const Step& step) const {
 
 void RowLists::MoveList(const Step& step) const {
   const int32_t rank = step.dst.rank, node = NodeOf(rank);
-  const int32_t home =
+  const int32_t owner =
       tokens_.areas().NodeOf(step.dst.offset, node) * tokens_.ranks_per_node + rank % tokens_.ranks_per_node;
   char* const scratch = buffers_[rank].scratch;
   std::memcpy(scratch + tokens_.AreaAt(step.dst.offset), scratch + tokens_.AreaAt(step.src.offset),
-              static_cast<size_t>(tokens_.ListBytes(NumEntries(home, node))));
+              static_cast<size_t>(tokens_.ListBytes(NumEntries(owner, node))));
 }
 
-RowLists::List RowLists::ListAt(int32_t rank, int32_t home) const {
+RowLists::List RowLists::ListAt(int32_t rank, int32_t owner) const {
   const int32_t node = NodeOf(rank);
-  const int64_t most = NumEntries(home, node);
+  const int64_t most = NumEntries(owner, node);
   const char* const begin =
-      buffers_[rank].scratch + tokens_.AreaAt(tokens_.areas().PlaceOf(RowAreas::kLists, node, NodeOf(home)));
+      buffers_[rank].scratch + tokens_.AreaAt(tokens_.areas().PlaceOf(RowAreas::kLists, node, NodeOf(owner)));
   List list = {reinterpret_cast<const uint32_t*>(begin), begin + TokenLayout::NumberBytes(most)};
   for (; list.entries < most; ++list.entries) {
     const uint32_t entry = list.numbers[list.entries];
@@ -396,12 +396,12 @@ RowLists::List RowLists::ListAt(int32_t rank, int32_t home) const {
   return list;
 }
 
-// combine: the sums of the rows that each token of `home` has in this node.
-int32_t RowLists::SumNode(const Step& step, int32_t home) const {
+// combine: the sums of the rows that each token of `owner` has in this node.
+int32_t RowLists::SumNode(const Step& step, int32_t owner) const {
   const int32_t rank = step.dst.rank;
   std::vector<std::pair<int32_t, int64_t>> rows;  // rank and slot of each entry
-  ForEachEntry(home, NodeOf(rank), [&](int64_t, int32_t at, int64_t, int64_t slot) { rows.emplace_back(at, slot); });
-  const List list = ListAt(rank, home);
+  ForEachEntry(owner, NodeOf(rank), [&](int64_t, int32_t at, int64_t, int64_t slot) { rows.emplace_back(at, slot); });
+  const List list = ListAt(rank, owner);
   char* y = buffers_[rank].scratch + tokens_.AreaAt(step.dst.offset);
   TokenSums sums(program_, 1, -1);
   for (int64_t i = 0; i < list.entries; ++i) {
@@ -417,18 +417,18 @@ int32_t RowLists::SumNode(const Step& step, int32_t home) const {
 }
 
 void RowLists::PutSums(const Step& step) const {
-  const int32_t rank = step.src.rank, home = step.dst.rank;
-  const int64_t bytes = ListAt(rank, home).tokens * tokens_.row_bytes;
+  const int32_t rank = step.src.rank, owner = step.dst.rank;
+  const int64_t bytes = ListAt(rank, owner).tokens * tokens_.row_bytes;
   if (bytes == 0) return;
-  Message message(*this, home, Space::kScratch, tokens_.AreaAt(step.dst.offset), bytes);
+  Message message(*this, owner, Space::kScratch, tokens_.AreaAt(step.dst.offset), bytes);
   std::memcpy(message.data(), buffers_[rank].scratch + tokens_.AreaAt(step.src.offset), static_cast<size_t>(bytes));
   message.Send();
 }
 
 // combine: the sum of the rows of each token, in the order of its choices, node by node if sums of nodes are rounded.
 int32_t RowLists::AddTokens(const Plan& plan, const Step& step) const {
-  const int32_t home = step.dst.rank, own_node = NodeOf(home);
-  const RankBuffers& own = buffers_[home];
+  const int32_t owner = step.dst.rank, own_node = NodeOf(owner);
+  const RankBuffers& own = buffers_[owner];
   const int64_t bytes = tokens_.row_bytes, per_row = tokens_.per_choice ? 1 : tokens_.choices;
   std::vector<char> readable(buffers_.size());
   if (step.kind != StepKind::kReduce) readable[step.src.rank] = step.src.space == Space::kInput;
@@ -458,7 +458,7 @@ int32_t RowLists::AddTokens(const Plan& plan, const Step& step) const {
         }
         const char* row = buffers_[from].input + slot * bytes;
         if (!readable[from]) {
-          const Slice slice = slices_.At(home, from, own.expert[c] % tokens_.experts_per_rank);
+          const Slice slice = slices_.At(owner, from, own.expert[c] % tokens_.experts_per_rank);
           row = own.scratch + (slice.input_offset + slot - slice.output_offset) * bytes;
         }
         const char* const weights = static_cast<const char*>(own.weights);

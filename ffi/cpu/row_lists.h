@@ -28,20 +28,21 @@ class RowLists {
  private:
   int32_t NodeOf(int32_t rank) const { return rank / tokens_.ranks_per_node; }
   bool stream() const;
-  // visit(entry, rank, packed choice, slot), for the lists of `home` for the ranks of a node.
+  // Calls visit(entry, rank, packed choice, slot) for the lists of `owner` for the ranks of a node. `owner`, here and
+  // below: the rank that owns the tokens.
   template <typename Visit>
-  void ForEachEntry(int32_t home, int32_t node, const Visit& visit) const;
-  int64_t NumEntries(int32_t home, int32_t node) const;
+  void ForEachEntry(int32_t owner, int32_t node, const Visit& visit) const;
+  int64_t NumEntries(int32_t owner, int32_t node) const;
   char* OutputRow(int32_t rank, int64_t slot) const { return buffers_[rank].output + slot * tokens_.row_bytes; }
   class Message;
-  // A list of a combine, at a rank of `node`: for the rows that tokens of `home` have there.
+  // A list of a combine, at a rank of `node`: for the rows that tokens of `owner` have there.
   struct List {
     const uint32_t* numbers = nullptr;
     const char* weights = nullptr;
     int64_t entries = 0;  // at most; an end may come earlier
     int64_t tokens = 0;
   };
-  List ListAt(int32_t rank, int32_t home) const;
+  List ListAt(int32_t rank, int32_t owner) const;
 
   int32_t RunStep(const Plan& plan, const Step& step) const;
   size_t NumJoined(const Plan& plan, size_t first) const;
@@ -55,10 +56,10 @@ class RowLists {
   void PutMessage(const Step& step) const;
   void ForwardMessage(const Step& step) const;
 
-  void PutCombined(int32_t from, int32_t home) const;
+  void PutCombined(int32_t from, int32_t owner) const;
   void PutList(const Step& step) const;
   void MoveList(const Step& step) const;
-  int32_t SumNode(const Step& step, int32_t home) const;
+  int32_t SumNode(const Step& step, int32_t owner) const;
   void PutSums(const Step& step) const;
   int32_t AddTokens(const Plan& plan, const Step& step) const;
 

@@ -29,8 +29,8 @@ class RowReader {
 
 class TokenSums {
  public:
-  // num_nodes: that have rows of their own for a token. own_node: the other nodes have at most one row, which is the
-  // sum of that node; -1: there is no such node.
+  // num_nodes: the number of nodes whose rows are kept apart. own_node: every other node has at most one row for a
+  // token, which is the sum of that node; -1: no row is such a sum.
   TokenSums(const Program& program, int32_t num_nodes, int32_t own_node);
 
   // The next row of the current token. weight: null for a sum of another node and in combines without weights.

@@ -21,7 +21,7 @@ ffi::Future ExecuteAllToAllV(CpuCallState* state, ffi::RunId run, ffi::Buffer<ff
   }
   Participant participant = ParticipantOf(run, rank, *dtype, operand, y);
   participant.table = table.untyped_data();
-  participant.wide_table = wide;
+  participant.int64_table = wide;
   participant.table_count = static_cast<int64_t>(table.element_count());
   return Arrive(*state->rendezvous, participant);
 }

@@ -12,7 +12,7 @@
 
 namespace jaxcomm {
 
-// Attributes that are integers of 64 bits, by name.
+// Decodes attributes that are 64-bit integers.
 inline ffi::Error DecodeNumbers(const ffi::Dictionary& attributes,
                                 std::initializer_list<std::pair<const char*, int64_t*>> numbers) {
   for (const auto& [name, number] : numbers) {

@@ -12,7 +12,7 @@
 namespace jaxcomm {
 namespace {
 
-// All ranks must have the same.
+// The numbers of a call, which must be equal on all ranks.
 struct Header {
   int64_t num_experts, capacity, align, slots, tokens, choices, payload_bytes, unused;
 };

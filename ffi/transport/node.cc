@@ -199,7 +199,7 @@ bool Node::AllowSingleCopy(const char* scope_file) {
 
 bool ReadFromProcess(pid_t pid, const RemoteRead* reads, int num_reads) {
   iovec local[kMaxReads], remote[kMaxReads];
-  // Ranges that follow each other are one: the kernel finds the pages of each range anew.
+  // Adjacent ranges are joined, because the kernel looks up the pages of each range separately.
   const auto append = [](iovec* ranges, unsigned long* count, char* data, size_t bytes) {
     if (*count > 0 && static_cast<char*>(ranges[*count - 1].iov_base) + ranges[*count - 1].iov_len == data) {
       ranges[*count - 1].iov_len += bytes;

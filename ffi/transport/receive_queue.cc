@@ -34,7 +34,7 @@ ReceiveQueue::ReceiveQueue(Receiver* receiver, int process, int num_processes, u
 
 ReceiveQueue::Disconnect ReceiveQueue::Arrive(const void* envelope_data, size_t envelope_bytes, size_t bytes,
                                               const void* data, std::unique_ptr<RemotePayload> remote) {
-  // Not trusted: the token is checked first, then every number before it is used.
+  // The data is not trusted: the token is checked first, then every number before it is used.
   Envelope envelope;
   if (envelope_bytes < offsetof(Envelope, header) || envelope_bytes > sizeof(Envelope)) {
     Reject();

@@ -384,7 +384,7 @@ void CheckDifferentTables(int n, int per_pair, int64_t& run) {
       Participant participant = MakeParticipant(run, rank, &in[rank], &out[rank], 1);
       participant.table = (rank == 0 ? first : second).data();
       participant.table_count = static_cast<int64_t>(table.size());
-      participant.wide_table = sizeof(T) == 8;
+      participant.int64_table = sizeof(T) == 8;
       site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     }
     CHECK(counter.WaitFor(n));

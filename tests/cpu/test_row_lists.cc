@@ -258,7 +258,7 @@ void CheckAll(const Routed& c, int32_t nodes, std::mt19937& random) {
   }
 }
 
-TEST_CASE("rows reach their slots and come home") {
+TEST_CASE("rows reach their slots and come back") {
   std::mt19937 random(3);
   for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
     for (const auto& [n, nodes] : {std::pair(1, 1), {3, 1}, {3, 3}, {4, 2}, {6, 2}, {6, 3}, {8, 4}, {10, 5}, {16, 2}}) {
@@ -273,7 +273,7 @@ TEST_CASE("rows reach their slots and come home") {
 
 // Two processes of a node read from each other. The rows of a token are neighbours for one process, or are not. Of the
 // long rows, a rank reads more in combine than TokenSums holds at once: 4 MiB, or the rows of one token.
-TEST_CASE("rows of other processes reach their slots and come home") {
+TEST_CASE("rows of other processes reach their slots and come back") {
   std::mt19937 random(7);
   struct Size {
     int64_t elements, tokens, choices;
@@ -304,7 +304,7 @@ TEST_CASE("rows of other processes reach their slots and come home") {
 }
 
 // A process of a mesh of several axes may have ranks of several nodes. One rank of each node reads.
-TEST_CASE("rows reach the ranks of each node of a process and come home") {
+TEST_CASE("rows reach the ranks of each node of a process and come back") {
   std::mt19937 random(9);
   Setup setup;
   setup.nodes = 4;
@@ -376,7 +376,7 @@ TEST_CASE("a dispatch of unreadable memory does not finish") {
 }
 
 // Rows of more than 1 KiB are read once for all ranks of the node.
-TEST_CASE("large rows reach their slots and come home") {
+TEST_CASE("large rows reach their slots and come back") {
   std::mt19937 random(5);
   row_count = 259;
   for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
