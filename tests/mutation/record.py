@@ -119,7 +119,7 @@ def describe(result):
 
 
 def sample_passes(results):
-    """Whether a sample is good: the tests catch all mutants made by hand, and at least half of the others that are not equivalent."""
+    """Whether the tests catch all mutants made by hand, and at least half of the others that are not equivalent."""
     generated = [result for result in results if result.kind != "hand"]
     left = missed(results)
     caught_by_hand = not any(result.kind == "hand" for result in left)
