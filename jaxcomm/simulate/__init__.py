@@ -8,14 +8,12 @@ them. The command is `python -m jaxcomm.simulate`.
 """
 
 from jaxcomm.simulate.calls import Simulated, collective
-from jaxcomm.simulate.chakra import TraceError, write_step
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
 from jaxcomm.simulate.failures import Goodput, goodput
 from jaxcomm.simulate.hlo import of_text as step_of_hlo
 from jaxcomm.simulate.predictions import Collective, Step
 from jaxcomm.simulate.steps import step
 from jaxcomm.simulate.tasks import StepError
-from jaxcomm.simulate.workloads import of_traces as step_of_traces
 
 __all__ = [
     "Cluster",
@@ -27,11 +25,8 @@ __all__ = [
     "Simulated",
     "Step",
     "StepError",
-    "TraceError",
     "collective",
     "goodput",
     "step",
     "step_of_hlo",
-    "step_of_traces",
-    "write_step",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm.simulate import calls, chakra, goal, hlo, nccl, plot, steps, trace, workloads
+from jaxcomm.simulate import calls, goal, hlo, nccl, plot, steps, trace
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.predictions import Step
@@ -39,21 +39,16 @@ def add_commands(commands: Any) -> None:
     text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
     call.add_argument("--goal", metavar="OUT.goal", help="schedule of the last plan, for LogGOPSim")
-    text = "schedule of the last plan as execution traces (Chakra), one for each rank in place of %%d"
-    call.add_argument("--write-chakra", metavar="OUT.%d.et", help=text)
     _add_shared(call)
 
     step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
     text = "FILE.py:FUNCTION or MODULE:FUNCTION; FUNCTION(mesh) returns the step and a tuple of its arguments"
     step.add_argument("target", metavar="TARGET", nargs="?", help=text)
-    text = "axes, outermost first: data=16,model=8; optional with --hlo and --chakra"
+    text = "axes, outermost first: data=16,model=8; optional with --hlo"
     step.add_argument("--mesh", metavar="AXIS=SIZE,...", help=text)
     step.add_argument("--hlo", metavar="FILE", help="HLO text instead of TARGET: compiled.as_text() of several devices")
     text = "times of kernels from jax.profiler, for --hlo: FILE.trace.json.gz"
     step.add_argument("--profile", metavar="FILE", help=text)
-    step.add_argument("--chakra", metavar="IN.%d.et", help="execution traces instead of TARGET, %%d is the rank")
-    text = "the step as execution traces, with communicator groups in OUT.json"
-    step.add_argument("--write-chakra", metavar="OUT.%d.et", help=text)
     step.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
     step.add_argument("--while-trips", type=int, default=1, metavar="N", help="iterations of while loops (default: 1)")
     step.add_argument("--fidelity", default="folded", choices=("folded", "full"), help="default: folded")
@@ -243,9 +238,6 @@ def collective(args: argparse.Namespace) -> int:
     if args.goal:
         schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
         pathlib.Path(args.goal).write_text(goal.text(schedule), encoding="utf-8")
-    if args.write_chakra:
-        schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
-        chakra.write(args.write_chakra, chakra.of_schedule(schedule))
     title = f"{args.op} of {args.bytes} among {', '.join(map(str, numbers))} ranks of {clusters[''].name}"
     if "time" in plots:
         plot.collectives(plots["time"], title, points)
@@ -294,18 +286,13 @@ def _target(text: str) -> Callable[..., Any]:
 
 def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
     """The prediction of the given step for a cluster."""
-    given = [name for name in ("target", "hlo", "chakra") if getattr(args, name) is not None]
-    if len(given) != 1:
-        raise ValueError(f"step: expected one of TARGET, --hlo, --chakra, got {len(given)}")
-    if args.chakra and args.write_chakra:
-        raise ValueError("step: --write-chakra cannot write what --chakra reads; copy the files")
+    if (args.target is None) == (args.hlo is None):
+        raise ValueError(f"step: expected one of TARGET and --hlo, got {'none' if args.hlo is None else 'both'}")
     if args.profile and not args.hlo:
         raise ValueError("step: --profile needs --hlo, the text of the program of the profile")
-    if (args.hlo or args.chakra) and (args.skew or args.symmetric_buffers):
+    if args.hlo and (args.skew or args.symmetric_buffers):
         raise ValueError("step: --skew and --symmetric-buffers need a TARGET")
     mesh = _mesh(args.mesh) if args.mesh else None
-    if args.chakra:
-        return lambda cluster: workloads.of_traces(args.chakra, cluster=cluster, mesh=mesh, fidelity=args.fidelity)
     if args.hlo:
         text = pathlib.Path(args.hlo).read_text(encoding="utf-8", errors="replace")
         return lambda cluster: hlo.of_text(
@@ -362,8 +349,6 @@ def step(args: argparse.Namespace) -> int:
         _print(args, label, found[label], found[label].row(), found[""].time_s)
     if args.trace:
         _write(args.trace, trace.of_step(list(found.values())[-1]))
-    if args.write_chakra:
-        chakra.write_step(args.write_chakra, list(found.values())[-1])
     title = f"step on {' x '.join(f'{name} {size}' for name, size in found[''].mesh.items())} of {clusters[''].name}"
     if "time" in plots:
         plot.steps(plots["time"], title, found)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomm import _request
 from jaxcomm._core import plan, sim
-from jaxcomm.simulate import cpus, faults, hashing
+from jaxcomm.simulate import faults, hashing
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.skew import Skew
@@ -139,12 +139,6 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     if cluster.scope is None:
         return plan.gpu_request(native, n, inner, **call), item_bytes, operand
     return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
-
-
-def touched_bytes(op: str, operand: int, n: int, ranks: int) -> int:
-    """Operands and results of the ranks of a node that call at once, each in a group of n ranks."""
-    result = {"all_gather": operand * n, "psum_scatter": operand // n}.get(op, operand)
-    return ranks * (operand + result)
 
 
 def _channels(cluster: Cluster, block_bytes: int, block_count: int, max_sms: int | None = None) -> int:
@@ -283,11 +277,9 @@ def collective(
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
     x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
     cluster = cluster.spread(n)
-    processors = cluster.cpus if not cluster.faults and skew is None else None
     in_use = ("", *(level.name for level in cluster.levels))
     notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
     request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
-    cluster = cluster.holding(touched_bytes(op, operand, n, min(cluster.levels[0].ranks, n)))
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,
@@ -365,10 +357,6 @@ def collective(
     # With start_s the engine counts from the first arrival.
     before_s = late - max(start_s) if start_s else late
     time_s = found.time_s + before_s
-    if processors is not None:
-        time_s = cluster.launch_s + cpus.work(choice.request, choice.algorithm, item_bytes, processors).time_s(
-            processors
-        )
     return Simulated(
         **common,
         time_s=time_s,

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from jaxcomm.simulate import ask, failures, here, judge, megatron, predict, store, table, validate
+from jaxcomm.simulate import ask, failures, judge, megatron, predict, store, table, validate
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +44,6 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_commands(commands)
     failures.add_command(commands)
     megatron.add_command(commands)
-    here.add_command(commands)
     return parser
 
 
@@ -120,7 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "step": ask.step,
         "goodput": failures.command,
         "validate-steps": megatron.command,
-        "validate-here": here.command,
     }
     try:
         return run[args.command](args)

@@ -9,12 +9,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxcomm._calibrate import Calibration
 from jaxcomm._core import plan, sim
 from jaxcomm.simulate import hashing
-from jaxcomm.simulate.cpus import Cpus
 from jaxcomm.simulate.faults import Fault
 from jaxcomm.simulate.faults import read as read_faults
 from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table, unknown
@@ -100,10 +97,7 @@ class Cluster:
       scope: on CPUs "process", "node" or "network"; None on GPUs.
       ranks_per_processor: ranks that take turns on one processor.
       origins: origin of each figure, by "table.key".
-      memories: (bytes, share of the bandwidth of the first level): on CPUs, the data of a call that all ranks of a node
-        touch, and the bandwidth in the cache or memory that holds it. ``holding`` interpolates.
       errors: measured / predicted - 1 of the calibration that the figures come from.
-      cpus: processors and memory of the only node, on CPUs; None: ``levels`` alone give the times.
       compute: computation of a device; None if the file has no ``flops_bf16``.
       faults: degraded and lost links, planes and ranks, and slow ranks.
     """
@@ -122,8 +116,6 @@ class Cluster:
     ranks_per_processor: float = 1.0
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
-    memories: tuple[tuple[float, float], ...] = ()
-    cpus: Cpus | None = None
     compute: Compute | None = None
     faults: tuple[Fault, ...] = ()
 
@@ -192,8 +184,7 @@ class Cluster:
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 break
-        cpus = self.cpus if ranks == self.ranks else None  # ranks that are left out use the processors too
-        return dataclasses.replace(self, levels=tuple(levels), cpus=cpus)
+        return dataclasses.replace(self, levels=tuple(levels))
 
     @staticmethod
     def here(calibration: Calibration | None = None) -> "Cluster":
@@ -247,28 +238,8 @@ class Cluster:
             errors=errors,
         )
 
-    def holding(self, touched_bytes: float) -> "Cluster":
-        """The cluster with the bandwidth of the memory that holds the data of a call.
-
-        Args:
-          touched_bytes: operands and results of all ranks of a node.
-        """
-        if not self.memories:
-            return self
-        logs = np.log(np.maximum([*(size for size, _ in self.memories), touched_bytes], 1.0))
-        share = float(np.exp(np.interp(logs[-1], logs[:-1], np.log([share for _, share in self.memories]))))
-        level = dataclasses.replace(self.levels[0], flow_bytes_per_s=self.levels[0].flow_bytes_per_s * share)
-        overhead_s, rate = self.copy
-        return dataclasses.replace(self, levels=(level, *self.levels[1:]), copy=(overhead_s, rate * share), memories=())
-
     def native(self, channels: int = 1) -> Any:
-        """The cluster of the engine, for calls with this number of channels.
-
-        Raises:
-          ClusterError: the bandwidth depends on the data of a call; ``holding`` selects it.
-        """
-        if self.memories:
-            raise ClusterError(f"{self.name}: has several memories; holding() selects that of a call")
+        """The cluster of the engine, for calls with this number of channels."""
         result = sim.Cluster()
         levels = []
         for number, level in enumerate(self.levels):

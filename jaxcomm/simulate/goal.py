@@ -129,8 +129,7 @@ def of(op: str, x: Any, axis_sizes: int | Sequence[int], *, cluster: Cluster, al
     sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
     cluster = cluster.spread(n)
-    request, item_bytes, operand = calls._planned(op, x, sizes, cluster, 0, None)
-    cluster = cluster.holding(calls.touched_bytes(op, operand, n, min(cluster.levels[0].ranks, n)))
+    request, item_bytes, _ = calls._planned(op, x, sizes, cluster, 0, None)
     block_bytes = request.block_count * item_bytes
     channels = calls._channels(cluster, block_bytes, request.block_count)
     request.block_count = -(-request.block_count // channels)

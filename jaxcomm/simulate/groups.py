@@ -66,9 +66,7 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
         levels.append(dataclasses.replace(level, ranks=count))
         if count == len(ranks):
             break
-    # The other ranks use the processors at the same time, which the levels count.
-    cpus = cluster.cpus if len(ranks) == cluster.ranks else None
-    return dataclasses.replace(cluster, levels=tuple(levels), cpus=cpus)
+    return dataclasses.replace(cluster, levels=tuple(levels))
 
 
 def place(cluster: Cluster, fault: Fault) -> np.ndarray:

@@ -38,7 +38,6 @@ class Timeline:
       communication_s: the collective stream is busy.
       exposed_s: of that, without computation at the same time.
       path_s: the longest chain of dependent tasks.
-      alike: whether every rank executes these tasks; else they are those of one rank, without their dependencies.
     """
 
     runs: tuple[Run, ...]
@@ -47,7 +46,6 @@ class Timeline:
     communication_s: float
     exposed_s: float
     path_s: float
-    alike: bool = True
 
     @property
     def serial_s(self) -> float:

@@ -25,8 +25,6 @@ _MAX_BROKEN_STEPS = 1_000_000
 _SMALL_RANKS = 256
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
-# Operations of an Exchange that are messages from one rank to another.
-MESSAGES = ("send", "recv")
 
 
 class Costs:
@@ -101,9 +99,7 @@ class Costs:
         return self.slow * (time_s if ideal else time_s + of.kernel_s)
 
     def simulated(self, work: Exchange) -> calls.Simulated | None:
-        """None for a group of one rank, which transfers nothing, and for a message, which is no collective."""
-        if work.op in MESSAGES:
-            return None
+        """None for a group of one rank, which transfers nothing."""
         key = dataclasses.replace(work, site="", asynchronous=False)
         if key not in self.found:
             self.found[key] = self._simulate(work)
@@ -169,9 +165,6 @@ class Costs:
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
-        # All groups of a node call at once.
-        node = self.whole.levels[0].ranks
-        cluster = cluster.holding(calls.touched_bytes(op, 0 if op == "barrier" else bytes_of[0], n, node))
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
         def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> calls.Simulated:
@@ -402,12 +395,7 @@ def of_block(
 def _of_block(block: Block, costs: "Costs", notes: dict[str, int]) -> Step:
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
-    return summary(costs, timeline, (low, high), dict(notes))
-
-
-def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], notes: dict[str, int]) -> Step:
-    """The step that a timeline shows. ``limits``: times at the ends of the band."""
-    low, high = limits
+    notes = dict(notes)
 
     def note(text: str, count: int = 1) -> None:
         notes[text] = notes.get(text, 0) + count
