@@ -155,8 +155,8 @@ def test_the_busiest_of_hashed_links():
 
 def test_hashed_uplinks_lose_the_excess_of_the_busiest():
     """512 ranks, two leaves: all cross the spine. 32 ranks of a rail have 32 x 32 thread blocks on 8 uplinks."""
-    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
-    found, healthy = (_shift(cluster, 512, 256) for cluster in (ecmp, H100))
+    hashed = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_shift(cluster, 512, 256) for cluster in (hashed, H100))
     extra = ecmp.load(32 * 32, 8) - 1
     assert extra > 0.1
     assert found.time_s - healthy.time_s == pytest.approx(extra * SIZE / ADAPTER, rel=1e-6)
@@ -355,8 +355,8 @@ def test_each_collective_of_a_step_waits_for_its_last_rank():
 
 def test_transfers_of_all_groups_of_a_step_collide():
     """256 groups of two ranks, one in each leaf: 32 ranks of a rail share 8 uplinks, as in one group of 512."""
-    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
-    found, healthy = (_step(_along("data", 1, 2), (2, 256), cluster) for cluster in (ecmp, H100))
+    hashed = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_step(_along("data", 1, 2), (2, 256), cluster) for cluster in (hashed, H100))
     assert found.time_s - healthy.time_s == pytest.approx((ecmp.load(32 * 32, 8) - 1) * SIZE / ADAPTER, rel=1e-6)
     assert any("hash collisions on spine" in note for note in found.notes)
 

@@ -46,7 +46,9 @@ def cluster(ranks: int) -> Cluster:
 
 def loggopsim_s(folder: pathlib.Path, schedule: goal.Schedule) -> float:
     """The time at which the last rank ends."""
-    in_ps = [[dataclasses.replace(op, size=1000 * op.size) if op.kind == "calc" else op for op in ops] for ops in schedule]
+    in_ps = [
+        [dataclasses.replace(op, size=1000 * op.size) if op.kind == "calc" else op for op in ops] for ops in schedule
+    ]
     with tempfile.TemporaryDirectory() as place:
         text, binary = pathlib.Path(place) / "plan.goal", pathlib.Path(place) / "plan.bin"
         text.write_text(goal.text(in_ps), encoding="utf-8")
