@@ -265,7 +265,7 @@ MUTANTS = [
     ),
     Mutant(
         "a list is divided among channels",
-        "jaxcomm/simulate/calls.py",
+        "jaxcomm/simulate/collectives.py",
         "block_bytes // _CHANNEL_BYTES, block_count, most",
         "block_bytes // _CHANNEL_BYTES, most",
         "tests/simulate/test_collective.py",

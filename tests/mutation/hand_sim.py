@@ -5,18 +5,21 @@ from mutation.hand import Mutant
 RATES, FOLD, REFINE = "ffi/sim/rates.cc", "ffi/sim/fold.cc", "ffi/sim/refine.cc"
 TOPOLOGY, WORKLOAD, ENGINE = "ffi/sim/topology.cc", "ffi/sim/workload.cc", "ffi/sim/engine.cc"
 BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
-CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
-PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
+CALLS, CLUSTER = "jaxcomm/simulate/collectives.py", "jaxcomm/simulate/cluster/model.py"
+PROGRAM, SCHEDULE = "jaxcomm/simulate/step/jaxpr.py", "jaxcomm/simulate/step/schedule.py"
 TESTS = "test_sim"
-ASK_CODE, PLOT, ASK = "jaxcomm/simulate/ask.py", "jaxcomm/simulate/plot.py", "tests/simulate/test_ask.py"
-STEPS, GROUPS = "jaxcomm/simulate/steps.py", "jaxcomm/simulate/groups.py"
-SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
+ASK_CODE, PLOT, ASK = (
+    "jaxcomm/simulate/cli/options.py",
+    "jaxcomm/simulate/export/plots.py",
+    "tests/simulate/test_ask.py",
+)
+STEPS, GROUPS = "jaxcomm/simulate/step/costs.py", "jaxcomm/simulate/cluster/groups.py"
+SCHEDULES, GOAL = "jaxcomm/simulate/export/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 FITTED = "tests/simulate/test_fit.py"
-HERE = "tests/simulate/test_here.py"
-MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
+MEGATRON, PUBLISHED = "tools/simulator/megatron.py", "tests/simulate/test_megatron.py"
 
 MUTANTS = [
     Mutant(
@@ -158,10 +161,9 @@ MUTANTS = [
         COLLECTIVE,
     ),
     Mutant("composites have no products", PROGRAM, '"run_state", "composite")', '"run_state")', STEP),
-    Mutant("a grid of a pallas_call runs once", PROGRAM, "flops = math.prod(grid) * kernels", "flops = kernels", STEP),
     Mutant(
         "loops in a pallas_call run once",
-        "jaxcomm/simulate/kernels.py",
+        "jaxcomm/simulate/step/roofline.py",
         '{"scan": eqn.params.get("length", 1), ',
         "{",
         STEP,
@@ -179,8 +181,7 @@ MUTANTS = [
         "colours ignore faults", REFINE, "if (topology_->HasFaults()) colour[rank]", "if (false) colour[rank]", TESTS
     ),
     Mutant("a remainder of weights remains", RATES, "--link.rising == 0 ? 0 : ", "", TESTS),
-    Mutant("the rate of a hashed level is the mean", CLUSTER, "made.taper *= hashing", "hashing", FAULTS),
-    Mutant("a lost plane has no hash", "jaxcomm/simulate/faults.py", "* left / level.planes", "", FAULTS),
+    Mutant("a lost plane has no hash", "jaxcomm/simulate/cluster/faults.py", "* left / level.planes", "", FAULTS),
     Mutant("an arrival has a band", CALLS, "time_s -= late_s", "pass", FAULTS),
     Mutant("uplinks have no taper", TOPOLOGY, "* adapter / level.taper;", "* adapter;", TESTS),
     Mutant(
@@ -213,20 +214,32 @@ MUTANTS = [
     ),
     Mutant(
         "a key of a file that nobody reads is accepted",
-        "jaxcomm/simulate/figures.py",
+        "jaxcomm/simulate/cluster/toml_table.py",
         "for key in sorted(extra):",
         "for key in []:",
         CLUSTERS,
     ),
-    Mutant("a missing key hides a wrong one", CLUSTER, "    _check_keys(content, file)\n", "", CLUSTERS),
+    Mutant(
+        "a missing key hides a wrong one",
+        "jaxcomm/simulate/cluster/toml.py",
+        "    _check_keys(content, file)\n",
+        "",
+        CLUSTERS,
+    ),
     Mutant(
         "no key is near",
-        "jaxcomm/simulate/figures.py",
+        "jaxcomm/simulate/cluster/toml_table.py",
         "get_close_matches(key, names, 1)",
         "get_close_matches(key, [])",
         CLUSTERS,
     ),
-    Mutant("parameters may have any key", "jaxcomm/simulate/store.py", "if key not in known:", "if False:", FITTED),
+    Mutant(
+        "parameters may have any key",
+        "jaxcomm/simulate/nccl/parameters.py",
+        "if key not in known:",
+        "if False:",
+        FITTED,
+    ),
     Mutant(
         "the bytes of one channel count",
         CALLS,
@@ -240,13 +253,6 @@ MUTANTS = [
         "if (Cuts(algorithm, request)) {",
         "if (algorithm.build != nullptr) {",
         TESTS,
-    ),
-    Mutant(
-        "a target without rows is met",
-        "jaxcomm/simulate/validate.py",
-        "key[0].split()[0] in self.names and key not in judged]",
-        "key in judged and key not in judged]",
-        "tests/simulate/test_simulate_cli.py",
     ),
     Mutant(
         "kernels of one value are several",
@@ -289,28 +295,28 @@ MUTANTS = [
     ),
     Mutant(
         "a product needs no second operand",
-        "jaxcomm/simulate/kernels.py",
+        "jaxcomm/simulate/step/roofline.py",
         "if i not in contract and i not in batch]",
         "if i not in contract]",
         STEP,
     ),
     Mutant(
         "a group has the links of all ranks",
-        "jaxcomm/simulate/groups.py",
+        "jaxcomm/simulate/cluster/groups.py",
         "levels.append(dataclasses.replace(level, ranks=count))",
         "levels.append(level)",
         STEP,
     ),
     Mutant(
         "members keep their numbers in a permutation",
-        "jaxcomm/simulate/steps.py",
+        "jaxcomm/simulate/step/costs.py",
         "tuple((int(place[s]), int(place[d])) for s, d in work.perm)",
         "work.perm",
         STEP,
     ),
     Mutant(
         "a what-if keeps the origin of the figure",
-        CLUSTER,
+        "jaxcomm/simulate/cluster/toml.py",
         'origin[name] = "guess: what-if"',
         "pass",
         "tests/simulate/test_ask.py",
@@ -346,13 +352,6 @@ MUTANTS = [
     ),
     Mutant("a step notes faults that do not act", STEPS, "and np.isin(row, place).any()", "", FAULTS),
     Mutant("ranks of a step are cut off", STEPS, "groups.check_faults(cluster)", "pass", FAULTS),
-    Mutant(
-        "messages have faults",
-        "jaxcomm/simulate/workloads.py",
-        "if fault.slow and not fault.planes:",
-        "if False:",
-        FAULTS,
-    ),
     Mutant("no rank of a step is slow", STEPS, "return self.slow * (time_s", "return (time_s", FAULTS),
     Mutant("a lost rank of a step needs no other", STEPS, "if left < n:", "if False:", FAULTS),
     Mutant("a large group has no fault", STEPS, "* slower", "* 1.0", FAULTS),
@@ -362,13 +361,6 @@ MUTANTS = [
         STEPS,
         "(small, ranks, healthy.algorithm,",
         "(small, ranks, None,",
-        FAULTS,
-    ),
-    Mutant(
-        "a group with faults has the limit of others",
-        STEPS,
-        "_MAX_BROKEN_STEPS if seen.faults else _MAX_STEPS",
-        "_MAX_STEPS",
         FAULTS,
     ),
     Mutant(
@@ -387,7 +379,7 @@ MUTANTS = [
     ),
     Mutant(
         "links of a step carry one execution",
-        ASK_CODE,
+        "jaxcomm/simulate/cli/step.py",
         "moved.get(link, 0.0) + row.count * size",
         "moved.get(link, 0.0) + size",
         ASK,
@@ -395,7 +387,7 @@ MUTANTS = [
     Mutant("transfers of one group collide", GROUPS, "sharers=level.sharing // own", "sharers=1", FAULTS),
     Mutant("collectives of a step wait for nobody", STEPS, "                skew=skew,\n", "", FAULTS),
     Mutant("the last rank arrives in the first group", STEPS, "[np.array([np.argmax(skew.arrivals_s)])]", "[]", FAULTS),
-    Mutant("the rows of one choice are sent", "jaxcomm/simulate/kernels.py", "* ids.shape[1]", "", STEP),
+    Mutant("the rows of one choice are sent", "jaxcomm/simulate/step/roofline.py", "* ids.shape[1]", "", STEP),
     Mutant(
         "a step has no symmetric buffers",
         STEPS,
@@ -403,7 +395,13 @@ MUTANTS = [
         "symmetric_buffers=False",
         "tests/simulate/test_ask.py",
     ),
-    Mutant("links of a plot have the bytes of one rate", ASK_CODE, "moved / rate / last.time_s", "moved / rate", ASK),
+    Mutant(
+        "links of a plot have the bytes of one rate",
+        "jaxcomm/simulate/cli/collective.py",
+        "moved / rate / last.time_s",
+        "moved / rate",
+        ASK,
+    ),
     Mutant(
         "a waterfall starts all changes from the first time",
         PLOT,
@@ -411,8 +409,13 @@ MUTANTS = [
         'rows["all changes"] = (base_s,',
         ASK,
     ),
-    Mutant("a waterfall has other algorithms", ASK_CODE, "{name: times[name] for name in clusters}", "times", ASK),
-    Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
+    Mutant(
+        "a waterfall has other algorithms",
+        "jaxcomm/simulate/cli/collective.py",
+        "{name: times[name] for name in clusters}",
+        "times",
+        ASK,
+    ),
     Mutant(
         "a copy has the route of a peer",
         WORKLOAD,
@@ -466,19 +469,5 @@ MUTANTS = [
         "if (figures.queued) peer.signal_op = index;",
         "for (auto& known : by_crossed_) if (known) known->signal_op = index;",
         TESTS,
-    ),
-    Mutant(
-        "parts of a node have its processors",
-        "jaxcomm/simulate/cluster.py",
-        "self.cpus if ranks == self.ranks else None",
-        "self.cpus",
-        HERE,
-    ),
-    Mutant(
-        "groups of a node have its processors",
-        "jaxcomm/simulate/groups.py",
-        "cluster.cpus if len(ranks) == cluster.ranks else None",
-        "cluster.cpus",
-        HERE,
     ),
 ]

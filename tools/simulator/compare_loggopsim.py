@@ -8,7 +8,6 @@ so o is half of g.
 """
 
 import argparse
-import dataclasses
 import pathlib
 import re
 import subprocess
@@ -22,8 +21,8 @@ from jaxcomm.simulate import Cluster, collective
 from jaxcomm.simulate.cluster.levels import Level
 from jaxcomm.simulate.export import goal
 
-# In picoseconds, the unit of LogGOPSim's integers here: 5 us, 0.5 us, 1 us, and 20 ps for a byte (50 GB/s).
-L, O, G_MESSAGE, G_BYTE = 5_000_000, 500_000, 1_000_000, 20
+# L, o, g and G in picoseconds: 5 us, 0.5 us, 1 us, and 20 ps per byte (50 GB/s). LogGOPSim takes integers.
+LATENCY, OVERHEAD, GAP, GAP_PER_BYTE = 5_000_000, 500_000, 1_000_000, 20
 _EAGER = 2**31 - 1  # bytes up to which a sender does not wait for its receiver
 PLANS = (
     ("psum", "ring"),
@@ -39,21 +38,18 @@ SIZES = (1 << 10, 64 << 10, 8 << 20)
 
 def cluster(ranks: int) -> Cluster:
     """Nodes of one rank on a network without shared links. Starts and copies take no time."""
-    node = Level("node", "switch", 1, bytes_per_s=1e15)
-    net = Level("net", "fat_tree", ranks, 1e12 / G_BYTE, latency_s=L * 1e-12, overhead_s=G_MESSAGE * 1e-12)
-    return Cluster("LogGP", "H100", (node, net), copy=(0.0, 1e15))
+    node = Level("node", "switch", 1)
+    net = Level("net", "fat_tree", ranks, 1e12 / GAP_PER_BYTE, latency_s=LATENCY * 1e-12, overhead_s=GAP * 1e-12)
+    return Cluster("LogGP", "H100", (node, net))
 
 
 def loggopsim_s(folder: pathlib.Path, schedule: goal.Schedule) -> float:
     """The time at which the last rank ends."""
-    in_ps = [
-        [dataclasses.replace(op, size=1000 * op.size) if op.kind == "calc" else op for op in ops] for ops in schedule
-    ]
     with tempfile.TemporaryDirectory() as place:
         text, binary = pathlib.Path(place) / "plan.goal", pathlib.Path(place) / "plan.bin"
-        text.write_text(goal.text(in_ps), encoding="utf-8")
+        text.write_text(goal.text(schedule), encoding="utf-8")
         subprocess.run([folder / "txt2bin", "-i", text, "-o", binary], check=True, stdout=subprocess.PIPE)
-        figures = [f"-L{L}", f"-o{O}", f"-g{G_MESSAGE}", f"-G{G_BYTE}", f"-S{_EAGER}"]
+        figures = [f"-L{LATENCY}", f"-o{OVERHEAD}", f"-g{GAP}", f"-G{GAP_PER_BYTE}", f"-S{_EAGER}"]
         command = [folder / "LogGOPSim", "-f", binary, *figures]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     ends = [int(end) for end in re.findall(r"^Host \d+: (\d+)", printed, re.MULTILINE)]
