@@ -1,21 +1,23 @@
 """Times of collectives on machines that are not at hand.
 
-``collective()`` simulates the plan that jaxcomm would execute on a ``Cluster``; ``step()`` a whole program: `program`
-and `kernels` read its jaxpr, `groups` finds the part of the cluster that a group sees, `schedule` orders the work.
-Predictions of NCCL and RCCL come from measurements: `table` reads them, `plans` holds the formulas, `systems` fits
-their parameters, `residual` interpolates their errors, `bands` holds the quantiles of these errors, `validate` reports
-them. The command is `python -m jaxcomm.simulate`.
+``collective()`` simulates the plan that jaxcomm would execute on a ``Cluster``; ``step()`` a whole program. The command
+is `python -m jaxcomm.simulate`.
+
+- `cluster`: clusters as TOML, their faults, and the part of a cluster that a group sees.
+- `step`: programs as tasks, from their jaxpr or HLO, and the order in which the tasks run.
+- `nccl`: NCCL and RCCL, from statistics of published measurements.
+- `export`: plots, timelines and schedules.
 """
 
-from jaxcomm.simulate.calls import Simulated, collective
-from jaxcomm.simulate.chakra import TraceError, write_step
-from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
-from jaxcomm.simulate.failures import Goodput, goodput
-from jaxcomm.simulate.hlo import of_text as step_of_hlo
-from jaxcomm.simulate.predictions import Collective, Step
-from jaxcomm.simulate.steps import step
-from jaxcomm.simulate.tasks import StepError
-from jaxcomm.simulate.workloads import of_traces as step_of_traces
+from jaxcomm.simulate.cluster.levels import Compute, Level
+from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.cluster.toml_table import ClusterError
+from jaxcomm.simulate.collectives import Simulated, collective
+from jaxcomm.simulate.goodput import Goodput, goodput
+from jaxcomm.simulate.step.hlo import of_text as step_of_hlo
+from jaxcomm.simulate.step.predict import step
+from jaxcomm.simulate.step.result import Collective, Step
+from jaxcomm.simulate.step.tasks import StepError
 
 __all__ = [
     "Cluster",
@@ -27,11 +29,8 @@ __all__ = [
     "Simulated",
     "Step",
     "StepError",
-    "TraceError",
     "collective",
     "goodput",
     "step",
     "step_of_hlo",
-    "step_of_traces",
-    "write_step",
 ]

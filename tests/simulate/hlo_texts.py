@@ -1,6 +1,6 @@
 """HLO texts of one entry computation on eight devices."""
 
-from jaxcomm.simulate import hlo, hlo_text
+from jaxcomm.simulate.step import hlo, hlo_text
 
 SIZES = {"data": 2, "model": 4}
 HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n"

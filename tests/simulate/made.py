@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from jaxcomm.simulate import parameters, plans, query, table
+from jaxcomm.simulate.nccl import features, formulas, systems, table
 
 COLUMNS = (*table.REQUIRED[:8], "time_us", "note")
 DEFAULTS = {
@@ -34,9 +34,9 @@ def read(path, rows, **options):
     return table.read(write(path, rows), **options)
 
 
-def queries(tmp_path, **row):
-    """Queries of one row."""
-    return query.build(read(tmp_path / "one.csv", [{k: str(v) for k, v in row.items()}]))
+def features_of(tmp_path, **row):
+    """Features of one row."""
+    return features.build(read(tmp_path / "one.csv", [{k: str(v) for k, v in row.items()}]))
 
 
 def sweep(ops, ranks, sizes, **row):
@@ -46,10 +46,10 @@ def sweep(ops, ranks, sizes, **row):
 def timed(path, rows, values, noise=0.0, seed=0):
     """A table of `rows` whose times follow from the parameters `values`, with log-normal noise."""
     found = read(path, rows)
-    q = query.build(found)
+    q = features.build(found)
     random = np.random.default_rng(seed)
     times = np.zeros(len(found))
     for i, row in enumerate(found.rows):
-        form = plans.FORMS[parameters.form(row, q, i)]
+        form = formulas.FORMS[systems.form(row, q, i)]
         times[i] = form(q.take(np.array([i])), values)[0] * np.exp(noise * random.normal())
     return read(path, [{**row, "time_us": f"{t:.9g}"} for row, t in zip(rows, times, strict=True)])

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from jaxcomm.simulate import Cluster, ClusterError, cli, nccl
+from jaxcomm.simulate import Cluster, ClusterError, cli
+from jaxcomm.simulate.nccl import predict as nccl
 
 PROGRAM = """
 import jax, jax.numpy as jnp

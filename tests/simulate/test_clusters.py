@@ -5,8 +5,13 @@ import math
 import pytest
 
 from jaxcomm.simulate import Cluster, ClusterError
-from jaxcomm.simulate.cluster import parse
-from jaxcomm.simulate.figures import ORIGINS
+from jaxcomm.simulate.cluster import toml
+from jaxcomm.simulate.cluster.toml_table import ORIGINS
+
+
+def parse(text, file):
+    return Cluster(**toml.parse(text, file))
+
 
 TEXT = """
 name = "two levels"

@@ -10,28 +10,19 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm.simulate import (
-    Cluster,
-    ClusterError,
-    StepError,
-    calls,
-    chakra,
-    cli,
-    collective,
-    groups,
-    hashing,
-    skew,
-    step,
-    steps,
-    workloads,
-)
-from jaxcomm.simulate.cluster import parse
+from jaxcomm.simulate import Cluster, ClusterError, StepError, cli, collective, collectives, step
+from jaxcomm.simulate.cluster import ecmp, groups, skew, toml
+from jaxcomm.simulate.step import costs
 
 H100 = Cluster.load("dgx-h100")
 ADAPTER = 50e9 * 0.97
 SIZE = 64 << 20
 HOP = 1e-6  # latency of NVLink in the file
 START = 2.2e-6 + 5e-6
+
+
+def _read(text):
+    return Cluster(**toml.parse(text, "two.toml"))
 
 
 def _operand(num_bytes):
@@ -154,19 +145,19 @@ def test_drawn_arrivals_follow_their_distribution():
 
 def test_the_busiest_of_hashed_links():
     """Two transfers on two links collide in one of two cases; many follow F/S + sqrt(2 F/S ln S)."""
-    assert hashing.load(1, 4) == 4  # one of four links has all
-    assert hashing.load(2, 2) == pytest.approx(1.5, rel=0.1)
-    assert hashing.load(3, 2) == pytest.approx((2 * 3 + 6 * 2) / 8 * 2 / 3, rel=0.05)
+    assert ecmp.load(1, 4) == 4  # one of four links has all
+    assert ecmp.load(2, 2) == pytest.approx(1.5, rel=0.1)
+    assert ecmp.load(3, 2) == pytest.approx((2 * 3 + 6 * 2) / 8 * 2 / 3, rel=0.05)
     for flows, paths in ((4096, 8), (8192, 32)):
         mean = flows / paths
-        assert hashing.load(flows, paths) == pytest.approx(1 + math.sqrt(2 * math.log(paths) / mean), rel=0.05)
+        assert ecmp.load(flows, paths) == pytest.approx(1 + math.sqrt(2 * math.log(paths) / mean), rel=0.05)
 
 
 def test_hashed_uplinks_lose_the_excess_of_the_busiest():
     """512 ranks, two leaves: all cross the spine. 32 ranks of a rail have 32 x 32 thread blocks on 8 uplinks."""
-    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
-    found, healthy = (_shift(cluster, 512, 256) for cluster in (ecmp, H100))
-    extra = hashing.load(32 * 32, 8) - 1
+    hashed = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_shift(cluster, 512, 256) for cluster in (hashed, H100))
+    extra = ecmp.load(32 * 32, 8) - 1
     assert extra > 0.1
     assert found.time_s - healthy.time_s == pytest.approx(extra * SIZE / ADAPTER, rel=1e-6)
     assert "hash collisions on spine" in str(found)
@@ -252,15 +243,6 @@ def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
     assert slow.collectives[0].time_s == pytest.approx(alone.time_s) and alone.time_s > healthy.collectives[0].time_s
 
 
-def test_messages_of_traces_have_no_faults_of_links(tmp_path):
-    traces = str(tmp_path / "x.%d.et")
-    chakra.write_step(traces, _step(_along("data", 1, 4), (4, 8), H100, 1 << 20))
-    for fault in ("leaf[11]=0.5", "leaf[11]=lost", "rank[11]=5"):
-        with pytest.raises(StepError, match="faults of links and ranks do not act on messages"):
-            workloads.of_traces(traces, cluster=_with(fault))
-    assert workloads.of_traces(traces, cluster=_with("rank[3]=lost")).time_s > 0
-
-
 def test_a_relay_with_a_fault_of_its_own_carries_less():
     """Rank 12 relays for rank 11 with half an adapter: a quarter for each."""
     both = Cluster.load("dgx-h100", {"fault.leaf[11]": "lost", "fault.leaf[12]": "0.5"})
@@ -296,7 +278,7 @@ def _psum(algorithm=None):
 def test_a_smaller_group_gives_the_slowdown_of_a_large_one(fault, monkeypatch):
     """128 ranks, whose time is known exactly, from 64; a bound in ranks x steps chooses the estimate."""
     exact, healthy = (_step(_psum(), (16, 8), cluster, 16 << 20) for cluster in (_with(fault), H100))
-    monkeypatch.setattr(steps, "_MAX_BROKEN_STEPS", 128 * 60)
+    monkeypatch.setattr(costs, "_MAX_BROKEN_STEPS", 128 * 60)
     found = _step(_psum(), (16, 8), _with(fault), 16 << 20)
     assert found.time_s == pytest.approx(exact.time_s, rel=0.25) and exact.time_s > 1.15 * healthy.time_s
     assert found.collectives[0].simulated.algorithm == exact.collectives[0].simulated.algorithm
@@ -316,14 +298,14 @@ def test_the_slowdown_of_a_large_group_is_the_quotient_of_a_smaller_one(quotient
         return dataclasses.replace(known, time_s=time_s)
 
     seen = _with("leaf[75]=0.5").spread(128)
-    found = steps.Costs(H100, {"data": 16, "model": 8})._estimate(simulate, seen, 128, None, 0, None)
+    found = costs.Costs(H100, {"data": 16, "model": 8})._estimate(simulate, seen, 128, None, 0, None)
     assert found.time_s == pytest.approx(slower * 7e-3)
     assert asked == [(False, False, None), (True, True, "ring"), (True, False, "ring")]
 
 
 @pytest.mark.parametrize("ranks", [256, 1024, 2048])
 def test_faults_never_make_a_step_faster(ranks, monkeypatch):
-    monkeypatch.setattr(steps, "_SMALL_RANKS", 64)  # as many as are quick
+    monkeypatch.setattr(costs, "_SMALL_RANKS", 64)  # as many as are quick
     healthy = _step(_psum(), (ranks // 8, 8), H100, 16 << 20).time_s
     for fault in {256: ["leaf[203]=0.5"], 1024: ["leaf[203]=0.5", "spine[3]=0.5"], 2048: ["rank[203]=1.5"]}[ranks]:
         found = _step(_psum(), (ranks // 8, 8), _with(fault), 16 << 20)
@@ -337,7 +319,7 @@ def test_the_limit_of_groups_with_faults_is_that_of_the_collective(monkeypatch):
     assert found.collectives[0].simulated.steps > 300_000 and not any("estimate" in note for note in found.notes)
     alone = collective("psum", _operand(16 << 20), 256, cluster=_with("leaf[75]=0.5"), algorithm="ring")
     assert found.collectives[0].time_s == alone.time_s
-    assert steps._MAX_BROKEN_STEPS == calls._MAX_BROKEN
+    assert costs._MAX_BROKEN_STEPS == collectives._MAX_BROKEN
 
 
 def test_a_smaller_cluster_keeps_the_places_of_faults():
@@ -373,9 +355,9 @@ def test_each_collective_of_a_step_waits_for_its_last_rank():
 
 def test_transfers_of_all_groups_of_a_step_collide():
     """256 groups of two ranks, one in each leaf: 32 ranks of a rail share 8 uplinks, as in one group of 512."""
-    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
-    found, healthy = (_step(_along("data", 1, 2), (2, 256), cluster) for cluster in (ecmp, H100))
-    assert found.time_s - healthy.time_s == pytest.approx((hashing.load(32 * 32, 8) - 1) * SIZE / ADAPTER, rel=1e-6)
+    hashed = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_step(_along("data", 1, 2), (2, 256), cluster) for cluster in (hashed, H100))
+    assert found.time_s - healthy.time_s == pytest.approx((ecmp.load(32 * 32, 8) - 1) * SIZE / ADAPTER, rel=1e-6)
     assert any("hash collisions on spine" in note for note in found.notes)
 
 
@@ -441,11 +423,11 @@ outer = { ranks = 16, kind = "fat_tree", bandwidth = 10, latency = 1, origin = "
 )  # fmt: skip
 def test_faults_that_cannot_be_name_their_key(lines, message):
     with pytest.raises(ClusterError, match=message):
-        parse(TOML + lines, "two.toml")
+        _read(TOML + lines)
 
 
 def test_a_file_has_faults():
-    found = parse(TOML + 'link = "outer[1].out"\ncapacity = 0.5\n[[fault]]\nrank = 3\nslow = 2', "two.toml")
+    found = _read(TOML + 'link = "outer[1].out"\ncapacity = 0.5\n[[fault]]\nrank = 3\nslow = 2')
     assert [str(f) for f in found.faults] == ["outer[1].out with 0.5 of its bandwidth", "rank 3 2 times as slow"]
     assert "fault: rank 3" in str(found)
 

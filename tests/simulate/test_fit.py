@@ -1,11 +1,16 @@
-"""jaxcomm.simulate: fits find the parameters that made a table, residuals and bands hold on rows left out."""
+"""tools.simulator: fits find the parameters that made a table, residuals and bands hold on rows left out."""
 
 import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate import bands, hardware, judge, model, optimize, parameters, splits, store
-from jaxcomm.simulate.residual import Knots, Residual
+from jaxcomm.simulate.nccl import hardware
+from jaxcomm.simulate.nccl import parameters as stored
+from jaxcomm.simulate.nccl.model import Model
+from jaxcomm.simulate.nccl.residual import Knots, Residual
+from tools.simulator import holdouts, intervals, optimize, parameters
+from tools.simulator.fit import fit
+from tools.simulator.priors import PRIORS
 
 SIZES = [2**k for k in range(10, 34, 2)]
 DENSE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
@@ -24,7 +29,7 @@ def _domain(path, noise=0.0, seed=0):
 
 @pytest.mark.deadline(60)
 def test_a_fit_finds_the_parameters_that_made_the_table(tmp_path):
-    fitted = model.fit(_domain(tmp_path / "t.csv", noise=0.01))
+    fitted = fit(_domain(tmp_path / "t.csv", noise=0.01))
     (system,) = fitted.systems.fitted.values()
     for name, value in TRUTH.items():
         if system.identified[name] > 0.9:
@@ -35,9 +40,9 @@ def test_a_fit_finds_the_parameters_that_made_the_table(tmp_path):
 
 def test_parameters_without_data_stay_at_their_prior(tmp_path):
     rows = made.sweep(["collective_permute"], [72], SIZES)
-    (system,) = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH)).systems.fitted.values()
+    (system,) = fit(made.timed(tmp_path / "t.csv", rows, TRUTH)).systems.fitted.values()
     assert system.identified["channel_simple"] > 0.9 and system.identified["nvls"] < 0.1
-    assert system.parameters["nvls"] == pytest.approx(parameters.PRIORS["domain"]["nvls"].center, rel=1e-3)
+    assert system.parameters["nvls"] == pytest.approx(PRIORS["domain"]["nvls"].center, rel=1e-3)
 
 
 def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
@@ -63,21 +68,21 @@ def test_the_same_table_gives_the_same_parameters(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.05)
     texts = []
     for name in ("a.json", "b.json"):
-        store.save(tmp_path / name, store.fit(source, "made", with_splits=False))
+        parameters.save(tmp_path / name, parameters.fitted_to(source, "made", with_hold_outs=False))
         texts.append((tmp_path / name).read_text())
     assert texts[0] == texts[1]
 
 
 def test_a_measured_point_returns_itself(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.3)
-    found = model.fit(source).predict(source)
+    found = fit(source).predict(source)
     np.testing.assert_allclose(found.time_us, source.times(), rtol=1e-9)
     assert set(found.basis) == {"measured"}
 
 
 def test_a_prediction_names_what_it_rests_on(tmp_path):
     rows = made.sweep(DENSE[:3], (4, 8), [2**k for k in range(12, 24, 2)])
-    fitted = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH))
+    fitted = fit(made.timed(tmp_path / "t.csv", rows, TRUTH))
     asked = [
         ({"bytes": "8192", "ranks": "8"}, "between"),
         ({"bytes": "1073741824", "ranks": "8"}, "beyond"),
@@ -98,7 +103,7 @@ def test_a_prediction_names_what_it_rests_on(tmp_path):
 def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
     note = {"note": "lib=MSCCL++; algo=one"}
     rows = [{**note, "bytes": str(b), "time_us": str(5 + b / 1e5)} for b in SIZES]
-    fitted = model.fit(made.read(tmp_path / "t.csv", rows))
+    fitted = fit(made.read(tmp_path / "t.csv", rows))
     asked = [
         ({**note, "bytes": "8192"}, "between"),
         ({**note, "source": "other/sweep:file"}, "harness"),
@@ -110,7 +115,7 @@ def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
 
 
 def test_unknown_hardware_and_single_ranks_are_declined(tmp_path):
-    fitted = model.fit(made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (4,), SIZES), TRUTH))
+    fitted = fit(made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (4,), SIZES), TRUTH))
     found = fitted.predict(made.read(tmp_path / "q.csv", [{"hardware": "TPU v5e"}, {"ranks": "1"}, {}]))
     assert np.isnan(found.log_time).tolist() == [True, True, False]
     assert "TPU v5e" in found.reasons[0] and "one rank" in found.reasons[1] and 2 not in found.reasons
@@ -135,28 +140,28 @@ def test_leave_one_out_is_what_refitting_without_a_point_gives(tmp_path):
     knots = Knots.of(rows, ["domain"] * len(rows))
     # Values of one size, so that the amplitude without a point is the same.
     values = 0.2 * np.random.default_rng(0).choice([-1, 1], len(rows))
-    error, deviation = Residual(knots, values).leave_one_out()
+    error, deviation, *_ = holdouts.leave_one_out(Model(None, Residual(knots, values)))
     rest = np.arange(len(rows)) != 5
     mean, spread = Residual(knots.take(rest), values[rest]).predict(knots.take(~rest))
     assert error[5] == pytest.approx(values[5] - mean[0]) and deviation[5] == pytest.approx(spread[0])
 
 
 @pytest.mark.deadline(60)
-def test_the_band_holds_80_percent_of_rows_left_out(tmp_path):
+def test_the_interval_holds_80_percent_of_rows_left_out(tmp_path):
     """Noise that the model has not seen: 600 points, 20 % of them left out."""
     rows = made.sweep(DENSE, (4, 8, 18, 36, 72), [2**k for k in range(10, 34)])
     source = made.timed(tmp_path / "t.csv", rows, TRUTH, noise=0.1)
-    judged = judge.judge(source, "I")
-    share = bands.coverage(judged, np.array([row.size for row in source.rows]))
-    assert len(judged) == 125 and 0.68 <= share <= 0.92
+    held_out = holdouts.predict(source, "points")
+    share = intervals.coverage(held_out, np.array([row.size for row in source.rows]))
+    assert len(held_out) == 125 and 0.68 <= share <= 0.92
 
 
 def test_stored_parameters_predict_the_same(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.1)
-    fitted = store.fit(source, "made", with_splits=False)
-    store.save(tmp_path / "f.json", fitted)
+    fitted = parameters.fitted_to(source, "made", with_hold_outs=False)
+    parameters.save(tmp_path / "f.json", fitted)
     asked = made.read(tmp_path / "q.csv", [*made.sweep(DENSE, (4, 8, 64), [3000, 3 * 2**20]), {"hardware": "8x H100"}])
-    before, after = fitted.model.predict(asked), store.load(tmp_path / "f.json").model.predict(asked)
+    before, after = fitted.model.predict(asked), stored.load(tmp_path / "f.json").model.predict(asked)
     np.testing.assert_allclose(before.log_time, after.log_time, atol=2e-4)
     assert list(before.basis) == list(after.basis)
 
@@ -176,11 +181,11 @@ def test_stored_parameters_predict_the_same(tmp_path):
 )
 def test_bad_parameters_are_named(tmp_path, text, message):
     (tmp_path / "f.json").write_text(text)
-    with pytest.raises(store.ParametersError, match=message):
-        store.load(tmp_path / "f.json")
+    with pytest.raises(stored.ParametersError, match=message):
+        stored.load(tmp_path / "f.json")
 
 
-def test_a_split_never_fits_what_it_judges(tmp_path):
+def test_a_hold_out_never_fits_what_it_predicts(tmp_path):
     """Families left out take their sisters along."""
     rows = [
         {**row, "hardware": name, "interconnect": wire, "ranks_per_node": "8", "source": source}
@@ -193,15 +198,15 @@ def test_a_split_never_fits_what_it_judges(tmp_path):
     ]
     source = made.read(tmp_path / "t.csv", rows)
     seen = set()
-    for name, split in judge.SPLITS.items():
-        for part in split(source):
+    for name, parts in holdouts.HOLD_OUTS.items():
+        for part in parts(source):
             seen.add(name)
             assert part.test.any() and not (part.train & part.test).any(), name
-            again = next(p for p in split(source) if p.name == part.name)
+            again = next(p for p in parts(source) if p.name == part.name)
             np.testing.assert_array_equal(part.test, again.test)
-            if name in ("S0", "S6"):
+            if name in ("system", "system-6-points"):
                 kept = {hardware.device(source.rows[i].hardware).name for i in np.flatnonzero(part.train)}
-                assert kept == {"B200"} if name == "S0" and "H" in part.name.split(", ")[1] else kept
-    assert seen == {"I", "N", "O", "S0", "S6"}
-    six = next(splits.system(source, 6))
+                assert kept == {"B200"} if name == "system" and "H" in part.name.split(", ")[1] else kept
+    assert seen == {"points", "scale", "operation", "system", "system-6-points"}
+    six = next(holdouts.one_system(source, keep_points=True))
     assert (six.train & np.array([row.hardware == "8x H100" for row in source.rows])).sum() == 6

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxcomm._core import plan
-from jaxcomm.simulate import Cluster, cli, collective, goal
+from jaxcomm.simulate import Cluster, cli, collective
+from jaxcomm.simulate.export import goal
 
 OVERHEAD_S, LATENCY_S, RATE = 1e-6, 5e-6, 48e9
 # Each rank is a node of its own, so all messages pass its adapter.

@@ -10,9 +10,10 @@ from hlo_texts import text as _text
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm.simulate import Cluster, StepError, cli, hlo, hlo_text, step, step_of_hlo
-from jaxcomm.simulate.program import Reader
-from jaxcomm.simulate.tasks import Exchange, Kernel, Loop
+from jaxcomm.simulate import Cluster, StepError, cli, step, step_of_hlo
+from jaxcomm.simulate.step import hlo, hlo_text
+from jaxcomm.simulate.step.jaxpr import Reader
+from jaxcomm.simulate.step.tasks import Exchange, Kernel, Loop
 
 H100 = Cluster.load("dgx-h100")
 

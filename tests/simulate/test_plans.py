@@ -1,4 +1,4 @@
-"""jaxcomm.simulate.plans and rules: closed formulas, worked by hand."""
+"""jaxcomm.simulate.nccl: formulas and rules: closed formulas, worked by hand."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate import parameters, plans, query, rules
+from jaxcomm.simulate.nccl import features, formulas, rules
+from tools.simulator.priors import PRIORS
 
 MIB = 2**20
 RING = {
@@ -17,23 +18,23 @@ RING = {
 
 def test_a_ring_takes_its_steps_and_its_bytes(tmp_path):
     """8 ranks, 8 MB: 14 steps, 14/8 of the bytes over links of 900 GB/s; Simple copies 2/8 through 1600 GB/s too."""
-    times = plans.ring(made.queries(tmp_path, op="all_reduce", bytes=8_000_000), RING)[:, 0]
+    times = formulas.ring(made.features_of(tmp_path, op="all_reduce", bytes=8_000_000), RING)[:, 0]
     wire = 14e6 / 900e3
     np.testing.assert_allclose(times, [14 + wire / 0.25, 28 + wire / 0.5, 70 + wire / 0.8 + 2e6 / 1600e3])
-    half = plans.ring(made.queries(tmp_path, op="all_gather", bytes=8_000_000), RING)[:, 0]
+    half = formulas.ring(made.features_of(tmp_path, op="all_gather", bytes=8_000_000), RING)[:, 0]
     np.testing.assert_allclose(2 * half, times)
 
 
 def test_multicast_sends_each_byte_once(tmp_path):
     p = {"nvls": 60.0, "share_nvls": 0.5}
-    assert plans.multicast(made.queries(tmp_path, bytes=8_000_000), p) == pytest.approx(60 + 9e6 / 450e3)
-    assert plans.multicast(made.queries(tmp_path, bytes=8_000_000, ranks=2), p) == np.inf
-    assert plans.multicast(made.queries(tmp_path, hardware="8x A100"), p) == np.inf
+    assert formulas.multicast(made.features_of(tmp_path, bytes=8_000_000), p) == pytest.approx(60 + 9e6 / 450e3)
+    assert formulas.multicast(made.features_of(tmp_path, bytes=8_000_000, ranks=2), p) == np.inf
+    assert formulas.multicast(made.features_of(tmp_path, hardware="8x A100"), p) == np.inf
 
 
 def test_a_tree_grows_with_the_logarithm_of_hosts(tmp_path):
     p = {"tree_inner": 3.0, "tree_outer": 4.0, "share_tree": 1e12}
-    found = [plans.tree(made.queries(tmp_path, ranks=n), p)[0] for n in (4, 8, 16, 64)]
+    found = [formulas.tree(made.features_of(tmp_path, ranks=n), p)[0] for n in (4, 8, 16, 64)]
     np.testing.assert_allclose(found, [18, 18 + 8, 18 + 16, 18 + 32])
 
 
@@ -43,43 +44,43 @@ def test_messages_share_channels(tmp_path):
         "share_peer": 1.0, "share_simple": 0.8, "self": 0.2,
     }  # fmt: skip
     # 64 ranks, 1 channel each, 32 at a time: two rounds. 64 KiB to each is LL.
-    small = plans.messages(made.queries(tmp_path, op="all_to_all", ranks=64, bytes=64 * 65536), p)
+    small = formulas.messages(made.features_of(tmp_path, op="all_to_all", ranks=64, bytes=64 * 65536), p)
     assert small == pytest.approx(63 * 0.5 + 2 * 65536 / 5e3)
     # 4 ranks in one host start later; 256 MB to each peer on 8 channels, doubled once: 16 MiB x 16. 2 rounds.
     m = 256 * MIB
-    large = plans.messages(made.queries(tmp_path, op="all_to_all", ranks=4, bytes=4 * m), p)
+    large = formulas.messages(made.features_of(tmp_path, op="all_to_all", ranks=4, bytes=4 * m), p)
     assert large == pytest.approx(1.5 + 10 + 20 + max(2 * m / 16 / 20e3, 3 * m / 720e3, m / 1600e3))
     # A permute has one peer, no term for peers, and one round; 72 ranks: one channel.
-    permute = plans.messages(made.queries(tmp_path, op="collective_permute", ranks=72, bytes=4 * MIB), p)
+    permute = formulas.messages(made.features_of(tmp_path, op="collective_permute", ranks=72, bytes=4 * MIB), p)
     assert permute == pytest.approx(20 + 4 * MIB / 20e3)
 
 
 def test_a_mesh_has_a_link_for_each_pair(tmp_path):
     """MI355X: 7 links of 76.8 GB/s; 2 ranks use one, 8 ranks seven."""
-    p = {name: prior.center for name, prior in parameters.PRIORS["mesh"].items()}
+    p = {name: prior.center for name, prior in PRIORS["mesh"].items()}
     p |= {"launch": 0, "lambda_ll": 1e9, "lambda_ll128": 1e9, "lambda_simple": 0.0, "growth": 0, "self": 1e12}
     row = {"hardware": "8x MI355X", "interconnect": "xGMI", "op": "all_gather", "bytes": 8_000_000, "ranks_per_node": 8}
-    two, eight = (plans.mesh(made.queries(tmp_path, ranks=n, **row), p)[0] for n in (2, 8))
+    two, eight = (formulas.mesh(made.features_of(tmp_path, ranks=n, **row), p)[0] for n in (2, 8))
     assert two == pytest.approx(4e6 / (0.8 * 76.8e3))
     assert eight == pytest.approx(7e6 / (0.8 * 537.6e3))
 
 
 def test_network_plans(tmp_path):
     row = {"interconnect": "2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", "op": "all_gather"}
-    q = made.queries(tmp_path, bytes=8_000_000, **row)
+    q = made.features_of(tmp_path, bytes=8_000_000, **row)
     p = {"launch": 30.0, "hop_ll": 10.0, "hop_simple": 16.0, "nic_ll": 0.05, "nic_simple": 1.0}
-    assert plans.stepwise(q, p) == pytest.approx(30 + 7 * min(10 + 1e6 / 5e3, 16 + 1e6 / 100e3))
-    assert plans.doubling(q, p) == pytest.approx(30 + min(30 + 7e6 / 5e3, 48 + 7e6 / 100e3))
+    assert formulas.stepwise(q, p) == pytest.approx(30 + 7 * min(10 + 1e6 / 5e3, 16 + 1e6 / 100e3))
+    assert formulas.doubling(q, p) == pytest.approx(30 + min(30 + 7e6 / 5e3, 48 + 7e6 / 100e3))
 
 
 def test_a_cluster_is_bounded_by_adapters_or_by_links(tmp_path):
     """2 nodes of 8 H100 with 50 GB/s each: all_reduce moves b through 400 GB/s and 15/8 b over each link."""
     row = {"hardware": "8x H100", "interconnect": "NVLink4 + 400 Gb/s InfiniBand per GPU", "ranks_per_node": 8}
-    q = made.queries(tmp_path, ranks=16, bytes=400_000_000, **row)
+    q = made.features_of(tmp_path, ranks=16, bytes=400_000_000, **row)
     p = {"launch": 1, "per_step": 0.1, "hop_ll": 1e9, "hop_simple": 5.0, "nic_ll": 1, "nic_simple": 0.5}
-    slow = plans.cluster(q, {**p, "share_simple": 1.0})
+    slow = formulas.cluster(q, {**p, "share_simple": 1.0})
     assert slow == pytest.approx(1 + 3 + 10 + max(4e8 / 200e3, 7.5e8 / 450e3))
-    assert plans.cluster(q, {**p, "share_simple": 0.5}) == pytest.approx(1 + 3 + 10 + 7.5e8 / 225e3)
+    assert formulas.cluster(q, {**p, "share_simple": 0.5}) == pytest.approx(1 + 3 + 10 + 7.5e8 / 225e3)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 2), (4, 3)])
@@ -88,8 +89,8 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
     choices = list(itertools.product(range(n), repeat=k))
     copies = np.mean([len(set(choice) - {0}) for choice in choices])
     row = {"op": "ep_dispatch", "bytes": 64 * k * 100, "ranks": n, "note": f"tokens=64; topk={k}"}
-    assert made.queries(tmp_path, **row).bytes[0] == pytest.approx(64 * 100 * copies)
-    combine = made.queries(tmp_path, **{**row, "op": "ep_combine"}).bytes[0]
+    assert made.features_of(tmp_path, **row).bytes[0] == pytest.approx(64 * 100 * copies)
+    combine = made.features_of(tmp_path, **{**row, "op": "ep_combine"}).bytes[0]
     assert combine == pytest.approx(64 * k * 100 * (n - 1) / n)
 
 
@@ -101,13 +102,13 @@ def test_bytes_of_experts_follow_from_the_shape(tmp_path):
         "time_us": "",
         "note": "tokens=128; hidden=7168; topk=8",
     }
-    assert made.queries(tmp_path, **row).bytes[0] == 128 * 7168 * 8 * 2 * 7 / 8
+    assert made.features_of(tmp_path, **row).bytes[0] == 128 * 7168 * 8 * 2 * 7 / 8
 
 
 def test_start_and_rate_of_experts_meet_smoothly(tmp_path):
-    q = made.queries(tmp_path, op="ep_combine", bytes=8_000_000)
+    q = made.features_of(tmp_path, op="ep_combine", bytes=8_000_000)
     p = {"launch": 10.0, "per_peer": 0.0, "share_simple": 7 / 9, "nic_simple": 1.0, "sharpness": 2.0}
-    assert plans.experts(q, p) == pytest.approx(np.hypot(10, 10))
+    assert formulas.experts(q, p) == pytest.approx(np.hypot(10, 10))
 
 
 def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):
@@ -119,7 +120,7 @@ def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):
 
 def test_versions_differ_in_what_a_message_of_ll_may_hold(tmp_path):
     def old(library):
-        return bool(made.queries(tmp_path, note=f"lib={library}").old_ll[0])
+        return bool(made.features_of(tmp_path, note=f"lib={library}").old_ll[0])
 
     assert old("NCCL 2.26.2") and old("NCCL 2.28.3") and not old("NCCL 2.29") and not old("NCCL 2.30.7")
     np.testing.assert_array_equal(
@@ -130,18 +131,18 @@ def test_versions_differ_in_what_a_message_of_ll_may_hold(tmp_path):
 def test_nccl_changes_protocol_with_size(tmp_path):
     """all_gather on 4 ranks of an NVL72 goes to Simple between 4 and 8 MiB (measured: 28 and 55 us)."""
     rows = made.sweep(["all_gather"], [4, 8], [2**k for k in range(10, 30)])
-    four, eight = rules.ring_protocol(query.build(made.read(tmp_path / "t.csv", rows))).reshape(2, -1)
+    four, eight = rules.ring_protocol(features.build(made.read(tmp_path / "t.csv", rows))).reshape(2, -1)
     assert four[22 - 10] == 0 and four[23 - 10] == 2
     assert list(dict.fromkeys(eight)) == [0, 1, 2]
     assert (np.diff(four) >= 0).all() and (np.diff(eight) >= 0).all()
 
 
-@pytest.mark.parametrize("form", plans.FORMS)
+@pytest.mark.parametrize("form", formulas.FORMS)
 def test_times_grow_with_bytes(tmp_path, form):
     """Sizes double; a protocol switched too early may cost, as on the machine, but never a factor of two."""
-    p = {name: prior.center for name, prior in parameters.PRIORS[form].items()}
+    p = {name: prior.center for name, prior in PRIORS[form].items()}
     for op in ("all_reduce", "all_gather", "all_to_all", "collective_permute"):
-        q = query.build(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
-        times = plans.FORMS[form](q, p)
+        q = features.build(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
+        times = formulas.FORMS[form](q, p)
         assert np.isfinite(times).all() and (times > 0).all()
         assert (times[1:] > 0.5 * times[:-1]).all() and times[-1] > 10 * times[0], op

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm.simulate import Cluster, StepError, cli, profile, step_of_hlo
+from jaxcomm.simulate import Cluster, StepError, cli, step_of_hlo
+from jaxcomm.simulate.step import profile
 
 H100 = Cluster.load("dgx-h100")
 TEXT = """HloModule jit_f, num_partitions=8

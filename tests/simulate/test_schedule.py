@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from jaxcomm.simulate.schedule import execute
-from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, Task
+from jaxcomm.simulate.step.schedule import execute
+from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, Loop, Task
 
 
 def _kernel(seconds, *needs):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from test_fit import DENSE, SIZES, TRUTH
 
-from jaxcomm.simulate import cli, validate
+from jaxcomm.simulate import cli
+from tools.simulator import errors
+from tools.simulator.__main__ import main
 
 
 def _rows(path):
@@ -47,7 +49,7 @@ def test_predict_takes_a_table_without_rows(tmp_path):
 
 def test_predictions_follow_the_parameters_that_were_fitted(tmp_path, capsys):
     source = made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8), SIZES), TRUTH)
-    assert cli.main(["fit", str(tmp_path / "t.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
+    assert main(["fit", str(tmp_path / "t.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
     out = capsys.readouterr().out
     assert "domain, somebody/sweep, GB200 NVL72: 120 rows" in out and "not identified" in out
     command = ["predict", str(tmp_path / "t.csv"), "--parameters", str(tmp_path / "f.json"), "--out"]
@@ -59,12 +61,17 @@ def test_predictions_follow_the_parameters_that_were_fitted(tmp_path, capsys):
 def test_validate_prints_and_writes_the_table(tmp_path, capsys):
     made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8, 18, 72), SIZES), TRUTH, noise=0.02)
     report = tmp_path / "errors.md"
-    assert cli.main(["validate", str(tmp_path / "t.csv"), "--split", "I", "X", "--report", str(report)]) == 0
+    assert main(["validate", str(tmp_path / "t.csv"), "--hold-out", "points", "larger", "--report", str(report)]) == 0
     out = capsys.readouterr().out
     assert out == report.read_text()
     lines = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in out.splitlines() if line[:1] == "|"}
-    assert {("I", "all"), ("I", "under 64 KiB"), ("I", "above"), ("I plan", "all"), ("X", "from 1 MiB")} <= lines
-    assert "The 80 % band of split I holds" in out
+    assert {
+        ("points", "all"),
+        ("points", "above"),
+        ("points, formulas alone", "all"),
+        ("larger", "from 1 MiB"),
+    } <= lines
+    assert "The 80 % interval of points holds" in out
 
 
 def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
@@ -72,28 +79,44 @@ def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
     random = np.random.default_rng(0)
     rows = [{**row, "time_us": f"{10 ** random.uniform(1, 4):.6g}"} for row in made.sweep(DENSE[:2], (4, 8), SIZES)]
     made.write(tmp_path / "t.csv", rows)
-    command = ["validate", str(tmp_path / "t.csv"), "--split", "I", "--report", str(tmp_path / "r.md"), "--strict"]
-    assert cli.main(command) == 1
-    assert cli.main([*command, "I", "I plan", "band of I"]) == 0
-    assert cli.main([*command, "I, all", "I plan, all", "band of I"]) == 0
-    assert "Targets missed: I, all; I plan, all" in capsys.readouterr().out
+    command = [
+        "validate",
+        str(tmp_path / "t.csv"),
+        "--hold-out",
+        "points",
+        "--report",
+        str(tmp_path / "r.md"),
+        "--strict",
+    ]
+    assert main(command) == 1
+    assert main([*command, "points", "interval of points"]) == 0
+    assert main([*command, "points, all", "points, formulas alone, all", "interval of points"]) == 0
+    assert "Targets missed: points, all; points, formulas alone, all" in capsys.readouterr().out
 
 
 def test_validate_strict_fails_on_a_target_without_rows(tmp_path, capsys):
-    """One scale: nothing can be extrapolated, so that the targets of X are not shown to be met."""
+    """One scale: nothing can be extrapolated, so that the targets of `larger` are not shown to be met."""
     made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (8,), SIZES), TRUTH)
-    command = ["validate", str(tmp_path / "t.csv"), "--split", "X", "--report", str(tmp_path / "r.md"), "--strict"]
-    assert cli.main(command) == 1
-    assert "Targets missed: X, all: no rows; X, from 1 MiB: no rows." in capsys.readouterr().out
-    assert cli.main([*command, "X"]) == 0
+    command = [
+        "validate",
+        str(tmp_path / "t.csv"),
+        "--hold-out",
+        "larger",
+        "--report",
+        str(tmp_path / "r.md"),
+        "--strict",
+    ]
+    assert main(command) == 1
+    assert "Targets missed: larger, all: no rows; larger, from 1 MiB: no rows." in capsys.readouterr().out
+    assert main([*command, "larger"]) == 0
 
 
 def test_errors_are_ratios_and_bias_has_a_sign():
     error = np.log([2.0, 2.0, 0.5, 1.0])  # measured over predicted
-    found = validate.line("I", "all", error)
+    found = errors.line("points", "all", error)
     assert (found.count, found.median, found.within_25) == (4, 1.0, 0.25)
     assert found.bias == pytest.approx(1 / np.sqrt(2) - 1)
-    assert not found.met and validate.line("I", "all", error * 0).met
+    assert not found.met and errors.line("points", "all", error * 0).met
 
 
 def test_choice_counts_pairs_of_algorithms_that_are_ordered_right(tmp_path):
@@ -106,22 +129,29 @@ def test_choice_counts_pairs_of_algorithms_that_are_ordered_right(tmp_path):
         for b in SIZES
         for row in made.sweep(["all_gather"], [n], [b], **wire)
     ]
-    report = validate.run(made.read(tmp_path / "t.csv", rows), ("N",))
+    report = errors.run(made.read(tmp_path / "t.csv", rows), ("scale",))
     right, pairs = report.choice
     assert pairs >= 15 and right >= 0.9 * pairs
 
 
-def test_rows_kept_apart_are_judged_by_parameters_that_never_saw_them(tmp_path, capsys):
+def test_new_rows_are_predicted_by_parameters_that_never_saw_them(tmp_path, capsys):
     rows = made.sweep(DENSE, (4, 8), SIZES)
     made.timed(tmp_path / "all.csv", rows, TRUTH)
     made.timed(tmp_path / "seen.csv", rows[::2], TRUTH)
-    assert cli.main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
-    command = ["validate", str(tmp_path / "all.csv"), "--split", "kept-apart", "--parameters", str(tmp_path / "f.json")]
-    assert cli.main([*command, "--report", str(tmp_path / "r.md")]) == 0
+    assert main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
+    command = [
+        "validate",
+        str(tmp_path / "all.csv"),
+        "--hold-out",
+        "new-rows",
+        "--parameters",
+        str(tmp_path / "f.json"),
+    ]
+    assert main([*command, "--report", str(tmp_path / "r.md")]) == 0
     printed = capsys.readouterr().out
-    assert "| kept apart | all | 60 |" in printed and "no rows to judge" not in printed
-    assert cli.main([command[0], str(tmp_path / "seen.csv"), *command[2:], "--report", str(tmp_path / "r.md")]) == 0
-    assert "There are no rows to judge." in capsys.readouterr().out
+    assert "| new-rows | all | 60 |" in printed and "no rows to predict" not in printed
+    assert main([command[0], str(tmp_path / "seen.csv"), *command[2:], "--report", str(tmp_path / "r.md")]) == 0
+    assert "There are no rows to predict." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -142,7 +172,7 @@ def test_bad_input_ends_with_its_name_and_status_2(tmp_path, monkeypatch, capsys
     made.write("good.csv", [{}])
     made.write("done.csv", [{"low_us": "1"}], (*made.COLUMNS, "low_us"))
     made.write("untimed.csv", [{"op": "ep_combine", "bytes": "", "time_us": ""}])
-    assert cli.main(command) == 2
+    assert (cli.main if command[0] == "predict" else main)(command) == 2
     assert message in capsys.readouterr().err
 
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.simulate import Cluster, ClusterError, StepError, collective, step
-from jaxcomm.simulate.program import Reader
-from jaxcomm.simulate.tasks import Exchange, Kernel
+from jaxcomm.simulate.step.jaxpr import Reader
+from jaxcomm.simulate.step.tasks import Exchange, Kernel
 
 MESH = AbstractMesh((4, 8), ("data", "model"))
 SIZES = {"data": 4, "model": 8}

@@ -3,7 +3,7 @@
 import made
 import pytest
 
-from jaxcomm.simulate import hardware, table
+from jaxcomm.simulate.nccl import hardware, table
 
 
 def test_cells_become_numbers_and_notes(tmp_path):

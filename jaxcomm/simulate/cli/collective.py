@@ -1,0 +1,114 @@
+"""The command `collective`: a prediction, what-ifs, comparisons, timelines and plots."""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm.simulate import collectives
+from jaxcomm.simulate.cli import options
+from jaxcomm.simulate.cluster import skew as skews
+from jaxcomm.simulate.export import goal, perfetto, plots
+from jaxcomm.simulate.nccl import predict as nccl
+
+_TIMELINE_ENTRIES = 100_000
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command to a parser."""
+    call = commands.add_parser("collective", help="time of a jaxcomm collective on a cluster, from its plan")
+    call.add_argument("op", metavar="OP", help="public name, such as psum or all_to_all")
+    call.add_argument(
+        "--bytes", required=True, metavar="SIZES", help="operand of one rank: 64MiB, 1KiB,1MiB, 64KiB..4GiB"
+    )
+    call.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: one group of the first level)")
+    call.add_argument("--cluster", required=True, metavar="CLUSTER", help=options.cluster_help())
+    call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
+    call.add_argument("--dtype", default="float32", help="element type (default: float32)")
+    call.add_argument("--fidelity", default="folded", choices=collectives.FIDELITIES, help="default: folded")
+    text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
+    call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
+    call.add_argument("--goal", metavar="OUT.goal", help="schedule of the last plan, for LogGOPSim")
+    options.add(call)
+    call.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    clusters = options.clusters(args)
+    try:
+        dtype = np.dtype(args.dtype)
+    except TypeError:
+        raise ValueError(f"--dtype: got {args.dtype!r}, expected an element type such as bfloat16") from None
+    try:
+        numbers = [int(part) for part in args.ranks.split(",")] if args.ranks else [clusters[""].levels[0].ranks]
+    except ValueError:
+        raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
+    drawn, loads, times = options.plots(args), {}, {}
+    if "waterfall" in drawn and (len(numbers) > 1 or len(options.sizes(args.bytes)) > 1 or args.fidelity == "bounds"):
+        raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
+    others = [name for name in args.compare if not nccl.is_name(name)]
+    options.check_plots(drawn, len(numbers) * len(options.sizes(args.bytes)) * (len(clusters) + len(others)))
+    points: list[plots.Point] = []
+    last: collectives.Simulated | None = None
+    for ranks in numbers:
+        for size in options.sizes(args.bytes):
+            count = size // dtype.itemsize
+            if args.op in ("all_to_all", "psum_scatter"):  # n equal blocks
+                count = -(-count // ranks) * ranks
+            x = jax.ShapeDtypeStruct((count,), dtype)
+            base = None
+            for label, cluster in clusters.items():
+                for algorithm in (args.algorithm, *(others if not label else ())):
+                    try:
+                        last = collectives.collective(
+                            args.op,
+                            x,
+                            ranks,
+                            cluster=cluster,
+                            algorithm=algorithm,
+                            fidelity=args.fidelity,
+                            skew=skews.parse(args.skew) if args.skew else None,
+                            seed=args.seed,
+                            max_entries=_TIMELINE_ENTRIES if args.trace else 0,
+                            symmetric_buffers=args.symmetric_buffers,
+                        )
+                    except ValueError as error:
+                        if algorithm == args.algorithm:
+                            raise
+                        print(f"--compare {algorithm}: {error}", file=sys.stderr)
+                        continue
+                    name = label or (f"algorithm {algorithm}" if algorithm != args.algorithm else "")
+                    row = {f.name: getattr(last, f.name) for f in dataclasses.fields(last) if f.name != "timeline"}
+                    options.print_one(args, name, last, row, base)
+                    base = base or last.time_s
+                    if last.time_s is not None:
+                        times[name] = last.time_s
+                        several = len(numbers) > 1 or len(options.sizes(args.bytes)) > 1
+                        series = ", ".join([name or "as given", *([f"{size} bytes, {ranks} ranks"] if several else [])])
+                        loads[series] = [
+                            plots.Load(link, moved, moved / rate / last.time_s)
+                            for link, (moved, rate) in last.links.items()
+                        ]
+                        points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
+            for name in filter(nccl.is_name, args.compare):
+                other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
+                row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s, "band": other.band}
+                options.print_one(args, name, other, row, base)
+                points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.band))
+    if args.trace and last is not None:
+        options.write(args.trace, perfetto.of_collective(last))
+    if args.goal:
+        schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
+        pathlib.Path(args.goal).write_text(goal.text(schedule), encoding="utf-8")
+    title = f"{args.op} of {args.bytes} among {', '.join(map(str, numbers))} ranks of {clusters[''].name}"
+    if "time" in drawn:
+        plots.collectives(drawn["time"], title, points)
+    if "links" in drawn:
+        plots.links(drawn["links"], title, loads)
+    if "waterfall" in drawn:
+        options.waterfall(drawn["waterfall"], title, {name: times[name] for name in clusters})
+    return 0

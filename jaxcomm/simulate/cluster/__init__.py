@@ -1,0 +1,1 @@
+"""Clusters: levels of links, faults, arrivals, and the files of the package."""

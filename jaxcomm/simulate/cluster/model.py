@@ -1,0 +1,210 @@
+"""A cluster: levels of links with the origin of every figure."""
+
+import dataclasses
+import importlib.resources
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxcomm._calibrate import Calibration
+from jaxcomm._core import plan, sim
+from jaxcomm._topology import topology
+from jaxcomm.simulate.cluster import ecmp, toml
+from jaxcomm.simulate.cluster.faults import Fault
+from jaxcomm.simulate.cluster.levels import Compute, Level
+from jaxcomm.simulate.cluster.toml_table import ClusterError
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster of equal devices. ``Cluster.load`` reads one; ``str()`` lists its figures with their origins.
+
+    Attributes:
+      name: for messages.
+      device: kind of the devices, such as "GB200" or "cpu".
+      levels: innermost first.
+      memory_bytes_per_s: bandwidth of a device's memory.
+      copy: (overhead_s, bytes_per_s) of copies inside a device.
+      launch_s, sync_overhead_s: start of a call, and synchronization of all ranks before and after it.
+      channels: most thread blocks of a call.
+      channel_bytes_per_s: limit of one thread block.
+      ll: (overhead_s, bytes_per_s, latency_s) of LL messages; None: the cluster has none.
+      scope: on CPUs "process", "node" or "network"; None on GPUs.
+      ranks_per_processor: ranks that take turns on one processor.
+      origins: origin of each figure, by "table.key".
+      errors: measured / predicted - 1 of the calibration that the figures come from.
+      compute: computation of a device; None if the file has no ``flops_bf16``.
+      faults: degraded and lost links, planes and ranks, and slow ranks.
+    """
+
+    name: str
+    device: str
+    levels: tuple[Level, ...]
+    memory_bytes_per_s: float = math.inf
+    copy: tuple[float, float] = (0.0, math.inf)
+    launch_s: float = 0.0
+    sync_overhead_s: float = 0.0
+    channels: int = 1
+    channel_bytes_per_s: float = math.inf
+    ll: tuple[float, float, float] | None = None
+    scope: str | None = None
+    ranks_per_processor: float = 1.0
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    errors: tuple[float, ...] = ()
+    compute: Compute | None = None
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.levels[-1].ranks
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.ranks} ranks ({self.device})"]
+        lines += [f"  {level.name}: {level.kind}, groups of {level.ranks}" for level in self.levels]
+        lines += [f"  {key}: {origin}" for key, origin in self.origins.items()]
+        lines += [f"  fault: {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+    @staticmethod
+    def names() -> list[str]:
+        """Names of the clusters in the package, for ``load``."""
+        return sorted(path.name.removesuffix(".toml") for path in _presets().iterdir() if path.name.endswith(".toml"))
+
+    @staticmethod
+    def load(name: str | os.PathLike[str], changes: Mapping[str, str] | None = None) -> "Cluster":
+        """Reads a cluster: the name of one in the package, or the path of a TOML file.
+
+        Args:
+          name: of the cluster or the file.
+          changes: values by key, such as {"leaf.bandwidth": "800 Gb/s"}, that replace those of the file. The key
+            "fault.leaf[3]" with a share adds a fault.
+
+        Raises:
+          ClusterError: the file is not valid; the text names file and key.
+          OSError: the file cannot be read.
+        """
+        text = str(name)
+        if text in Cluster.names():
+            return Cluster(**toml.parse((_presets() / f"{text}.toml").read_text(encoding="utf-8"), text, changes))
+        if not text.endswith(".toml") and not pathlib.Path(text).exists():
+            raise ClusterError(f"cluster {text!r} is neither a file nor one of {', '.join(Cluster.names())}")
+        return Cluster(**toml.parse(pathlib.Path(text).read_text(encoding="utf-8"), text, changes))
+
+    def spread(self, ranks: int) -> "Cluster":
+        """The part of the cluster that this number of ranks uses, as many in each group of a level.
+
+        Where they do not fill whole groups, the groups hold fewer ranks: 1440 ranks in groups of at most 1152 make two
+        groups of 720. A group keeps at least half of its ranks.
+
+        Raises:
+          ClusterError: the cluster is too small, or the ranks cannot be spread evenly.
+        """
+        if ranks > self.ranks:
+            raise ClusterError(f"{self.name} has {self.ranks} ranks, got {ranks}")
+        levels: list[Level] = []
+        below = 1
+        for level in self.levels:
+            most = min(level.ranks, ranks) // below
+            size = next((k for k in range(most, most // 2, -1) if ranks // below % k == 0), 0)
+            whole = level.kind in ("torus", "mesh")
+            if size == 0 or (whole and ranks > level.ranks and size * below < level.ranks):
+                raise ClusterError(
+                    f"{self.name}: {ranks} ranks cannot be spread evenly over groups of {level.ranks} "
+                    f"(level {level.name})"
+                )
+            below *= size
+            if level.paths:  # a switch of a rail has the uplinks of one rank of each domain
+                inner = levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1
+                level = dataclasses.replace(level, sharing=levels[-1].ranks // inner * level.sharers)
+            levels.append(level if whole else dataclasses.replace(level, ranks=below))
+            if below == ranks:
+                break
+        return dataclasses.replace(self, levels=tuple(levels))
+
+    @staticmethod
+    def here(calibration: Calibration | None = None) -> "Cluster":
+        """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
+
+        Args:
+          calibration: result of ``calibrate()``; its errors become the band of predictions.
+        """
+        found = topology()
+        n, per_node = sum(found.ranks), max(found.ranks)
+        scope = "process" if sum(map(len, found.nodes)) == 1 else "node" if len(found.nodes) == 1 else "network"
+        origin = "measured: calibrate()" if found.calibrated else "guess: constants of the cost model"
+        errors = (
+            [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
+        )
+        machine = plan.machine_of(scope, n, per_node)
+        return Cluster.of_machine(machine, scope, n, per_node, origin, tuple(errors))
+
+    @staticmethod
+    def of_machine(
+        machine: Any, scope: str, ranks: int, ranks_per_node: int, origin: str, errors: tuple[float, ...] = ()
+    ) -> "Cluster":
+        """CPU devices with the parameters of a machine of the cost model. ``here`` has the scopes."""
+        rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
+        overhead_s, rate, latency_s = rows["node"]
+        levels = [
+            Level("node", "switch", ranks_per_node, flow_bytes_per_s=rate, latency_s=latency_s, overhead_s=overhead_s)
+        ]
+        if ranks > ranks_per_node:
+            overhead_s, rate, latency_s = rows["network"]
+            shared = machine.shared_network
+            levels.append(
+                Level(
+                    "network", "fat_tree", ranks, rate if shared else math.inf, rate, latency_s, overhead_s,
+                    shared=shared,
+                )
+            )  # fmt: skip
+        return Cluster(
+            "this machine",
+            "cpu",
+            tuple(levels),
+            copy=rows["self"][:2],
+            launch_s=machine.launch_s,
+            sync_overhead_s=machine.sync_overhead_s,
+            scope=scope,
+            ranks_per_processor=machine.ranks_per_processor,
+            origins={f"{name}.{key}": origin for name in rows for key in ("overhead", "bandwidth", "latency")},
+            errors=errors,
+        )
+
+    def native(self, channels: int = 1) -> Any:
+        """The cluster of the engine, for calls with this number of channels."""
+        result = sim.Cluster()
+        levels = []
+        for number, level in enumerate(self.levels):
+            made = sim.Level(level.name, level.kind, level.ranks)
+            made.bytes_per_s = level.bytes_per_s
+            if number == 0:
+                limit = channels * self.channel_bytes_per_s
+            else:
+                adapters = self.levels[1]
+                limit = adapters.bytes_per_s * min(channels / adapters.hashed_planes, 1.0)
+            made.flow_bytes_per_s = min(level.flow_bytes_per_s, limit)
+            made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
+            if level.paths:
+                made.taper *= ecmp.load(level.sharing * channels, level.paths)
+            made.shared, made.valiant, made.dims = level.shared, level.valiant, list(level.dims)
+            levels.append(made)
+        result.levels = levels
+        result.own = (*self.copy, 0.0)
+        result.memory_bytes_per_s = self.memory_bytes_per_s
+        result.launch_s, result.sync_overhead_s = self.launch_s, self.sync_overhead_s
+        result.ranks_per_processor = self.ranks_per_processor
+        names = [level.name for level in self.levels]
+        links = [f for f in self.faults if f.level in names and not f.planes]
+        result.faults = [
+            sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity, f.latency_s) for f in links
+        ]
+        result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
+        if self.scope is None:  # the kernel runs short moves at once
+            result.together_bytes = channels * sim.TOGETHER_BYTES
+        return result
+
+
+def _presets() -> Any:
+    return importlib.resources.files("jaxcomm.simulate.cluster") / "presets"

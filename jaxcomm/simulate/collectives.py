@@ -1,0 +1,375 @@
+"""collective(): the time of one collective on a cluster, from the same plan that jaxcomm executes."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm import _request
+from jaxcomm._core import plan, sim
+from jaxcomm.simulate.cluster import ecmp, faults
+from jaxcomm.simulate.cluster import skew as skews
+from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.cluster.skew import Skew
+
+# Errors of a prediction that rests on no measurement of jaxcomm: a factor of four each way, a guess.
+_GUESS = 4.0
+# Share of the time from which a bound is called the reason of the time.
+_REASON = 0.5
+_CHANNEL_BYTES = 16 << 10  # as kMinChannelBytes of ffi/plan/select_for_gpus.cc
+_LL_BYTES = 8 * (8 << 10)  # as FitsLl
+_MAX_STEPS = 100_000_000
+# With faults, few ranks have equal roles, and their transfers do not end at the same times.
+_MAX_BROKEN = 1_000_000
+FIDELITIES = ("bounds", "folded", "full")
+
+
+class TooManySteps(ValueError):
+    """More steps would have to be simulated than the limit allows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """The predicted time of a collective. ``str()`` gives a summary.
+
+    Attributes:
+      op: public name.
+      cluster: name of the cluster.
+      groups: ranks in one group of each level.
+      ranks, bytes: size of the group; bytes of the operand of one rank.
+      algorithm, reason: plan, and the reason for its selection; "" with fidelity "bounds".
+      channels: thread blocks of each rank.
+      time_s: predicted time; None with fidelity "bounds".
+      band: (low, high), seconds, meant to hold 80 % of the measured times.
+      bound_alpha_s: time of this plan without bytes. Of any algorithm with fidelity "bounds".
+      bound_beta_s: time of the bytes on the busiest link. Of any algorithm with fidelity "bounds".
+      bottleneck: that link.
+      utilisation: share of the time in which the busiest link of each name is busy.
+      links: bytes on the busiest link of each name, and its bandwidth.
+      wait_s: mean time of a rank waiting for signals.
+      why: what limits the time.
+      measured: whether the parameters are measured with jaxcomm on this cluster.
+      origins: number of parameters of each origin.
+      ranks_simulated: ranks that were simulated; each represents as many others.
+      steps: number of simulated steps.
+      late_s: time until the last rank arrives, which is part of ``time_s``.
+      notes: faults, arrivals and collisions that the time contains.
+      timeline: transfers and waits (with an empty name) of the simulated ranks, as far as ``max_entries`` allows.
+    """
+
+    op: str
+    cluster: str
+    groups: dict[str, int]
+    ranks: int
+    bytes: int
+    algorithm: str
+    reason: str
+    channels: int
+    time_s: float | None
+    band: tuple[float, float] | None
+    bound_alpha_s: float
+    bound_beta_s: float
+    bottleneck: str
+    utilisation: dict[str, float]
+    wait_s: float
+    why: str
+    measured: bool
+    origins: dict[str, int]
+    ranks_simulated: int = 0
+    steps: int = 0
+    late_s: float = 0.0
+    links: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    timeline: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        lines = [f"{self.op} of {self.bytes} bytes per rank among {self.ranks} ranks on {self.cluster}"]
+        lines += ["groups      " + ", ".join(f"{name} {size}" for name, size in self.groups.items())]
+        if self.time_s is not None and self.band is not None:
+            low, high = self.band
+            lines += [
+                f"time        {time_text(self.time_s)}, band {time_text(low)} to {time_text(high)}",
+                f"algorithm   {self.algorithm}, {self.channels} channel(s): {self.reason}",
+            ]
+        whose = "of this plan" if self.time_s is not None else "of any algorithm"
+        lines += [
+            f"bounds {whose}: {time_text(self.bound_alpha_s)} without bytes, "
+            f"{time_text(self.bound_beta_s)} for the bytes" + (f" on {self.bottleneck}" if self.bottleneck else ""),
+            f"limited by  {self.why}",
+        ]
+        lines += [f"assumed     {note}" for note in self.notes]
+        lines += [f"  {name:24} busy {share:6.1%}" for name, share in list(self.utilisation.items())[:4]]
+        counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
+        if self.measured:
+            lines.append(f"parameters  measured with jaxcomm on this machine ({counts})")
+        else:
+            lines.append(
+                f"parameters  This prediction rests on no measurement of jaxcomm ({counts}). The band is a guess."
+            )
+        return "\n".join(lines)
+
+
+def time_text(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def _why(time_s: float, alpha_s: float, beta_s: float, bottleneck: str) -> str:
+    shares = (
+        f"bytes on {bottleneck or 'no link'} {beta_s / time_s:.0%} of the time, dependent steps {alpha_s / time_s:.0%}"
+    )
+    if beta_s >= _REASON * time_s and beta_s >= alpha_s:
+        return f"{bottleneck}: {shares}"
+    if alpha_s >= _REASON * time_s:
+        return f"latency and overhead of dependent steps: {shares}"
+    return f"neither alone: {shares}"
+
+
+def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any) -> tuple[Any, int, int]:
+    """The request of whole blocks, bytes of an element, and bytes of the operand."""
+    native, n = _request.native_name(op), math.prod(sizes)
+    call, item_bytes = _request.blocks(op, x, n, source, perm)
+    operand = 0 if op == "barrier" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
+    inner = min(cluster.levels[0].ranks, n)
+    if cluster.scope is None:
+        return plan.gpu_request(native, n, inner, **call), item_bytes, operand
+    return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
+
+
+def _channels(cluster: Cluster, block_bytes: int, block_count: int, max_sms: int | None = None) -> int:
+    most = min(max_sms or cluster.channels, cluster.channels)
+    return max(1, min(block_bytes // _CHANNEL_BYTES, block_count, most))
+
+
+def _machine(cluster: Cluster, n: int, channels: int, block_bytes: int) -> Any:
+    """The cost model of one channel."""
+    machine = sim.machine_of(cluster.native(channels), n)
+    machine.links = [(name, o, rate / channels, latency) for name, o, rate, latency in machine.links]
+    machine.together_bytes //= channels
+    if cluster.ll is not None:
+        overhead_s, rate, latency_s = cluster.ll
+        row = (overhead_s, rate / channels, latency_s)
+        if 0 < block_bytes <= _LL_BYTES:
+            machine.ll = row
+        if 0 < -(-block_bytes // n) <= _LL_BYTES:
+            machine.ll_two_shot = row
+    return machine
+
+
+def _band(cluster: Cluster, time_s: float, late_s: float = 0.0) -> tuple[float, float]:
+    """`late_s`: part of the time that is given, not predicted."""
+    time_s -= late_s
+    if cluster.errors:
+        low, high = np.quantile(np.array(cluster.errors), [0.1, 0.9])
+        return late_s + time_s * min(1 + float(low), 1), late_s + time_s * max(1 + float(high), 1)
+    return late_s + time_s / _GUESS, late_s + time_s * _GUESS
+
+
+def _surviving(
+    op: str, x: Any, n: int, sizes: tuple[int, ...], cluster: Cluster, perm: Any
+) -> tuple[Any, int, tuple[int, ...], Cluster]:
+    """Operand, ranks and cluster without the ranks that are lost."""
+    try:
+        left, broken = faults.survive(cluster.faults, n, cluster.levels[0].ranks)
+    except ValueError as error:
+        raise ValueError(f"{op}: {cluster.name}: {error}") from None
+    if left == n:
+        return x, n, sizes, dataclasses.replace(cluster, faults=broken)
+    if perm is not None:
+        raise ValueError(f"{op}: perm names ranks of a group of {n}, of which {n - left} are lost")
+    if op in ("all_to_all", "psum_scatter"):  # n equal blocks
+        x = jax.ShapeDtypeStruct((-(-math.prod(x.shape) // left) * left,), x.dtype)
+    return x, left, (left,), dataclasses.replace(cluster, faults=broken)
+
+
+def _arrivals(
+    op: str, given: Skew | Sequence[float] | None, n: int, seed: int, together: bool, notes: list[str]
+) -> tuple[float, list[float]]:
+    """The last arrival, and those of all ranks after the first one. `together`: the plan starts with a barrier."""
+    if given is None:
+        return 0.0, []
+    found = given if isinstance(given, Skew) else skews.given(given)
+    if found.kind == "list" and len(found.arrivals_s) != n:
+        raise ValueError(f"{op}: skew has {len(found.arrivals_s)} arrivals, expected one for each of {n} ranks")
+    drawn = found.sample_s(n, seed)
+    if found.kind == "list":
+        notes.append(
+            f"the last rank arrives after {time_text(found.last_s(n))}, the mean after {time_text(drawn.mean())}"
+        )
+    else:
+        notes.append(
+            f"{found.kind} arrivals: the last of {n} ranks after {time_text(found.last_s(n))} (expected), "
+            f"{time_text(float(drawn.max()))} (drawn with seed {seed})"
+        )
+    if together:
+        return found.last_s(n), []
+    return float(drawn.max()), [float(arrival_s) for arrival_s in drawn - drawn.min()]
+
+
+def _weakest(machine: Any, cluster: Cluster) -> Any:
+    """The machine of the rank with the weakest links: LL messages of all ranks wait for it."""
+    share = min([f.capacity for f in cluster.faults if f.level == cluster.levels[0].name and not f.planes], default=1.0)
+    slow = max([f.slow for f in cluster.faults if not f.level], default=1.0)
+    for name in ("ll", "ll_two_shot"):
+        if (row := getattr(machine, name)) is not None:
+            overhead_s, rate, latency_s = row
+            setattr(machine, name, (overhead_s * slow, rate * min(share, 1 / slow), latency_s))
+    return machine
+
+
+def collective(
+    op: str,
+    x: Any,
+    axis_sizes: int | Sequence[int],
+    *,
+    cluster: Cluster,
+    algorithm: str | None = None,
+    source: int = 0,
+    perm: Sequence[tuple[int, int]] | None = None,
+    max_sms: int | None = None,
+    fidelity: str = "folded",
+    max_steps: int | None = None,
+    max_entries: int = 0,
+    skew: Skew | Sequence[float] | None = None,
+    seed: int = 0,
+    symmetric_buffers: bool = False,
+) -> Simulated:
+    """Predicts the time of a collective on a cluster, from the plan that jaxcomm would execute there.
+
+    Ranks are numbered along the levels of the cluster: the first level holds consecutive ranks.
+
+    Args:
+      op: public name, such as "psum".
+      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
+      axis_sizes: size of the named axis, or of each axis of the tuple. Only the product matters.
+      cluster: the cluster; its first level takes the place of a node.
+      algorithm: as in the op, except "xla" and "xla_hierarchical". None means that of lowest cost in the cost model.
+      source: rank that broadcasts (pbroadcast).
+      perm: as in ppermute; None means a shift by one.
+      max_sms: most thread blocks of the call; by default those of the cluster.
+      fidelity: "folded" simulates one rank of those with equal role; "full" simulates all ranks; "bounds" gives lower
+        bounds for every algorithm, in closed form.
+      max_steps: if more steps would have to be simulated, the time is the larger of that of the cost model, in which
+        transfers do not share links, and of the lower bound of the bytes. By default, more than 10^8 are an error.
+      max_entries: most entries of the timeline.
+      skew: arrivals of the ranks: seconds by rank, or a distribution (``skew.parse``). If all ranks synchronize before
+        the plan, as on GPUs, the time is that of the last arrival plus that of the plan.
+      seed: of the arrivals that are drawn from a distribution.
+      symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them, as in
+        ``jaxcomm.explain``. Otherwise, data passes through an arena.
+
+    Raises:
+      ValueError: unknown op, algorithm or fidelity, sizes that the cluster does not have, or too many ranks of
+        different roles.
+    """
+    _request.native_name(op)
+    if fidelity not in FIDELITIES:
+        raise ValueError(f"{op}: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+    if algorithm in ("xla", "xla_hierarchical"):
+        raise ValueError(f"{op}: algorithm {algorithm!r} has no plan; pass another algorithm or None")
+    sizes = _request.sizes_of(op, axis_sizes)
+    n = math.prod(sizes)
+    notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
+    x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
+    cluster = cluster.spread(n)
+    in_use = ("", *(level.name for level in cluster.levels))
+    notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
+    request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
+    kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
+    common: dict[str, Any] = {
+        "op": op,
+        "cluster": cluster.name,
+        "groups": {level.name: min(level.ranks, n) for level in cluster.levels},
+        "ranks": n,
+        "bytes": operand,
+        "measured": bool(kinds) and set(kinds) == {"measured"} and cluster.scope is not None,
+        "origins": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+    }
+    late, start_s = _arrivals(op, skew, n, seed, cluster.sync_overhead_s > 0, notes)
+    block_bytes = request.block_count * item_bytes
+    channels = _channels(cluster, block_bytes, request.block_count, max_sms)
+    native = cluster.native(channels)
+    native.start_s = start_s
+    native.arena = cluster.scope is None and not symmetric_buffers
+    for level in cluster.levels[2:]:
+        if level.paths:
+            busiest = ecmp.load(level.sharing * channels, level.paths)
+            notes.append(
+                f"hash collisions on {level.name}: the busiest of {level.paths} links has {busiest:.2f} times the mean"
+            )
+    common["notes"] = tuple(notes)
+    if fidelity == "bounds":
+        bounds = sim.bounds(request, item_bytes, native)
+        larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
+        why = _why(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
+        return Simulated(
+            **common, algorithm="", reason="", channels=channels, time_s=None, band=None, utilisation={}, wait_s=0.0,
+            bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
+        )  # fmt: skip
+    request.block_count = -(-request.block_count // channels)
+    machine = _machine(cluster, n, channels, block_bytes)
+    machine.arena = native.arena
+    choice = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine)
+    common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
+    if choice.ll:  # a closed form: no link is shared
+        if cluster.faults:  # the choice is that without faults
+            choice = _request.select(op, plan.select, request, choice.algorithm, item_bytes, _weakest(machine, cluster))
+        time_s = choice.cost.time_s + late
+        node = choice.cost.node
+        beta_s = node.bytes * channels / (cluster.ll or (0, 1.0, 0))[1]
+        alpha_s = max(time_s - beta_s - cluster.launch_s, 0.0)
+        common["late_s"] = late
+        ll_rate = (cluster.ll or (0, 1.0, 0))[1]
+        common["links"] = {f"{cluster.levels[0].name} out (LL)": (float(node.bytes * channels), ll_rate)}
+        loads = {f"{cluster.levels[0].name} out (LL)": beta_s / time_s}
+        return Simulated(
+            **common, time_s=time_s, band=_band(cluster, time_s, late), bound_alpha_s=alpha_s, bound_beta_s=beta_s,
+            bottleneck=next(iter(loads)), utilisation=loads, wait_s=0.0, ranks_simulated=1,
+            why=_why(time_s, alpha_s, beta_s, next(iter(loads))),
+        )  # fmt: skip
+    try:
+        limit = (_MAX_BROKEN if cluster.faults or start_s else _MAX_STEPS) if max_steps is None else max_steps
+        bytes_of_all = item_bytes * channels
+        found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
+    except ValueError as error:
+        if cluster.faults and "would have to be simulated" in str(error):
+            raise TooManySteps(
+                f"{op}: {error}; the faults leave few ranks of equal role, so ask about fewer ranks"
+            ) from None
+        if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults or start_s:
+            raise
+        least = sim.bounds(request, item_bytes * channels, native)
+        time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)
+        why = "cost model, in which transfers do not share links: " + _why(
+            time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck
+        )
+        return Simulated(
+            **common, time_s=time_s + late, late_s=late, band=_band(cluster, time_s + late, late),
+            bound_alpha_s=least.alpha_s,
+            bound_beta_s=least.beta_s, bottleneck=least.bottleneck, utilisation={}, wait_s=0.0, why=why,
+        )  # fmt: skip
+    bounds = found.bounds
+    # With start_s the engine counts from the first arrival.
+    before_s = late - max(start_s) if start_s else late
+    time_s = found.time_s + before_s
+    return Simulated(
+        **common,
+        time_s=time_s,
+        late_s=late,
+        band=_band(cluster, time_s, late),
+        bound_alpha_s=bounds.alpha_s + before_s,
+        bound_beta_s=bounds.beta_s,
+        bottleneck=bounds.bottleneck,
+        utilisation={load.name: load.bytes / load.capacity / time_s for load in found.links if load.bytes > 0},
+        links={load.name: (load.bytes, load.capacity) for load in found.links if load.bytes > 0},
+        wait_s=found.wait_s,
+        why=_why(time_s, bounds.alpha_s + before_s, bounds.beta_s, bounds.bottleneck),
+        ranks_simulated=found.ranks_simulated,
+        steps=found.num_ops,
+        timeline=tuple(found.timeline),
+    )

@@ -1,0 +1,1 @@
+"""Times of NCCL and RCCL, from statistics of published measurements."""

@@ -1,0 +1,102 @@
+"""Times of NCCL and RCCL for the rows of a table, and on the device of a cluster."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxcomm._request import NATIVE
+from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.collectives import time_text
+from jaxcomm.simulate.nccl import hardware, parameters, table
+
+COLUMNS = ("predicted_us", "low_us", "high_us")
+_OPS = {"permute": "collective_permute"}
+# Bytes of a row are those of nccl-tests: the larger buffer of a rank.
+_LARGER = ("all_gather",)
+# GPUs of a host; in racks, a host has fewer than its domain.
+_HOST, _HOST_OF_RACK = 8, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """`basis` says which measurements the band rests on (docs/internals/simulate.md)."""
+
+    name: str
+    op: str
+    ranks: int
+    bytes: int
+    time_s: float
+    band: tuple[float, float]
+    basis: str
+
+    def __str__(self) -> str:
+        low, high = self.band
+        return "\n".join(
+            [
+                f"{self.op} of {self.bytes} bytes among {self.ranks} ranks with {self.name}, from published timings",
+                f"time        {time_text(self.time_s)}, band {time_text(low)} to {time_text(high)}",
+                f"basis       {self.basis}",
+            ]
+        )
+
+
+def is_name(text: str) -> bool:
+    return text.startswith("nccl-")
+
+
+def _nic(cluster: Cluster) -> str:
+    return f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
+
+
+def of_rows(given: table.Table, fitted: parameters.Fitted) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
+    """Cells of COLUMNS for each row, empty where declined, and the reasons by row."""
+    found = fitted.model.predict(given)
+    size = np.array([row.size for row in given.rows], float)
+    low, high = fitted.intervals.limits(found.basis, size, found.deviation)
+    ends = np.stack([found.log_time, found.log_time + low, found.log_time + high], axis=1)
+    cells = []
+    for logs in np.exp(ends):
+        text = [f"{x:.6g}" if np.isfinite(x) else "" for x in logs]
+        cells.append((text[0], text[1], text[2]))
+    return cells, found.reasons
+
+
+def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, name: str) -> Predicted:
+    """The time of NCCL for an operand of this size.
+
+    Raises:
+      ValueError: an operation that NCCL's tables do not have, or hardware without measurements.
+    """
+    native = NATIVE[op]
+    row_op = _OPS.get(native, native)
+    if row_op not in table.OPS:
+        raise ValueError(f"--compare {name}: no measurements of {op}; measured are {', '.join(table.OPS)}")
+    size = operand * ranks if native in _LARGER else operand
+    kind = hardware.device(cluster.device)
+    if kind is None or kind.kind != "switch":
+        raise ValueError(f"--compare {name}: no measurements of {cluster.device} in domains of a switch")
+    domain = cluster.levels[0].ranks
+    if domain > kind.domain:
+        raise ValueError(f"--compare {name}: measured domains of {kind.name} have at most {kind.domain} ranks")
+    row = table.Row(
+        line=1,
+        repo="",
+        hardware=f"{kind.name}{' NVL72' if domain > _HOST else ''}",
+        interconnect=f"NVLink; {domain} in one domain; {_nic(cluster)}",
+        op=row_op,
+        dtype=dtype,
+        ranks=ranks,
+        ranks_per_node=min(ranks, domain if domain <= _HOST else _HOST_OF_RACK),
+        bytes=float(size),
+        time_us=None,
+        notes={"lib": f"NCCL {name.removeprefix('nccl-')}"},
+    )
+    rows = table.Table("--compare", (), (), (row,))
+    fitted = parameters.shipped()
+    found = fitted.model.predict(rows)
+    if not np.isfinite(found.log_time[0]):
+        raise ValueError(f"--compare {name}: {found.reasons.get(0, 'no prediction')}")
+    low, high = fitted.intervals.limits(found.basis, np.array([float(size)]), found.deviation)
+    time_s = float(np.exp(found.log_time[0])) * 1e-6
+    band = (time_s * float(np.exp(low[0])), time_s * float(np.exp(high[0])))
+    return Predicted(name, op, ranks, operand, time_s, band, str(found.basis[0]))

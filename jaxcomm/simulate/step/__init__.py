@@ -1,0 +1,1 @@
+"""Steps: programs as tasks, and their times."""

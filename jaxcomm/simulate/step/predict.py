@@ -1,0 +1,179 @@
+"""step(): the time of a training or inference step on a cluster, from its jaxpr."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxcomm.simulate.cluster import skew as skews
+from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.cluster.skew import Skew
+from jaxcomm.simulate.step.costs import MAX_STEPS, Costs
+from jaxcomm.simulate.step.jaxpr import Reader
+from jaxcomm.simulate.step.result import Collective, Step
+from jaxcomm.simulate.step.schedule import Timeline, execute
+from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, StepError
+
+
+def axes_of(mesh: Any) -> dict[str, int]:
+    sizes = dict(mesh) if isinstance(mesh, dict) else dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes.values()):
+        raise StepError(f"step: mesh: expected names of axes with positive sizes, got {sizes}")
+    return sizes
+
+
+def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> Block:
+    mesh = axes_of(given)
+    if isinstance(given, dict):
+        given = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    try:
+        with jax.sharding.use_abstract_mesh(getattr(given, "abstract_mesh", given)):
+            jaxpr = jax.make_jaxpr(step_fn)(*args)
+    except (NameError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "context mesh" in str(error):
+            lines = lines[:1]
+        elif not any(part in str(error) for part in ("unbound axis name", "is not bound here", "specs refers to")):
+            raise
+        axes = ",".join(f"{name}={size}" for name, size in mesh.items())
+        raise StepError(f"step: mesh {axes}: {' '.join(lines)}") from None
+    block = reader.block(jaxpr)
+    for found, site in reader.meshes:
+        if found != mesh:
+            raise StepError(f"step: the shard_map at {site} has the mesh {found}, but the simulation has {mesh}")
+    if not any(True for _ in block.exchanges()):
+        raise StepError(
+            "step: the program has no collective. XLA inserts collectives of automatic sharding when it compiles; "
+            "write the step with jax.shard_map"
+        )
+    return block
+
+
+def _table(timeline: Timeline, costs: Costs) -> tuple[Collective, ...]:
+    rows: dict[tuple[Any, ...], Collective] = {}
+    for run, times in timeline.leaves():
+        work = run.task.work
+        found = costs.simulated(work) if isinstance(work, Exchange) else None
+        if found is None or not isinstance(work, Exchange):
+            continue
+        key = dataclasses.replace(work)
+        before = rows.get((key,))
+        count, exposed_s = times + (before.count if before else 0), times * run.exposed_s
+        exposed_s += before.exposed_s if before else 0.0
+        rows[(key,)] = Collective(
+            work.site, work.op, work.axes, found.ranks, found.bytes, count, found.time_s or 0.0, exposed_s, found
+        )
+    return tuple(sorted(rows.values(), key=lambda c: (-c.exposed_s, -c.total_s)))
+
+
+def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) -> str:
+    if 2 * timeline.exposed_s >= timeline.time_s and collectives:
+        worst = collectives[0]
+        share = timeline.exposed_s / (timeline.time_s or 1)
+        return (
+            f"communication without computation, {share:.0%} of the time; most of it in "
+            f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
+        )
+    shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
+    shares["kernels with measured times"] = 0.0
+    for run, times in timeline.leaves():
+        work = run.task.work
+        if isinstance(work, Kernel) and work.time_s is not None:
+            shares["kernels with measured times"] += times * costs.kernel(work)
+        elif isinstance(work, Kernel):
+            by_bytes = work.bytes / (costs.whole.memory_bytes_per_s * costs.compute.memory_efficiency)
+            busy_s = costs.kernel(work) - costs.compute.kernel_s
+            shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
+            shares["starts of kernels"] += times * costs.compute.kernel_s
+    largest = max(shares, key=lambda name: shares[name])
+    return f"computation, {timeline.compute_s / (timeline.time_s or 1):.0%} of the time; most of it for {largest}"
+
+
+def step(
+    step_fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    mesh: Any,
+    cluster: Cluster,
+    while_trips: int = 1,
+    fidelity: str = "folded",
+    skew: Skew | Sequence[float] | None = None,
+    seed: int = 0,
+    symmetric_buffers: bool = False,
+) -> Step:
+    """Predicts the time of a step on a cluster, from its jaxpr. No device is needed.
+
+    Kernels take the larger of the times for their operations and their bytes; elementwise operations between two
+    products are one kernel. Collectives take the time of ``collective`` while all groups of the mesh communicate.
+    Those of ``jax.lax`` overlap with computation; jaxcomm's block it, as on a GPU stream. Ranks are row-major positions
+    in the mesh: the last axis has consecutive ranks.
+
+    Args:
+      step_fn: a function with ``jax.shard_map`` inside, jitted or not.
+      args: its arguments: arrays, or pytrees of jax.ShapeDtypeStruct.
+      mesh: the mesh of the shard_map, an AbstractMesh, or a dict of sizes by axis.
+      cluster: the cluster; its file has ``device.flops_bf16``.
+      while_trips: iterations of a while loop, which a jaxpr does not know.
+      fidelity: "folded" or "full", as in ``collective``.
+      skew: arrivals of the ranks at each collective: a distribution, or seconds by rank of the mesh.
+      seed: of the arrivals that are drawn from a distribution.
+      symmetric_buffers: as in ``collective``.
+
+    With faults, each collective takes the time of its slowest group. Each kernel takes the time of the slowest rank.
+
+    Raises:
+      StepError: a program without collectives or with ones that are not modelled, or with another mesh.
+      ClusterError: a cluster that is too small, or groups that do not fit its levels.
+    """
+    if while_trips < 1:
+        raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
+    given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
+    reader = Reader(while_trips, cluster.scope is not None)
+    block = _trace(step_fn, args, mesh, reader)
+    costs = Costs(cluster, axes_of(mesh), fidelity, given, seed, symmetric_buffers)
+    return _of_block(block, costs, reader.notes)
+
+
+def of_block(
+    block: Block, mesh: Any, *, cluster: Cluster, fidelity: str = "folded", notes: dict[str, int] | None = None
+) -> Step:
+    """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
+    return _of_block(block, Costs(cluster, axes_of(mesh), fidelity), notes or {})
+
+
+def _of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
+    timeline = execute(block, costs.duration)
+    low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
+    notes = dict(notes)
+
+    def note(text: str, count: int = 1) -> None:
+        notes[text] = notes.get(text, 0) + count
+
+    collectives = _table(timeline, costs)
+    modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
+    if modelled:
+        note(f"collectives of more than {MAX_STEPS} steps take the time of the cost model", modelled)
+    for text, count in [*costs.notes.items(), *costs.assumed(collectives)]:
+        note(text, count)
+    kinds = [o.split(":")[0] for o in {**costs.whole.origins, **costs.compute.origins}.values()]
+    kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
+    return Step(
+        cluster=costs.whole.name,
+        mesh=costs.mesh,
+        time_s=timeline.time_s,
+        band=(min(low, timeline.time_s), max(high, timeline.time_s)),
+        least_s=timeline.least_s,
+        serial_s=timeline.serial_s,
+        compute_s=timeline.compute_s,
+        communication_s=timeline.communication_s,
+        exposed_s=timeline.exposed_s,
+        late_s=sum(c.count * c.simulated.late_s for c in collectives),
+        flops=sum(work.flops * times for work, times in kernels),
+        bytes=sum(work.bytes * times for work, times in kernels),
+        collectives=collectives,
+        why=_why(timeline, collectives, costs),
+        notes=(*costs.acting, *(f"{text} ({count} place(s))" for text, count in notes.items())),
+        origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        timeline=timeline,
+    )
