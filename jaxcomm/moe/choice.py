@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxcomm import _lowering
 from jaxcomm._core import plan
-from jaxcomm._lowering import Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +23,11 @@ class Sizes:
     result: tuple[int, int]
 
 
-def choose(site: Site, collective: str, sizes: Sizes, dtype: Any, **attributes: int) -> plan.Resolution:
+def choose(site: Any, collective: str, sizes: Sizes, dtype: Any, **attributes: int) -> plan.Resolution:
     """The Resolution of a dispatch or combine that is being lowered.
 
     Args:
-      site: its call is a RouteCall.
+      site: the Site; its call is a RouteCall.
       collective: "dispatch" or "combine".
       sizes: sizes of the call.
       dtype: element type of the rows.
@@ -63,11 +62,11 @@ def assigns_by_custom_calls(platform: str) -> bool:
     return platform == "cpu" and not _lowering.why_xla(platform, None)
 
 
-def choose_one_exchange(site: Site, tokens: int, choices: int, *, row_bytes: int, named: bool) -> str:
+def choose_one_exchange(site: Any, tokens: int, choices: int, *, row_bytes: int, named: bool) -> str:
     """How route_and_dispatch sends ids and rows: "messages", "kernel", or "two_calls" for route and dispatch.
 
     Args:
-      site: its call is a RouteCall without an algorithm.
+      site: the Site; its call is a RouteCall without an algorithm.
       tokens, choices: T and K.
       row_bytes: bytes of the row of a token.
       named: whether the user has named algorithm "one_shot", so that sizes do not matter that only cost more.

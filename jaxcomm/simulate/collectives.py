@@ -19,8 +19,6 @@ from jaxcomm.simulate.cluster.skew import Skew
 _GUESS = 4.0
 # Share of the time from which a bound is called the reason of the time.
 _REASON = 0.5
-_CHANNEL_BYTES = 16 << 10  # as kMinChannelBytes of ffi/plan/select_for_gpus.cc
-_LL_BYTES = 8 * (8 << 10)  # as FitsLl
 _MAX_STEPS = 100_000_000
 # With faults, few ranks have equal roles, and their transfers do not end at the same times.
 _MAX_BROKEN = 1_000_000
@@ -136,29 +134,40 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     call, item_bytes = _request.blocks(op, x, n, source, perm)
     operand = 0 if op == "barrier" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
     inner = min(cluster.levels[0].ranks, n)
-    if cluster.scope is None:
-        return plan.gpu_request(native, n, inner, **call), item_bytes, operand
-    return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
+    if cluster.scope is not None:
+        return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
+    if native == "all_to_all_v":  # the channels cut every slice
+        call["block_count"], item_bytes = item_bytes, 1
+    return plan.gpu_request(native, n, inner, **call), item_bytes, operand
 
 
-def _channels(cluster: Cluster, block_bytes: int, block_count: int, max_sms: int | None = None) -> int:
+def resolve(
+    op: str,
+    request: Any,
+    item_bytes: int,
+    cluster: Cluster,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    symmetric_buffers: bool = False,
+) -> tuple[Any, Any]:
+    """The Resolution of a request on the cluster, and the cluster of the engine with as many channels."""
+    n, on_gpus = request.num_ranks, cluster.scope is None
     most = min(max_sms or cluster.channels, cluster.channels)
-    return max(1, min(block_bytes // _CHANNEL_BYTES, block_count, most))
-
-
-def _machine(cluster: Cluster, n: int, channels: int, block_bytes: int) -> Any:
-    """The cost model of one channel."""
-    machine = sim.machine_of(cluster.native(channels), n)
-    machine.links = [(name, o, rate / channels, latency) for name, o, rate, latency in machine.links]
-    machine.together_bytes //= channels
+    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most) if on_gpus else 1)
+    machine = sim.machine_of(native, n)
     if cluster.ll is not None:
-        overhead_s, rate, latency_s = cluster.ll
-        row = (overhead_s, rate / channels, latency_s)
-        if 0 < block_bytes <= _LL_BYTES:
-            machine.ll = row
-        if 0 < -(-block_bytes // n) <= _LL_BYTES:
-            machine.ll_two_shot = row
-    return machine
+        machine.ll = machine.ll_two_shot = cluster.ll
+    able = plan.Capabilities(
+        "cuda" if on_gpus else "cpu", in_place=symmetric_buffers, max_channels=most, machine=machine
+    )
+    try:
+        found = plan.resolve_plan(request, algorithm or "", item_bytes, able)
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
+    if on_gpus and not found.ll:
+        native = cluster.native(found.num_channels)
+    native.arena = on_gpus and not symmetric_buffers
+    return found, native
 
 
 def _band(cluster: Cluster, time_s: float, late_s: float = 0.0) -> tuple[float, float]:
@@ -291,11 +300,19 @@ def collective(
         "origins": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
     }
     late, start_s = _arrivals(op, skew, n, seed, cluster.sync_overhead_s > 0, notes)
-    block_bytes = request.block_count * item_bytes
-    channels = _channels(cluster, block_bytes, request.block_count, max_sms)
-    native = cluster.native(channels)
+    if fidelity == "bounds":
+        native = cluster.native(plan.num_channels(request.block_count * item_bytes, cluster.channels))
+        native.arena = cluster.scope is None and not symmetric_buffers
+        bounds = sim.bounds(request, item_bytes, native)
+        larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
+        why = _why(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
+        return Simulated(
+            **common, notes=tuple(notes), algorithm="", reason="", channels=0, time_s=None, band=None, utilisation={},
+            wait_s=0.0, bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
+        )  # fmt: skip
+    choice, native = resolve(op, request, item_bytes, cluster, algorithm, max_sms, symmetric_buffers)
+    channels = max(choice.num_channels, 1)
     native.start_s = start_s
-    native.arena = cluster.scope is None and not symmetric_buffers
     for level in cluster.levels[2:]:
         if level.paths:
             busiest = ecmp.load(level.sharing * channels, level.paths)
@@ -303,29 +320,16 @@ def collective(
                 f"hash collisions on {level.name}: the busiest of {level.paths} links has {busiest:.2f} times the mean"
             )
     common["notes"] = tuple(notes)
-    if fidelity == "bounds":
-        bounds = sim.bounds(request, item_bytes, native)
-        larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
-        why = _why(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
-        return Simulated(
-            **common, algorithm="", reason="", channels=channels, time_s=None, band=None, utilisation={}, wait_s=0.0,
-            bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
-        )  # fmt: skip
-    request.block_count = -(-request.block_count // channels)
-    machine = _machine(cluster, n, channels, block_bytes)
-    machine.arena = native.arena
-    choice = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine)
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
     if choice.ll:  # a closed form: no link is shared
-        if cluster.faults:  # the choice is that without faults
-            choice = _request.select(op, plan.select, request, choice.algorithm, item_bytes, _weakest(machine, cluster))
-        time_s = choice.cost.time_s + late
-        node = choice.cost.node
-        beta_s = node.bytes * channels / (cluster.ll or (0, 1.0, 0))[1]
+        cost = choice.call_cost(_weakest(choice.machine, cluster) if cluster.faults else None)
+        time_s = cost.time_s + late
+        ll_rate = (cluster.ll or (0, 1.0, 0))[1]
+        sent = cost.node.bytes / 2  # without flags
+        beta_s = sent / ll_rate
         alpha_s = max(time_s - beta_s - cluster.launch_s, 0.0)
         common["late_s"] = late
-        ll_rate = (cluster.ll or (0, 1.0, 0))[1]
-        common["links"] = {f"{cluster.levels[0].name} out (LL)": (float(node.bytes * channels), ll_rate)}
+        common["links"] = {f"{cluster.levels[0].name} out (LL)": (sent, ll_rate)}
         loads = {f"{cluster.levels[0].name} out (LL)": beta_s / time_s}
         return Simulated(
             **common, time_s=time_s, band=_band(cluster, time_s, late), bound_alpha_s=alpha_s, bound_beta_s=beta_s,

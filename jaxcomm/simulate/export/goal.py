@@ -130,12 +130,8 @@ def of(op: str, x: Any, axis_sizes: int | Sequence[int], *, cluster: Cluster, al
     n = math.prod(sizes)
     cluster = cluster.spread(n)
     request, item_bytes, _ = collectives._planned(op, x, sizes, cluster, 0, None)
-    block_bytes = request.block_count * item_bytes
-    channels = collectives._channels(cluster, block_bytes, request.block_count)
-    request.block_count = -(-request.block_count // channels)
-    machine = collectives._machine(cluster, n, channels, block_bytes)
-    machine.arena = cluster.scope is None
-    choice = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine)
+    choice, _ = collectives.resolve(op, request, item_bytes, cluster, algorithm)
+    channels = max(choice.num_channels, 1)
     if choice.cost.steps * n > _MAX_STEPS:
         raise ValueError(f"{op}: the schedule would have more than {_MAX_STEPS} steps; ask about fewer ranks")
     return schedule(plan.build(choice.request, choice.algorithm), item_bytes * channels, cluster.copy)
