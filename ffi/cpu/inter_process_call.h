@@ -130,7 +130,7 @@ class InterProcessCall : public MessageHandler,
   void FailLike(const Other& other);
   Status Wrong(StatusCode code, const std::string& text) const;  // with op, call site and phase
   bool Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what);
-  std::string Mismatch(int32_t process, const std::string& what, const std::string& unless_texts_differ) const;
+  std::string Mismatch(int32_t process, const std::string& what) const;
   std::optional<OtherRun> FindOtherRun() const;
   void CompareRuns(Clock::time_point now);
   std::string RanksOf(int32_t process) const;

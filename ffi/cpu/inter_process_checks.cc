@@ -24,18 +24,16 @@ void InterProcessCall::FailLike(const Other& other) {
   OnAborted(other.peer->process(), why.value_or("no reason known"));
 }
 
-std::string InterProcessCall::Mismatch(int32_t process, const std::string& what,
-                                       const std::string& unless_texts_differ) const {
-  const std::string& own = spec_.what;
-  return "calls do not match: ranks " + RanksOf(process_) + " are in " + own + ", ranks " + RanksOf(process) +
-         " are in " + what + (what == own ? unless_texts_differ : "");
+std::string InterProcessCall::Mismatch(int32_t process, const std::string& what) const {
+  return "calls do not match: ranks " + RanksOf(process_) + " are in " + spec_.what + ", ranks " + RanksOf(process) +
+         " are in " + what;
 }
 
 bool InterProcessCall::Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
   if (fingerprint == fingerprint_) return true;
-  std::string text = Mismatch(process, what, ", with different attributes or plans");
-  if (fingerprint.program == fingerprint_.program) text = Mismatch(process, what, "") + kDifferentTables;
-  Fail(Wrong(StatusCode::kInvalidArgument, text));
+  std::string difference = what == spec_.what ? ", with different attributes or plans" : "";
+  if (fingerprint.program == fingerprint_.program) difference = kDifferentTables;
+  Fail(Wrong(StatusCode::kInvalidArgument, Mismatch(process, what) + difference));
   return false;
 }
 
@@ -85,7 +83,7 @@ void InterProcessCall::CompareRuns(Clock::time_point now) {
   }
   if (++num_comparisons_ * std::chrono::duration<double>(kCompareEvery).count() < wait_.warn_s()) return;
   const Status error =
-      Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what, ", in another program or execution"));
+      Wrong(StatusCode::kInvalidArgument, Mismatch(found->process, found->what) + ", in another program or execution");
   if (std::find(distant_.begin(), distant_.end(), found->process) != distant_.end()) {
     active_messages_->SendAborted(found->process, found->key, error.message());
   } else {

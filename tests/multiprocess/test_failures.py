@@ -20,7 +20,7 @@ MISMATCHES = {
     "different_ops": ("psum at", "pmax at"),
     "different_shapes": ("8 -> 8 elements", "4 -> 4 elements"),
     "different_dtypes": ("8 elements of float32", "8 elements of int32"),
-    "different_algorithms": ("of float32, ring)", "of float32, direct)"),
+    "different_algorithms": ("of float32, ring; call site 1", "of float32, direct; call site 1"),
     "different_algorithms_of_route_and_dispatch": ("are in moe.route_and_dispatch at", "are in moe.route at"),
     # The ranks wait in an earlier call, which is the same.
     "different_algorithms_of_combine": ("are in moe.route at", ", in another program or execution"),
