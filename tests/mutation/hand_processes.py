@@ -310,8 +310,8 @@ MUTANTS = [
     Mutant(
         "block of all_to_all not divided",
         "jaxcomm/_calibrate.py",
-        '// (n if op == "all_to_all" else 1)',
-        "// 1",
+        "size.count if collective.sized else 0",
+        "size.operand if collective.sized else 0",
         "tests/test_calibrate.py",
     ),
     Mutant(
