@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(
         "transpose of psum forgets the groups",
         f"{OPS}/psum.py",
-        "    return _pending.whole(all_reduce_p, ct, call=call, reduce_op=reduce_op)\n",
+        "    return _pending.complete(all_reduce_p, ct, call=call, reduce_op=reduce_op)\n",
         "    import dataclasses\n    return all_reduce_p.bind(ct, call=dataclasses.replace(call, groups=None),"
         " reduce_op=reduce_op)\n",
         f"{T}psum.py::TestPsum::test_gradient_is_the_transpose",
