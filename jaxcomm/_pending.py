@@ -106,8 +106,8 @@ def start(call: Call, transfer: Callable[..., Any], x: PyTree, options: Mapping[
     return Pending(call.op, results, operands, dataclasses.replace(call, site="", token=0), tuple(values))
 
 
-def whole(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
-    """The result of a transfer. An asynchronous one ends here."""
+def complete(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
+    """Runs a transfer to its end and returns the result."""
     y = primitive.bind(x, call=call, **params)
     return done_p.bind(y, x, call=call) if call.asynchronous else y
 

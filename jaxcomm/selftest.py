@@ -323,20 +323,20 @@ class Report:
         self.current: Row | str = "the start of JAX"
         self.key: dict[str, str] | None = None  # of the record
         self.facts: dict[str, Any] = {}
-        self.speaks = True
+        self.prints = True
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.begin
 
     def say(self, text: str) -> None:
-        if self.speaks:
+        if self.prints:
             print(text, flush=True)
 
     def end(self, status: int, result: str) -> int:
         """Prints the result and writes the file."""
         self.say(f"# {result}")
-        if self.speaks and self.file is not None:
+        if self.prints and self.file is not None:
             rows = [dataclasses.asdict(row) for row in self.rows]
             found = {
                 "result": result,
@@ -357,7 +357,7 @@ class Report:
         except OSError as error:
             self.say(f"# an earlier success is still recorded: {error}")
 
-    def give_up(self) -> None:
+    def time_out(self) -> None:
         """Ends the process: a collective that does not end can't be interrupted."""
         faulthandler.dump_traceback(all_threads=True)
         name: Any = self.current
@@ -399,7 +399,7 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
     # All processes decide as the first of them does.
     several = kv_store.kv_agree("selftest/moe", str(int(key is not None and key["hosts"] == "several"))) == "1"
     last = _tests_between_nodes(devices) if several else iter(())
-    between_nodes = several  # as long as nothing speaks against it
+    between_nodes = several  # until a test shows that they cannot be tested
     for number, (row, fill) in enumerate(itertools.chain(tests(devices, sizes, ops), last)):
         if not _goes_on(report, number):
             return report.end(INCOMPLETE, f"INCOMPLETE: {len(report.rows)} tests passed before the time ran out")
@@ -470,13 +470,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=120, help="seconds (default 120)")
     args = parser.parse_args(arguments)
     report = Report(args.json, args.timeout)
-    timer = threading.Timer(args.timeout, report.give_up)
+    timer = threading.Timer(args.timeout, report.time_out)
     timer.daemon = True
     timer.start()
     try:
         _config.set_default("JAXCOMM_TIMEOUT_S", f"{args.timeout / 2:g}")  # a lost rank is named before the end
         jaxcomm.distributed.initialize()
-        report.speaks = jax.process_index() == 0
+        report.prints = jax.process_index() == 0
         if _config.config().algorithm == "xla":
             parser.error("JAXCOMM_ALGORITHM=xla: jaxcomm's own collectives would not run; unset it")
         _lowering.use_plans()

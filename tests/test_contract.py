@@ -81,6 +81,8 @@ def test_help_documents_every_argument(op):
         assert re.search(rf"^  {name}: \S", function.__doc__, re.M), name
     assert [function.__doc__.count(title) for title in ("Args:", "Returns:", "Raises:", "Cost:")] == [1] * 4
     assert "  jax.errors.JaxRuntimeError: " in function.__doc__
+    # Sphinx takes a text before a colon for the type of the result.
+    assert re.search(r"^Returns:\n  [^:]*(:``[^:]*)?$", function.__doc__, re.M)
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_gather_start"])

@@ -285,7 +285,7 @@ def test_a_test_that_does_not_end_revokes_the_record(monkeypatch):
     _selftest_record.save(GPU_KEY, True)
     report = selftest.Report(None, 1)
     report.key, report.current = GPU_KEY, selftest.Row("moe", 4, 1, "float32", "sum")
-    report.give_up()
+    report.time_out()
     assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([GPU_KEY], [])
 
 

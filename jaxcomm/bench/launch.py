@@ -167,14 +167,9 @@ def _start_up(processes: int, launches: int) -> list[Record]:
             reps=launches,
             time_us=times["jaxcomm"].median_us,
             p99_us=times["jaxcomm"].p99_us,
-            algbw_gb_per_s=None,
-            busbw_gb_per_s=None,
-            wrong=0,
             baseline=baseline,
             baseline_time_us=times[what].median_us,
             baseline_p99_us=times[what].p99_us,
-            baseline_wrong=0,
-            limit_us=None,
         )
         for baseline, what in (("jax.distributed", "none"), ("gloo", "gloo"))
     ]

@@ -41,16 +41,16 @@ class Record:
     algorithm: str
     chain: int
     reps: int
-    time_us: float | None
-    p99_us: float | None
-    algbw_gb_per_s: float | None
-    busbw_gb_per_s: float | None
-    wrong: int
-    baseline: str | None
-    baseline_time_us: float | None
-    baseline_p99_us: float | None
-    baseline_wrong: int
-    limit_us: float | None
+    time_us: float | None = None
+    p99_us: float | None = None
+    algbw_gb_per_s: float | None = None
+    busbw_gb_per_s: float | None = None
+    wrong: int = 0
+    baseline: str | None = None
+    baseline_time_us: float | None = None
+    baseline_p99_us: float | None = None
+    baseline_wrong: int = 0
+    limit_us: float | None = None
     processes: int = 1
 
     @property

@@ -114,7 +114,7 @@ def _attributes(x, n, *, split_axis, concat_axis):
 
 
 def _transpose(ct, _, *, call, split_axis, concat_axis):
-    return _pending.whole(all_to_all_p, ct, call=call, split_axis=concat_axis, concat_axis=split_axis)
+    return _pending.complete(all_to_all_p, ct, call=call, split_axis=concat_axis, concat_axis=split_axis)
 
 
 def _batch(bind, x, d, *, call, split_axis, concat_axis):

@@ -87,7 +87,7 @@ def _attributes(x, n, *, perm):
 
 
 def _transpose(ct, x, *, call, perm):
-    return _pending.whole(permute_p, ct, call=call, perm=tuple((d, s) for s, d in perm))
+    return _pending.complete(permute_p, ct, call=call, perm=tuple((d, s) for s, d in perm))
 
 
 def _batch_named(bind, axis_data, x, d, *, call, perm):

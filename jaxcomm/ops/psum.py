@@ -182,7 +182,7 @@ def _transpose(ct, x, *, call, reduce_op):
         # varying -> invariant: the transpose only changes the type.
         return _compat.make_varying(ct, invariant)
     # Where types don't track varying axes, jax.lax defines psum to be its own transpose.
-    return _pending.whole(all_reduce_p, ct, call=call, reduce_op=reduce_op)
+    return _pending.complete(all_reduce_p, ct, call=call, reduce_op=reduce_op)
 
 
 def _batch_named(bind, axis_data, x, d, *, call, reduce_op):

@@ -36,8 +36,8 @@ def psum_scatter(
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
 
     Returns:
-      Block r of the sum, in the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
-      by n (tiled). 8- and 16-bit floats are accumulated in f32.
+      Block r of the sum on rank r. It has the shape of x without ``scatter_dimension`` (not tiled), or with its size
+      divided by n (tiled). 8- and 16-bit floats are accumulated in f32.
 
     Raises:
       ValueError: invalid sizes, dimension, groups or algorithm (when tracing).
@@ -106,7 +106,7 @@ def _attributes(x, n, *, axis):
 
 
 def _transpose(ct, x, *, call, axis):
-    return _pending.whole(all_gather_p, ct, call=call, axis=axis)
+    return _pending.complete(all_gather_p, ct, call=call, axis=axis)
 
 
 def _batch(bind, x, d, *, call, axis):
@@ -136,7 +136,7 @@ reduce_scatter_p = define(
 
 
 def _transpose_all_gather(ct, x, *, call, axis):
-    return _pending.whole(reduce_scatter_p, _compat.make_varying(ct, call.axes), call=call, axis=axis)
+    return _pending.complete(reduce_scatter_p, _compat.make_varying(ct, call.axes), call=call, axis=axis)
 
 
 set_transpose(all_gather_p, _transpose_all_gather)
