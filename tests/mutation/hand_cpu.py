@@ -205,8 +205,8 @@ MUTANTS = [
     Mutant(
         "a block of reduce_scatter is the whole input",
         "ffi/plan/request.cc",
-        "    case Collective::kReduceScatter:\n      return output_count;",
-        "    case Collective::kReduceScatter:\n      return input_count;",
+        "BufferBlocks::kOne ? output_count : input_count / num_ranks",
+        "BufferBlocks::kOne ? input_count : input_count / num_ranks",
         "test_planner",
     ),
     Mutant(
@@ -283,15 +283,15 @@ MUTANTS = [
     Mutant(
         "the contiguous count of the input is dropped",
         "ffi/common/call_spec.h",
-        '      visit("input_contiguous_count", spec.input_contiguous_count);\n      visit("reduce_op",',
-        '      visit("reduce_op",',
+        '  visit_if_taken("input_contiguous_count", spec.input_contiguous_count);\n',
+        "",
         "test_handlers",
     ),
     Mutant(
         "the contiguous counts of input and output are swapped",
         "ffi/common/call_spec.h",
-        'spec.input_contiguous_count);\n      visit("output_contiguous_count", spec.output_contiguous_count);',
-        'spec.output_contiguous_count);\n      visit("output_contiguous_count", spec.input_contiguous_count);',
+        'spec.input_contiguous_count);\n  visit_if_taken("output_contiguous_count", spec.output_contiguous_count);',
+        'spec.output_contiguous_count);\n  visit_if_taken("output_contiguous_count", spec.input_contiguous_count);',
         "test_handlers",
     ),
     Mutant(

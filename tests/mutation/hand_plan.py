@@ -110,15 +110,15 @@ MUTANTS = [
     Mutant(
         "contents of an output may come from another element",
         VALIDATE,
-        "if (kept && !(right && extent.content.shift == wanted.shift))",
-        "if (kept && !right)",
+        "IsRight(extent.content, expected) && extent.content.shift == shift",
+        "IsRight(extent.content, expected)",
         TESTS,
     ),
     Mutant(
         "only the first run of an output is looked at",
         VALIDATE,
-        "output.ForEach(promised.begin, promised.end, [&]",
-        "output.ForEach(promised.begin, promised.begin + 1, [&]",
+        "ForEach(block * b, (block + 1) * b, [&]",
+        "ForEach(block * b, block * b + 1, [&]",
         TESTS,
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
         "max() / n) return",
         TESTS,
     ),
-    Mutant("a source may be rank n", "ffi/plan/algorithms.cc", "source >= n) return", "source > n) return", TESTS),
+    Mutant("a source may be rank n", "ffi/plan/algorithms.cc", "source < n;", "source <= n;", TESTS),
     Mutant(
         "a place in scratch is the same in the output",
         "ffi/plan/builder.cc",

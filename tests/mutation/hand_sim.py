@@ -200,8 +200,8 @@ MUTANTS = [
     Mutant(
         "an all_reduce needs each byte twice in each group",
         BOUNDS,
-        "return 2 * (1 - group / ranks) * block;",
-        "return 2 * group * block;",
+        "blocks = traits.blocks_into(",
+        "blocks = traits.Reduces() ? 2.0 * static_cast<double>(g) : traits.blocks_into(",
         TESTS,
     ),
     Mutant(

@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "copies of a pair outside of the sample are free",
         "ffi/plan/cost.cc",
-        "if (request.collective == Collective::kPermute) {",
+        "if (traits.TakesPermutation()) {\n    // Pairs",
         "if (false) {",
         TESTS,
     ),
