@@ -21,7 +21,7 @@
 
 namespace nb = nanobind;
 
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)                 \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)            \
   extern "C" XLA_FFI_Error* Handler##Instantiate(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* Handler##Execute(XLA_FFI_CallFrame*);
 #include "collectives.def"
@@ -45,7 +45,7 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
 // {"jaxcomm_<name>": {"instantiate": ..., "execute": ...}} for jax.ffi.register_ffi_target.
 nb::dict CpuTargets() {
   nb::dict targets;
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)       \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)  \
   {                                                         \
     nb::dict stages;                                        \
     stages["instantiate"] = Capsule(&Handler##Instantiate); \

@@ -7,30 +7,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes, to_reduce
 
-# Public name (jax.lax) -> native name (ffi/collectives.def).
-NATIVE = {
-    "all_to_all": "all_to_all",
-    "all_gather": "all_gather",
-    "psum": "all_reduce",
-    "pmean": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "psum_scatter": "reduce_scatter",
-    "ppermute": "permute",
-    "pbroadcast": "broadcast",
-    "barrier": "barrier",
-    "ragged_all_to_all": "all_to_all_v",
-}
+_FUNCTIONS = {function: row.name for row in plan.collectives() for function in row.functions}
+# Public name (jax.lax) -> native name.
+NATIVE = {op: name for op, name in _FUNCTIONS.items() if "." not in op and not op.endswith("_start")}
 # Of jaxcomm.moe: their payloads have a row per token.
-MOE = {"moe.dispatch": "dispatch", "moe.combine": "combine"}
+MOE = {op: name for op, name in _FUNCTIONS.items() if op.startswith("moe.")}
 # Multiprocessors of a started transfer: kAsynchronousChannels of ffi/cuda/program/launch_limits.h.
 ASYNCHRONOUS_SMS = 8
 # Ops that can be started, by the names of their start functions.
-STARTS = {
-    f"{op}_start": NATIVE[op] for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
-}
+STARTS = {op: name for op, name in _FUNCTIONS.items() if op.endswith("_start")}
 
 
 def native_name(op: str, moe: bool = False) -> str:

@@ -56,49 +56,28 @@ void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("number", spec.number);
 }
 
-// Attributes at the top level: arrays, which JAX does not accept in a dictionary, and attributes of some collectives.
+// Attributes at the top level: arrays, which JAX does not accept in a dictionary, and those that the traits of the
+// collective list.
 template <typename Spec, typename Visit>
 void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit("groups", spec.groups);
   visit("processes", spec.processes);
   visit("devices", spec.devices);
-  switch (spec.collective) {
-    case Collective::kAllToAll:
-      visit("input_contiguous_count", spec.input_contiguous_count);
-      visit("output_contiguous_count", spec.output_contiguous_count);
-      break;
-    case Collective::kAllToAllV:
-      visit("row_count", spec.row_count);
-      break;
-    case Collective::kDispatch:
-    case Collective::kCombine:
-      visit("row_count", spec.row_count);
-      visit("choices", spec.choices);
-      visit("num_experts", spec.num_experts);
-      visit("per_choice", spec.per_choice);
-      if (spec.collective == Collective::kDispatch) break;
-      visit("home", spec.home);
-      visit("weighted", spec.weighted);
-      break;
-    case Collective::kAllGather:
-      visit("output_contiguous_count", spec.output_contiguous_count);
-      break;
-    case Collective::kReduceScatter:
-      visit("input_contiguous_count", spec.input_contiguous_count);
-      visit("reduce_op", spec.reduce_op);
-      break;
-    case Collective::kAllReduce:
-      visit("reduce_op", spec.reduce_op);
-      break;
-    case Collective::kBroadcast:
-      visit("root", spec.root);
-      break;
-    case Collective::kPermute:
-      visit("source_of", spec.source_of);
-      break;
-    case Collective::kBarrier:
-      break;
-  }
+  const CollectiveTraits& traits = TraitsOf(spec.collective);
+  const auto visit_if_taken = [&](const char* name, auto& field) {
+    if (traits.Takes(name)) visit(name, field);
+  };
+  visit_if_taken("input_contiguous_count", spec.input_contiguous_count);
+  visit_if_taken("output_contiguous_count", spec.output_contiguous_count);
+  visit_if_taken("row_count", spec.row_count);
+  visit_if_taken("choices", spec.choices);
+  visit_if_taken("num_experts", spec.num_experts);
+  visit_if_taken("per_choice", spec.per_choice);
+  visit_if_taken("home", spec.home);
+  visit_if_taken("weighted", spec.weighted);
+  visit_if_taken("reduce_op", spec.reduce_op);
+  visit_if_taken("root", spec.root);
+  visit_if_taken("source_of", spec.source_of);
 }
 
 // A hash of all attributes, equal in all processes.

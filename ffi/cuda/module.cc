@@ -43,7 +43,7 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
 // are the targets that XLA does not capture into CUDA graphs.
 nb::dict CudaTargets() {
   nb::dict targets;
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)             \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)        \
   {                                                               \
     nb::dict stages;                                              \
     stages["instantiate"] = Capsule(&Cuda##Handler##Instantiate); \

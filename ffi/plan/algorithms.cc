@@ -1,5 +1,6 @@
 #include "plan/algorithms.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -48,14 +49,12 @@ bool WellFormed(const Request& request) {
   // Subrange multiplies an offset into the whole buffer by a number of parts; the product must not overflow.
   if (request.block_count < 0 || request.block_count > std::numeric_limits<int64_t>::max() / n / n) return false;
   if (request.chunk_count < 0 || request.staged_count < 0) return false;
-  if (request.collective == Collective::kBroadcast) return request.root >= 0 && request.root < n;
-  if (request.collective == Collective::kPermute) {
-    if (request.source_of.size() != static_cast<size_t>(n)) return false;
-    for (int32_t source : request.source_of) {
-      if (source < -1 || source >= n) return false;
-    }
-  }
-  return true;
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  if (traits.TakesRoot() && (request.root < 0 || request.root >= n)) return false;
+  if (!traits.TakesPermutation()) return true;
+  return request.source_of.size() == static_cast<size_t>(n) &&
+         std::all_of(request.source_of.begin(), request.source_of.end(),
+                     [&](int32_t source) { return source >= -1 && source < n; });
 }
 
 bool Support::operator()(const Request& request) const { return WellFormed(request) && predicate(request); }

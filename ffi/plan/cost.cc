@@ -241,8 +241,9 @@ int32_t BusiestSource(const Request& request) {
 // A sample that includes the ends of chains, the roots of trees and their neighbours, which differ from other ranks.
 std::vector<int32_t> SampleRanks(const Request& request) {
   const int32_t n = request.geometry.num_ranks();
-  int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
-  if (request.collective == Collective::kPermute) root = BusiestSource(request);
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  int32_t root = traits.TakesRoot() ? request.root : 0;
+  if (traits.TakesPermutation()) root = BusiestSource(request);
   std::vector<int32_t> ranks;
   for (int32_t distance : {0, 1, n / 2, n - 1}) ranks.push_back((root + distance) % n);
   return ranks;
@@ -253,7 +254,7 @@ std::vector<int32_t> SampleRanks(const Request& request) {
 std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request, std::vector<size_t> sampled) {
   constexpr int32_t kMaxPermuted = 1 << 13;
   const int32_t n = request.geometry.num_ranks();
-  if (request.collective == Collective::kPermute && n > kMaxPermuted) return {};
+  if (TraitsOf(request.collective).TakesPermutation() && n > kMaxPermuted) return {};
   const size_t max_steps = std::max(kMaxSteps, kMaxStepsPerRank * static_cast<size_t>(n));
   // Stops early if all but one plan of the sample have far too many steps.
   std::sort(sampled.begin(), sampled.end());
@@ -312,15 +313,16 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 
 ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
   if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return {};
-  // Their kernel copies rows of tokens, whose number is not in the request.
-  if (request.collective == Collective::kDispatch || request.collective == Collective::kCombine) return {};
+  // Kernels copy the rows of tokens, whose number is not in the request.
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  if (traits.elements == ElementKind::kTokens) return {};
   // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
   Request small = request;
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
   small.chunk_count = 0;
   bool input = false, output = false;
   std::vector<int32_t> sample = SampleRanks(small);
-  if (request.collective == Collective::kPermute) {
+  if (traits.TakesPermutation()) {
     // Pairs may leave out the ranks of the sample, so it needs a pair.
     for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
       if (request.source_of[r] < 0 || request.source_of[r] == r) continue;

@@ -4,43 +4,17 @@
 
 namespace jaxcomm {
 
-int64_t InputCount(const Request& request) {
-  switch (request.collective) {
-    case Collective::kAllToAll:
-    case Collective::kAllToAllV:
-    case Collective::kDispatch:
-    case Collective::kReduceScatter:
-    case Collective::kCombine:
-      return request.geometry.num_ranks() * request.block_count;
-    case Collective::kAllGather:
-    case Collective::kAllReduce:
-    case Collective::kPermute:
-    case Collective::kBroadcast:
-      return request.block_count;
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
+namespace {
+
+int64_t ElementCount(BufferBlocks blocks, const Request& request) {
+  if (blocks == BufferBlocks::kNone) return 0;
+  return blocks == BufferBlocks::kOne ? request.block_count : request.geometry.num_ranks() * request.block_count;
 }
 
-int64_t OutputCount(const Request& request) {
-  switch (request.collective) {
-    case Collective::kAllToAll:
-    case Collective::kAllToAllV:
-    case Collective::kDispatch:
-    case Collective::kAllGather:
-      return request.geometry.num_ranks() * request.block_count;
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter:
-    case Collective::kCombine:
-    case Collective::kPermute:
-    case Collective::kBroadcast:
-      return request.block_count;
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
-}
+}  // namespace
+
+int64_t InputCount(const Request& request) { return ElementCount(TraitsOf(request.collective).input, request); }
+int64_t OutputCount(const Request& request) { return ElementCount(TraitsOf(request.collective).output, request); }
 
 std::vector<size_t> WaitsFirst(const Plan& plan, int64_t short_move) {
   std::vector<size_t> order;

@@ -8,7 +8,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <iterator>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -29,24 +31,21 @@ namespace {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-constexpr Collective kCollectives[] = {
-#define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
-#include "collectives.def"
-#undef JAXCOMM_COLLECTIVE
-};
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
 constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
 constexpr const char* kReaches[] = {"process", "node", "network"};
+constexpr const char* kElements[] = {"array", "slices", "tokens"};
+constexpr const char* kBlocks[] = {"none", "one", "per_rank"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 }  // namespace
 
 Collective CollectiveOf(const std::string& name) {
   std::string names;
-  for (Collective collective : kCollectives) {
-    if (name == Name(collective)) return collective;
-    names += (names.empty() ? "" : ", ") + std::string(Name(collective));
+  for (const CollectiveTraits& traits : Collectives()) {
+    if (name == traits.name) return traits.collective;
+    names += (names.empty() ? "" : ", ") + std::string(traits.name);
   }
   throw nb::value_error(("collective: got \"" + name + "\", expected one of " + names).c_str());
 }
@@ -120,6 +119,33 @@ Request RequestOf(const std::string& collective, const Geometry& geometry, int64
   request.root = root;
   request.source_of = std::move(source_of);
   return request;
+}
+
+std::vector<std::string> Words(const char* text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+void BindTraits(nb::module_& m) {
+  nb::class_<CollectiveTraits>(m, "CollectiveTraits", "A row of the table of collectives.")
+      .def_ro("name", &CollectiveTraits::name, "Native name.")
+      .def_prop_ro(
+          "functions", [](const CollectiveTraits& traits) { return Words(traits.functions); },
+          "Names of the public functions; X_start is the asynchronous X.")
+      .def_prop_ro(
+          "elements", [](const CollectiveTraits& traits) { return kElements[static_cast<int>(traits.elements)]; },
+          "What an element of a plan is: an element of the \"array\", or a list of \"slices\" or of \"tokens\".")
+      .def_prop_ro(
+          "input", [](const CollectiveTraits& traits) { return kBlocks[static_cast<int>(traits.input)]; },
+          "The number of blocks in the input of a rank: \"none\", \"one\" or \"per_rank\".")
+      .def_prop_ro(
+          "output", [](const CollectiveTraits& traits) { return kBlocks[static_cast<int>(traits.output)]; },
+          "The same for the output.")
+      .def_prop_ro("reduces", &CollectiveTraits::Reduces, "Whether the output is a sum, by reduce_op.")
+      .def_prop_ro(
+          "attributes", [](const CollectiveTraits& traits) { return Words(traits.attributes); },
+          "Attributes of a call besides those that all collectives have.");
+  m.def("collectives", &Collectives, "The rows of all collectives.");
 }
 
 void BindData(nb::module_& m) {
@@ -274,13 +300,9 @@ void BindCost(nb::module_& m) {
 }  // namespace
 
 void BindPlan(nb::module_& m) {
+  BindTraits(m);
   BindData(m);
   BindCost(m);
-  m.def("collectives", [] {
-    std::vector<std::string> names;
-    for (Collective collective : kCollectives) names.emplace_back(Name(collective));
-    return names;
-  });
   m.def(
       "algorithms",
       [](const std::string& collective) {

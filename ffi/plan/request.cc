@@ -5,22 +5,12 @@
 namespace jaxcomm {
 namespace {
 
-// Elements of one block, from the buffer that holds exactly one block.
-int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count, int64_t output_count) {
-  switch (collective) {
-    case Collective::kAllToAll:
-      return input_count / num_ranks;
-    case Collective::kReduceScatter:
-      return output_count;
-    case Collective::kAllToAllV:
-    case Collective::kDispatch:
-    case Collective::kCombine:
-      return 1;
-    case Collective::kBarrier:
-      return 0;
-    default:
-      return input_count;
-  }
+// Elements of one block, from the buffer that holds exactly one block if there is one.
+int64_t BlockCount(const CollectiveTraits& traits, int64_t num_ranks, int64_t input_count, int64_t output_count) {
+  if (traits.OfLists()) return 1;
+  if (traits.input == BufferBlocks::kNone) return 0;
+  if (traits.input == BufferBlocks::kOne) return input_count;
+  return traits.output == BufferBlocks::kOne ? output_count : input_count / num_ranks;
 }
 
 Geometry MakeGeometry(int64_t num_ranks, int64_t ranks_per_node) {
@@ -49,13 +39,14 @@ Geometry GpuGeometry(int64_t num_ranks, int64_t ranks_per_node, bool multimem) {
 
 StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count,
                               int64_t output_count) {
+  const CollectiveTraits& traits = TraitsOf(spec.collective);
   Request request;
   request.collective = spec.collective;
   request.geometry = geometry;
-  request.block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
+  request.block_count = BlockCount(traits, spec.group_size, input_count, output_count);
   request.root = spec.root;
   request.source_of = spec.source_of;
-  const bool sized = spec.collective != Collective::kBarrier && !OfLists(spec.collective);
+  const bool sized = traits.input != BufferBlocks::kNone && !traits.OfLists();
   if (sized && (InputCount(request) != input_count || OutputCount(request) != output_count)) {
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                 " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");

@@ -24,12 +24,16 @@ struct ReadExtent {
 class Validator {
  public:
   Validator(const std::vector<Plan>& plans, const Request& request)
-      : plans_(plans), request_(request), geometry_(request.geometry), values_(request.geometry.num_ranks()) {}
+      : plans_(plans),
+        request_(request),
+        geometry_(request.geometry),
+        traits_(TraitsOf(request.collective)),
+        values_(request.geometry.num_ranks()) {}
 
   Status Run() {
     JAXCOMM_RETURN_IF_ERROR(CheckSteps());
     JAXCOMM_RETURN_IF_ERROR(Schedule());
-    return request_.collective == Collective::kBarrier ? CheckBarrier() : CheckOutputs();
+    return traits_.output == BufferBlocks::kNone ? CheckBarrier() : CheckOutputs();
   }
 
  private:
@@ -151,7 +155,7 @@ class Validator {
   }
 
   // Whether the last write to an extent of `owner` is visible to `rank`.
-  bool Arrived(int32_t rank, int32_t owner, const jaxcomm::Extent& extent) const {
+  bool Arrived(int32_t rank, int32_t owner, const Extent& extent) const {
     if (extent.signals_before < 0 || extent.writer.rank == rank) return HappenedBefore(rank, extent.writer);
     const auto channel = channels_.find({extent.writer.rank, owner});
     const auto signal = static_cast<size_t>(extent.signals_before);
@@ -167,7 +171,7 @@ class Validator {
     }
     std::string fault;
     reads->clear();
-    At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, jaxcomm::Extent& extent) {
+    At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, Extent& extent) {
       if (extent.content.value < 0) {
         fault = "reads " + Interval(src, begin, extent.end) + ", which no rank has written";
       } else if (!Arrived(rank, src.rank, extent)) {
@@ -229,7 +233,7 @@ class Validator {
     const Place& dst = step.dst;
     Memory& memory = At(dst);
     std::string fault;
-    memory.ForEach(dst.offset, dst.offset + step.count, [&](int64_t begin, const jaxcomm::Extent& extent) {
+    memory.ForEach(dst.offset, dst.offset + step.count, [&](int64_t begin, const Extent& extent) {
       const std::string what = Interval(dst, begin, extent.end);
       if (!Arrived(rank, dst.rank, extent)) {
         fault = "writes " + what + ", which rank " + std::to_string(extent.writer.rank) + " may write later";
@@ -240,7 +244,7 @@ class Validator {
       }
     });
     if (!fault.empty()) return Fault(rank, index, fault);
-    jaxcomm::Extent extent;
+    Extent extent;
     extent.writer = {rank, clocks_[Index(rank)][Index(rank)]};
     if (!CanRead(geometry_, rank, dst.rank)) {
       extent.signals_before = static_cast<int64_t>(channels_[{rank, dst.rank}].sent.size());
@@ -265,69 +269,41 @@ class Validator {
     return OkStatus();
   }
 
-  // The required output of `rank`, block by block. Value -1 stands for a sum over all ranks.
-  std::vector<ReadExtent> Promise(int32_t rank) const {
-    const int32_t n = geometry_.num_ranks();
-    const int64_t b = request_.block_count;
-    std::vector<ReadExtent> promise;
-    switch (request_.collective) {
-      case Collective::kAllToAll:
-      case Collective::kAllToAllV:
-      case Collective::kDispatch:
-        for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
-        break;
-      case Collective::kAllGather:
-        for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, -j * b}});
-        break;
-      case Collective::kAllReduce:
-        promise.push_back({0, b, {-1, 0}});
-        break;
-      case Collective::kReduceScatter:
-      case Collective::kCombine:
-        promise.push_back({0, b, {-1, rank * b}});
-        break;
-      case Collective::kPermute: {
-        const int32_t source = request_.source_of[Index(rank)];
-        promise.push_back({0, b, {source < 0 ? values_.Zero() : values_.Leaf(source), 0}});
-        break;
-      }
-      case Collective::kBroadcast:
-        promise.push_back({0, b, {values_.Leaf(request_.root), 0}});
-        break;
-      case Collective::kBarrier:
-        break;
-    }
-    return promise;
+  // What the traits of the collective expect in block `block` of the output of `rank`.
+  Expected ExpectedAt(int32_t rank, int32_t block) const {
+    const int32_t source = request_.source_of.empty() ? -1 : request_.source_of[Index(rank)];
+    return traits_.expected({rank, block, request_.root, source});
+  }
+  bool IsRight(const Content& content, const Expected& expected) const {
+    if (expected.rank == Expected::kSum) return values_.Complete(content.value);
+    return content.value == (expected.rank == Expected::kZeros ? values_.Zero() : values_.Leaf(expected.rank));
   }
 
   Status CheckOutputs() {
-    std::vector<ReadExtent> first;  // all_reduce: the sums of rank 0
+    const int64_t b = request_.block_count;
+    const auto num_blocks = static_cast<int32_t>(b > 0 ? OutputCount(request_) / b : 0);
+    std::vector<ReadExtent> first;  // sums of rank 0
     for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) {
-      std::vector<ReadExtent> sums;
-      Memory& output = At({rank, Space::kOutput, 0});
-      for (const ReadExtent& promised : Promise(rank)) {
-        bool kept = true;
-        std::string what;
-        if (promised.begin == promised.end) continue;
-        output.ForEach(promised.begin, promised.end, [&](int64_t begin, const jaxcomm::Extent& extent) {
-          const Content& wanted = promised.content;
-          const bool right =
-              wanted.value < 0 ? values_.Complete(extent.content.value) : extent.content.value == wanted.value;
-          if (kept && !(right && extent.content.shift == wanted.shift)) {
-            kept = false;
-            what = Interval({rank, Space::kOutput, 0}, begin, extent.end);
-            what += extent.content.value < 0 ? " is never written" : " ends with the wrong contents";
+      std::vector<ReadExtent> sums;  // that rank 0 has too
+      for (int32_t block = 0; block < num_blocks; ++block) {
+        const Expected expected = ExpectedAt(rank, block);
+        const int64_t shift = expected.rank == Expected::kZeros ? 0 : (expected.block - block) * b;
+        const bool shared = expected.rank == Expected::kSum && expected.block == ExpectedAt(0, block).block;
+        std::string fault;
+        At({rank, Space::kOutput, 0}).ForEach(block * b, (block + 1) * b, [&](int64_t begin, const Extent& extent) {
+          if (fault.empty() && !(IsRight(extent.content, expected) && extent.content.shift == shift)) {
+            fault = Interval({rank, Space::kOutput, 0}, begin, extent.end) +
+                    (extent.content.value < 0 ? " is never written" : " ends with the wrong contents");
           }
-          Append({begin, extent.end, extent.content}, &sums);
+          if (shared) Append({begin, extent.end, extent.content}, &sums);
         });
-        if (!kept) return Fault(what);
+        if (!fault.empty()) return Fault(fault);
       }
-      if (request_.collective != Collective::kAllReduce) continue;
       if (rank == 0) first = sums;
       const auto same = [](const ReadExtent& a, const ReadExtent& b) {
         return a.begin == b.begin && a.end == b.end && a.content.value == b.content.value;
       };
-      if (!std::equal(sums.begin(), sums.end(), first.begin(), first.end(), same)) {
+      if (!sums.empty() && !std::equal(sums.begin(), sums.end(), first.begin(), first.end(), same)) {
         return Fault("ranks 0 and " + std::to_string(rank) + " add in different orders");
       }
     }
@@ -337,6 +313,7 @@ class Validator {
   const std::vector<Plan>& plans_;
   const Request& request_;
   const Geometry& geometry_;
+  const CollectiveTraits& traits_;
   Values values_;
   std::vector<Memory> memory_;  // input, output and scratch of rank 0, of rank 1, ...
   std::vector<Clock> clocks_;

@@ -6,41 +6,28 @@
 namespace jaxcomm {
 namespace {
 
-// Bytes that a group of g of n ranks must at least receive from outside, on average over all groups of that size. The
-// sum over sent and received bytes of an all_reduce is that of Patarasuk, Yuan, JPDC 69(2), 2009.
-double BytesInto(const Request& request, double item_bytes, int64_t n, int64_t g) {
-  const double block = static_cast<double>(request.block_count) * item_bytes;
-  const auto ranks = static_cast<double>(n), group = static_cast<double>(g);
-  if (n == g) return 0;
-  switch (request.collective) {
-    case Collective::kAllToAll:
-      return group * (ranks - group) * block;
-    case Collective::kAllGather:
-      return (ranks - group) * block;
-    case Collective::kAllReduce:
-      return 2 * (1 - group / ranks) * block;
-    case Collective::kReduceScatter:
-      return (ranks - group) * block;
-    case Collective::kBroadcast:
-      return (1 - group / ranks) * block;
-    case Collective::kPermute: {
-      int64_t most = 0, into = 0;
-      for (size_t r = 0; r < request.source_of.size(); ++r) {
-        const auto rank = static_cast<int64_t>(r);
-        if (rank % g == 0) into = 0;
-        const int32_t source = request.source_of[r];
-        into += source >= 0 && source / g != rank / g;
-        most = std::max(most, into);
-      }
-      return static_cast<double>(most) * block;
-    }
-    case Collective::kBarrier:
-    case Collective::kAllToAllV:  // how much they send is not part of the request
-    case Collective::kDispatch:
-    case Collective::kCombine:
-      return 0;
+// The most blocks that any of the consecutive groups of g ranks receives from outside by a permutation.
+int64_t MostPermutedInto(const std::vector<int32_t>& source_of, int64_t g) {
+  int64_t most = 0, into = 0;
+  for (size_t r = 0; r < source_of.size(); ++r) {
+    const auto rank = static_cast<int64_t>(r);
+    if (rank % g == 0) into = 0;
+    into += source_of[r] >= 0 && source_of[r] / g != rank / g;
+    most = std::max(most, into);
   }
-  return 0;
+  return most;
+}
+
+// Bytes that a group of g of n ranks must at least receive from outside; 0 if the request does not say.
+double BytesInto(const Request& request, double item_bytes, int64_t n, int64_t g) {
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  double blocks = 0;
+  if (traits.TakesPermutation()) {
+    blocks = static_cast<double>(MostPermutedInto(request.source_of, g));
+  } else if (traits.blocks_into != nullptr && n != g) {
+    blocks = traits.blocks_into(static_cast<double>(n), static_cast<double>(g));
+  }
+  return blocks * static_cast<double>(request.block_count) * item_bytes;
 }
 
 }  // namespace
@@ -74,13 +61,14 @@ StatusOr<Bounds> BoundsOf(const Request& request, double item_bytes, const Clust
     limit(group, adapters * levels[1].bytes_per_s / levels[i].taper, levels[i].name + (i > 1 ? " down" : " in"));
   }
   // Data of the farthest rank must arrive, or a signal, at least once.
-  if (request.collective != Collective::kPermute) {
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  if (!traits.TakesPermutation()) {
     for (const Level& level : levels) {
       if (&level == &levels[0] && levels.size() > 1) continue;
       bounds.alpha_s += level.kind == LevelKind::kTorus ? 0 : level.latency_s;
     }
     // A plan without signals inside a domain has no latency in this model.
-    if (levels.size() == 1 && request.collective != Collective::kBarrier) bounds.alpha_s = 0;
+    if (levels.size() == 1 && traits.output != BufferBlocks::kNone) bounds.alpha_s = 0;
   }
   return bounds;
 }

@@ -167,7 +167,7 @@ Fold Fold::Find(const Topology& topology, const Algorithm& algorithm, const Requ
           if (alone.HashOf(plan_of(moved)) != hash) return false;
         }
       }
-      if (request.collective != Collective::kPermute) return true;
+      if (!TraitsOf(request.collective).TakesPermutation()) return true;
       for (size_t r = 0; r < request.source_of.size(); ++r) {
         const auto rank = static_cast<int64_t>(r);
         const int64_t moved = rank + (Moved(rank / stride % size, 1, size, symmetry) - rank / stride % size) * stride;

@@ -83,9 +83,15 @@ std::vector<TimelineEntry> TimelineOf(const Topology& topology, const Workload& 
   return timeline;
 }
 
-// Whether a plan divides the block of an all_reduce or of a broadcast, which may give pieces of different sizes.
+// Whether both buffers of a rank are one block.
+bool IsOfOneBlock(const Request& request) {
+  const CollectiveTraits& traits = TraitsOf(request.collective);
+  return traits.input == BufferBlocks::kOne && traits.output == BufferBlocks::kOne;
+}
+
+// Whether a plan divides the only block of the buffers, which may give pieces of different sizes.
 bool Cuts(const Algorithm& algorithm, const Request& request) {
-  if (request.collective != Collective::kAllReduce && request.collective != Collective::kBroadcast) return false;
+  if (!IsOfOneBlock(request)) return false;
   const Plan plan = algorithm.build(request, request.root);
   return std::any_of(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
     return step.kind != StepKind::kSignal && step.kind != StepKind::kWait && step.count != request.block_count;
@@ -103,7 +109,7 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
 // Rings of this many groups of the level below the highest one, with the pieces of `request`.
 Request RingOf(Request request, int64_t groups, int64_t group_size) {
   const int64_t n = request.geometry.num_ranks(), ranks = groups * group_size;
-  if (request.collective == Collective::kAllReduce) request.block_count = CeilDiv(request.block_count, n) * ranks;
+  if (IsOfOneBlock(request)) request.block_count = CeilDiv(request.block_count, n) * ranks;
   if (request.geometry.num_nodes == 1) {
     request.geometry.ranks_per_node = static_cast<int32_t>(ranks);
   } else {
@@ -132,7 +138,7 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
   const int64_t n = topology.num_ranks(), size = levels.size() > 1 ? levels[levels.size() - 2].ranks : 1;
   const Algorithm* ring_algorithm = FindAlgorithm(request.collective, "ring");
   if (ring_algorithm == nullptr || ring_algorithm->build != algorithm.build ||
-      request.collective == Collective::kBroadcast || !is_like || topology.HasFaults() || request.staged_count > 0 ||
+      TraitsOf(request.collective).TakesRoot() || !is_like || topology.HasFaults() || request.staged_count > 0 ||
       cluster.ranks_per_processor != 1 || request.geometry.num_ranks() != n ||
       (request.geometry.num_nodes > 1 && size % request.geometry.ranks_per_node != 0)) {
     return std::nullopt;

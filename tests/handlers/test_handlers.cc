@@ -6,7 +6,7 @@
 
 #include "xla_cpu.h"
 
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)                 \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)            \
   extern "C" XLA_FFI_Error* Handler##Instantiate(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* Handler##Execute(XLA_FFI_CallFrame*);
 #include "../../ffi/collectives.def"

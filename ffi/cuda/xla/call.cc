@@ -206,7 +206,7 @@ struct CollectiveCall {
 
 namespace jaxcomm {
 
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)                                                  \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)                                             \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Cuda##Handler##Instantiate, cuda::Instantiate<Collective::enumerator>, \
                                 ffi::Ffi::BindInstantiate().Attrs());
 #include "collectives.def"

@@ -35,7 +35,8 @@ struct GpuCallState : CallSite<DeviceCall> {
 }  // namespace jaxcomm
 
 extern "C" {
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler) XLA_FFI_Error* Cuda##Handler##Instantiate(XLA_FFI_CallFrame*);
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...) \
+  XLA_FFI_Error* Cuda##Handler##Instantiate(XLA_FFI_CallFrame*);
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 // One handler for all collectives.
