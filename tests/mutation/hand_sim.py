@@ -8,10 +8,10 @@ BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
 CALLS, CLUSTER = "jaxcomm/simulate/collectives.py", "jaxcomm/simulate/cluster/model.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/step/jaxpr.py", "jaxcomm/simulate/step/schedule.py"
 TESTS = "test_sim"
-ASK_CODE, PLOT, ASK = (
+OPTIONS, PLOT, COMMANDS = (
     "jaxcomm/simulate/cli/options.py",
     "jaxcomm/simulate/export/plots.py",
-    "tests/simulate/test_ask.py",
+    "tests/simulate/test_commands.py",
 )
 STEPS, GROUPS = "jaxcomm/simulate/step/costs.py", "jaxcomm/simulate/cluster/groups.py"
 SCHEDULES, GOAL = "jaxcomm/simulate/export/goal.py", "tests/simulate/test_goal.py"
@@ -319,7 +319,7 @@ MUTANTS = [
         "jaxcomm/simulate/cluster/toml.py",
         'origin[name] = "guess: what-if"',
         "pass",
-        "tests/simulate/test_ask.py",
+        "tests/simulate/test_commands.py",
     ),
     Mutant(
         "steps after a wait repeat bytes",
@@ -382,7 +382,7 @@ MUTANTS = [
         "jaxcomm/simulate/cli/step.py",
         "moved.get(link, 0.0) + row.count * size",
         "moved.get(link, 0.0) + size",
-        ASK,
+        COMMANDS,
     ),
     Mutant("transfers of one group collide", GROUPS, "sharers=level.sharing // own", "sharers=1", FAULTS),
     Mutant("collectives of a step wait for nobody", STEPS, "                skew=skew,\n", "", FAULTS),
@@ -393,28 +393,28 @@ MUTANTS = [
         STEPS,
         "symmetric_buffers=self.symmetric_buffers",
         "symmetric_buffers=False",
-        "tests/simulate/test_ask.py",
+        "tests/simulate/test_commands.py",
     ),
     Mutant(
         "links of a plot have the bytes of one rate",
         "jaxcomm/simulate/cli/collective.py",
         "moved / rate / last.time_s",
         "moved / rate",
-        ASK,
+        COMMANDS,
     ),
     Mutant(
         "a waterfall starts all changes from the first time",
         PLOT,
         'rows["all changes"] = (0.0,',
         'rows["all changes"] = (base_s,',
-        ASK,
+        COMMANDS,
     ),
     Mutant(
         "a waterfall has other algorithms",
         "jaxcomm/simulate/cli/collective.py",
         "{name: times[name] for name in clusters}",
         "times",
-        ASK,
+        COMMANDS,
     ),
     Mutant(
         "a copy has the route of a peer",
