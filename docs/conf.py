@@ -24,6 +24,7 @@ include_patterns = [
     "models/README.md",
     "models/*/README.md",
     "tests/mutation/README.md",
+    "tools/simulator/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "runs"]
 
@@ -84,6 +85,7 @@ NAVIGATION = {
         "/CONTRIBUTING",
         "development/tests",
         "/tests/mutation/README",
+        "/tools/simulator/README",
         "development/gpu-tests",
         "development/gpu-status",
         "/benchmarks/README",

@@ -1,8 +1,10 @@
 """goal: schedules of plans, compared with a first-in-first-out model that shares nothing with the engine."""
 
 import collections
+import dataclasses
 import heapq
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -33,6 +35,30 @@ node = {{ ranks = 1, kind = "switch", bandwidth = "400 GB/s", overhead = "0.5 us
 [[level]]
 net = {{ ranks = 8, kind = "fat_tree", bandwidth = "{RATE / 1e9} GB/s", overhead = "{OVERHEAD_S * 1e6} us", latency = "{LATENCY_S * 1e6} us", origin = "guess" }}
 """  # noqa: E501
+
+
+_OP = re.compile(r"l(\d+): (?:(send) (\d+)b to (\d+) tag (\d+)|(recv) (\d+)b from (\d+) tag (\d+)|(calc) (\d+))")
+_REQUIRES = re.compile(r"l(\d+) requires l(\d+)")
+
+
+def _read(content):
+    """The schedule of a text. LogGOPSim's own reader is in tools/simulator/README.md."""
+    ops = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line in ("", "}") or re.fullmatch(r"num_ranks \d+", line):
+            continue
+        if line == f"rank {len(ops)} {{":
+            ops.append([])
+        elif ops and (found := _OP.fullmatch(line)) and int(found[1]) == len(ops[-1]):
+            kind, *figures = [group for group in found.groups()[1:] if group is not None]
+            peer, tag = map(int, figures[1:] or (-1, 0))
+            ops[-1].append(goal.Op(kind, int(figures[0]), peer, tag))
+        elif ops and (found := _REQUIRES.fullmatch(line)) and max(int(found[1]), int(found[2])) < len(ops[-1]):
+            op = ops[-1][int(found[1])]
+            ops[-1][int(found[1])] = dataclasses.replace(op, requires=(*op.requires, int(found[2])))
+        else:
+            raise ValueError(f"line {number}: got {line!r}")
+    return ops
 
 
 def _fifo_s(schedule):
@@ -125,7 +151,7 @@ def test_a_schedule_survives_its_text(pull):
         if not plan.supports(request, name):
             continue
         schedule = goal.schedule(plan.build(request, name), 4, (1e-7, 1e11))
-        assert goal.read(goal.text(schedule)) == schedule
+        assert _read(goal.text(schedule)) == schedule
 
         def messages(kind, schedule=schedule):
             found = ((rank, op) for rank, ops in enumerate(schedule) for op in ops if op.kind == kind)
@@ -137,16 +163,10 @@ def test_a_schedule_survives_its_text(pull):
         assert _fifo_s(schedule) > 0
 
 
-@pytest.mark.parametrize("line", ["l1: send 8b to 1", "l9 requires l0", "rank 7 {", "l5: calc 3"])
-def test_a_line_that_is_not_understood_is_named(line):
-    with pytest.raises(ValueError, match="line 4"):
-        goal.read(f"num_ranks 1\nrank 0 {{\nl0: calc 5\n{line}\n}}\n")
-
-
 def test_the_command_writes_the_schedule(tmp_path):
     command = ["collective", "all_gather", "--bytes", "64KiB", "--ranks", "8", "--cluster", "dgx-h100"]
     assert cli.main([*command, "--algorithm", "ring", "--goal", str(tmp_path / "x.goal")]) == 0
-    schedule = goal.read((tmp_path / "x.goal").read_text())
+    schedule = _read((tmp_path / "x.goal").read_text())
     received = [sum(op.size for op in ops if op.kind == "recv" and op.size > 1) for ops in schedule]
     assert received == [7 * 64 << 10] * 8
     assert cli.main([*command, "--fault", "nvlink[3]=0.5", "--goal", str(tmp_path / "y.goal")]) == 2

@@ -48,9 +48,11 @@ def loggopsim_s(folder: pathlib.Path, schedule: goal.Schedule) -> float:
     with tempfile.TemporaryDirectory() as place:
         text, binary = pathlib.Path(place) / "plan.goal", pathlib.Path(place) / "plan.bin"
         text.write_text(goal.text(schedule), encoding="utf-8")
-        subprocess.run([folder / "txt2bin", "-i", text, "-o", binary], check=True, stdout=subprocess.PIPE)
+        subprocess.run(
+            [str(folder / "txt2bin"), "-i", str(text), "-o", str(binary)], check=True, stdout=subprocess.PIPE
+        )
         figures = [f"-L{LATENCY}", f"-o{OVERHEAD}", f"-g{GAP}", f"-G{GAP_PER_BYTE}", f"-S{_EAGER}"]
-        command = [folder / "LogGOPSim", "-f", binary, *figures]
+        command = [str(folder / "LogGOPSim"), "-f", str(binary), *figures]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     ends = [int(end) for end in re.findall(r"^Host \d+: (\d+)", printed, re.MULTILINE)]
     if len(ends) != len(schedule):

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import pathlib
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from jaxcomm.simulate import collectives
 from jaxcomm.simulate.cli import options
 from jaxcomm.simulate.cluster import skew as skews
+from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.export import goal, perfetto, plots
 from jaxcomm.simulate.nccl import predict as nccl
 
@@ -39,66 +41,47 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     clusters = options.clusters(args)
-    try:
-        dtype = np.dtype(args.dtype)
-    except TypeError:
-        raise ValueError(f"--dtype: got {args.dtype!r}, expected an element type such as bfloat16") from None
-    try:
-        numbers = [int(part) for part in args.ranks.split(",")] if args.ranks else [clusters[""].levels[0].ranks]
-    except ValueError:
-        raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
-    drawn, loads, times = options.plots(args), {}, {}
-    if "waterfall" in drawn and (len(numbers) > 1 or len(options.sizes(args.bytes)) > 1 or args.fidelity == "bounds"):
+    numbers, sizes = _numbers(args, clusters[""]), options.sizes(args.bytes)
+    dtype = _dtype(args.dtype)
+    drawn = options.plots(args)
+    several = len(numbers) * len(sizes) > 1
+    if "waterfall" in drawn and (several or args.fidelity == "bounds"):
         raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
-    others = [name for name in args.compare if not nccl.is_name(name)]
-    options.check_plots(drawn, len(numbers) * len(options.sizes(args.bytes)) * (len(clusters) + len(others)))
+    libraries = [name for name in args.compare if nccl.is_name(name)]
+    others = [name for name in args.compare if name not in libraries]
+    options.check_plots(drawn, len(numbers) * len(sizes) * (len(clusters) + len(others)))
+    asked = [("", name) for name in (args.algorithm, *others)]
+    asked += [(label, args.algorithm) for label in clusters if label]
     points: list[plots.Point] = []
+    loads: dict[str, list[plots.Load]] = {}
+    times: dict[str, float] = {}
     last: collectives.Simulated | None = None
-    for ranks in numbers:
-        for size in options.sizes(args.bytes):
-            count = size // dtype.itemsize
-            if args.op in ("all_to_all", "psum_scatter"):  # n equal blocks
-                count = -(-count // ranks) * ranks
-            x = jax.ShapeDtypeStruct((count,), dtype)
-            base = None
-            for label, cluster in clusters.items():
-                for algorithm in (args.algorithm, *(others if not label else ())):
-                    try:
-                        last = collectives.collective(
-                            args.op,
-                            x,
-                            ranks,
-                            cluster=cluster,
-                            algorithm=algorithm,
-                            fidelity=args.fidelity,
-                            skew=skews.parse(args.skew) if args.skew else None,
-                            seed=args.seed,
-                            max_entries=_TIMELINE_ENTRIES if args.trace else 0,
-                            symmetric_buffers=args.symmetric_buffers,
-                        )
-                    except ValueError as error:
-                        if algorithm == args.algorithm:
-                            raise
-                        print(f"--compare {algorithm}: {error}", file=sys.stderr)
-                        continue
-                    name = label or (f"algorithm {algorithm}" if algorithm != args.algorithm else "")
-                    row = {f.name: getattr(last, f.name) for f in dataclasses.fields(last) if f.name != "timeline"}
-                    options.print_one(args, name, last, row, base)
-                    base = base or last.time_s
-                    if last.time_s is not None:
-                        times[name] = last.time_s
-                        several = len(numbers) > 1 or len(options.sizes(args.bytes)) > 1
-                        series = ", ".join([name or "as given", *([f"{size} bytes, {ranks} ranks"] if several else [])])
-                        loads[series] = [
-                            plots.Load(link, moved, moved / rate / last.time_s)
-                            for link, (moved, rate) in last.links.items()
-                        ]
-                        points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
-            for name in filter(nccl.is_name, args.compare):
-                other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
-                row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s, "band": other.band}
-                options.print_one(args, name, other, row, base)
-                points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.band))
+    for ranks, size in itertools.product(numbers, sizes):
+        x, base = _operand(args.op, size, ranks, dtype), None
+        for label, algorithm in asked:
+            try:
+                last = _predict(args, x, ranks, clusters[label], algorithm)
+            except ValueError as error:
+                if algorithm == args.algorithm:
+                    raise
+                print(f"--compare {algorithm}: {error}", file=sys.stderr)
+                continue
+            name = label or (f"algorithm {algorithm}" if algorithm != args.algorithm else "")
+            row = {f.name: getattr(last, f.name) for f in dataclasses.fields(last) if f.name != "timeline"}
+            options.print_one(args, name, last, row, base)
+            base = base or last.time_s
+            if last.time_s is not None:
+                times[name] = last.time_s
+                series = ", ".join([name or "as given", *([f"{size} bytes, {ranks} ranks"] if several else [])])
+                loads[series] = [
+                    plots.Load(link, moved, moved / rate / last.time_s) for link, (moved, rate) in last.links.items()
+                ]
+                points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
+        for name in libraries:
+            other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
+            row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s, "band": other.band}
+            options.print_one(args, name, other, row, base)
+            points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.band))
     if args.trace and last is not None:
         options.write(args.trace, perfetto.of_collective(last))
     if args.goal:
@@ -112,3 +95,42 @@ def run(args: argparse.Namespace) -> int:
     if "waterfall" in drawn:
         options.waterfall(drawn["waterfall"], title, {name: times[name] for name in clusters})
     return 0
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(text)
+    except TypeError:
+        raise ValueError(f"--dtype: got {text!r}, expected an element type such as bfloat16") from None
+
+
+def _numbers(args: argparse.Namespace, cluster: Cluster) -> list[int]:
+    """The numbers of ranks that the command predicts."""
+    try:
+        return [int(part) for part in args.ranks.split(",")] if args.ranks else [cluster.levels[0].ranks]
+    except ValueError:
+        raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
+
+
+def _operand(op: str, size: int, ranks: int, dtype: np.dtype[Any]) -> jax.ShapeDtypeStruct:
+    count = size // dtype.itemsize
+    if op in ("all_to_all", "psum_scatter"):  # n equal blocks
+        count = -(-count // ranks) * ranks
+    return jax.ShapeDtypeStruct((count,), dtype)
+
+
+def _predict(
+    args: argparse.Namespace, x: jax.ShapeDtypeStruct, ranks: int, cluster: Cluster, algorithm: str | None
+) -> collectives.Simulated:
+    return collectives.collective(
+        args.op,
+        x,
+        ranks,
+        cluster=cluster,
+        algorithm=algorithm,
+        fidelity=args.fidelity,
+        skew=skews.parse(args.skew) if args.skew else None,
+        seed=args.seed,
+        max_entries=_TIMELINE_ENTRIES if args.trace else 0,
+        symmetric_buffers=args.symmetric_buffers,
+    )

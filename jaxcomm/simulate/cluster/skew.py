@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+from jaxcomm.simulate.cluster.toml_table import TIMES
+
 _POINTS = 20_000
 _EULER = 0.5772156649015329
 
@@ -59,9 +60,9 @@ class Skew:
 
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]*)\s*", text)
-    if not found or (found[2] or "s") not in _UNITS:
+    if not found or (found[2] or "s") not in TIMES:
         raise ValueError(f"--skew: got {text!r}, expected a time such as 5us")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return float(found[1]) * TIMES[found[2] or "s"]
 
 
 def parse(text: str) -> Skew:

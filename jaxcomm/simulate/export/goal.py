@@ -7,7 +7,6 @@ doi 10.1109/ICPP.2009.70.
 import collections
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -149,31 +148,3 @@ def text(ops: Schedule) -> str:
         lines += [f"l{number} requires l{other}" for number, op in enumerate(of_rank) for other in op.requires]
         lines.append("}")
     return "\n".join(lines) + "\n"
-
-
-_OP = re.compile(r"l(\d+): (?:(send) (\d+)b to (\d+) tag (\d+)|(recv) (\d+)b from (\d+) tag (\d+)|(calc) (\d+))")
-_REQUIRES = re.compile(r"l(\d+) requires l(\d+)")
-
-
-def read(content: str) -> Schedule:
-    """The schedule of a text that ``text`` wrote.
-
-    Raises:
-      ValueError: a line is not understood, or names an operation that does not exist.
-    """
-    ops: Schedule = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if line in ("", "}") or re.fullmatch(r"num_ranks \d+", line):
-            continue
-        if line == f"rank {len(ops)} {{":
-            ops.append([])
-        elif ops and (found := _OP.fullmatch(line)) and int(found[1]) == len(ops[-1]):
-            kind, *figures = [group for group in found.groups()[1:] if group is not None]
-            peer, tag = map(int, figures[1:] or (-1, 0))
-            ops[-1].append(Op(kind, int(figures[0]), peer, tag))
-        elif ops and (found := _REQUIRES.fullmatch(line)) and max(int(found[1]), int(found[2])) < len(ops[-1]):
-            op = ops[-1][int(found[1])]
-            ops[-1][int(found[1])] = dataclasses.replace(op, requires=(*op.requires, int(found[2])))
-        else:
-            raise ValueError(f"line {number}: got {line!r}")
-    return ops

@@ -146,15 +146,16 @@ def steps(path: str, title: str, found: Mapping[str, Step]) -> None:
     """A bar for each what-if: computation, and communication without it; the line is the band."""
     pyplot, figure, axes = _figure(9, 1.9 + 0.6 * len(found))
     names = [name or "as given" for name in found]
-    exposed = [step.exposed_s * 1e3 for step in found.values()]
-    rest = [(step.time_s - step.exposed_s) * 1e3 for step in found.values()]
+    scale, unit = _time_unit(max(step.time_s for step in found.values()))
+    exposed = [step.exposed_s / scale for step in found.values()]
+    rest = [(step.time_s - step.exposed_s) / scale for step in found.values()]
     axes.barh(names, rest, label="computation")
     axes.barh(names, exposed, left=rest, label="communication without computation")
     for index, step in enumerate(found.values()):
         low, high = step.band
-        axes.plot([low * 1e3, high * 1e3], [index, index], color="black", linewidth=1)
+        axes.plot([low / scale, high / scale], [index, index], color="black", linewidth=1)
     axes.invert_yaxis()
-    axes.set(xlabel="time of a step (ms), line: band", title=title)
+    axes.set(xlabel=f"time of a step ({unit}), line: band", title=title)
     figure.legend(loc="outside lower center", fontsize="small", ncols=2)
     figure.savefig(path, dpi=120, format="png")
     pyplot.close(figure)

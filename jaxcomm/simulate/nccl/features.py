@@ -31,7 +31,6 @@ class Features:
     ll128: np.ndarray
     mesh: np.ndarray
     old_ll: np.ndarray  # NCCL until 2.28: LL for messages counts the channels a peer may have
-    first: np.ndarray  # a permute in which some ranks only send
     kind: np.ndarray
 
     def __len__(self) -> int:
@@ -91,7 +90,6 @@ def build(table: Table) -> Features:
                 known.ll128 * 1e3,
                 known.kind == "mesh",
                 _old_ll(row.library),
-                row.notes.get("pattern") == "one_way_half",
                 kind.name if kind else "",
             )
         )

@@ -10,28 +10,25 @@ from jaxcomm.simulate.nccl.features import Features
 from jaxcomm.simulate.nccl.residual import Knots, Residual
 from jaxcomm.simulate.nccl.table import Table
 
-# Basis of a prediction, best first.
-BASES = (
-    "measured",  # this very point
-    "between",  # between measured sizes of its series
-    "beyond",  # outside the measured sizes of its series
-    "scale",  # another number of ranks, or another pattern or option
-    "larger",  # more ranks than any measurement of the system
-    "op",  # another op
-    "harness",  # another harness or library version on this device
-    "device",  # shares of other devices' data sheets
-    "guess",  # no measurement of this kind of plan
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One entry per row: logarithms of microseconds."""
+    """One entry per row.
 
-    log_time: np.ndarray  # NaN where declined
+    Attributes:
+      log_time: logarithm of microseconds; NaN where declined.
+      basis: the measurements that the prediction rests on, best first: "measured" (this very point), "between" or
+        "beyond" (the measured sizes of its series), "scale" (another number of ranks, pattern or option), "larger"
+        (more ranks than any measurement of the system), "op", "harness" (another one, or another library version, on
+        this device), "device" (shares of other devices' data sheets), "guess".
+      deviation: of the residual; NaN without one.
+      reasons: of the declined rows.
+    """
+
+    log_time: np.ndarray
     basis: np.ndarray
-    deviation: np.ndarray  # of the residual layer; NaN without
-    reasons: dict[int, str]  # of the declined rows
+    deviation: np.ndarray
+    reasons: dict[int, str]
 
     @property
     def time_us(self) -> np.ndarray:
