@@ -10,13 +10,12 @@ import numpy as np
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes, to_reduce
 
+_ROWS = {row.name: row for row in plan.collectives()}
 _FUNCTIONS = {function: row.name for row in plan.collectives() for function in row.functions}
 # Public name (jax.lax) -> native name.
 NATIVE = {op: name for op, name in _FUNCTIONS.items() if "." not in op and not op.endswith("_start")}
 # Of jaxcomm.moe: their payloads have a row per token.
 MOE = {op: name for op, name in _FUNCTIONS.items() if op.startswith("moe.")}
-# Multiprocessors of a started transfer: kAsynchronousChannels of ffi/cuda/program/launch_limits.h.
-ASYNCHRONOUS_SMS = 8
 # Ops that can be started, by the names of their start functions.
 STARTS = {op: name for op, name in _FUNCTIONS.items() if op.endswith("_start")}
 
@@ -36,35 +35,16 @@ def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def blocks(
-    op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None, rows_of_token: float = 1
-) -> tuple[dict[str, Any], int]:
-    """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element.
-
-    Args:
-      op: public name.
-      x: operand of one rank; ignored for "barrier".
-      n: number of ranks.
-      source: rank that broadcasts.
-      perm: pairs of a permutation; None means a shift by one.
-      rows_of_token: in a mixture of experts, to all ranks.
-    """
-    native = native_name(op, moe=True)
-    count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
-    if op in MOE:  # an even load; channels divide rows by bytes
-        count, item_bytes = int(count * item_bytes * rows_of_token) // n, 1
-    if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
+def blocks(op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None) -> tuple[dict[str, Any], int]:
+    """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element."""
+    attributes, _, (count, _) = call_of(op, x, n, source=source, perm=perm)
+    row = _ROWS[native_name(op)]
+    item_bytes = 1 if op == "barrier" else np.dtype(x.dtype).itemsize
+    if row.elements != "array":  # plans over lists, one per pair of ranks
         count, item_bytes = 1, count * item_bytes // n
-    if native in ("all_to_all", "reduce_scatter"):
-        if count % n:
-            raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
+    elif row.input == "per_rank":
         count //= n
-    source_of = []
-    if native == "permute":
-        source_of = [-1] * n
-        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
-            source_of[dst] = src
-    return {"block_count": count, "root": source, "source_of": source_of}, item_bytes
+    return {"block_count": count, "root": source, "source_of": attributes["source_of"]}, item_bytes
 
 
 def call_of(
@@ -79,16 +59,20 @@ def call_of(
       source: rank that broadcasts.
       perm: pairs of a permutation; None means a shift by one.
     """
-    native = native_name(op, moe=True)
-    count = 0 if op == "barrier" else math.prod(x.shape)
-    if native in ("all_to_all", "reduce_scatter") and count % n:
+    row = _ROWS[native_name(op, moe=True)]
+    count = 0 if row.input == "none" else math.prod(x.shape)
+    if row.elements == "array" and row.input == "per_rank" and count % n:
         raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
-    source_of = [-1] * n
-    for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
-        source_of[dst] = src
+    source_of = []
+    if row.name == "permute":
+        source_of = [-1] * n
+        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
+            source_of[dst] = src
     attributes = {"group_size": n, "root": source, "source_of": source_of, "asynchronous": int(op in STARTS)}
-    result = {"all_gather": count * n, "reduce_scatter": count // n}.get(native, count)
-    dtype = np.dtype(np.float32) if op == "barrier" else jnp.dtype(x.dtype)
-    if native in ("all_reduce", "reduce_scatter"):
+    result = count
+    if row.elements == "array" and row.input != row.output:
+        result = count * n if row.output == "per_rank" else count // n
+    dtype = np.dtype(np.float32) if row.input == "none" else jnp.dtype(x.dtype)
+    if row.reduces:
         dtype = jnp.dtype(to_reduce(np.int32 if dtype == np.bool_ else dtype))
     return attributes, str(jnp.dtype(in_bytes(dtype))), (count, result)

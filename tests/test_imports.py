@@ -28,7 +28,6 @@ LAYERS = [
 # Functions that import files of jaxcomm, where an import at the top would cost time at the start.
 LAZY = {
     "bench/startup": "measures the start of programs, also of one without jaxcomm",
-    "simulate/cluster": "only the model of this machine needs the rest of the library",
 }
 MOST_ROOMS = 25
 TOO_MANY = {"ffi/plan", "jaxcomm/simulate"}  # folders still to be split

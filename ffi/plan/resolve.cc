@@ -30,7 +30,8 @@ Resolution ByComposition(std::string reason) {
 
 // Whether jaxcomm has a composition of XLA's collectives (jaxcomm/_xla_hierarchical.py).
 bool Composes(Collective collective) {
-  return !OfLists(collective) && collective != Collective::kPermute && collective != Collective::kBarrier;
+  const CollectiveTraits& traits = TraitsOf(collective);
+  return !traits.OfLists() && !traits.TakesPermutation() && traits.input != BufferBlocks::kNone;
 }
 
 bool IsFloat(DType dtype) {

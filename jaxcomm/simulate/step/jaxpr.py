@@ -10,7 +10,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxcomm import _check
-from jaxcomm._request import ASYNCHRONOUS_SMS, NATIVE
+from jaxcomm._core import plan
+from jaxcomm._request import NATIVE
 from jaxcomm.simulate.step import roofline
 from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, Loop, StepError, Task
 
@@ -396,7 +397,7 @@ class _Builder:
         algorithm, max_sms = getattr(call, "algorithm", None), getattr(call, "max_sms", None)
         asynchronous = getattr(call, "asynchronous", False)
         if asynchronous and not self.reader.on_cpus:
-            max_sms = min(max_sms or ASYNCHRONOUS_SMS, ASYNCHRONOUS_SMS)
+            max_sms = min(max_sms or plan.ASYNCHRONOUS_CHANNELS, plan.ASYNCHRONOUS_CHANNELS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note(_EVEN_EXPERTS)
             algorithm, slots = None, equation.ins[-3].aval
