@@ -307,6 +307,26 @@ TEST_CASE("a call specification has the values of all attributes") {
   CHECK(Decode(Collective::kPermute, all)->source_of == std::vector<int32_t>({1, -1, 3, 2}));
 }
 
+// Adds the names of numbers and arrays to a text.
+struct Names {
+  std::string* names;
+  template <typename T>
+  void operator()(const char* name, const T&) const {
+    *names += (names->empty() ? "" : " ") + std::string(name);
+  }
+};
+
+TEST_CASE("every attribute in a row of traits is an attribute of a call") {
+  for (const CollectiveTraits& traits : Collectives()) {
+    CallSpec spec;
+    spec.collective = traits.collective;
+    std::string names;
+    VisitOtherAttributes(spec, Names{&names});
+    const std::string common = "groups processes devices";
+    CHECK(names == common + (*traits.attributes ? " " : "") + traits.attributes);
+  }
+}
+
 TEST_CASE("a missing attribute is named") {
   const std::string where = "jaxcomm: an_op at a_file.py:7: attribute ";
   CHECK(Decode(Collective::kAllReduce, Call()).status().message() ==
