@@ -42,7 +42,7 @@ def all_gather_matmul(
       algorithm: "unfused", "ring", "direct", "fused" (GPUs only), or "xla" for XLA's own all-gather. None lets jaxcomm
         choose.
       chunks: parts in which "ring", "direct" and "fused" send a block; divides m. None means 1.
-      max_sms: the most multiprocessors of a GPU that each transfer occupies.
+      max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result, as in jax.lax.dot_general.
       save_gathered: keep the gathered x, n times the size of x, for the derivative for w, which otherwise gathers x
@@ -106,7 +106,7 @@ def matmul_psum_scatter(
       algorithm: "unfused", "ring", "direct", "fused" (GPUs only), or "xla" for XLA's own reduce-scatter. None lets
         jaxcomm choose.
       chunks: parts in which "ring", "direct" and "fused" send a block; divides m. None means 1.
-      max_sms: the most multiprocessors of a GPU that each transfer occupies.
+      max_sms: the most multiprocessors of a GPU that each transfer occupies. See jaxcomm.ops.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result and of the parts that ranks send.
 

@@ -38,7 +38,7 @@ def psum_scatter(
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
-      Block r of the sum, in the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
+      Block r of the sum on rank r: the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
       by n (tiled). 8- and 16-bit floats are accumulated in f32.
 
     Raises:

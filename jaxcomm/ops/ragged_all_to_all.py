@@ -51,7 +51,7 @@ def ragged_all_to_all(
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
-      The received rows, (Q, ...), varying over the axes; all other rows are those of ``output``.
+      (Q, ...), varying over the axes: the received rows; all other rows are those of ``output``.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
