@@ -195,7 +195,7 @@ run-native:
 # - what other tests show as well, with more processes, more time or larger models. Of tests/models, the files that build
 #   and train every model remain.
 WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
-  test_run.py test_headers.py test_includes.py test_contract.py test_mutation.py test_shards.py \
+  test_run.py test_headers.py test_includes.py test_contract.py test_layout.py test_mutation.py test_shards.py \
   multiprocess/test_launchers.py
 EVERY_MODEL := test_scripts.py test_scripts_processes.py test_moe.py test_moe_command.py test_moe_options.py
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \

@@ -48,7 +48,7 @@ def ragged_all_to_all(
         platforms, XLA's own collective runs.
 
     Returns:
-      The received rows, (Q, ...), varying over the axes; all other rows are those of ``output``.
+      (Q, ...), varying over the axes: the received rows; all other rows are those of ``output``.
 
     Raises:
       ValueError: invalid shapes, element types, groups or algorithm (when tracing).

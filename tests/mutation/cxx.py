@@ -60,7 +60,8 @@ def cover(build, units):
             each = tuple((name, duration, set(switches)) for name, duration, switches in found["tests"])
             outside = set(found["outside"])
             covered[unit.name] = Coverage(run.seconds, outside.union(*(test[2] for test in each)), outside, each)
-        print(f"{run.seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
+        if covered[unit.name].reached:
+            print(f"{run.seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
     return covered
 
 

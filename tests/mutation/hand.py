@@ -44,10 +44,10 @@ def folder(mutant):
 class Runner:
     """A copy of the repository with its own builds, which later runs reuse."""
 
-    def __init__(self, jobs, build=None):
+    def __init__(self, jobs):
         from . import schemata  # needs libclang, unlike the results of mutants
 
-        self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
+        self.build = schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
         self.normal, self.configured, self.modules, self.pytest = {}, set(), (), None
 
