@@ -67,7 +67,7 @@ class Spec:
         return dataclasses.replace(self.call, algorithm="xla" if self.call.algorithm == "xla" else None)
 
 
-def wide(dtype: Any) -> Any:
+def accumulator_type(dtype: Any) -> Any:
     """Type in which sums are accumulated: f32 for 8- and 16-bit floats."""
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
@@ -148,15 +148,15 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
       gathered x @ w for each weight; gathered x^T @ y for each other array; gathered x if `keep`.
     """
     if spec.call.algorithm in ("unfused", "xla"):
-        whole = all_gather_p.bind(x, call=spec.transfer, axis=spec.axis)
+        gathered: Any = all_gather_p.bind(x, call=spec.transfer, axis=spec.axis)
         of = [rows_product] * num_weights + [columns_product] * (len(ys) - num_weights)
-        products = [f(whole, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
-        return [*products, whole] if keep else products
+        products = [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
+        return [*products, gathered] if keep else products
     axis, n, me = spec.axis, spec.group_size, _rank(spec.call)
     block, chunk = x.shape[axis], x.shape[axis] // spec.chunks
     weights, others = list(zip(ys, dtypes, strict=True))[:num_weights], ys[num_weights:]
     rows = [_zeros(x, spec, n * block, w.shape[-1], dtype) for w, dtype in weights]
-    gathered: Any = _zeros(x, spec, n * block, x.shape[-1], x.dtype) if keep else None
+    gathered = _zeros(x, spec, n * block, x.shape[-1], x.dtype) if keep else None
     sums: list[Any] = [None] * len(others)
     pieces = [lax.slice_in_dim(x, c * chunk, (c + 1) * chunk, axis=axis) for c in range(spec.chunks)]
     for shift, arrived in enumerate(zip(*(_arrivals(piece, spec) for piece in pieces), strict=True)):
@@ -168,7 +168,7 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
                 rows[i] = lax.dynamic_update_slice_in_dim(rows[i], product, start, axis)
             for i, y in enumerate(others):
                 part = lax.dynamic_slice_in_dim(y, start, chunk, axis)
-                product = columns_product(piece, part, spec, wide(dtypes[num_weights + i]))
+                product = columns_product(piece, part, spec, accumulator_type(dtypes[num_weights + i]))
                 sums[i] = product if sums[i] is None else sums[i] + product
             if keep:
                 gathered = lax.dynamic_update_slice_in_dim(gathered, piece, start, axis)
@@ -185,7 +185,7 @@ def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> 
       spec: static arguments.
       dtype: element type of the result, and of the parts that ranks send.
     """
-    accumulator = wide(dtype)
+    accumulator = accumulator_type(dtype)
 
     def part(xs):
         products = [rows_product(x, w, spec, accumulator) for x, w in zip(xs, ws, strict=True)]
@@ -224,7 +224,7 @@ def _scatter_chunk(part_of: Callable[[Any], Any], me: Any, spec: Spec, dtype: An
 
 def sum_in_rank_order(parts: Sequence[Any], dtype: Any) -> Any:
     """The sum of the parts of all ranks, as `direct` of psum_scatter adds them."""
-    total = parts[0].astype(wide(dtype))
+    total = parts[0].astype(accumulator_type(dtype))
     for part in parts[1:]:
         total = total + part.astype(total.dtype)
     return total.astype(dtype)
