@@ -204,10 +204,10 @@ def smaller(cluster: Cluster, most: int, source: int = 0) -> tuple[Cluster, int]
     for number in range(len(sizes) - 1, -1, -1):
         others = math.prod(kept) // kept[number]
         size = max(min(kept[number], 2), min(kept[number], most // others))
-        whole = number == 0 and levels[0].kind in ("mesh", "torus")
+        indivisible = number == 0 and levels[0].kind in ("mesh", "torus")
         if sizes[number] & (sizes[number] - 1) == 0:
             size = 1 << (size.bit_length() - 1)
-        kept[number] = kept[number] if whole else size
+        kept[number] = kept[number] if indivisible else size
     if math.prod(kept) > most or kept == sizes:
         return None
 

@@ -108,8 +108,8 @@ class Cluster:
         for level in self.levels:
             most = min(level.ranks, ranks) // below
             size = next((k for k in range(most, most // 2, -1) if ranks // below % k == 0), 0)
-            whole = level.kind in ("torus", "mesh")
-            if size == 0 or (whole and ranks > level.ranks and size * below < level.ranks):
+            indivisible = level.kind in ("torus", "mesh")
+            if size == 0 or (indivisible and ranks > level.ranks and size * below < level.ranks):
                 raise ClusterError(
                     f"{self.name}: {ranks} ranks cannot be spread evenly over groups of {level.ranks} "
                     f"(level {level.name})"
@@ -118,7 +118,7 @@ class Cluster:
             if level.paths:  # a switch of a rail has the uplinks of one rank of each domain
                 inner = levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1
                 level = dataclasses.replace(level, sharing=levels[-1].ranks // inner * level.sharers)
-            levels.append(level if whole else dataclasses.replace(level, ranks=below))
+            levels.append(level if indivisible else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 break
         return dataclasses.replace(self, levels=tuple(levels))

@@ -28,7 +28,15 @@ _SLOWEST_KERNEL = 2.0
 
 
 class Costs:
-    """Times of kernels and collectives. Equal collectives are simulated once."""
+    """Times of kernels and collectives. Equal collectives are simulated once.
+
+    Attributes:
+      compute, mesh: of a device; sizes of the axes.
+      cluster: the part of the cluster that the mesh uses, without its faults.
+      broken: the same with its faults, in the numbers of the ranks that go on.
+      acting: texts of the faults that act on the step.
+      notes: assumptions, with their number.
+    """
 
     def __init__(
         self,
@@ -52,15 +60,15 @@ class Costs:
             raise ClusterError(f"{cluster.name}: the mesh has {n} ranks, but the cluster has {cluster.ranks}")
         self.notes: dict[str, int] = {}
         groups.check_faults(cluster)
-        self.whole = dataclasses.replace(cluster, faults=()).spread(n)
+        self.cluster = dataclasses.replace(cluster, faults=()).spread(n)
         broken, given = self._survive(cluster, n)
-        names = [level.name for level in self.whole.levels]
+        names = [level.name for level in self.cluster.levels]
         used = [not fault.planes and (not fault.level or fault.level in names) for fault in broken]
         self.acting = [str(fault) for fault in cluster.faults if fault.slow == 0 and fault.index < n]
         self.acting += [str(fault) for fault in cluster.faults if fault.planes and fault.level in names]
         self.texts = [str(fault) for fault, kept in zip(given, used, strict=True) if kept]
         broken = tuple(fault for fault, kept in zip(broken, used, strict=True) if kept)
-        self.broken = dataclasses.replace(self.whole, faults=broken)
+        self.broken = dataclasses.replace(self.cluster, faults=broken)
         self.places = [groups.place(self.broken, fault) for fault in broken]
         self.slow = max([fault.slow for fault in broken], default=1.0)
         self.acting += [text for text, fault in zip(self.texts, broken, strict=True) if not fault.level]
@@ -95,7 +103,7 @@ class Costs:
         of, dtype = self.compute, work.dtype or "bfloat16"
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
-        time_s = max(work.flops / (peak * shares[0]), work.bytes / (self.whole.memory_bytes_per_s * shares[1]))
+        time_s = max(work.flops / (peak * shares[0]), work.bytes / (self.cluster.memory_bytes_per_s * shares[1]))
         return self.slow * (time_s if ideal else time_s + of.kernel_s)
 
     def simulated(self, work: Exchange) -> collectives.Simulated | None:
@@ -121,7 +129,7 @@ class Costs:
             wanted |= {int(group) for group in group_of[some[some < len(group_of)]] if group >= 0}
         found = []
         for row in rows[sorted(wanted)]:
-            cluster = groups.view(self.whole, row, what)
+            cluster = groups.view(self.cluster, row, what)
             if len(row) > 1:
                 self._act(row, cluster)
             broken = groups.broken(self.broken, cluster, row)
@@ -130,7 +138,7 @@ class Costs:
 
     def _act(self, row: np.ndarray, seen: Cluster) -> None:
         """Notes the faulty links that a group uses."""
-        names = [level.name for level in self.whole.levels]
+        names = [level.name for level in self.cluster.levels]
         sizes = [1, *(level.ranks for level in seen.levels)]
         for fault, place, text in zip(self.broken.faults, self.places, self.texts, strict=True):
             number = names.index(fault.level) if fault.level else 0

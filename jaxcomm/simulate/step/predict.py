@@ -82,7 +82,7 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) 
         if isinstance(work, Kernel) and work.time_s is not None:
             shares["kernels with measured times"] += times * costs.kernel(work)
         elif isinstance(work, Kernel):
-            by_bytes = work.bytes / (costs.whole.memory_bytes_per_s * costs.compute.memory_efficiency)
+            by_bytes = work.bytes / (costs.cluster.memory_bytes_per_s * costs.compute.memory_efficiency)
             busy_s = costs.kernel(work) - costs.compute.kernel_s
             shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
             shares["starts of kernels"] += times * costs.compute.kernel_s
@@ -156,10 +156,10 @@ def _of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
         note(f"collectives of more than {MAX_STEPS} steps take the time of the cost model", modelled)
     for text, count in [*costs.notes.items(), *costs.assumed(collectives)]:
         note(text, count)
-    kinds = [o.split(":")[0] for o in {**costs.whole.origins, **costs.compute.origins}.values()]
+    kinds = [o.split(":")[0] for o in {**costs.cluster.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
     return Step(
-        cluster=costs.whole.name,
+        cluster=costs.cluster.name,
         mesh=costs.mesh,
         time_s=timeline.time_s,
         band=(min(low, timeline.time_s), max(high, timeline.time_s)),
