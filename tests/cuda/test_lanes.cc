@@ -154,7 +154,7 @@ struct Site {
     xla.state = &state;
     xla.stream = stream.handle();
     xla.device = rank.device();
-    xla.communicator = &rank;
+    xla.nccl_comm = &rank;
     xla.num_communicators = 1;
   }
   std::string Initialize() { return Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }

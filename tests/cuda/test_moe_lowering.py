@@ -192,7 +192,7 @@ def test_several_hosts_by_default(monkeypatch, several_hosts):
 
 
 def test_sizes_that_the_kernels_between_nodes_take():
-    """tests/cuda/test_rail_rows.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
+    """tests/cuda/test_rail_dispatch.cc has the kernel's numbers: 131072 rows fit besides 256 experts."""
     assert exchange.fits_rails(131072, 1, 256) and exchange.fits_rails(131072 // 8, 8, 256)
     assert exchange.fits_rails(64, 8, 8192) and not exchange.fits_rails(64, 8, 9008)  # which fit between nodes alone
     assert not exchange.fits_rails(300_000, 1, 2) and not exchange.fits_rails(131072, 8, 256)

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace {

@@ -10,9 +10,6 @@
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/launch_moe_one_shot.h"
-#include "cuda/kernels/launch_rail_rows.h"
-#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
@@ -206,7 +203,7 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadMoeOneShotKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRouteAndDispatchKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 
@@ -312,7 +309,7 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
     own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
   }
   if (own.ok()) own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
-  if (own.ok()) own = CheckCuda("kernels", LoadRailKernels());
+  if (own.ok()) own = CheckCuda("kernels", LoadInterNodeRowKernels());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.

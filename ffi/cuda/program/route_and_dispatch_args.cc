@@ -1,4 +1,4 @@
-#include "cuda/program/moe_one_shot_args.h"
+#include "cuda/program/route_and_dispatch_args.h"
 
 #include <algorithm>
 #include <limits>
@@ -18,12 +18,13 @@ constexpr int64_t kMaxExperts = std::numeric_limits<int16_t>::max();
 
 }  // namespace
 
-int64_t ArenaBytes(const MoeOneShotArgs& args) {
+int64_t ArenaBytes(const RouteAndDispatchArgs& args) {
   const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
   return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
 }
 
-StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels) {
+StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, const RouteAndDispatchShape& shape,
+                                                        int32_t max_channels) {
   const int64_t n = spec.group_size;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (std::min({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.row_bytes}) < 1 ||
@@ -34,7 +35,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
                                 std::to_string(shape.capacity) + " rows of " + std::to_string(shape.row_bytes) +
                                 " bytes do not fit each other");
   }
-  MoeOneShotArgs args;
+  RouteAndDispatchArgs args;
   const int64_t choices = shape.tokens * shape.choices, bytes = shape.tokens * shape.row_bytes;
   if (shape.num_experts <= kMaxExperts && choices <= kMaxSharedBytes && bytes <= kMaxArenaBytes) {
     args.comm.local.size = static_cast<int32_t>(n);
@@ -51,7 +52,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
     const int64_t lines = CeilDiv(args.row_bytes, kGrainBytes), lines_per_channel = CeilDiv(lines, most);
     args.piece_bytes = lines_per_channel * kGrainBytes;
     args.num_channels = static_cast<int32_t>(CeilDiv(lines, lines_per_channel));
-    if (MoeOneShotSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxArenaBytes) return args;
+    if (RouteAndDispatchSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxArenaBytes) return args;
   }
   return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
                               std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +
@@ -59,7 +60,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
                               " bytes are too large for one exchange of LL messages; use route and dispatch");
 }
 
-MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm) {
+RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& comm) {
   args.comm = comm;
   args.comm.ll_slots = SlotsOfArena(comm, args.num_epochs);
   return args;

@@ -173,19 +173,20 @@ TEST_CASE("a call whose marks do not fit into shared memory") {
   spec.row_count = 1;
   spec.choices = 1;
   spec.num_experts = 2;
-  CHECK(MakeRailRowArgs(spec, DType::kU8, 100'000, 100, 4).ok());
-  const Status refused = MakeRailRowArgs(spec, DType::kU8, 300'000, 100, 4).status();
+  CHECK(MakeInterNodeRowArgs(spec, DType::kU8, 100'000, 100, 4).ok());
+  const Status refused = MakeInterNodeRowArgs(spec, DType::kU8, 300'000, 100, 4).status();
   CHECK(refused.message().find("300000 rows and 2 experts need more shared memory between nodes") == 0);
   // The largest number of rows of the documentation.
-  CHECK(RailSharedBytes(MakeRailRowArgs(spec, DType::kU8, 131'072, 100, 4)->rows, kRailThreads) <= kMaxSharedBytes);
+  CHECK(RailSharedBytes(MakeInterNodeRowArgs(spec, DType::kU8, 131'072, 100, 4)->rows, kRailThreads) <=
+        kMaxSharedBytes);
   // They would fit between nodes, but not into the kernel inside a node: as fits_rails() of jaxcomm/moe/exchange.py.
   spec.choices = 8;
   spec.num_experts = 8192;
-  CHECK(MakeRailRowArgs(spec, DType::kU8, 64, 100, 4).ok());
-  RowArgs most = MakeRailRowArgs(spec, DType::kU8, 64, 100, 4)->rows;
+  CHECK(MakeInterNodeRowArgs(spec, DType::kU8, 64, 100, 4).ok());
+  RowArgs most = MakeInterNodeRowArgs(spec, DType::kU8, 64, 100, 4)->rows;
   spec.num_experts = most.num_experts = 9008;
   CHECK(RailSharedBytes(most, kRailThreads) <= kMaxSharedBytes);
-  const std::string text = MakeRailRowArgs(spec, DType::kU8, 64, 100, 4).status().message();
+  const std::string text = MakeInterNodeRowArgs(spec, DType::kU8, 64, 100, 4).status().message();
   CHECK(text.find("9008 experts and 8 choices per token need more shared memory than a thread block has") == 0);
 }
 
