@@ -335,6 +335,11 @@ ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
     }
     Sum(communicator, 1000);  // synchronous calls go on
   });
+  auto* without_key = new World(2);
+  without_key->second_key_fails = true;
+  OnRanks(*without_key, [](Rank& rank) {
+    CHECK(Has(Ok(Get(rank))->AsynchronousLane().status(), "ncclGetUniqueId or ncclCommInitRankConfig: failed"));
+  });
 }
 
 ALONE_TEST_CASE("done passes its first operand on") {

@@ -296,7 +296,7 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
     const std::string nodes = "the group's GPUs are of several nodes of " + std::to_string(comm_.local.size) +
                               " ranks, and there is no GIN between them: ";
     const Status status = bootstrap_.AllDone(at, own);
-    if (status.ok()) return status;
+    if (status.ok() || !bootstrap_.Failure().ok()) return status;  // a failed exchange is not about GIN
     return Status(status.code(), nodes + status.message() +
                                      "; pass algorithm=\"xla\" or \"xla_hierarchical\", or call kernels of your own "
                                      "over the ranks of a node");

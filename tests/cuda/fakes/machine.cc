@@ -384,7 +384,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
       const int number = ++root.num_keys;
       *key = fake::KeyOf(&root);
       std::memcpy(key->internal + sizeof(void*), &number, sizeof number);
-      return root.split_fails && number > 1 ? ncclInternalError : ncclSuccess;
+      return root.second_key_fails && number > 1 ? ncclInternalError : ncclSuccess;
     };
     return made;
   }();
