@@ -290,7 +290,7 @@ StatusOr<bool> Communicator::AllTrue(bool own) {
   return bootstrap_.AllTrue(own);
 }
 
-// GIN is made on all ranks, or all ranks get an error.
+// Makes GIN on all ranks, or all ranks get an error. The memory of a communicator that can't be made is never freed.
 Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   const auto all_done = [this](const char* at, const Status& own) {
     const std::string nodes = "the group's GPUs are of several nodes of " + std::to_string(comm_.local.size) +
@@ -304,7 +304,7 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
   Status own = Gin::Problem(nccl_, properties);
-  // NCCL's teams have equal sizes; a name of a node (JAXCOMM_NODE_ID) may cut them.
+  // Names of nodes (JAXCOMM_NODE_ID) may divide NCCL's teams.
   if (own.ok() && (!properties.deviceApiSupport || properties.nLsaTeams * comm_.local.size != size())) {
     own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
   }
