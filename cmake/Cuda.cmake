@@ -116,9 +116,9 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/executor_gin.cu
   ffi/cuda/kernels/ll.cu
   ffi/cuda/kernels/exchange_offsets.cu
-  ffi/cuda/kernels/moe_one_shot.cu
+  ffi/cuda/kernels/route_and_dispatch.cu
   ffi/cuda/kernels/multimem.cu
-  ffi/cuda/kernels/rail_rows.cu
+  ffi/cuda/kernels/inter_node_rows.cu
   ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/slices.cu)
 target_include_directories(_cuda SYSTEM PRIVATE ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_CUDA_HEADERS})

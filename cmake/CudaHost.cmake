@@ -16,7 +16,7 @@ add_library(jaxcomm_cuda_xla OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/call_site.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/done.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/moe_one_shot_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/route_and_dispatch_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_arguments.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/xla/user_windows.cc
@@ -33,10 +33,10 @@ endif()
 
 add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/call_program.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/moe_one_shot_args.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/route_and_dispatch_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/packing.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/program.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/rail_row_args.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/program/inter_node_row_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/row_args.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)
 add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
@@ -52,7 +52,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/moe_one_shot.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)
 # Some tests replace or observe these.

@@ -50,7 +50,7 @@ FILES = {  # more than their folder
     "sim/sim_py.h": {"Python"},
     "sim/sim_py.cc": {"Python"},
     "cuda/kernels/executor_gin.cu": {"NCCL"},
-    "cuda/kernels/rail_rows.cu": {"NCCL"},
+    "cuda/kernels/inter_node_rows.cu": {"NCCL"},
     "include/jaxcomm/gin.h": {"NCCL"},
 }
 SOURCES = sorted(path for path in FFI.rglob("*") if path.suffix in (".h", ".cc", ".cu", ".cuh"))

@@ -15,7 +15,7 @@
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/threads.h"
 #include "cuda/xla/call.h"
-#include "cuda/xla/moe_one_shot_call.h"
+#include "cuda/xla/route_and_dispatch_call.h"
 #include "cuda/xla/user_call.h"
 
 namespace nb = nanobind;
@@ -62,10 +62,10 @@ nb::dict CudaTargets() {
   done["execute"] = Capsule(&CudaDone);
   targets["jaxcomm_done"] = done;
   nb::dict one_shot;
-  one_shot["instantiate"] = Capsule(&CudaMoeOneShotInstantiate);
-  one_shot["prepare"] = Capsule(&CudaMoeOneShotPrepare);
-  one_shot["initialize"] = Capsule(&CudaMoeOneShotInitialize);
-  one_shot["execute"] = Capsule(&CudaMoeOneShotExecute);
+  one_shot["instantiate"] = Capsule(&CudaRouteAndDispatchInstantiate);
+  one_shot["prepare"] = Capsule(&CudaRouteAndDispatchPrepare);
+  one_shot["initialize"] = Capsule(&CudaRouteAndDispatchInitialize);
+  one_shot["execute"] = Capsule(&CudaRouteAndDispatchExecute);
   targets["jaxcomm_moe_one_shot"] = one_shot;
   return targets;
 }
@@ -170,7 +170,8 @@ NB_MODULE(_cuda, m) {
   m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
-  m.def("moe_one_shot_state_type", &StateType<cuda::MoeOneShotState>, "The type of the state of jaxcomm_moe_one_shot.");
+  m.def("moe_one_shot_state_type", &StateType<cuda::RouteAndDispatchState>,
+        "The type of the state of jaxcomm_moe_one_shot.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");
   m.def(
       "set_user_initialize",

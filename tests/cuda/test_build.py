@@ -74,7 +74,7 @@ def test_kernels_change_no_word_atomically_in_system_scope(wheels):
     """On host memory, CUDA promises this only where hostNativeAtomicSupported is 1. NCCL's GIN is not included."""
     text = run(wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", MODULE.origin)
     files = [file for file in text.split("Fatbin ptx code:") if ".entry " in file]
-    own = "".join(file for file in files if "executor_gin_cu" not in file and "rail_rows_cu" not in file)
+    own = "".join(file for file in files if "executor_gin_cu" not in file and "inter_node_rows_cu" not in file)
     assert len(files) > 5 and own.count(".entry ") > 6
     changes = re.findall(r"\b(?:atom|red)\.[\w.:]+", own)
     assert any("cas" in change and "gpu" in change for change in changes)  # the claim of the report

@@ -114,8 +114,8 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
   Stream stream;
   FakeXla xla;
   xla.state = &state;
-  xla.stream = &stream;
-  xla.communicator = &ranks[0];
+  xla.stream = stream.handle();
+  xla.nccl_comm = &ranks[0];
   int32_t x[4] = {}, y[4];
   const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
     xla.run = run;

@@ -128,9 +128,7 @@ ALONE_TEST_CASE("calls on two streams follow each other") {
 ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
   for (const auto& [n, nodes] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{6, 3}}) {
     Communicator::Configure(20, 4, "");
-    auto* world = new World(n);
-    world->num_lsa_teams = nodes;
-    world->gin = NCCL_GIN_TYPE_GDAKI;
+    World* const world = &NodesOf(nodes, n / nodes, NCCL_GIN_TYPE_GDAKI);
     OnRanks(*world, [&, n = n](Rank& rank) {
       Communicator* const communicator = Ok(Get(rank));
       CHECK(communicator != nullptr && communicator->gin() != nullptr);
@@ -160,11 +158,9 @@ ALONE_TEST_CASE("GIN for all ranks, or an error on all") {
       "; pass algorithm=\"xla\" or \"xla_hierarchical\", or call kernels of your own over the ranks of a node";
   const std::string off = "NCCL offers no GIN on this network (NCCL_DEBUG=INFO shows its reason)";
   for (const bool on_rank_1 : {true, false}) {
-    auto* world = new World(4);
-    world->num_lsa_teams = 2;
-    world->gin = on_rank_1 ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
-    world->rank_without_gin = 1;
-    OnRanks(*world, [&](Rank& rank) {
+    World& world = NodesOf(2, 2, on_rank_1 ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE);
+    world.rank_without_gin = 1;
+    OnRanks(world, [&](Rank& rank) {
       const std::string other = "rank 1 of the group failed when it prepared GIN; its error says why";
       CHECK(Get(rank).status().message() == begin + (on_rank_1 && rank.rank != 1 ? other : off) + end);
       CHECK(rank.num_gin == 0);
@@ -188,10 +184,7 @@ ALONE_TEST_CASE("names of processes determine the nodes") {
                            {"abcd", 2, 1, false},
                            {"abcd", 4, 1, true}}) {
     std::atomic<int> turn{0};
-    auto* world = new World(4);
-    world->num_lsa_teams = test.num_lsa_teams;
-    world->gin = NCCL_GIN_TYPE_PROXY;
-    OnRanks(*world, [&](Rank& rank) {
+    OnRanks(NodesOf(test.num_lsa_teams, 4 / test.num_lsa_teams), [&](Rank& rank) {
       // The name belongs to the process, so each rank sets its own while it reads the name.
       std::thread next;
       after_init = [&] {

@@ -8,7 +8,7 @@
 
 #include "../../examples/token_dispatch/token_dispatch.cuh"
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {

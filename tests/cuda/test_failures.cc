@@ -63,7 +63,7 @@ class Trial {
       const RankArgs& args = calls_[stop.call].args[rank];
       const ChannelProgram& program = args.channels[channel];
       for (int32_t left = Draw(program.num_steps + 1); stop.num_steps < left;) {
-        stop.num_steps += args.steps[program.first_step + stop.num_steps].together;
+        stop.num_steps += args.steps[program.first_step + stop.num_steps].num_concurrent;
       }
     }
     const uint64_t begin = emulation::NowNs();
@@ -140,7 +140,7 @@ class Trial {
       const ChannelProgram& program = args.channels[channel];
       int32_t& pause = pauses_[{rank, channel}];
       for (int32_t left = Draw(program.num_steps + 1); pause < left;) {
-        pause += args.steps[program.first_step + pause].together;
+        pause += args.steps[program.first_step + pause].num_concurrent;
       }
     }
     for (auto& of_call : results_) {

@@ -154,7 +154,7 @@ struct Site {
     xla.state = &state;
     xla.stream = stream.handle();
     xla.device = rank.device();
-    xla.communicator = &rank;
+    xla.nccl_comm = &rank;
     xla.num_communicators = 1;
   }
   std::string Initialize() { return Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
@@ -334,6 +334,11 @@ ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
       CHECK(Has(communicator.AsynchronousLane().status(), "rank 2 of the group has no 2097152 bytes of GPU memory"));
     }
     Sum(communicator, 1000);  // synchronous calls go on
+  });
+  auto* without_key = new World(2);
+  without_key->second_key_fails = true;
+  OnRanks(*without_key, [](Rank& rank) {
+    CHECK(Has(Ok(Get(rank))->AsynchronousLane().status(), "ncclGetUniqueId or ncclCommInitRankConfig: failed"));
   });
 }
 

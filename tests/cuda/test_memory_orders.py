@@ -75,7 +75,7 @@ KERNELS = {
     "FindOffsets": SIGNALS,
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
-    "RunMoeOneShot": SIGNALS | {"LoadPair", "StorePair"},
+    "RunRouteAndDispatch": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
     "ExchangeSlices": SIGNALS | {"FenceAliases"} | BULK,
 }

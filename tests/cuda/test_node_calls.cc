@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace {
@@ -87,17 +87,10 @@ struct Site {
   void* state = nullptr;
 };
 
-World& NodesOf(int num_nodes, int ranks_per_node, bool with_gin) {
-  auto* world = new World(num_nodes * ranks_per_node);
-  world->num_lsa_teams = num_nodes;
-  if (with_gin) world->gin = NCCL_GIN_TYPE_PROXY;
-  return *world;
-}
-
 ALONE_TEST_CASE("a kernel of two nodes") {
   cuda::Communicator::Configure(20, 3);
   const Site site(4), larger(4);
-  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     const int rank = of_xla.rank;
     const auto check = [&](int64_t bytes) {
       cuda::Communicator& communicator = *Ok(Get(of_xla));
@@ -127,7 +120,7 @@ ALONE_TEST_CASE("a kernel of two nodes") {
 ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
   cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     reserves_first = true;
     CHECK(site.Run(of_xla).empty());
     CHECK(nccl_comm != nullptr && comm.arena_bytes >= kArenaBytes && gin.puts != nullptr);
@@ -138,7 +131,7 @@ ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
 ALONE_TEST_CASE("a kernel without an arena") {
   cuda::Communicator::Configure(20, 3);
   const Site site(2);
-  OnRanks(NodesOf(2, 1, true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 1), [&](Rank& of_xla) {
     arena_bytes = 0;
     CHECK(site.Run(of_xla).empty());
     CHECK(gin.arena == nullptr && gin.puts != nullptr && nccl_comm != nullptr);
@@ -149,7 +142,7 @@ ALONE_TEST_CASE("a kernel without an arena") {
 ALONE_TEST_CASE("a kernel for several nodes on one") {
   cuda::Communicator::Configure(20, 3);
   const Site site(2);
-  OnRanks(NodesOf(1, 2, false), [&](Rank& of_xla) {
+  OnRanks(NodesOf(1, 2, NCCL_GIN_TYPE_NONE), [&](Rank& of_xla) {
     CHECK(site.Run(of_xla).empty());
     CHECK(gin.puts == nullptr && nccl_comm != nullptr && device::RailOf(comm).size == 1);
   });
@@ -158,7 +151,7 @@ ALONE_TEST_CASE("a kernel for several nodes on one") {
 ALONE_TEST_CASE("a kernel that does not ask for GIN") {
   cuda::Communicator::Configure(20, 3);
   const Site site(4), small(4);
-  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     uses_gin = false;
     CHECK(Has(site.Run(of_xla),
               "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and Initialize has not called "
@@ -171,7 +164,7 @@ ALONE_TEST_CASE("a kernel that does not ask for GIN") {
 ALONE_TEST_CASE("a group without GIN") {
   cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(NodesOf(2, 2, false), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2, NCCL_GIN_TYPE_NONE), [&](Rank& of_xla) {
     CHECK(Has(site.Run(of_xla),
               "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes of 2 ranks, and there is no GIN "
               "between them: NCCL offers no GIN on this network"));
@@ -181,7 +174,7 @@ ALONE_TEST_CASE("a group without GIN") {
 ALONE_TEST_CASE("a kernel that needs windows on XLA's buffers") {
   cuda::Communicator::Configure(20, 3);
   const Site site(4);
-  OnRanks(NodesOf(2, 2, true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     needs_windows = true;
     CHECK(
         Has(site.Run(of_xla),
@@ -195,7 +188,7 @@ ALONE_TEST_CASE("headers of another NCCL") {
   const Site site(2), mixed(2);
   const std::string built = NcclVersionText(NCCL_VERSION_CODE);
   for (const int num_nodes : {1, 2}) {
-    OnRanks(NodesOf(num_nodes, 2 / num_nodes, true), [&](Rank& of_xla) {
+    OnRanks(NodesOf(num_nodes, 2 / num_nodes), [&](Rank& of_xla) {
       const int rank = of_xla.rank;
       nccl_version = 22907;
       CHECK(Has(site.Run(of_xla),

@@ -8,7 +8,7 @@
 
 #include "../../examples/all_gather_matmul/node_ring.cuh"
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {
@@ -102,17 +102,10 @@ void* Instantiate() {
   return instantiation.state;
 }
 
-World& TwoNodes(bool with_gin) {
-  auto* world = new World(kNumRanks);
-  world->num_lsa_teams = 2;
-  if (with_gin) world->gin = NCCL_GIN_TYPE_PROXY;
-  return *world;
-}
-
 ALONE_TEST_CASE("the ring of two nodes") {
   cuda::Communicator::Configure(20, 5);
   void* const state = Instantiate();
-  OnRanks(TwoNodes(true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     const int rank = of_xla.rank;
     using namespace all_gather_matmul;
     std::vector<float> y(kNumRanks * kTokens * kColumns);
@@ -129,7 +122,7 @@ ALONE_TEST_CASE("the ring of two nodes") {
 ALONE_TEST_CASE("the ring of two nodes on one SM") {
   cuda::Communicator::Configure(20, 1);
   void* const state = Instantiate();
-  OnRanks(TwoNodes(true), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
     using namespace all_gather_matmul;
     std::vector<float> y(kNumRanks * kTokens * kColumns);
     CHECK(Run(state, of_xla, y).empty());
@@ -140,7 +133,7 @@ ALONE_TEST_CASE("the ring of two nodes on one SM") {
 ALONE_TEST_CASE("the ring of two nodes needs GIN") {
   cuda::Communicator::Configure(20, 5);
   void* const state = Instantiate();
-  OnRanks(TwoNodes(false), [&](Rank& of_xla) {
+  OnRanks(NodesOf(2, 2, NCCL_GIN_TYPE_NONE), [&](Rank& of_xla) {
     std::vector<float> y(kNumRanks * kTokens * kColumns);
     CHECK(Has(Run(state, of_xla, y), "GIN"));
   });

@@ -38,7 +38,7 @@ struct Site {
     xla.device = device;
     Use(rank);
   }
-  void Use(Rank& rank) { xla.communicator = &rank; }
+  void Use(Rank& rank) { xla.nccl_comm = &rank; }
   void Begin(int32_t* x, int32_t* y) {
     ++xla.run;
     CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, kCount, y, kCount).empty());

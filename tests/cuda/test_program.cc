@@ -36,8 +36,8 @@ bool Moves(StepKind kind) { return kind == StepKind::kCopy || kind == StepKind::
 // The numbers of moves that run at once, in the order of the program.
 std::vector<int32_t> MovesAtOnce(const RankProgram& program) {
   std::vector<int32_t> found;
-  for (size_t i = 0; i < program.steps.size(); i += program.steps[i].together) {
-    if (Moves(program.steps[i].step.kind)) found.push_back(program.steps[i].together);
+  for (size_t i = 0; i < program.steps.size(); i += program.steps[i].num_concurrent) {
+    if (Moves(program.steps[i].step.kind)) found.push_back(program.steps[i].num_concurrent);
   }
   return found;
 }
@@ -53,7 +53,7 @@ TEST_CASE("short moves between a rank and all peers run at once") {
   const RankProgram program = ProgramOf(ChoiceOf(Collective::kAllReduce, "direct", kNode, 1001), 3);
   CHECK(MovesAtOnce(program) == std::vector<int32_t>{7});
   for (const ProgramStep& step : program.steps) {
-    if (Moves(step.step.kind)) CHECK(step.most_count == 126);  // 1001 = 8 * 125 + 1
+    if (Moves(step.step.kind)) CHECK(step.longest_count == 126);  // 1001 = 8 * 125 + 1
   }
 }
 
@@ -156,11 +156,11 @@ TEST_CASE("moves that run at once are independent, and no wait passes a signal")
             if (!algorithm.supports(choice.request)) continue;
             const RankProgram program = ProgramOf(choice, n - 1);
             CheckOrder(algorithm.build(choice.request, n - 1), program);
-            for (size_t i = 0; i < program.steps.size(); i += program.steps[i].together) {
+            for (size_t i = 0; i < program.steps.size(); i += program.steps[i].num_concurrent) {
               if (!Moves(program.steps[i].step.kind)) continue;
-              if (program.steps[i].together > 1) ++num_groups;
-              for (int32_t a = 0; a < program.steps[i].together; ++a) {
-                for (int32_t b = 0; b < program.steps[i].together; ++b) {
+              if (program.steps[i].num_concurrent > 1) ++num_groups;
+              for (int32_t a = 0; a < program.steps[i].num_concurrent; ++a) {
+                for (int32_t b = 0; b < program.steps[i].num_concurrent; ++b) {
                   const Step& one = program.steps[i + a].step;
                   const Step& other = program.steps[i + b].step;
                   CHECK(a == b || (!Overlap(one.dst, one.count, other.dst, other.count) &&

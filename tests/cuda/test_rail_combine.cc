@@ -17,14 +17,14 @@ namespace cuda {
 namespace {
 
 // Bytes and puts from one rank to another between nodes. Of sums by node: the list of the tokens of `from` (16 bytes, 4
-// per choice, the weights, and 4 per token), and a row for each token of `to`. At home: the rows of all choices.
+// per choice, the weights, and 4 per token), and a row for each token of `to`. At the source: the rows of all choices.
 gin_fake::Network::Sent Expected(const RailDrawn& drawn, int32_t from, int32_t to) {
   const RowArgs& args = drawn.args[0].rows;
   const RailShare asked = ShareOf(drawn, from, to / drawn.ranks_per_node);
   const RailShare returned = ShareOf(drawn, to, from / drawn.ranks_per_node);
   gin_fake::Network::Sent sent;
   if (returned.choices > 0) sent.puts += args.num_channels;
-  if (drawn.home || drawn.per_choice) {
+  if (drawn.sums_at_source || drawn.per_choice) {
     sent.bytes = returned.choices * args.row_bytes;
     return sent;
   }
@@ -43,7 +43,7 @@ int num_calls = 0;
 RailDrawn DrawCall(GinCluster& cluster, int32_t locals, std::mt19937_64& random) {
   RailDrawn drawn = DrawSizes(cluster, locals, random);
   drawn.combines = random() % 8 != 0;
-  drawn.home = random() % 3 == 0;
+  drawn.sums_at_source = random() % 3 == 0;
   constexpr DType kSums[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
   const bool adds = drawn.combines && !drawn.per_choice;
   drawn.dtype = adds ? kSums[random() % 4] : DType::kU8;
@@ -86,11 +86,11 @@ TEST_CASE("many series of combine between nodes [full]") {
   }
 }
 
-RailDrawn Small(GinCluster& cluster, bool home, uint64_t seed) {
+RailDrawn Small(GinCluster& cluster, bool sums_at_source, uint64_t seed) {
   std::mt19937_64 random(seed);
   RailDrawn drawn = SmallSizes();
   drawn.combines = drawn.weighted = true;
-  drawn.home = home;
+  drawn.sums_at_source = sums_at_source;
   drawn.dtype = DType::kF32;
   drawn.row_count = 80;
   Prepare(cluster, drawn, cluster.num_channels, 0, random);
@@ -98,7 +98,7 @@ RailDrawn Small(GinCluster& cluster, bool home, uint64_t seed) {
 }
 
 // The sums of the two kinds differ, and so do those of nodes in another order.
-TEST_CASE("sums by node are rounded, sums at home are not") {
+TEST_CASE("sums by node are rounded, sums at the source rank are not") {
   GinCluster cluster(2, 2, 1, kRailArenaBytes, 1, kRailDeadlineNs);
   RailDrawn drawn;
   drawn.ranks_per_node = 2;
@@ -107,29 +107,29 @@ TEST_CASE("sums by node are rounded, sums at home are not") {
   drawn.routed = Route(4, 1, 4, 4, 1, 0, 0, std::vector<std::vector<int32_t>>(4, {0, 2, 1, 3}));
   std::mt19937_64 random(1);
   Prepare(cluster, drawn, 1, 0, random);
-  RailDrawn home = drawn;
-  home.home = true;
-  for (RailRowArgs& args : home.args) args.at_home = true;
-  // 2048 + 1 rounds to 2048. By node: (2048 + 1) + (1 + 1) = 2050; at home: ((2048 + 1) + 1) + 1 = 2051 -> 2052.
+  RailDrawn at_source = drawn;
+  at_source.sums_at_source = true;
+  for (InterNodeRowArgs& args : at_source.args) args.sums_at_source = true;
+  // 2048 + 1 rounds to 2048. By node: (2048 + 1) + (1 + 1) = 2050; at the source: ((2048 + 1) + 1) + 1 = 2051 -> 2052.
   const uint16_t big = 0x6800, one = 0x3c00;
   for (int32_t r = 0; r < 4; ++r) {
     for (int32_t s = 0; s < 4; ++s) {
       std::memcpy(drawn.x[r].data() + 2 * s, r == 0 ? &big : &one, 2);
-      std::memcpy(home.x[r].data() + 2 * s, r == 0 ? &big : &one, 2);
+      std::memcpy(at_source.x[r].data() + 2 * s, r == 0 ? &big : &one, 2);
     }
   }
-  Launch(cluster, {&drawn, &home}, 4, 3);
+  Launch(cluster, {&drawn, &at_source}, 4, 3);
   for (int32_t r = 0; r < 4; ++r) {
-    uint16_t by_node = 0, at_home = 0;
+    uint16_t by_node = 0, sums_at_source = 0;
     std::memcpy(&by_node, drawn.y[r].data(), 2);
-    std::memcpy(&at_home, home.y[r].data(), 2);
-    CHECK(by_node == 0x6801 && at_home == 0x6802);
+    std::memcpy(&sums_at_source, at_source.y[r].data(), 2);
+    CHECK(by_node == 0x6801 && sums_at_source == 0x6802);
   }
 }
 
 // All ranks report `step` about `peer`, nothing moves, and the next call does not run.
 void CheckRefused(GinCluster& cluster, RailDrawn& drawn, int32_t step, int32_t peer, uint64_t expected, uint64_t seen) {
-  RailDrawn next = Small(cluster, !drawn.home, 7);
+  RailDrawn next = Small(cluster, !drawn.sums_at_source, 7);
   const Bytes arena(cluster.arenas.base, cluster.arenas.base + cluster.n * kRailArenaBytes);
   Launch(cluster, {&drawn, &next}, 4, 3);
   for (int32_t r = 0; r < cluster.n; ++r) {
@@ -143,13 +143,13 @@ void CheckRefused(GinCluster& cluster, RailDrawn& drawn, int32_t step, int32_t p
 }
 
 TEST_CASE("a wrong table: all ranks report it before a row moves") {
-  for (const bool home : {false, true}) {
+  for (const bool sums_at_source : {false, true}) {
     GinCluster unknown(2, 2, 2, kRailArenaBytes, 1);
-    RailDrawn drawn = Small(unknown, home, 1);
+    RailDrawn drawn = Small(unknown, sums_at_source, 1);
     SetTable(drawn, 3, 1, 0, -6);  // as jaxcomm/moe/check.py marks unknown ids
     CheckRefused(unknown, drawn, kUnknownExperts, 3, 6, 4);
     GinCluster gap(2, 2, 2, kRailArenaBytes, 1);
-    drawn = Small(gap, home, 1);
+    drawn = Small(gap, sums_at_source, 1);
     const int32_t last = drawn.routed.table[2 * 16 + 3], size = drawn.routed.table[(2 * 4 + 1) * 4 + 3];
     SetTable(drawn, 2, 0, 3, last - 1);
     CheckRefused(gap, drawn, kUnknownRow, 2, last - 1 + size, 10);
@@ -158,11 +158,11 @@ TEST_CASE("a wrong table: all ranks report it before a row moves") {
 
 // Never an address. The choice counts as zero, and only the rank that has it reports it.
 TEST_CASE("a slot or an expert of the routing that does not exist") {
-  for (const bool home : {false, true}) {
+  for (const bool sums_at_source : {false, true}) {
     for (const auto& [slot, expert] :
          {std::pair{1 << 30, 0}, std::pair{1 << 30, 3}, std::pair{0, 4}, std::pair{0, -1}}) {
       GinCluster cluster(2, 2, 2, kRailArenaBytes, 1, kRailDeadlineNs);
-      RailDrawn drawn = Small(cluster, home, 1);
+      RailDrawn drawn = Small(cluster, sums_at_source, 1);
       const_cast<int32_t*>(drawn.args[0].rows.index)[2] = slot;
       const_cast<int32_t*>(drawn.args[0].rows.expert)[2] = expert;
       drawn.routed.slot[0][2] = drawn.routed.expert[0][2] = -1;
@@ -203,29 +203,29 @@ TEST_CASE("a routing that names a slot twice") {
 }
 
 TEST_CASE("a rank that does not arrive: its node and its rail name it") {
-  for (const bool home : {false, true}) {
+  for (const bool sums_at_source : {false, true}) {
     GinCluster cluster(2, 2, 2, kRailArenaBytes, 1, 1'000'000);
-    RailDrawn drawn = Small(cluster, home, 1);
+    RailDrawn drawn = Small(cluster, sums_at_source, 1);
     const uint64_t begin = emulation::NowNs();
     Launch(cluster, {&drawn}, 4, 3, 3);
     CHECK(emulation::NowNs() - begin < 5'000'000);
     for (const int32_t r : {1, 2}) {
       const device::Report& report = cluster.reports[r];
       CHECK(report.state == device::Report::kComplete && report.peer == 3);
-      CHECK(report.step == (home && r == 1 ? 1 : static_cast<int32_t>(kEntryBarrier)));
+      CHECK(report.step == (sums_at_source && r == 1 ? 1 : static_cast<int32_t>(kEntryBarrier)));
     }
     CHECK(cluster.reports[0].state == device::Report::kComplete);
   }
 }
 
 TEST_CASE("a network that stops") {
-  for (const bool home : {false, true}) {
+  for (const bool sums_at_source : {false, true}) {
     GinCluster cluster(2, 1, 1, kRailArenaBytes, 1, 1'000'000);
     std::mt19937_64 random(1);
     RailDrawn drawn;
     drawn.ranks_per_node = 1;
     drawn.combines = true;
-    drawn.home = home;
+    drawn.sums_at_source = sums_at_source;
     drawn.dtype = DType::kF32;
     drawn.row_count = 25;
     drawn.routed = Route(2, 3, 2, 2, 1, 0, 0, {{0, 1, 1, 0, 0, 1}, {1, 0, 0, 1, 1, 0}});
@@ -248,7 +248,7 @@ TEST_CASE("the arena of a combine") {
   spec.num_experts = 256;
   spec.weighted = 1;
   const auto bytes = [&](int32_t num_nodes) {
-    const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, DType::kBF16, 7168 * 40000, 7168 * 4096, 28);
+    const StatusOr<InterNodeRowArgs> made = MakeInterNodeRowArgs(spec, DType::kBF16, 7168 * 40000, 7168 * 4096, 28);
     CHECK(made.ok() && made->rows.num_channels == 28);
     return RailArenaBytes(*made, num_nodes) / 1'000'000;
   };

@@ -9,7 +9,7 @@
 
 #include "../../examples/all_gather_matmul/all_gather_matmul.cuh"
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {

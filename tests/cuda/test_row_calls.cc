@@ -93,7 +93,7 @@ struct Site {
     xla.state = &state;
     xla.stream = stream.handle();
     xla.device = rank.rank;
-    xla.communicator = &rank;
+    xla.nccl_comm = &rank;
     xla.dtype = XLA_FFI_DataType_F32;
     const auto integers = [&](const std::vector<int32_t>& values) {
       xla.more.push_back({values.data(), static_cast<int64_t>(values.size()), XLA_FFI_DataType_S32});
@@ -166,7 +166,7 @@ ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from repla
 }
 
 // Nodes of equal size. The routing changes from run to run, and the last one is wrong.
-void LayerAmongNodes(int num_nodes, bool home) {
+void LayerAmongNodes(int num_nodes, bool sums_at_source) {
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
   world->num_lsa_teams = num_nodes;
@@ -176,7 +176,7 @@ void LayerAmongNodes(int num_nodes, bool home) {
   dispatch->spec = RowSpec(Collective::kDispatch);
   combine->spec = RowSpec(Collective::kCombine);
   combine->spec.weighted = 1;
-  combine->spec.home = home ? 1 : 0;
+  combine->spec.home = sums_at_source ? 1 : 0;
   dispatch->spec.algorithm = combine->spec.algorithm = "hierarchical";
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
@@ -213,7 +213,7 @@ void LayerAmongNodes(int num_nodes, bool home) {
 }
 
 ALONE_TEST_CASE("a layer between nodes over GIN") { LayerAmongNodes(2, false); }
-ALONE_TEST_CASE("a layer between nodes over GIN, with sums at home") { LayerAmongNodes(2, true); }
+ALONE_TEST_CASE("a layer between nodes over GIN, with sums at the source rank") { LayerAmongNodes(2, true); }
 ALONE_TEST_CASE("a layer between hosts that turn out to be one node") { LayerAmongNodes(1, false); }
 
 // The slots of rank 1 do not suffice.

@@ -202,14 +202,14 @@ def test_slices_fill_the_link(wheels, tmp_path):
 
 @pytest.mark.full
 def test_few_tokens_are_read_from_where_others_write(wheels, tmp_path):
-    """moe_one_shot: no load through the cache for constants, whose lines could be old, and no registers in memory."""
-    cubin = tmp_path / "moe_one_shot.cubin"
+    """No load through the cache for constants, whose lines could be old, and no registers in memory."""
+    cubin = tmp_path / "route_and_dispatch.cubin"
     run(
         wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", KERNELS / "moe_one_shot.cu", "-o", cubin,
+        "-I", ROOT / "ffi" / "include", KERNELS / "route_and_dispatch.cu", "-o", cubin,
     )  # fmt: skip
     code = functions(sass.disassemble(wheels, cubin))
-    (kernel,) = [name for name in code if "RunMoeOneShot" in name]
+    (kernel,) = [name for name in code if "RunRouteAndDispatch" in name]
     assert len([name for name in code if "StoreRows" in name]) == 4
     assert not any(
         re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT|\bSTL\b", body) for name, body in code.items() if name != kernel
@@ -219,10 +219,10 @@ def test_few_tokens_are_read_from_where_others_write(wheels, tmp_path):
 @pytest.mark.full
 def test_messages_are_read_from_where_the_network_writes(wheels, tmp_path):
     """dispatch and combine between nodes: only NCCL reads through the cache for constants, a byte or two of its own."""
-    cubin = tmp_path / "rail_rows.cubin"
+    cubin = tmp_path / "rail_dispatch.cubin"
     run(
         wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", "-I", wheels / "nccl" / "include", KERNELS / "rail_rows.cu", "-o", cubin,
+        "-I", ROOT / "ffi" / "include", "-I", wheels / "nccl" / "include", KERNELS / "inter_node_rows.cu", "-o", cubin,
     )  # fmt: skip
     code = functions(sass.disassemble(wheels, cubin))
     kernels = [name for name in code if "OnRails" in name]

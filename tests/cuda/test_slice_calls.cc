@@ -50,7 +50,7 @@ struct Site {
     xla.state = &state;
     xla.stream = stream.handle();
     xla.device = rank.rank;
-    xla.communicator = &rank;
+    xla.nccl_comm = &rank;
     xla.dtype = XLA_FFI_DataType_F32;
     xla.more.push_back({y.data(), static_cast<int64_t>(y.size()), XLA_FFI_DataType_F32});
     xla.more.push_back({table.data(), static_cast<int64_t>(table.size()),

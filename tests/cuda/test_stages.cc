@@ -36,7 +36,7 @@ void RunByXla(bool symmetric_buffers, int bare) {
     xla.state = state;
     xla.stream = stream.handle();
     xla.device = rank.rank;
-    xla.communicator = &rank;
+    xla.nccl_comm = &rank;
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
     xla.memory_bytes = rank.rank == bare ? 0 : XlaMemory::kBytes;
@@ -194,7 +194,7 @@ ALONE_TEST_CASE("local devices fail together") {
     of.xla.stream = of.stream.handle();
     of.xla.device = device;
     of.xla.run = run;
-    of.xla.communicator = &of.rank;
+    of.xla.nccl_comm = &of.rank;
     of.xla.num_communicators = 1;
     return of.xla.Run(handler, at, x, 4, y, 4);
   };
@@ -268,7 +268,7 @@ void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
         xla.state = state;
         xla.stream = stream.handle();
         xla.device = device;
-        xla.communicator = &rank;
+        xla.nccl_comm = &rank;
         xla.num_communicators = 1;
         if (device == 2) stream.queue.push_back([=] { return launched->load(); });
         if (device == 3) {
@@ -328,7 +328,7 @@ ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
       xla.state = &state;
       xla.stream = stream.handle();
       xla.device = rank.rank;
-      xla.communicator = &rank;
+      xla.nccl_comm = &rank;
       xla.num_communicators = 1;
       int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
       CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());

@@ -266,8 +266,9 @@ ALONE_TEST_CASE("calls without windows are refused with the reason") {
     if (rank.rank == 0) execution.memory_bytes = XlaMemory::kBytes / 2;
   });
   CHECK(Has(half[0], where + "result 0: XLA's window is null") && Has(half[1], where + "another rank has none"));
-  const std::vector<std::string> refused =
-      Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) { execution.refuses_windows = rank.rank == 1; });
+  const std::vector<std::string> refused = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
+    if (rank.rank == 1) execution.refused = "window";
+  });
   CHECK(Has(refused[1], "XLA makes no windows on its buffers: not now"));
   const std::vector<std::string> spaced =
       Refusals(SwapSite(2), [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; });

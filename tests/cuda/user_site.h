@@ -17,7 +17,7 @@
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
 #include "../../ffi/cuda/runtime/own_communicators.h"
 #include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_frames.h"
+#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {

@@ -4,9 +4,9 @@
 //
 // Bulk copies access memory in the async proxy. Signals, barriers and all other accesses are in the generic proxy.
 // docs/internals/cuda-bandwidth.md says which sentence of the PTX ISA each fence and wait here rests on:
-// - Begin(): a fence follows the wait or barrier behind which the copy reads and writes.
+// - Begin(): the copy may read and write only after a wait or barrier. A fence follows that wait or barrier.
 // - A store follows the wait for the load of its piece. A load follows the wait until the stage's last piece was read.
-// - Finish(): waits until all writes are complete, and not only the reads of the stages. Then a fence, before the next
+// - Finish(): waits until all writes are complete, not only the reads of the stages. A fence follows, before the next
 //   barrier and signal.
 #pragma once
 
@@ -100,8 +100,8 @@ JAXCOMM_DEVICE void WaitForReads() {
 JAXCOMM_DEVICE void WaitForStores() { __trap(); }
 #endif
 
-// Issues the store of the oldest piece, once it has arrived. A load ends by itself, as one of a register does, but no
-// wait is without a limit.
+// Issues the store of the oldest piece after its load. The load needs no peer, but this wait has a limit, as all waits
+// have.
 JAXCOMM_DEVICE void StoreOldest(BulkRing* ring, char* stages) {
   const uint32_t piece = ring->num_stored, num = static_cast<uint32_t>(ring->stages.num);
   const uint32_t stage = piece & (num - 1);

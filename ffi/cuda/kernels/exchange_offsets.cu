@@ -1,5 +1,5 @@
 // The kernel of exchange_offsets.cuh.
-#include "cuda/kernels/launch_exchange_offsets.h"
+#include "cuda/kernels/launch.h"
 
 namespace jaxcomm {
 namespace cuda {

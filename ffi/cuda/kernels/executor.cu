@@ -1,4 +1,5 @@
 // The executor's kernel.
+#include "cuda/kernels/executor.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/load_kernel.h"
 

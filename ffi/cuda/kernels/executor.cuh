@@ -261,25 +261,25 @@ class ChannelExecutor {
       switch (step.step.kind) {
         case StepKind::kSignal:
           __syncthreads();  // all earlier writes are complete
-          for (int32_t k = Thread(); k < step.together; k += Threads()) SignalPeer(steps[i + k].step.peer);
-          i += step.together - 1;
+          for (int32_t k = Thread(); k < step.num_concurrent; k += Threads()) SignalPeer(steps[i + k].step.peer);
+          i += step.num_concurrent - 1;
           break;
         case StepKind::kWait: {
           bool ok = true;
-          for (int32_t k = Thread(); ok && k < step.together; k += Threads()) {
+          for (int32_t k = Thread(); ok && k < step.num_concurrent; k += Threads()) {
             ok = WaitForPeer(steps[i + k].step.peer, steps[i + k].origin);
           }
-          i += step.together - 1;
+          i += step.num_concurrent - 1;
           if (__syncthreads_or(!ok) != 0) return;
           break;
         }
         default:
           if (step.sync) __syncthreads();
-          if (step.together == 1) {
+          if (step.num_concurrent == 1) {
             RunData(step);
           } else {
-            MoveTogether(steps + i);
-            i += step.together - 1;
+            MoveConcurrently(steps + i);
+            i += step.num_concurrent - 1;
           }
       }
     }
@@ -323,8 +323,8 @@ class ChannelExecutor {
   }
 
   // Moves between this rank and ranks of its node, each of contiguous elements.
-  JAXCOMM_DEVICE_CALLED void MoveTogether(const ProgramStep* steps) const {
-    copies_.CopyRanges(steps->together, steps->most_count * args_.item_bytes, [&](int32_t k) {
+  JAXCOMM_DEVICE_CALLED void MoveConcurrently(const ProgramStep* steps) const {
+    copies_.CopyRanges(steps->num_concurrent, steps->longest_count * args_.item_bytes, [&](int32_t k) {
       const ProgramStep& step = steps[k];
       const Elements dst = ElementsOf(args_, program_, step, step.step.dst);
       const Elements src = ElementsOf(args_, program_, step, step.step.src);

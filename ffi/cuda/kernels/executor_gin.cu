@@ -2,6 +2,7 @@
 // with a libnccl of another version than these headers.
 #include <nccl_device.h>
 
+#include "cuda/kernels/executor.cuh"
 #include "cuda/kernels/gin_network.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/load_kernel.h"

@@ -1,41 +1,54 @@
-// Launches the executor's kernels.
+// Launches and loads the kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/kernels/executor.cuh"
-#include "cuda/kernels/ll.cuh"
-#include "cuda/kernels/multimem.cuh"
+#include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/program/gin_args.h"
+#include "cuda/program/inter_node_row_args.h"
+#include "cuda/program/kernel_args.h"
+#include "cuda/program/route_and_dispatch_args.h"
+#include "cuda/program/row_args.h"
+#include "cuda/program/slice_args.h"
 
 struct ncclDevComm;
 
 namespace jaxcomm {
 namespace cuda {
 
-// Threads per thread block.
+// Threads per thread block of LL and multimem calls.
 constexpr int kThreads = 512;
 
-// Launches the kernel of one rank with one thread block per channel. Does not wait for the kernel. May be captured into
-// a CUDA graph. All channels must be resident at once on every rank, because a thread block waits for those of its
-// peers.
+// Launch the kernel of one rank with one thread block per channel. Do not wait for the kernel. May be captured into a
+// CUDA graph. All channels must be resident at once on every rank, because a thread block waits for those of its peers.
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream);
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
-
-// Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
-// never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
-cudaError_t LoadKernel(const BulkStages& bulk);
-// The compute capability for which the kernels' code on the current device was compiled, times ten.
-cudaError_t FindPtxVersion(int* version);
-cudaError_t LoadLlKernel();
-cudaError_t LoadMultimemKernel();
+cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream);
+cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream);
+cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream);
+cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream);
 
 // The same for a group of several nodes that GIN connects. `nccl_comm` must have NumGinSignals signals and
 // NumGinCounters counters for at least as many channels as `network` has rows of counts.
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream);
+cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
+
+// Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
+// never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
+cudaError_t LoadKernel(const BulkStages& bulk);
+cudaError_t LoadLlKernel();
+cudaError_t LoadMultimemKernel();
+cudaError_t LoadExchangeOffsets();
+cudaError_t LoadRowKernel();
+cudaError_t LoadSliceKernel(const BulkStages& bulk);
+cudaError_t LoadRouteAndDispatchKernel();
 cudaError_t LoadGinKernel(const BulkStages& bulk);
+cudaError_t LoadInterNodeRowKernels();
+
+// The compute capability for which the kernels' code on the current device was compiled, times ten.
+cudaError_t FindPtxVersion(int* version);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -1,5 +1,6 @@
 // The kernel of LL calls.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/ll.cuh"
 
 namespace jaxcomm {
 namespace cuda {

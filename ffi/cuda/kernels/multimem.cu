@@ -1,5 +1,6 @@
 // The kernel of multimem calls.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/multimem.cuh"
 
 namespace jaxcomm {
 namespace cuda {

@@ -1,12 +1,12 @@
-// combine between nodes of GPUs: the plan "hierarchical" of plan/combine.cc, over GIN, and the same way for rows that
-// are added at home.
+// combine between nodes of GPUs: the plan "hierarchical" of plan/combine.cc, over GIN. The source rank of a token is
+// the rank that dispatched it. It gets either one sum per token and node, or the rows of all choices.
 //
-// The nodes that tokens come from have their turns, the own node the last one. In the turn of a node, the ranks of this
-// node put the rows of its tokens to the arenas of their node: those for tokens of rank (a, l) to local rank l. That
-// rank puts them to (a, l), its rail peer, by one message per channel:
-// - Sums by node: one row for each token. The home of the tokens first sends a list of them, because it alone
-//   knows which choices belong to one token, and has their weights. It then adds the rows of its tokens, one per node.
-// - Sums at home: the rows of all choices, as the table orders them. No list.
+// A rank serves one source node per turn, its own node last. In the turn of node a, the ranks of this node write the
+// rows of its tokens to the arenas of their own node: those of tokens of rank (a, l) to local rank l. Local rank l puts
+// them to (a, l), its rail peer, by one message per channel:
+// - Sums by node: one row for each token. The source rank first sends a list of its tokens, because only the source
+//   rank knows which choices belong to one token, and their weights. It then adds its tokens' rows, one per node.
+// - Sums at the source: the rows of all choices, as the table orders them. There is no list.
 //
 // A channel has the same piece of every row. All ranks signal in the same order, whatever the routing.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_combine.cuh, for the two stages.
@@ -23,10 +23,10 @@ template <typename Gin>
 class RailCombine : RailCall {
  public:
   // `shared`: RailSharedBytes(). All arguments must outlive this object.
-  JAXCOMM_DEVICE RailCombine(const RailRowArgs& args, const Gin& gin, int32_t channel, void* shared)
+  JAXCOMM_DEVICE RailCombine(const InterNodeRowArgs& args, const Gin& gin, int32_t channel, void* shared)
       : RailCall(args, channel, shared),
         gin_(gin),
-        at_home_(args.at_home),
+        sums_at_source_(args.sums_at_source),
         weight_bytes_(args.weight_bytes),
         arena_(RailCombineArenaOf(args, rail_.size)) {}
 
@@ -35,11 +35,11 @@ class RailCombine : RailCall {
   }
 
  private:
-  // Byte offsets in an arena. The lists: from the home in `node`, and for the node `d` behind this one.
+  // Byte offsets in an arena. The lists: from the source rank in `node`, and for the node `d` behind this one.
   JAXCOMM_DEVICE int64_t InChannel(int64_t offset) const { return channel_ * arena_.channel_bytes + offset; }
   JAXCOMM_DEVICE int64_t ReceivedList(int32_t node) const { return InChannel(node * arena_.list_bytes); }
   JAXCOMM_DEVICE int64_t SentList(int32_t d) const { return ReceivedList(num_nodes() + d - 1); }
-  // Rows that come home: a sum of each token and node, or those of the packed choices.
+  // Rows that arrive at the source rank: a sum of each token and node, or those of the packed choices.
   JAXCOMM_DEVICE int64_t ReceivedRow(int64_t row) const { return InChannel(arena_.received) + row * piece_bytes_; }
   JAXCOMM_DEVICE int64_t SentSums(int32_t turn) const {
     return InChannel(arena_.sent) + turn * args_.num_rows * piece_bytes_;
@@ -49,8 +49,8 @@ class RailCombine : RailCall {
     return InChannel(arena_.gathered) + (turn % 2 * args_.num_choices + row) * piece_bytes_;
   }
 
-  // At the home: the row in the received sums for each token and node, -1 if it has none; then, for AddTokens, where
-  // the nodes of each token end.
+  // At the source rank: the row in the received sums for each token and node, -1 if it has none; then, for AddTokens,
+  // where the nodes of each token end.
   JAXCOMM_DEVICE int32_t* SumsOf(int64_t token) const {
     return reinterpret_cast<int32_t*>(OwnArena(InChannel(arena_.sums))) + token * num_nodes();
   }
@@ -117,7 +117,7 @@ class RailCombine : RailCall {
       const int32_t node = Back(d), peer = rail_.World(node);
       const int64_t bytes = WriteList(node, OwnArena(SentList(d)));
       if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;
-      // One thread, as in rail_rows.cuh.
+      // One thread, as in rail_dispatch.cuh.
       if (Thread() == 0 && gin_.Put(channel_, peer, ReceivedList(rail_.rank), SentList(d), bytes)) {
         gin_.Signal(channel_, peer);
       }
@@ -161,20 +161,20 @@ class RailCombine : RailCall {
   JAXCOMM_DEVICE bool ServeNode(int32_t turn, int32_t node) {
     const bool own = node == rail_.rank;
     const int32_t peer = rail_.World(node), step = turn + 1;
-    MoveTurn(turn, node, [&](int32_t home, int32_t expert, int64_t k) {
-      const int64_t packed = At(home, kInputOffset, expert) + k;
-      const int64_t to =
-          own && at_home_ ? ReceivedRow(packed) : Gathered(turn, packed - ChoicesFor(home, rail_.rank).begin);
-      return RowMove{node_.arena.At(home % node_.local.size, to),
-                     args_.x + (At(home, kOutputOffset, expert) + k) * args_.row_bytes + piece_at_};
+    MoveTurn(turn, node, [&](int32_t source_rank, int32_t expert, int64_t k) {
+      const int64_t packed = At(source_rank, kInputOffset, expert) + k;
+      const int64_t to = own && sums_at_source_ ? ReceivedRow(packed)
+                                                : Gathered(turn, packed - ChoicesFor(source_rank, rail_.rank).begin);
+      return RowMove{node_.arena.At(source_rank % node_.local.size, to),
+                     args_.x + (At(source_rank, kOutputOffset, expert) + k) * args_.row_bytes + piece_at_};
     });
     // After the barrier, peers may overwrite what the network reads since the last turn.
-    if (at_home_ && !gin_.Flush(channel_, device::OfBlock())) return false;
+    if (sums_at_source_ && !gin_.Flush(channel_, device::OfBlock())) return false;
     if (!device::Barrier(node_, channel_, step)) return false;
     // The list of the peer, or that its arena is free.
     if (!own && !gin_.Wait(channel_, peer, device::OfBlock(), step)) return false;
     int64_t from = Gathered(turn, 0), rows = 0, to = 0;
-    if (at_home_) {
+    if (sums_at_source_) {
       const Range choices = ChoicesFor(peer, rail_.rank);
       rows = choices.size;
       to = choices.begin;
@@ -195,7 +195,7 @@ class RailCombine : RailCall {
     if (Thread() == 0) {
       for (int32_t d = 1; d < num_nodes(); ++d) gin_.Signal(channel_, rail_.World(Ahead(d)));
     }
-    if (!at_home_ && !SendLists()) return false;
+    if (!sums_at_source_ && !SendLists()) return false;
     if (!device::Barrier(node_, channel_, kEntryBarrier)) return false;
     for (int32_t turn = 0; turn < num_nodes(); ++turn) {
       if (!ServeNode(turn, node_of(turn))) return false;
@@ -203,7 +203,7 @@ class RailCombine : RailCall {
     for (int32_t d = 1; d < num_nodes(); ++d) {
       if (!gin_.Wait(channel_, rail_.World(Back(d)), device::OfBlock(), num_nodes() + d)) return false;
     }
-    if (at_home_) {
+    if (sums_at_source_) {
       AddChoices(OwnArena(ReceivedRow(0)), piece_bytes_);
     } else {
       AddListed(args_.num_rows, OwnArena(ReceivedRow(0)), {SumsOf(0), SumsEnds(), 0}, nullptr, Slot(0),
@@ -214,7 +214,7 @@ class RailCombine : RailCall {
   }
 
   const Gin& gin_;
-  const bool at_home_;
+  const bool sums_at_source_;
   const int32_t weight_bytes_;
   const RailCombineArena arena_;
 };

@@ -111,8 +111,7 @@ JAXCOMM_DEVICE_CALLED void CopyMoves(const RowMove* moves, int32_t num, int32_t 
       });
 }
 
-// Choices of the payload that a thread block reads at once, in shared memory. Those of one token are next to each
-// other.
+// Choices whose rows a thread block reads at once, in shared memory. The choices of one token are next to each other.
 struct PlacedRows {
   const char** from;  // of each choice, then of each token; null: zeros
   int32_t* slot;      // of each choice

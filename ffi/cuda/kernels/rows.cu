@@ -1,5 +1,5 @@
 // The kernel of dispatch and combine.
-#include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows.cuh"
 
 namespace jaxcomm {

@@ -1,14 +1,15 @@
 // dispatch and combine inside a node: the plans "direct" of plan/dispatch.cc and plan/combine.cc, whose lists of rows
 // are read from device memory.
 //
-// A channel has the same piece of every row, so thread blocks of a rank wait for each other neither to copy rows nor to
-// add them. Every rank has the table of slices, so every rank knows where each row lies at both ends.
-// - dispatch: a rank copies its payload to its arena, and lists the places of its choices: which row, and which slot at
-//   the rank of the expert. Choices of a token at one rank follow each other. After a barrier the ranks of the experts
+// A channel moves the same piece of every row, so thread blocks of a rank never wait for each other. Every rank has the
+// table of slices, so every rank knows where each row lies at both ends.
+// - dispatch: a rank copies its rows to its arena, and lists the places of its choices: which row, and which slot at
+// the
+//   rank of the expert. Choices of a token at one rank follow each other. After a barrier, the ranks of the experts
 //   read each row once and store it to all its slots.
-// - combine: the ranks of the experts put their rows to the packed choices in the arena of the rank that adds them.
-//   After a barrier that rank adds the rows of each token in the order of the choices.
-// dispatch reads and combine writes, because the arena then has T and T K rows of a rank, whatever the number of slots.
+// - combine: the ranks of the experts write their rows to the packed choices in the arena of the source rank of the
+//   token. After a barrier, the source rank adds the rows of each token in the order of the choices.
+// dispatch reads and combine writes: the arena then has T and T K rows of a rank, whatever the number of slots.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls, for the two stages; the order of the rows is jaxcomm's.
 #pragma once
 
@@ -49,7 +50,7 @@ class RowCall {
   }
 
  protected:  // for rail_call.cuh
-  // The call, if its table is right.
+  // Runs `call` after the table has passed its checks.
   template <typename F>
   JAXCOMM_DEVICE void RunChecked(F call) {
     if (device::IsAborted(comm_) || !CheckTable()) return;
@@ -91,8 +92,8 @@ class RowCall {
     bool ok = true;
     ForSlices([&](int32_t from, int32_t expert) { ok = ok && ProblemOf(from, expert) == kNoProblem; });
     if (__syncthreads_or(!ok) == 0) return true;
-    // A negative size is part of both cumulative sums of the table, so that slices behind it seem to be wrong too.
-    // Hence the most certain problem of all slices is reported.
+    // A negative size is part of both cumulative sums of the table, so slices behind it seem wrong too. The order of
+    // Problem puts the most certain problem first.
     for (int32_t problem = kNegativeSize; problem < kNoProblem; ++problem) {
       bool found = false;
       ForSlices([&](int32_t from, int32_t expert) {
@@ -205,15 +206,15 @@ class RowCall {
 
   // Row number `j` of this rank's slots.
   struct Row {
-    int32_t home;    // the rank whose token it belongs to
-    int64_t packed;  // the choice of that rank
+    int32_t source_rank;  // the rank whose token it belongs to
+    int64_t packed;       // the choice of that rank
     int64_t slot;
   };
   JAXCOMM_DEVICE Row FindRow(int64_t j) const {
     const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j);
-    const int32_t home = slice % n(), expert = rank() * num_local_ + slice / n();
+    const int32_t source_rank = slice % n(), expert = rank() * num_local_ + slice / n();
     const int64_t k = j - BeginOf(ends_, slice);
-    return {home, At(home, kInputOffset, expert) + k, At(home, kOutputOffset, expert) + k};
+    return {source_rank, At(source_rank, kInputOffset, expert) + k, At(source_rank, kOutputOffset, expert) + k};
   }
 
   JAXCOMM_DEVICE bool Dispatch() {
@@ -296,19 +297,19 @@ class RowCall {
   // Reads the rows of this rank's experts and stores each of them to all its slots. Channels begin with the places of
   // different ranks, so that all links are in use.
   JAXCOMM_DEVICE void ReadPlaces() {
-    const auto home_of = [&](int32_t i) { return (rank() + 1 + channel_ + i) % n(); };
-    const auto first_choice = [&](int32_t home) { return EndOfChoices(home, rank() * num_local_ - 1); };
+    const auto source_rank_of = [&](int32_t i) { return (rank() + 1 + channel_ + i) % n(); };
+    const auto first_choice = [&](int32_t source_rank) { return EndOfChoices(source_rank, rank() * num_local_ - 1); };
     SumSizes(ends_, n(), positions_, [&](int32_t i) {
-      return EndOfChoices(home_of(i), (rank() + 1) * num_local_ - 1) - first_choice(home_of(i));
+      return EndOfChoices(source_rank_of(i), (rank() + 1) * num_local_ - 1) - first_choice(source_rank_of(i));
     });
     const int64_t total = ends_[n() - 1];
     const int32_t most = MostRows();
     for (int64_t first = 0; first < total;) {
       const auto num = static_cast<int32_t>(total - first < most ? total - first : most);
       for (int32_t j = Thread(); j < num; j += Threads()) {
-        const int32_t i = FirstEndBehind(ends_, n(), first + j), home = home_of(i);
-        const RowPlace place = Places(home)[first_choice(home) + first + j - BeginOf(ends_, i)];
-        placed_.from[j] = place.row >= 0 ? ArenaRow(home, place.row) : nullptr;
+        const int32_t i = FirstEndBehind(ends_, n(), first + j), source_rank = source_rank_of(i);
+        const RowPlace place = Places(source_rank)[first_choice(source_rank) + first + j - BeginOf(ends_, i)];
+        placed_.from[j] = place.row >= 0 ? ArenaRow(source_rank, place.row) : nullptr;
         placed_.slot[j] = place.slot;
       }
       __syncthreads();
@@ -375,7 +376,7 @@ class RowCall {
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;
     Move(ends_[args_.num_experts - 1], [&](int64_t j) {
       const Row found = FindRow(j);
-      return RowMove{ArenaRow(found.home, found.packed), args_.x + found.slot * args_.row_bytes + piece_at_};
+      return RowMove{ArenaRow(found.source_rank, found.packed), args_.x + found.slot * args_.row_bytes + piece_at_};
     });
     // Peers write to this arena after the next entry barrier only, so that the sums need no barrier behind them.
     if (!device::Barrier(comm_, channel_, kExitBarrier)) return false;

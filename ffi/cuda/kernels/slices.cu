@@ -1,5 +1,5 @@
 // The kernel of all_to_all_v.
-#include "cuda/kernels/launch_rows.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/slices.cuh"
 

@@ -116,7 +116,7 @@ class SliceCall {
     return move.bytes > 0 && first < end ? static_cast<int32_t>((end - first + channels - 1) / channels) : 0;
   }
 
-  // Whether all stripes of a move begin and end at whole units of bulk copies. The rows of most models do.
+  // Whether all stripes of a move begin and end at whole units of bulk copies.
   JAXCOMM_DEVICE bool IsBulk(const SliceMove& move) const {
     const auto ends = reinterpret_cast<uintptr_t>(move.to) | static_cast<uintptr_t>(move.begin | move.bytes);
     return (ends & 15) == 0 && copies_.Takes({move.to, move.from, move.bytes});

@@ -17,7 +17,7 @@ Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name
 // begin.
 //
 // Not a non-blocking communicator: an error, such as that of a network without strong signals, would make it unusable
-// for good, also for the exchange in which the ranks agree on another way.
+// for good, also for the exchange in which the ranks agree on the error.
 Status CallNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, std::function<ncclResult_t()> call,
                 double timeout_s);
 

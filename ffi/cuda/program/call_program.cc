@@ -119,17 +119,17 @@ bool HasNoKernel(const RowArgs& rows, int64_t output_count) {
 // dispatch and combine between nodes.
 StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels) {
-  const StatusOr<RailRowArgs> made = MakeRailRowArgs(spec, dtype, input_count, output_count, max_channels);
+  const StatusOr<InterNodeRowArgs> made = MakeInterNodeRowArgs(spec, dtype, input_count, output_count, max_channels);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   const RowArgs& rows = made->rows;
   const auto num_nodes = static_cast<int32_t>(spec.group_size / placement.ranks_per_node);
-  if (rows.combines && !made->at_home && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
+  if (rows.combines && !made->sums_at_source && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
     return InvalidArgumentError("more than 2^31 sums of " + std::to_string(num_nodes) + " nodes");
   }
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = rows.num_channels;
   if (HasNoKernel(rows, output_count)) return call;
-  call.rail_rows = *made;
+  call.inter_node_rows = *made;
   call.arena.bytes = RailArenaBytes(*made, num_nodes);
   return call;
 }

@@ -9,9 +9,9 @@
 
 #include "common/call_spec.h"
 #include "common/status.h"
+#include "cuda/program/inter_node_row_args.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
-#include "cuda/program/rail_row_args.h"
 #include "cuda/program/row_args.h"
 #include "cuda/program/slice_args.h"
 #include "plan/channels.h"
@@ -36,7 +36,7 @@ struct CallProgram {
   std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
   std::optional<RowArgs> rows;
-  std::optional<RailRowArgs> rail_rows;
+  std::optional<InterNodeRowArgs> inter_node_rows;
   std::optional<SliceArgs> slices;
   Operation operation;
   int64_t item_bytes = 1;
@@ -46,7 +46,7 @@ struct CallProgram {
   int32_t num_channels = 0;  // of the program or of the arguments that replace it
 
   // True if the call needs no kernel.
-  bool empty() const { return program.steps.empty() && !ll && !multimem && !rows && !rail_rows && !slices; }
+  bool empty() const { return program.steps.empty() && !ll && !multimem && !rows && !inter_node_rows && !slices; }
 };
 
 // The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.

@@ -172,7 +172,7 @@ class Packer {
     for (int64_t done = 0; done < step.count; done += part.count) {
       part.src.offset = step.src.offset + done;
       part.dst.offset = step.dst.offset + done;
-      // Each part anew: how many fragments it has depends on where it begins.
+      // Computed for each part, because the number of fragments depends on where the part begins.
       part.count = step.count - done;
       while (part.count > 1 && fragments_.MostPuts(part) > kMostPutsUnderWay) part.count = CeilDiv(part.count, 2);
       Add(rank, part, origin);

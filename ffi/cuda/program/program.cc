@@ -39,7 +39,7 @@ std::vector<Access> AccessesOf(const Plan& plan, const Step& step) {
 
 bool Synchronizes(StepKind kind) { return kind == StepKind::kSignal || kind == StepKind::kWait; }
 
-// Marks consecutive signals, and consecutive waits, with different peers as steps that can run at once.
+// Marks consecutive signals, and consecutive waits, with different peers as steps that can run concurrently.
 void Group(std::vector<ProgramStep>& steps) {
   for (size_t i = 0; i < steps.size();) {
     size_t end = i + 1;
@@ -50,7 +50,7 @@ void Group(std::vector<ProgramStep>& steps) {
         ++end;
       }
     }
-    steps[i].together = static_cast<int32_t>(end - i);
+    steps[i].num_concurrent = static_cast<int32_t>(end - i);
     i = end;
   }
 }
@@ -156,7 +156,7 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodeP
 // The entries of the channel in NCCL's queues to other nodes, at most device::kMostEntries each. At the start of a
 // program, the queues have nothing of the channel that matters: before its first put to a rank, this rank waits for the
 // entry barrier of that rank, which has then received all earlier signals. A plan has few signals to a rank to which it
-// puts nothing, which no flush would show to have left; test_gin_queues.cc checks that these fit, too.
+// puts nothing, and no flush shows that they have left; test_gin_queues.cc checks that they fit.
 class Queues {
  public:
   // Whether `num_puts` more puts to `peer`, or one more signal, need a flush first.
@@ -192,7 +192,7 @@ class Queues {
   std::map<int32_t, Queue> queues_;  // by peer
 };
 
-// The most elements of a short move. Short moves that do not depend on each other run at once.
+// The most elements of a short move. Short moves that do not depend on each other run concurrently.
 int64_t ShortMove(int64_t item_bytes) { return std::max<int64_t>(kTogetherBytes / item_bytes, 1); }
 
 // The steps of one channel's plan, with the entry and exit barriers. Of the other ranks' plans, only puts to other
@@ -302,7 +302,7 @@ class Flattener {
   const ContiguousCounts contiguous_;
 };
 
-// Marks consecutive short moves inside the node that run at once. Precondition: flat steps are marked.
+// Marks consecutive short moves inside the node that run concurrently. Precondition: flat steps are marked.
 void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64_t short_move) {
   const auto fits = [&](const ProgramStep& step) {
     return IsMove(step.step.kind) && step.flat && step.step.count <= short_move &&
@@ -315,8 +315,8 @@ void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64
       for (; end < steps.size() && fits(steps[end]) && !steps[end].sync && !steps[end].flush; ++end) {
         most_count = std::max(most_count, steps[end].step.count);
       }
-      steps[i].together = static_cast<int32_t>(end - i);
-      for (size_t k = i; k < end; ++k) steps[k].most_count = most_count;
+      steps[i].num_concurrent = static_cast<int32_t>(end - i);
+      for (size_t k = i; k < end; ++k) steps[k].longest_count = most_count;
     }
     i = end;
   }

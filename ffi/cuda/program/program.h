@@ -27,9 +27,9 @@ struct ChannelSlice {
   int64_t contiguous_count = 0;  // BlockLayout in ffi/cpu/copy.h
 };
 
-// Steps that are not in the plan. kEntryBarrier, kExitBarrier: the barriers of the node's ranks, including ranks of
-// other nodes that put to this rank or receive its puts. kLlExchange: the whole of an LL call, which has no steps.
-// kFlush: the wait until the network has read this rank's puts to other nodes. kOffsetExchange: the exchange of buffer
+// Steps that are not in the plan, for reports. kEntryBarrier and kExitBarrier are barriers of the node's ranks and of
+// the ranks of other nodes that put to this rank or receive its puts. kLlExchange is a whole LL call, which has no
+// steps. kFlush waits until the network has read this rank's puts to other nodes. kOffsetExchange exchanges buffer
 // offsets in the node before the plan.
 enum PseudoStep : int32_t {
   kEntryBarrier = -1,
@@ -37,14 +37,14 @@ enum PseudoStep : int32_t {
   kLlExchange = -3,
   kFlush = device::kFlushStep,
   kOffsetExchange = -6,
-  // Not waits: the routing of a dispatch or combine is wrong (kernels/rows.cuh).
+  // Errors instead of waits: the routing of a dispatch or combine is wrong (kernels/rows.cuh).
   kTooManyRows = -7,
   kUnknownExperts = -8,
   kUnknownRow = -9,
   kTooManyRowsOfExpert = -10,
-  // Nor these: a slice of an all_to_all_v is wrong (kernels/slices.cuh). The numbers of the report are packed by
-  // PackRows(): by the number of the slice and its size, then by the receiver and the received size or the offset.
-  // kSlicesOverlap: of the second sender and of the receiver, each with an offset in the output.
+  // A slice of an all_to_all_v is wrong (kernels/slices.cuh). The report packs two numbers into each word by
+  // PackRows(): the number of the slice with its size, then the receiver with the received size or the offset.
+  // kSlicesOverlap reports two pairs of a rank and an offset in the output: the second sender's and the receiver's.
   kWrongSliceSizes = -11,
   kOutsideOfOperand = -12,
   kOutsideOfOutput = -13,
@@ -55,11 +55,11 @@ enum PseudoStep : int32_t {
 struct ProgramStep {
   Step step;
   int32_t origin = 0;  // position in the plan, or a PseudoStep; for reports
-  // The number of steps from this one on that run at once. Signals, waits: by different threads. Moves inside the node:
-  // by different warps.
-  int32_t together = 1;
-  int64_t most_count = 0;  // moves that run at once: elements of the longest
-  bool sync = false;       // data steps: depends on other threads' accesses since the thread block's last barrier
+  // The number of steps, from this one on, that run concurrently: signals and waits in different threads, moves inside
+  // the node in different warps.
+  int32_t num_concurrent = 1;
+  int64_t longest_count = 0;  // of concurrent moves: elements of the longest
+  bool sync = false;          // data steps: depends on other threads' accesses since the thread block's last barrier
   // The network must have read the sources of earlier puts to other nodes before this step. The step overwrites a
   // source, or signals a rank that may overwrite it or cause another rank to do so.
   bool flush = false;

@@ -18,21 +18,21 @@ namespace cuda {
 // One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes().
 struct RowArgs {
   device::Comm comm;
-  const char* x = nullptr;          // dispatch: payload; combine: slots
+  const char* x = nullptr;          // dispatch: rows to send; combine: slots
   char* y = nullptr;                // dispatch: slots; combine: one row per token, or per choice
   const int32_t* table = nullptr;   // of plan/slices.h: (ranks, 4, num_experts), the same on all ranks
   const int32_t* index = nullptr;   // dispatch: the row of x for each packed choice; combine: the slot of each choice
   const int32_t* expert = nullptr;  // combine: of each choice that has a slot
   const void* weights = nullptr;    // combine: f64 for rows of f64, otherwise f32; null: ones
   uint64_t* state = nullptr;        // of this call on this rank; 0 between executions
-  int64_t num_rows = 0;             // of the payload: tokens, or choices if each has a row of its own
+  int64_t num_rows = 0;             // of dispatch's operand: tokens, or choices if each has a row of its own
   int64_t num_slots = 0;            // of a rank
   int64_t num_choices = 0;          // of a rank
   int64_t row_bytes = 0;
   int64_t piece_bytes = 0;  // of every row, for each channel but the last
   int32_t num_ranks = 1;
   int32_t num_experts = 1;      // of all ranks
-  int32_t choices_per_row = 1;  // of the payload
+  int32_t choices_per_row = 1;  // of a row of dispatch's operand
   int32_t num_channels = 1;
   DType dtype = DType::kU8;  // type of sums
   bool combines = false;
@@ -44,13 +44,13 @@ JAXCOMM_BOTH bool GroupsPlaces(const RowArgs& args) {
   return !args.combines && args.choices_per_row > 1 && args.num_experts > args.num_ranks;
 }
 
-// dispatch: where a row of the payload goes at the rank of the experts. Row -1: zeros.
+// dispatch: the slot of a row at the rank of the experts. Row -1: zeros.
 struct alignas(8) RowPlace {
   int32_t row, slot;
 };
 
-// The arena. combine: the packed choices. dispatch: the payload; then, for each channel, a place per packed choice, and
-// a counter for each rank and row of the payload.
+// The arena. combine: the packed choices. dispatch: the rows to send; then, for each channel, a place per packed
+// choice, and a counter for each rank and row to send.
 JAXCOMM_BOTH int64_t ArenaRowsBytes(const RowArgs& args) {
   const int64_t rows = args.combines ? args.num_choices : args.num_rows;
   return (rows * args.row_bytes + 255) / 256 * 256;

@@ -37,7 +37,7 @@ JAXCOMM_BOTH int64_t ArenaBytes(const SliceArgs& args) {
 }
 
 // Stripe s of the arena, of this many bytes, belongs to channel s % num_channels on all ranks: the bytes that a warp
-// keeps in flight. One long slice so occupies all channels, and short slices are distributed over them.
+// keeps in flight. So one long slice occupies all channels, and short slices are distributed over them.
 constexpr int64_t kStripeBytes = 4096;
 
 constexpr int kSliceThreads = 512;  // per thread block
@@ -55,8 +55,8 @@ JAXCOMM_BOTH int64_t SliceSharedBytes(int32_t num_threads, const BulkStages& bul
   return BulkSharedBytes(bulk) + num_threads * static_cast<int64_t>(sizeof(SliceMove) + sizeof(int32_t));
 }
 
-// Two numbers in one of a report: a rank or a number of a slice, which has 24 bits, and a number of rows. Larger rows
-// become the largest ones.
+// Packs two numbers into one word of a report: a rank or the number of a slice, of 24 bits, and a number of rows. A
+// number of rows that does not fit becomes the largest one that does.
 JAXCOMM_BOTH uint64_t PackRows(int32_t small, int64_t rows) {
   constexpr int64_t kMost = (int64_t{1} << 39) - 1;
   const int64_t kept = rows > kMost ? kMost : rows < -kMost ? -kMost : rows;

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "cuda/kernels/launch_exchange_offsets.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
 

@@ -10,9 +10,6 @@
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/launch_moe_one_shot.h"
-#include "cuda/kernels/launch_rail_rows.h"
-#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
@@ -206,7 +203,7 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadMoeOneShotKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRouteAndDispatchKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 
@@ -293,13 +290,13 @@ StatusOr<bool> Communicator::AllTrue(bool own) {
   return bootstrap_.AllTrue(own);
 }
 
-// GIN is made on all ranks, or all ranks get an error.
+// Makes GIN on all ranks, or all ranks get an error. The memory of a communicator that can't be made is never freed.
 Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   const auto all_done = [this](const char* at, const Status& own) {
     const std::string nodes = "the group's GPUs are of several nodes of " + std::to_string(comm_.local.size) +
                               " ranks, and there is no GIN between them: ";
     const Status status = bootstrap_.AllDone(at, own);
-    if (status.ok()) return status;
+    if (status.ok() || !bootstrap_.Failure().ok()) return status;  // a failed exchange is not about GIN
     return Status(status.code(), nodes + status.message() +
                                      "; pass algorithm=\"xla\" or \"xla_hierarchical\", or call kernels of your own "
                                      "over the ranks of a node");
@@ -307,12 +304,12 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
   Status own = Gin::Problem(nccl_, properties);
-  // NCCL's teams have equal sizes; a name of a node (JAXCOMM_NODE_ID) may cut them.
+  // Names of nodes (JAXCOMM_NODE_ID) may divide NCCL's teams.
   if (own.ok() && (!properties.deviceApiSupport || properties.nLsaTeams * comm_.local.size != size())) {
     own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
   }
   if (own.ok()) own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
-  if (own.ok()) own = CheckCuda("kernels", LoadRailKernels());
+  if (own.ok()) own = CheckCuda("kernels", LoadInterNodeRowKernels());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.

@@ -9,8 +9,6 @@
 
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/launch_rail_rows.h"
-#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/wait_for_stream.h"
@@ -48,7 +46,8 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
     // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
     // has no kernel to launch, but the others would wait for it.
-    const RowArgs rows = made->call_.rail_rows ? made->call_.rail_rows->rows : made->call_.rows.value_or(RowArgs());
+    const RowArgs rows =
+        made->call_.inter_node_rows ? made->call_.inter_node_rows->rows : made->call_.rows.value_or(RowArgs());
     uint64_t shapes = 0;
     for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
       shapes = Mix(shapes, static_cast<uint64_t>(size));
@@ -70,8 +69,8 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     }
   }
   comm.call_id = made->name_.number();
-  if (made->call_.rail_rows) {
-    RailRowArgs& rails = *made->call_.rail_rows;
+  if (made->call_.inter_node_rows) {
+    InterNodeRowArgs& rails = *made->call_.inter_node_rows;
     JAXCOMM_RETURN_IF_ERROR(
         communicator.AllDone("when it allocated the state of a call", made->AllocateState(&rails.rows)));
     rails.node = comm;
@@ -221,10 +220,10 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
     JAXCOMM_RETURN_IF_ERROR(whole.status());
     return CheckCuda("kernel", LaunchRows(*whole, stream));
   }
-  if (call_.rail_rows) {
-    const StatusOr<RailRowArgs> whole = WithBuffers(*call_.rail_rows, x, y, rows);
+  if (call_.inter_node_rows) {
+    const StatusOr<InterNodeRowArgs> whole = WithBuffers(*call_.inter_node_rows, x, y, rows);
     JAXCOMM_RETURN_IF_ERROR(whole.status());
-    return CheckCuda("kernel", LaunchRailRows(*whole, communicator_.gin()->nccl_comm(), stream));
+    return CheckCuda("kernel", LaunchInterNodeRows(*whole, communicator_.gin()->nccl_comm(), stream));
   }
   if (call_.slices) {
     const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);

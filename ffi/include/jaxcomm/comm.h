@@ -17,7 +17,7 @@ struct Team {
   int32_t stride = 1;
 
   JAXCOMM_BOTH int32_t World(int32_t member) const { return first + member * stride; }
-  // The number of a rank of the group as a member. -1: it is none.
+  // The member number of a rank of the group; -1 if the rank is not a member.
   JAXCOMM_BOTH int32_t Member(int32_t world) const {
     const int32_t distance = world - first;
     return distance >= 0 && distance < size * stride && distance % stride == 0 ? distance / stride : -1;

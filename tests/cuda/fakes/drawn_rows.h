@@ -18,7 +18,7 @@ namespace cuda {
 // The operands and results of all ranks.
 struct DrawnRows {
   Routed routed;
-  bool combines = false, per_choice = false, weighted = false, home = false;
+  bool combines = false, per_choice = false, weighted = false, sums_at_source = false;
   int32_t ranks_per_node = 0;  // 0: one node
   DType dtype = DType::kU8;
   int64_t row_count = 1;
@@ -42,7 +42,7 @@ inline CallSpec SpecOf(const DrawnRows& drawn) {
   spec.choices = drawn.routed.choices;
   spec.num_experts = drawn.routed.experts;
   spec.per_choice = drawn.per_choice ? 1 : 0;
-  spec.home = drawn.home ? 1 : 0;
+  spec.home = drawn.sums_at_source ? 1 : 0;
   spec.weighted = drawn.weighted ? 1 : 0;
   return spec;
 }
@@ -90,7 +90,8 @@ inline RowOperands DrawOperands(HostMemory& memory, DrawnRows& drawn, std::mt199
 inline std::vector<Bytes> Combined(const DrawnRows& drawn) {
   const Routed& routed = drawn.routed;
   const int64_t row = drawn.row_bytes(), weight = drawn.dtype == DType::kF64 ? 8 : 4;
-  const int32_t per_row = drawn.per_choice ? 1 : routed.choices, num_nodes = drawn.home ? 1 : drawn.num_nodes();
+  const int32_t per_row = drawn.per_choice ? 1 : routed.choices,
+                num_nodes = drawn.sums_at_source ? 1 : drawn.num_nodes();
   std::vector<Bytes> y;
   for (int32_t r = 0; r < routed.n; ++r) {
     y.emplace_back(drawn.num_rows() * row);

@@ -4,9 +4,6 @@
 #include <malloc.h>
 
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
-#include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
-#include "../../../ffi/cuda/kernels/launch_rail_rows.h"
 #include "../../../ffi/cuda/program/slice_args.h"
 
 namespace jaxcomm {
@@ -35,12 +32,12 @@ cudaError_t LoadSliceKernel(const BulkStages& bulk) {
   fake::slice_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadMoeOneShotKernel() {
-  fake::moe_one_shot_kernel_loaded = true;
+cudaError_t LoadRouteAndDispatchKernel() {
+  fake::route_and_dispatch_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadRailKernels() {
-  fake::rail_kernel_loaded = true;
+cudaError_t LoadInterNodeRowKernels() {
+  fake::inter_node_row_kernel_loaded = true;
   return cudaSuccess;
 }
 cudaError_t LoadExchangeOffsets() { return cudaSuccess; }

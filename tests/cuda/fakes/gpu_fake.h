@@ -40,8 +40,8 @@ inline thread_local int compute_capability = 9;           // major number, of it
 inline thread_local int ptx_version = 90;                 // of its kernels' code
 inline thread_local int shared_memory_bytes = 227 << 10;  // of a thread block
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
-inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, moe_one_shot_kernel_loaded{false};
-inline std::atomic<bool> rail_kernel_loaded{false};
+inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, route_and_dispatch_kernel_loaded{false};
+inline std::atomic<bool> inter_node_row_kernel_loaded{false};
 
 // Bytes of dynamic shared memory with which a kernel may be launched on this thread's GPU: 48 KiB, or more if it was
 // loaded for more.

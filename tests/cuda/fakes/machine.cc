@@ -5,14 +5,13 @@
 
 #include <algorithm>
 
+#include "../../../ffi/cuda/kernels/executor.cuh"
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
-#include "../../../ffi/cuda/kernels/launch_moe_one_shot.h"
-#include "../../../ffi/cuda/kernels/launch_rail_rows.h"
-#include "../../../ffi/cuda/kernels/launch_rows.h"
-#include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "../../../ffi/cuda/kernels/ll.cuh"
+#include "../../../ffi/cuda/kernels/multimem.cuh"
 #include "../../../ffi/cuda/kernels/rail_combine.cuh"
-#include "../../../ffi/cuda/kernels/rail_rows.cuh"
+#include "../../../ffi/cuda/kernels/rail_dispatch.cuh"
+#include "../../../ffi/cuda/kernels/route_and_dispatch.cuh"
 #include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/kernels/slices.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
@@ -385,7 +384,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
       const int number = ++root.num_keys;
       *key = fake::KeyOf(&root);
       std::memcpy(key->internal + sizeof(void*), &number, sizeof number);
-      return root.split_fails && number > 1 ? ncclInternalError : ncclSuccess;
+      return root.second_key_fails && number > 1 ? ncclInternalError : ncclSuccess;
     };
     return made;
   }();
@@ -413,7 +412,7 @@ cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t 
   return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
-// A network that addresses all ranks' memory replaces GIN. test_gin.cc and test_rail_rows.cc test GIN itself.
+// A network that addresses all ranks' memory replaces GIN. test_gin.cc and test_rail_dispatch.cc test GIN itself.
 namespace {
 
 device::Comm OverMemory(device::Comm comm) {
@@ -451,8 +450,8 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   });
 }
 
-cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
-  if (!fake::rail_kernel_loaded) return cudaErrorUnknown;
+cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
+  if (!fake::inter_node_row_kernel_loaded) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RailSharedBytes(args.rows, 4));
   const device::Comm comm = OverMemory(args.gin.comm);
   const device::Window arena = OverMemory(args.gin.arena, 0);
@@ -483,11 +482,11 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
                       [args] { RowCall(args, Channel(), device::DynamicShared()).Run(); });
 }
 
-cudaError_t LaunchMoeOneShot(const MoeOneShotArgs& args, cudaStream_t stream) {
-  if (!fake::moe_one_shot_kernel_loaded) return cudaErrorUnknown;
-  const auto shared_bytes = static_cast<size_t>(MoeOneShotSharedBytes(args));
+cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
+  if (!fake::route_and_dispatch_kernel_loaded) return cudaErrorUnknown;
+  const auto shared_bytes = static_cast<size_t>(RouteAndDispatchSharedBytes(args));
   return fake::Launch(args.num_channels, 4, shared_bytes, stream,
-                      [args] { MoeOneShotCall(args, Channel(), device::DynamicShared()).Run(); });
+                      [args] { RouteAndDispatchCall(args, Channel(), device::DynamicShared()).Run(); });
 }
 
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {

@@ -47,7 +47,7 @@ struct World {
   bool windows = true;
   bool multimem = false;
   int rank_without_multimem = -1, rank_without_multicast = -1;
-  bool split_fails = false;
+  bool second_key_fails = false;
   std::atomic<int64_t> spacing_error = 0;
   int beside = 1;                         // as many kernels of a rank, on as many streams, run at the same time
   uint64_t seed = 1;                      // of the order in which thread blocks run
@@ -85,6 +85,14 @@ struct World {
 
   int team_size() const { return n == root.n ? n / root.num_lsa_teams : n; }
 };
+
+// A new group of nodes. Never deleted.
+inline World& NodesOf(int num_nodes, int ranks_per_node, ncclGinType_t gin = NCCL_GIN_TYPE_PROXY) {
+  auto* world = new World(num_nodes * ranks_per_node);
+  world->num_lsa_teams = num_nodes;
+  world->gin = gin;
+  return *world;
+}
 
 using Flag = std::shared_ptr<std::atomic<bool>>;
 inline Flag MakeFlag() { return std::make_shared<std::atomic<bool>>(false); }

@@ -4,7 +4,7 @@
 // clang-format off: in this order, as NCCL's headers go before it
 #include "gin_cluster.h"
 #include "../../../ffi/cuda/kernels/rail_combine.cuh"
-#include "../../../ffi/cuda/kernels/rail_rows.cuh"
+#include "../../../ffi/cuda/kernels/rail_dispatch.cuh"
 // clang-format on
 #include "../../../ffi/cuda/program/call_program.h"
 #include "drawn_rows.h"
@@ -16,7 +16,7 @@ constexpr uint64_t kRailDeadlineNs = 1'000'000'000;
 constexpr int64_t kRailArenaBytes = 1 << 22;
 
 struct RailDrawn : DrawnRows {
-  std::vector<RailRowArgs> args;  // by rank
+  std::vector<InterNodeRowArgs> args;  // by rank
 
   bool Crosses(int32_t from, int32_t to) const {
     return from / ranks_per_node != to / ranks_per_node && from % ranks_per_node == to % ranks_per_node;
@@ -28,10 +28,10 @@ inline void Prepare(GinCluster& cluster, RailDrawn& drawn, int32_t num_channels,
                     std::mt19937_64& random) {
   const int64_t item = ItemBytes(drawn.dtype);
   for (int32_t r = 0; r < cluster.n; ++r) {
-    StatusOr<RailRowArgs> made =
-        MakeRailRowArgs(SpecOf(drawn), drawn.dtype, drawn.x_count(), drawn.y_count(), num_channels);
+    StatusOr<InterNodeRowArgs> made =
+        MakeInterNodeRowArgs(SpecOf(drawn), drawn.dtype, drawn.x_count(), drawn.y_count(), num_channels);
     CHECK(made.ok());
-    RailRowArgs args = *made;
+    InterNodeRowArgs args = *made;
     SpreadOver(num_channels, args.rows);
     CHECK(RailArenaBytes(args, drawn.num_nodes()) <= kRailArenaBytes);
     args.node = cluster.comms[r];
@@ -39,8 +39,9 @@ inline void Prepare(GinCluster& cluster, RailDrawn& drawn, int32_t num_channels,
     args.rows.comm = args.gin.comm;
     args.rows.state = cluster.memory.Upload(std::vector<uint64_t>(1));
     const RowOperands operands = DrawOperands(cluster.memory, drawn, random);
-    StatusOr<RailRowArgs> whole = WithBuffers(args, cluster.memory.Take(drawn.x_count() * item + shift) + shift,
-                                              cluster.memory.Take(drawn.y_count() * item + shift) + shift, operands);
+    StatusOr<InterNodeRowArgs> whole =
+        WithBuffers(args, cluster.memory.Take(drawn.x_count() * item + shift) + shift,
+                    cluster.memory.Take(drawn.y_count() * item + shift) + shift, operands);
     CHECK(whole.ok());
     drawn.args.push_back(*whole);
   }
@@ -58,7 +59,7 @@ inline void Launch(GinCluster& cluster, const std::vector<RailDrawn*>& calls, un
     const auto channel = static_cast<int32_t>(blockIdx.x);
     if (rank == absent) return;
     RunInOrder(calls, ended[rank], [&](RailDrawn& drawn) {
-      const RailRowArgs& args = drawn.args[rank];
+      const InterNodeRowArgs& args = drawn.args[rank];
       if (channel >= args.rows.num_channels) return;
       BeLate(drawn.late[rank]);
       RunAndSpoil(args.rows, channel, drawn.x[rank], drawn.y[rank], [&] {
@@ -83,13 +84,14 @@ inline void CheckDrawn(const GinCluster& cluster, const RailDrawn& drawn, uint64
     if (same && report.state == device::Report::kNone) continue;
     std::fprintf(stderr,
                  "%s of %d nodes of %d ranks, %d tokens, %d choices, %d experts, %d slots, rows of %lld %s, %d "
-                 "channels, home %d, per choice %d, seed %llu, call %zu: rank %d %s (report: state %llu, step %d, peer "
+                 "channels, sums at source %d, per choice %d, seed %llu, call %zu: rank %d %s (report: state %llu, "
+                 "step %d, peer "
                  "%d)\n",
                  drawn.combines ? "combine" : "dispatch", drawn.num_nodes(), drawn.ranks_per_node, drawn.routed.tokens,
                  drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
                  static_cast<long long>(drawn.row_count), Name(drawn.dtype), drawn.args[r].rows.num_channels,
-                 drawn.home ? 1 : 0, drawn.per_choice ? 1 : 0, static_cast<unsigned long long>(seed), place, r,
-                 same ? "aborted" : "has other bits", static_cast<unsigned long long>(report.state), report.step,
+                 drawn.sums_at_source ? 1 : 0, drawn.per_choice ? 1 : 0, static_cast<unsigned long long>(seed), place,
+                 r, same ? "aborted" : "has other bits", static_cast<unsigned long long>(report.state), report.step,
                  report.peer);
     std::exit(1);
   }
@@ -99,12 +101,12 @@ inline void CheckDrawn(const GinCluster& cluster, const RailDrawn& drawn, uint64
 struct RailShare {
   int64_t rows = 0, choices = 0;
 };
-inline RailShare ShareOf(const RailDrawn& drawn, int32_t home, int32_t node) {
+inline RailShare ShareOf(const RailDrawn& drawn, int32_t source_rank, int32_t node) {
   const Routed& routed = drawn.routed;
   RailShare share;
   int64_t last = -1;
-  for (size_t c = 0; c < routed.expert[home].size(); ++c) {
-    const int32_t e = routed.expert[home][c];
+  for (size_t c = 0; c < routed.expert[source_rank].size(); ++c) {
+    const int32_t e = routed.expert[source_rank][c];
     if (e < 0 || routed.RankOf(e) / drawn.ranks_per_node != node) continue;
     ++share.choices;
     const auto row = static_cast<int64_t>(drawn.per_choice ? c : c / routed.choices);
@@ -189,7 +191,7 @@ inline RailDrawn SmallSizes() {
 
 inline void SetTable(RailDrawn& drawn, int32_t rank, int32_t vector, int32_t expert, int32_t value) {
   drawn.routed.table[(rank * 4 + vector) * drawn.routed.experts + expert] = value;
-  for (RailRowArgs& args : drawn.args) {
+  for (InterNodeRowArgs& args : drawn.args) {
     std::memcpy(const_cast<int32_t*>(args.rows.table), drawn.routed.table.data(), drawn.routed.table.size() * 4);
   }
 }

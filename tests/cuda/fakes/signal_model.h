@@ -88,12 +88,12 @@ class Model {
     if (at.num_steps < ProgramOf(calls, block, at).num_steps) {
       const ProgramStep* steps = StepsOf(calls, block, at);
       if (steps->step.kind == StepKind::kWait && !Missing(calls, block, at).empty()) return false;
-      for (int32_t k = 0; k < steps->together; ++k) {
+      for (int32_t k = 0; k < steps->num_concurrent; ++k) {
         const Step& step = steps[k].step;
         if (step.kind == StepKind::kSignal) ++signals_[{channel, rank, step.peer}];
         if (step.kind == StepKind::kWait) ++waits_[{channel, rank, step.peer}];
       }
-      at.num_steps += steps->together;
+      at.num_steps += steps->num_concurrent;
     }
     if (at.num_steps == ProgramOf(calls, block, at).num_steps) at = {at.call + 1, 0};
     return true;
@@ -103,7 +103,7 @@ class Model {
     const auto [rank, channel] = block;
     const ProgramStep* steps = StepsOf(calls, block, at);
     std::vector<device::Report> missing;
-    for (int32_t k = 0; k < steps->together; ++k) {
+    for (int32_t k = 0; k < steps->num_concurrent; ++k) {
       device::Report report;
       report.state = device::Report::kComplete;
       report.call_id = calls[at.call].args[rank].comm.call_id;

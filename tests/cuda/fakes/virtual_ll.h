@@ -7,7 +7,6 @@
 #include "../../../ffi/cuda/program/call_program.h"
 #include "virtual_ranks.h"
 #if defined(__CUDACC__)
-#include "../../../ffi/cuda/kernels/launch.h"
 #endif
 
 namespace jaxcomm {

@@ -1,104 +1,212 @@
-// A fake of XLA:GPU that runs the stages of a handler for one call on one device, with or without XLA's extension for
-// collectives.
+// A fake of XLA:GPU: data of a call on one device, XLA's table of functions with its extension for collectives, and
+// calls of a handler's stages.
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../../../ffi/cuda/xla/call.h"
+#include "../../../ffi/cuda/xla/user_call.h"
 #include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
-#include "xla/ffi/api/c_api.h"
-#include "xla_errors.h"
+#include "xla_attributes.h"
 
 namespace jaxcomm {
 namespace fake {
 
-struct FakeXla {
-  // XLA's data.
+// Errors: texts that handlers read and delete.
+inline XLA_FFI_Error* NewError(const std::string& text) {
+  return reinterpret_cast<XLA_FFI_Error*>(new std::string(text));
+}
+
+template <typename Args>
+void TextOf(Args* args) {
+  args->message = reinterpret_cast<std::string*>(args->error)->c_str();
+}
+
+// The function has another name from jaxlib 0.12 on.
+template <typename Api>
+auto SetTexts(Api& api, int) -> decltype(void(api.XLA_FFI_Error_GetMessage)) {
+  api.XLA_FFI_Error_GetMessage = &TextOf;
+}
+template <typename Api>
+void SetTexts(Api& api, long) {
+  api.XLA_FFI_Error_GetDetails = &TextOf;
+}
+
+inline void SetErrors(XLA_FFI_Api& api) {
+  api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) { return NewError(args->message); };
+  SetTexts(api, 0);
+  api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
+    delete reinterpret_cast<std::string*>(args->error);
+  };
+}
+
+// XLA's data of a call on one device.
+struct CallOnDevice {
+  ffi::TypeId* state_type = &cuda::UserCallState::id;
   void* state = nullptr;  // of the handler
-  void* stream = nullptr;
+  cudaStream_t stream = nullptr;
   int32_t device = 0;
   int64_t run = 0;
+  void* nccl_comm = nullptr;
   bool has_extension = true;
-  std::string refused;  // the function that returns an error: "extension", "request" or "get"
-  void* communicator = nullptr;
+  std::string refused;  // the function that returns an error: "extension", "request", "get" or "window"
   // Collective memory. Buffers outside of it have no window.
   void* window = nullptr;
   char* memory = nullptr;
   int64_t memory_bytes = 0;
 
-  // The requests that the fake received in one run.
+  // The requests of one run.
   int num_communicators = 0;
   const xla_abi::ReplicaGroup* groups = nullptr;  // owned by the caller
   size_t num_groups = 0;
-  std::vector<xla_abi::Region> regions;
+  std::vector<xla_abi::Region> regions;  // that windows were requested for
+};
 
-  FakeXla() {
-    cuda::GpuCallState::id.type_id = 1;  // as registration does it
-    auto* table = reinterpret_cast<XLA_FFI_Api*>(api_);
-    table->struct_size = sizeof api_;
-    SetErrors(*table);
-    table->XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) {
-      args->state = Of(args->ctx).state;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    table->XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) {
-      args->stream = Of(args->ctx).stream;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    table->XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) {
-      args->device_ordinal = Of(args->ctx).device;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    table->XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) {
-      args->run_id = Of(args->ctx).run;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
-      FakeXla& self = Of(args->context);
-      if (self.refused == "extension") return NewError("not now");
-      args->extension = self.has_extension ? &self.extension_.communicators.base : nullptr;
-      return nullptr;
-    };
-    std::memcpy(api_ + xla_abi::kFindExtensionOffset, &find, sizeof find);
-    extension_.communicators.base = {sizeof extension_, xla_abi::kCollectives, 0, 2, nullptr};
-    extension_.communicators.state = this;
-    extension_.communicators.request_communicator = [](const xla_abi::Collectives* collectives,
-                                                       xla_abi::RequestArgs* args) -> XLA_FFI_Error* {
-      FakeXla& self = Of(collectives);
-      if (self.refused == "request") return NewError("not now");
-      ++self.num_communicators;
-      self.groups = args->groups;
-      self.num_groups = args->num_groups;
-      return nullptr;
-    };
-    extension_.communicators.get_communicator = [](const xla_abi::Collectives* collectives,
-                                                   xla_abi::GetArgs* args) -> XLA_FFI_Error* {
-      if (Of(collectives).refused == "get") return NewError("not now");
-      CHECK(Of(collectives).num_communicators == 1);
-      args->communicator = Of(collectives).communicator;
-      return nullptr;
-    };
-    extension_.request_window = [](const xla_abi::Collectives* collectives,
-                                   xla_abi::RequestWindowArgs* args) -> XLA_FFI_Error* {
-      Of(collectives).regions.assign(args->regions, args->regions + args->num_regions);
-      return nullptr;
-    };
-    extension_.get_window = [](const xla_abi::Collectives* collectives,
-                               xla_abi::GetWindowArgs* args) -> XLA_FFI_Error* {
-      const FakeXla& self = Of(collectives);
-      const int64_t offset = static_cast<const char*>(args->buffer) - self.memory;
-      for (const xla_abi::Region& region : self.regions) {
-        if (region.buffer != args->buffer || offset < 0 || offset >= self.memory_bytes) continue;
-        args->window = self.window;
-        args->offset = static_cast<size_t>(offset);
-      }
-      return nullptr;
-    };
+// The table of XLA's functions, with room for the functions of newer runtimes at its end.
+struct Xla {
+  XLA_FFI_Api api;
+  char more[256];
+};
+
+template <typename Args>
+CallOnDevice& Of(Args* args) {
+  return *reinterpret_cast<CallOnDevice*>(args->ctx);
+}
+inline CallOnDevice& Of(const xla_abi::Collectives* self) { return *static_cast<CallOnDevice*>(self->state); }
+
+inline XLA_FFI_Error* FindCollectives(xla_abi::FindExtensionArgs* args) {
+  auto& call = *reinterpret_cast<CallOnDevice*>(args->context);
+  if (call.refused == "extension") return NewError("not now");
+  if (!call.has_extension) return nullptr;
+  // One extension per context, because the functions do not receive their caller.
+  thread_local xla_abi::CollectivesWithWindows with_windows;
+  xla_abi::Collectives& collectives = with_windows.communicators;
+  collectives.base = {sizeof with_windows, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 2, nullptr};
+  collectives.state = args->context;
+  collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::RequestArgs* args) {
+    if (Of(self).refused == "request") return NewError("not now");
+    ++Of(self).num_communicators;
+    Of(self).groups = args->groups;
+    Of(self).num_groups = args->num_groups;
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  };
+  collectives.get_communicator = [](const xla_abi::Collectives* self, xla_abi::GetArgs* args) {
+    if (Of(self).refused == "get") return NewError("not now");
+    CHECK(Of(self).num_communicators == 1);
+    args->communicator = Of(self).nccl_comm;
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  };
+  with_windows.request_window = [](const xla_abi::Collectives* self, xla_abi::RequestWindowArgs* args) {
+    CHECK(Of(self).num_communicators == 1);
+    if (Of(self).refused == "window") return NewError("not now");
+    Of(self).regions.assign(args->regions, args->regions + args->num_regions);
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  };
+  with_windows.get_window = [](const xla_abi::Collectives* self, xla_abi::GetWindowArgs* args) {
+    const CallOnDevice& call = Of(self);
+    const int64_t offset = static_cast<const char*>(args->buffer) - call.memory;
+    for (const xla_abi::Region& region : call.regions) {
+      if (region.buffer != args->buffer || offset < 0 || offset >= call.memory_bytes) continue;
+      args->window = call.window;
+      args->offset = static_cast<size_t>(offset);
+    }
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  };
+  args->extension = &collectives.base;
+  return nullptr;
+}
+
+inline Xla MakeXla() {
+  Xla xla = {};
+  xla.api.struct_size = sizeof xla;
+  SetErrors(xla.api);
+  xla.api.XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
+    Of(args).state = args->state;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) -> XLA_FFI_Error* {
+    CHECK(args->type_id == Of(args).state_type);
+    args->state = Of(args).state;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
+    args->stream = Of(args).stream;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) -> XLA_FFI_Error* {
+    args->device_ordinal = Of(args).device;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
+    args->run_id = Of(args).run;
+    return nullptr;
+  };
+  const xla_abi::FindExtension find = &FindCollectives;
+  std::memcpy(reinterpret_cast<char*>(&xla) + xla_abi::kFindExtensionOffset, &find, sizeof find);
+  return xla;
+}
+
+struct Array {
+  void* data;
+  std::vector<int64_t> dims;
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_INVALID;  // else that of the call
+};
+
+// Calls a handler. Returns the text of its error, or an empty string.
+inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CallOnDevice& execution,
+                          Attributes attributes, XLA_FFI_DataType dtype, std::vector<Array> args,
+                          std::vector<Array> rets) {
+  static const Xla xla = MakeXla();
+  execution.state_type->type_id = 1;  // as XLA does when the type is registered
+  if (stage == XLA_FFI_ExecutionStage_PREPARE) {
+    execution.num_communicators = 0;
+    execution.regions.clear();
   }
+  std::vector<XLA_FFI_Buffer> buffers;
+  for (std::vector<Array>* arrays : {&args, &rets}) {
+    for (Array& array : *arrays) {
+      XLA_FFI_Buffer buffer = {};
+      buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
+      buffer.dtype = array.dtype == XLA_FFI_DataType_INVALID ? dtype : array.dtype;
+      buffer.data = array.data;
+      buffer.rank = static_cast<int64_t>(array.dims.size());
+      buffer.dims = array.dims.data();
+      buffers.push_back(buffer);
+    }
+  }
+  std::vector<void*> pointers;
+  for (XLA_FFI_Buffer& buffer : buffers) pointers.push_back(&buffer);
+  std::vector<XLA_FFI_ArgType> arg_types(args.size(), XLA_FFI_ArgType_BUFFER);
+  std::vector<XLA_FFI_RetType> ret_types(rets.size(), XLA_FFI_RetType_BUFFER);
+  XLA_FFI_CallFrame frame = {};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.api = &xla.api;
+  frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(&execution);
+  frame.stage = stage;
+  frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(args.size()), arg_types.data(),
+                pointers.data()};
+  frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
+                pointers.data() + args.size()};
+  frame.attrs = attributes.Get();
+  std::remove_pointer_t<decltype(frame.extension_start)> unknown = {};  // of a newer XLA; its type's name varies
+  unknown.struct_size = sizeof unknown;
+  unknown.type = static_cast<decltype(unknown.type)>(XLA_FFI_Extension_Metadata + 1);
+  frame.extension_start = &unknown;
+  XLA_FFI_Error* const error = handler(&frame);
+  if (error == nullptr) return "";
+  const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
+  return *text;
+}
+
+// A call of jaxcomm's own, of one operand and one result. Its attributes are in the state.
+struct FakeXla : CallOnDevice {
+  FakeXla() { state_type = &cuda::GpuCallState::id; }
   FakeXla(const FakeXla&) = delete;
 
   // Operands behind x.
@@ -110,59 +218,16 @@ struct FakeXla {
   std::vector<Operand> more;
   XLA_FFI_DataType dtype = XLA_FFI_DataType_S32;  // of x and y
 
-  // Runs one stage of a call. Its operands are the rank, x and `more`. Returns the handler's error.
-  std::string Run(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage, void* x, int64_t x_count,
-                  void* y, int64_t y_count) {
-    if (stage == XLA_FFI_ExecutionStage_PREPARE) num_communicators = 0, regions.clear();
-    int32_t rank = 0;  // not read
-    std::vector<XLA_FFI_Buffer> buffers(3 + more.size());
-    const auto fill = [&](XLA_FFI_Buffer& buffer, void* data, int64_t dimensions, int64_t* count) {
-      buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
-      buffer.dtype = dtype;
-      buffer.data = data;
-      buffer.rank = dimensions;
-      buffer.dims = count;
-    };
-    fill(buffers[0], &rank, 0, nullptr);
-    fill(buffers[1], x, 1, &x_count);
-    fill(buffers[2], y, 1, &y_count);
-    std::vector<XLA_FFI_ArgType> arg_types(2 + more.size(), XLA_FFI_ArgType_BUFFER);
-    std::vector<void*> args = {&buffers[0], &buffers[1]};
-    for (size_t i = 0; i < more.size(); ++i) {
-      XLA_FFI_Buffer& buffer = buffers[3 + i];
-      fill(buffer, const_cast<void*>(more[i].data), 1, &more[i].count);
-      buffer.dtype = more[i].dtype;
-      args.push_back(&buffer);
+  // Runs one stage of a call. Its operands are the rank, which is not read, x and `more`. Returns the handler's error.
+  std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, void* x, int64_t x_count, void* y,
+                  int64_t y_count) {
+    int32_t rank = 0;
+    std::vector<Array> args = {{&rank, {}}, {x, {x_count}}};
+    for (const Operand& operand : more) {
+      args.push_back({const_cast<void*>(operand.data), {operand.count}, operand.dtype});
     }
-    XLA_FFI_RetType ret_types[] = {XLA_FFI_RetType_BUFFER};
-    void* rets[] = {&buffers[2]};
-    XLA_FFI_CallFrame frame = {};
-    frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-    frame.api = reinterpret_cast<XLA_FFI_Api*>(api_);
-    frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(this);
-    frame.stage = stage;
-    frame.args.struct_size = XLA_FFI_Args_STRUCT_SIZE;
-    frame.args.size = static_cast<int64_t>(args.size());
-    frame.args.types = arg_types.data();
-    frame.args.args = args.data();
-    frame.rets.struct_size = XLA_FFI_Rets_STRUCT_SIZE;
-    frame.rets.size = 1;
-    frame.rets.types = ret_types;
-    frame.rets.rets = rets;
-    frame.attrs.struct_size = XLA_FFI_Attrs_STRUCT_SIZE;
-    auto* const error = reinterpret_cast<std::string*>(handler(&frame));
-    if (error == nullptr) return "";
-    const std::string text = *error;
-    delete error;
-    return text;
+    return Invoke(handler, stage, *this, {}, dtype, std::move(args), {{y, {y_count}}});
   }
-
- private:
-  static FakeXla& Of(XLA_FFI_ExecutionContext* context) { return *reinterpret_cast<FakeXla*>(context); }
-  static FakeXla& Of(const xla_abi::Collectives* collectives) { return *static_cast<FakeXla*>(collectives->state); }
-
-  alignas(XLA_FFI_Api) char api_[1024] = {};  // of any version
-  xla_abi::CollectivesWithWindows extension_ = {};
 };
 
 }  // namespace fake

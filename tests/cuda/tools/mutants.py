@@ -16,15 +16,15 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, MOE_ONE_SHOT_ARGS, PACKING, PLAN, PROGRAM, ROW_ARGS, Mutant
+from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, ROUTE_AND_DISPATCH_ARGS, ROW_ARGS, Mutant
 from mutants_of_bulk_copies import BULK
 from mutants_of_data import DATA
 from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
-from mutants_of_moe_one_shot import ONE_SHOT
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 from mutants_of_rails import RAILED
+from mutants_of_route_and_dispatch import ONE_SHOT
 from mutants_of_rows import ROUTED
 from mutants_of_slices import SLICED
 
@@ -110,8 +110,8 @@ def main() -> int:
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM}
         parts |= {
-            "moe_one_shot_args": MOE_ONE_SHOT_ARGS,
-            "rail_row_args": "ffi/cuda/program/rail_row_args.cc",
+            "route_and_dispatch_args": ROUTE_AND_DISPATCH_ARGS,
+            "inter_node_row_args": "ffi/cuda/program/inter_node_row_args.cc",
             "row_args": ROW_ARGS,
             "slice_args": "ffi/cuda/program/slice_args.cc",
         }

@@ -1,6 +1,6 @@
 """Mutants of dispatch and combine between nodes: messages, marks of rows, lists, sums, signals and routings."""
 
-from kernel_mutant import GIN, RAIL_CALL, RAIL_COMBINE, RAIL_ROW_ARGS, RAIL_ROWS, ROWS, SYNC, Mutant
+from kernel_mutant import GIN, INTER_NODE_ROW_ARGS, RAIL_CALL, RAIL_COMBINE, RAIL_DISPATCH, ROWS, SYNC, Mutant
 
 _PUT = (
     "if (Thread() == 0 && gin_.Put(channel_, peer, Received(rail_.rank), Sent(d), bytes)) gin_.Signal(channel_, peer);"
@@ -10,109 +10,125 @@ RAILED = [
     # Order, in all executions of the memory model.
     Mutant(
         "a message overwrites one that is still read",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "      if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "a message is read before it is there",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "      if (d > 0 && !gin_.Wait(channel_, rail_.World(source), device::OfBlock(), step)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "the signal comes before the message",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         _PUT,
         "if (Thread() == 0) {\n        gin_.Signal(channel_, peer);\n"
         "        gin_.Put(channel_, peer, Received(rail_.rank), Sent(d), bytes);\n      }",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "the next call overwrites a message that the network reads",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "gin_.Flush(channel_, device::OfBlock()) && device::Barrier(",
         "device::Barrier(",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "a peer of the node reads a message before it is there",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "      if (!device::Barrier(node_, channel_, step)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "the next call overwrites a message that a peer of the node reads",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         " && device::Barrier(node_, channel_, kExitBarrier);",
         ";",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     # Data.
     Mutant(
         "a row goes to a node once per choice",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "    MarkRows(choices);\n",
         "    MarkRows({0, args_.num_choices});\n",
-        "rail_rows",
+        "rail_dispatch",
     ),
-    Mutant("marks of the last node stay", RAIL_ROWS, "device::StoreRelaxed(marks_ + i, 0);", ";", "rail_rows"),
+    Mutant("marks of the last node stay", RAIL_DISPATCH, "device::StoreRelaxed(marks_ + i, 0);", ";", "rail_dispatch"),
     Mutant(
         "a mark that another thread changes at the same time is lost",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "if ((seen & mark) != 0 || device::Claim(word, seen, seen | mark)) break;",
         "emulation::Pause();\n        device::StoreRelaxed(word, seen | mark);\n        break;",
-        "rail_rows",
+        "rail_dispatch",
     ),
     Mutant(
-        "positions count from the word on", RAIL_ROWS, "return BeginOf(marked_, row / 64) + ", "return ", "rail_rows"
+        "positions count from the word on",
+        RAIL_DISPATCH,
+        "return BeginOf(marked_, row / 64) + ",
+        "return ",
+        "rail_dispatch",
     ),
     Mutant(
-        "the row itself counts", RAIL_ROWS, "<< row % 64) - 1;\n    return", "<< row % 64);\n    return", "rail_rows"
+        "the row itself counts",
+        RAIL_DISPATCH,
+        "<< row % 64) - 1;\n    return",
+        "<< row % 64);\n    return",
+        "rail_dispatch",
     ),
     Mutant(
-        "a bit is looked for one place too early", RAIL_ROWS, "if (before < below)", "if (before <= below)", "rail_rows"
+        "a bit is looked for one place too early",
+        RAIL_DISPATCH,
+        "if (before < below)",
+        "if (before <= below)",
+        "rail_dispatch",
     ),
     Mutant(
         "all nodes have the choices of the first",
-        RAIL_ROWS,
-        "ChoicesFor(home, rail_.rank)",
-        "ChoicesFor(home, 0)",
-        "rail_rows",
+        RAIL_DISPATCH,
+        "ChoicesFor(source_rank, rail_.rank)",
+        "ChoicesFor(source_rank, 0)",
+        "rail_dispatch",
     ),
     Mutant(
         "nodes are unpacked in another order than their sums",
         RAIL_CALL,
-        "const int32_t home = node_of(i / slices) * locals",
-        "const int32_t home = i / slices * locals",
-        "rail_rows",
+        "const int32_t source_rank = node_of(i / slices) * locals",
+        "const int32_t source_rank = i / slices * locals",
+        "rail_dispatch",
     ),
     Mutant(
         "messages of two channels share memory",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "(int64_t{source} * args_.num_channels + channel_) * RailMessageBytes",
         "(int64_t{source} * args_.num_channels) * RailMessageBytes",
-        "rail_rows",
+        "rail_dispatch",
     ),
     Mutant(
         "the whole memory of a message crosses",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "return RailListBytes(choices.size) + num_rows * piece_bytes_;",
         "return RailMessageBytes(args_);",
-        "rail_rows",
+        "rail_dispatch",
     ),
     Mutant(
         "messages to two nodes share memory",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "return Received(num_nodes() + d - 1);",
         "return Received(num_nodes());",
-        "rail_rows",
+        "rail_dispatch",
     ),
     Mutant(
-        "sums of marks share the marks' memory", RAIL_ROW_ARGS, "sizeof(uint64_t) + sizeof(int32_t)", "1", "rail_rows"
+        "sums of marks share the marks' memory",
+        INTER_NODE_ROW_ARGS,
+        "sizeof(uint64_t) + sizeof(int32_t)",
+        "1",
+        "rail_dispatch",
     ),
     # Checks.
     Mutant(
@@ -120,16 +136,18 @@ RAILED = [
         ROWS,
         "|| !CheckTable()) return;",
         "|| (CheckTable(), false)) return;",
-        "rail_rows",
+        "rail_dispatch",
     ),
     Mutant(
         "a position may name any row",
-        RAIL_ROWS,
+        RAIL_DISPATCH,
         "Exists(at) ? message + RailListBytes(choices.size) + at * piece_bytes_ : nullptr",
         "message + RailListBytes(choices.size) + at * piece_bytes_",
-        "rail_rows",
+        "rail_dispatch",
     ),
-    Mutant("a wrong row between nodes is not reported", RAIL_ROWS, "        RememberRow(row);\n", "", "rail_rows"),
+    Mutant(
+        "a wrong row between nodes is not reported", RAIL_DISPATCH, "        RememberRow(row);\n", "", "rail_dispatch"
+    ),
     # Over the network and then inside a node.
     Mutant(
         "a wait for the network orders nothing",
@@ -172,21 +190,21 @@ RAILED = [
         RAIL_COMBINE,
         "      if (!gin_.Wait(channel_, peer, device::OfBlock(), kEntryBarrier)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "a list is read before it is there",
         RAIL_COMBINE,
         "    if (!own && !gin_.Wait(channel_, peer, device::OfBlock(), step)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "sums are added before they are there",
         RAIL_COMBINE,
         "      if (!gin_.Wait(channel_, rail_.World(Back(d)), device::OfBlock(), num_nodes() + d)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "one thread puts sums that others have not written yet",
@@ -207,14 +225,14 @@ RAILED = [
         RAIL_COMBINE,
         "    if (!device::Barrier(node_, channel_, kEntryBarrier)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     Mutant(
         "rows of peers are added before they are there",
         RAIL_COMBINE,
         "    if (!device::Barrier(node_, channel_, step)) return false;\n",
         "",
-        "litmus_rail_rows",
+        "litmus_inter_node_rows",
     ),
     # combine: data.
     Mutant(
@@ -227,7 +245,7 @@ RAILED = [
     Mutant(
         "rows of the next node but one overwrite those that the network reads",
         RAIL_COMBINE,
-        "    if (at_home_ && !gin_.Flush(channel_, device::OfBlock())) return false;\n",
+        "    if (sums_at_source_ && !gin_.Flush(channel_, device::OfBlock())) return false;\n",
         "",
         "rail_combine",
     ),
@@ -256,14 +274,14 @@ RAILED = [
         "rail_combine",
     ),
     Mutant(
-        "sums at home are sums by node",
-        "ffi/cuda/program/rail_row_args.cc",
+        "sums at the source rank are sums by node",
+        "ffi/cuda/program/inter_node_row_args.cc",
         "spec.home != 0 || ",
         "",
         "rail_combine",
     ),
     Mutant(
-        "weights stay at home",
+        "weights are not sent",
         RAIL_COMBINE,
         "        CopyWeight(weights, entry++, c);\n",
         "        ++entry;\n",

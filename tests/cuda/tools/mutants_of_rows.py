@@ -117,7 +117,7 @@ ROUTED = [
     Mutant(
         "each rank lists the places of all from the first",
         ROWS,
-        "EndOfChoices(home, rank() * num_local_ - 1)",
+        "EndOfChoices(source_rank, rank() * num_local_ - 1)",
         "0",
         "rows",
     ),

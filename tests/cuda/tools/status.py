@@ -94,12 +94,12 @@ FEATURES = (
     Feature(
         "route and dispatch of few tokens in one exchange: ids of all kinds, overflow, CUDA graphs",
         "emulated; handlers on a fake of XLA",
-        ("test_cuda_moe_one_shot", "test_cuda_moe_one_shot_calls"),
+        ("test_cuda_route_and_dispatch", "test_cuda_route_and_dispatch_calls"),
     ),
     Feature(
         "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
         "emulated, on a fake of GIN; handlers on a fake of XLA",
-        ("test_cuda_rail_rows", "test_cuda_rail_combine", "test_cuda_row_calls"),
+        ("test_cuda_rail_dispatch", "test_cuda_rail_combine", "test_cuda_row_calls"),
     ),
     Feature(
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",

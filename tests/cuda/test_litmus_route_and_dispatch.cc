@@ -1,7 +1,7 @@
-// The kernel of moe_one_shot on the smallest group, in all executions that a relaxed memory model allows.
+// The kernel of route_and_dispatch on the smallest group, in all executions that a relaxed memory model allows.
 #include <vector>
 
-#include "../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "../../ffi/cuda/kernels/route_and_dispatch.cuh"
 #include "../check.h"
 #include "fakes/litmus_runs.h"
 
@@ -18,8 +18,8 @@ constexpr int32_t kRanks = 2;
 void CheckCalls(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
   memory_model::Program program;
   LitmusRanks ranks(program, kRanks, 1);
-  std::vector<MoeOneShotArgs> args(kRanks);
-  MoeOneShotArgs sizes;
+  std::vector<RouteAndDispatchArgs> args(kRanks);
+  RouteAndDispatchArgs sizes;
   sizes.comm.local.size = kRanks;
   sizes.tokens = 1, sizes.choices = choices, sizes.num_experts = kRanks, sizes.capacity = choices;
   sizes.row_bytes = sizeof(float), sizes.piece_bytes = 8;
@@ -30,7 +30,7 @@ void CheckCalls(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
     device::Comm comm = ranks.comm(r);
     comm.arena = arena;
     comm.arena_bytes = arena_bytes;
-    MoeOneShotArgs own = sizes;
+    RouteAndDispatchArgs own = sizes;
     own.comm = comm;
     own.comm.ll_slots = SlotsOfArena(comm, sizes.num_epochs);
     auto* const ids = program.Words<int32_t>(choices, "ids");
@@ -46,14 +46,14 @@ void CheckCalls(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
     own.table = program.Words<int32_t>(kRanks * kRanks, "table");
     own.y = reinterpret_cast<char*>(program.Words<float>(choices, "y"));
     args[r] = own;
-    char* const shared = program.Take(MoeOneShotSharedBytes(own), "shared memory");
-    const MoeOneShotArgs* const call = &args[r];
+    char* const shared = program.Take(RouteAndDispatchSharedBytes(own), "shared memory");
+    const RouteAndDispatchArgs* const call = &args[r];
     const auto x = [=](int32_t, int32_t run) { return LitmusValue(r, run); };
     const auto y = [=](int32_t s, int32_t run) {
       return LitmusValue(choices == kRanks ? s : crossed ? 1 - r : r, run);
     };
     AddRuns(program, r, threads, runs, own.x, 1, x, own.y, choices, y, [=] {
-      MoeOneShotCall(*call, 0, shared).Run();
+      RouteAndDispatchCall(*call, 0, shared).Run();
       memory_model::EndKernel();
       if (threadIdx.x != 0) return;
       Require(*call->group_counts == choices && *call->demand == choices, "a wrong routing");

@@ -6,7 +6,7 @@
 #include "fakes/litmus_nodes.h"
 // Must follow it, as NCCL's headers go before gin.h.
 #include "../../ffi/cuda/kernels/rail_combine.cuh"
-#include "../../ffi/cuda/kernels/rail_rows.cuh"
+#include "../../ffi/cuda/kernels/rail_dispatch.cuh"
 #include "../check.h"
 #include "fakes/litmus_runs.h"
 
@@ -28,17 +28,17 @@ enum Kind { kDispatches, kAddsByNode, kAddsAtHome };
 // Two runs on one arena.
 void CheckRails(Kind kind, int32_t num_nodes, unsigned threads) {
   memory_model::Program program;
-  RailRowArgs sizes;
+  InterNodeRowArgs sizes;
   RowArgs& rows = sizes.rows;
   rows.combines = kind != kDispatches;
   rows.dtype = DType::kF32;
   rows.num_rows = 1, rows.num_slots = 2, rows.num_choices = 2;
   rows.row_bytes = sizeof(float), rows.piece_bytes = 128;
   rows.num_ranks = rows.num_experts = kRanks, rows.choices_per_row = 2;
-  sizes.at_home = kind == kAddsAtHome;
+  sizes.sums_at_source = kind == kAddsAtHome;
   LitmusNodes nodes(program, std::vector<int32_t>(num_nodes, kRanks / num_nodes), RailArenaBytes(sizes, num_nodes));
   const int32_t* const table = UploadTo(program, kTable, "table");
-  std::vector<RailRowArgs> args(kRanks, sizes);
+  std::vector<InterNodeRowArgs> args(kRanks, sizes);
   const int32_t num_x = rows.combines ? 2 : 1, num_y = rows.combines ? 1 : 2;
   for (int32_t r = 0; r < kRanks; ++r) {
     RowArgs& own = args[r].rows;
@@ -52,7 +52,7 @@ void CheckRails(Kind kind, int32_t num_nodes, unsigned threads) {
     own.index = rows.combines ? UploadTo(program, kSlots[r], "index") : UploadTo(program, kRows, "index");
     own.expert = UploadTo(program, kExperts, "expert");
     char* const shared = program.Take(RailSharedBytes(own, static_cast<int32_t>(threads)), "shared memory");
-    const RailRowArgs* const call = &args[r];
+    const InterNodeRowArgs* const call = &args[r];
     const ncclDevComm* const nccl_comm = &nodes.nccl_comms[r];
     // Slot s belongs to rank s. Experts return rows as they are.
     const auto x = [=](int32_t i, int32_t run) { return LitmusValue(num_x == 1 ? r : i, run); };
@@ -86,7 +86,7 @@ TEST_CASE("combine by nodes") {
   CheckRails(kAddsByNode, 1, 2);
 }
 
-TEST_CASE("combine at home") {
+TEST_CASE("combine with sums at the source rank") {
   CheckRails(kAddsAtHome, 2, 1);
   CheckRails(kAddsAtHome, 2, 2);
   CheckRails(kAddsAtHome, 1, 1);

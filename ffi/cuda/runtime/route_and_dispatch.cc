@@ -1,9 +1,9 @@
-#include "cuda/runtime/moe_one_shot.h"
+#include "cuda/runtime/route_and_dispatch.h"
 
 #include <string>
 
 #include "common/hash.h"
-#include "cuda/kernels/launch_moe_one_shot.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
 
@@ -12,12 +12,12 @@ namespace cuda {
 namespace {
 
 // Owner of the arenas of such calls. No target of a user has this name.
-constexpr const char* kArena = "jaxcomm: moe_one_shot";
+constexpr const char* kArena = "jaxcomm: route_and_dispatch";
 
 }  // namespace
 
-StatusOr<std::unique_ptr<MoeOneShot>> MoeOneShot::Make(const CallSpec& spec, Communicator& communicator,
-                                                       const MoeOneShotShape& shape) {
+StatusOr<std::unique_ptr<RouteAndDispatch>> RouteAndDispatch::Make(const CallSpec& spec, Communicator& communicator,
+                                                                   const RouteAndDispatchShape& shape) {
   const RankPlacement placement = communicator.placement();
   if (placement.ranks_per_node != spec.group_size) {
     return InvalidArgumentError(
@@ -26,8 +26,8 @@ StatusOr<std::unique_ptr<MoeOneShot>> MoeOneShot::Make(const CallSpec& spec, Com
         " nodes: pass algorithm=\"xla\" and on_overflow=\"drop\" (the ranks that NVLink connects form a node: see "
         "docs/guide/gpus.md)");
   }
-  std::unique_ptr<MoeOneShot> made(new MoeOneShot(communicator, spec));
-  const StatusOr<MoeOneShotArgs> args = MakeMoeOneShotArgs(spec, shape, communicator.max_channels());
+  std::unique_ptr<RouteAndDispatch> made(new RouteAndDispatch(communicator, spec));
+  const StatusOr<RouteAndDispatchArgs> args = MakeRouteAndDispatchArgs(spec, shape, communicator.max_channels());
   // Ranks must agree before any of them reserves memory. A rank with an error of its own must not leave the others
   // waiting.
   JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it compared its sizes with the limits", args.status()));
@@ -44,13 +44,13 @@ StatusOr<std::unique_ptr<MoeOneShot>> MoeOneShot::Make(const CallSpec& spec, Com
   return made;
 }
 
-Status MoeOneShot::Launch(const MoeOneShotBuffers& buffers, cudaStream_t stream) const {
-  MoeOneShotArgs args = args_;
-  static_cast<MoeOneShotBuffers&>(args) = buffers;
+Status RouteAndDispatch::Launch(const RouteAndDispatchBuffers& buffers, cudaStream_t stream) const {
+  RouteAndDispatchArgs args = args_;
+  static_cast<RouteAndDispatchBuffers&>(args) = buffers;
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
   JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchMoeOneShot(args, stream)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchRouteAndDispatch(args, stream)));
   return communicator_.End(stream);
 }
 

@@ -2,9 +2,9 @@
 // version of these headers.
 #include <nccl_device.h>
 
-#include "cuda/kernels/launch_rail_rows.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/rail_combine.cuh"
-#include "cuda/kernels/rail_rows.cuh"
+#include "cuda/kernels/rail_dispatch.cuh"
 #include "include/jaxcomm/gin.h"
 
 namespace jaxcomm {
@@ -12,27 +12,27 @@ namespace cuda {
 namespace {
 
 __global__ void __launch_bounds__(kRailThreads, 1)
-    DispatchOnRails(const __grid_constant__ RailRowArgs args, const __grid_constant__ ncclDevComm nccl_comm) {
+    DispatchOnRails(const __grid_constant__ InterNodeRowArgs args, const __grid_constant__ ncclDevComm nccl_comm) {
   const device::Gin gin(args.gin, nccl_comm);
   RailDispatch<device::Gin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
 }
 
 __global__ void __launch_bounds__(kRailThreads, 1)
-    CombineOnRails(const __grid_constant__ RailRowArgs args, const __grid_constant__ ncclDevComm nccl_comm) {
+    CombineOnRails(const __grid_constant__ InterNodeRowArgs args, const __grid_constant__ ncclDevComm nccl_comm) {
   const device::Gin gin(args.gin, nccl_comm);
   RailCombine<device::Gin>(args, gin, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
 }
 
 }  // namespace
 
-cudaError_t LaunchRailRows(const RailRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream) {
+cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream) {
   const int64_t shared_bytes = RailSharedBytes(args.rows, kRailThreads);
   auto* const kernel = args.rows.combines ? CombineOnRails : DispatchOnRails;
   kernel<<<args.rows.num_channels, kRailThreads, shared_bytes, stream>>>(args, nccl_comm);
   return cudaGetLastError();
 }
 
-cudaError_t LoadRailKernels() {
+cudaError_t LoadInterNodeRowKernels() {
   cudaFuncAttributes attributes;
   const cudaError_t dispatch = cudaFuncGetAttributes(&attributes, DispatchOnRails);
   return dispatch != cudaSuccess ? dispatch : cudaFuncGetAttributes(&attributes, CombineOnRails);

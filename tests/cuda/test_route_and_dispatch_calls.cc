@@ -1,5 +1,5 @@
-// moe_one_shot as XLA calls it: attributes, stages, operands, a CUDA graph whose ids change from replay to replay,
-// calls of other shapes on the same arena, ids that are refused, and calls that GPUs refuse.
+// route_and_dispatch as XLA calls it: attributes, stages, operands, a CUDA graph whose ids change from replay to
+// replay, calls of other shapes on the same arena, ids that are refused, and calls that GPUs refuse.
 #include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cuda/xla/moe_one_shot_call.h"
-#include "fakes/virtual_moe_one_shot.h"
-#include "fakes/xla_frames.h"
+#include "../../ffi/cuda/xla/route_and_dispatch_call.h"
+#include "fakes/virtual_route_and_dispatch.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -88,13 +88,13 @@ struct Site {
                                {rows.data(), {shape.capacity, shape.row}, XLA_FFI_DataType_F32}};
     if (cut_results) rets.pop_back();
     if (cut_table) rets[6].dims = {kRanks, shape.experts - 1};
-    state_type = &MoeOneShotState::id;
+    xla.state_type = &RouteAndDispatchState::id;
     return Invoke(handler, stage, xla, AttributesOf(), XLA_FFI_DataType_S32, args, rets);
   }
-  std::string Instantiate() { return Run(&CudaMoeOneShotInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE); }
-  std::string Prepare() { return Run(&CudaMoeOneShotPrepare, XLA_FFI_ExecutionStage_PREPARE); }
-  std::string Initialize() { return Run(&CudaMoeOneShotInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
-  std::string Execute() { return Run(&CudaMoeOneShotExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+  std::string Instantiate() { return Run(&CudaRouteAndDispatchInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE); }
+  std::string Prepare() { return Run(&CudaRouteAndDispatchPrepare, XLA_FFI_ExecutionStage_PREPARE); }
+  std::string Initialize() { return Run(&CudaRouteAndDispatchInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
+  std::string Execute() { return Run(&CudaRouteAndDispatchExecute, XLA_FFI_ExecutionStage_EXECUTE); }
   // All stages before Execute.
   std::string Begin() {
     for (const std::string& error : {Instantiate(), Prepare(), Initialize()}) {
@@ -140,7 +140,7 @@ struct Site {
   int64_t max_sms = 0;
   bool cut_results = false, cut_table = false;
   int32_t number = 0;  // the rank, which is not read
-  MoeOneShotShape sizes;
+  RouteAndDispatchShape sizes;
   MoeFields fields;
   std::vector<int32_t> ids;
   std::vector<float> x, rows;

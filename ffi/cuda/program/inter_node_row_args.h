@@ -1,7 +1,8 @@
 // Arguments of the kernels of dispatch and combine between nodes that GIN connects. Plain data, without CUDA.
 //
-// Words: a message of a dispatch goes from a rank to its rail peer of another node. It has the positions of the
-// sender's packed choices for that node, and after them a piece of each row that the node needs, once per row.
+// Words: the source rank of a token is the rank that dispatches it and gets its sum. A message of a dispatch goes from
+// a rank to its rail peer of another node. It holds the positions of the sender's packed choices for that node, and
+// then a piece of each row that the node needs, once per row.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,12 @@ namespace jaxcomm {
 namespace cuda {
 
 // One rank's call. `rows.comm` is `gin.comm`, whose numbers of ranks are those of the world.
-struct RailRowArgs {
+struct InterNodeRowArgs {
   RowArgs rows;
   device::Comm node;  // its arena has at least RailArenaBytes()
   device::GinHandle gin;
-  bool at_home = false;      // combine: the rows of all choices come home, else their sums by node
-  int32_t weight_bytes = 0;  // combine: of a choice; 0: no weights
+  bool sums_at_source = false;  // combine: the source rank gets the rows of all choices; else their sums by node
+  int32_t weight_bytes = 0;     // combine: of a choice; 0: no weights
 };
 
 JAXCOMM_BOTH int64_t RailAligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -30,9 +31,9 @@ JAXCOMM_BOTH int64_t RailMessageBytes(const RowArgs& args) {
   return RailListBytes(args.num_choices) + RailAligned(args.num_rows * args.piece_bytes);
 }
 
-// combine: the list of the tokens that have choices in a node, from their home: kRailHeaderBytes with the number of
-// tokens, the packed choices from the first one of the node on, their weights, and the end of each token. `num`:
-// choices of the home for the node.
+// combine: the list of the tokens that have choices in a node, from their source rank: kRailHeaderBytes with the number
+// of tokens, the packed choices from the first one of the node on, their weights, and the end of each token. `num`:
+// choices of the source rank for the node.
 constexpr int64_t kRailHeaderBytes = 16;
 JAXCOMM_BOTH int64_t RailWeightsAt(int64_t num) {
   return kRailHeaderBytes + (num * static_cast<int64_t>(sizeof(int32_t)) + 15) / 16 * 16;
@@ -47,15 +48,15 @@ struct RailCombineArena {
   int64_t sums = 0;        // the place of the sum of each token and node
   int64_t received = 0;    // sums of all nodes, or the rows of the choices
   int64_t sent = 0;        // sums for other nodes
-  int64_t gathered = 0;    // rows of the ranks of the node for one home, twice
+  int64_t gathered = 0;    // rows of the ranks of the node for one source rank, twice
   int64_t channel_bytes = 0;
 };
-JAXCOMM_BOTH RailCombineArena RailCombineArenaOf(const RailRowArgs& args, int32_t num_nodes) {
+JAXCOMM_BOTH RailCombineArena RailCombineArenaOf(const InterNodeRowArgs& args, int32_t num_nodes) {
   const RowArgs& rows = args.rows;
   constexpr auto kItem = static_cast<int64_t>(sizeof(int32_t));
   RailCombineArena arena;
   int64_t num_received = rows.num_choices, num_sent = 0;
-  if (!args.at_home) {
+  if (!args.sums_at_source) {
     num_received = num_nodes * rows.num_rows;
     num_sent = (num_nodes - 1) * rows.num_rows;
     arena.list_bytes = RailAligned(RailEndsAt(rows.num_choices, args.weight_bytes) + rows.num_rows * kItem);
@@ -70,7 +71,7 @@ JAXCOMM_BOTH RailCombineArena RailCombineArenaOf(const RailRowArgs& args, int32_
 
 // The arena. dispatch: one message per source node and channel, then one per other node and channel for sending. So no
 // message waits for the memory of another one.
-JAXCOMM_BOTH int64_t RailArenaBytes(const RailRowArgs& args, int32_t num_nodes) {
+JAXCOMM_BOTH int64_t RailArenaBytes(const InterNodeRowArgs& args, int32_t num_nodes) {
   const RowArgs& rows = args.rows;
   return rows.num_channels * (rows.combines ? RailCombineArenaOf(args, num_nodes).channel_bytes
                                             : (int64_t{2} * num_nodes - 1) * RailMessageBytes(rows));
@@ -86,9 +87,10 @@ JAXCOMM_BOTH int64_t RailSharedBytes(const RowArgs& args, int32_t num_threads) {
 }
 
 // As MakeRowArgs and WithBuffers of row_args.h.
-StatusOr<RailRowArgs> MakeRailRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                      int32_t max_channels);
-StatusOr<RailRowArgs> WithBuffers(const RailRowArgs& args, const void* x, void* y, const RowOperands& operands);
+StatusOr<InterNodeRowArgs> MakeInterNodeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count,
+                                                int64_t output_count, int32_t max_channels);
+StatusOr<InterNodeRowArgs> WithBuffers(const InterNodeRowArgs& args, const void* x, void* y,
+                                       const RowOperands& operands);
 
 }  // namespace cuda
 }  // namespace jaxcomm

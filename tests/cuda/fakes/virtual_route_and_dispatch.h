@@ -1,10 +1,10 @@
-// moe_one_shot among virtual ranks: the kernel arguments of a call, and its results by definition.
+// route_and_dispatch among virtual ranks: the kernel arguments of a call, and its results by definition.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "../../../ffi/cuda/kernels/moe_one_shot.cuh"
+#include "../../../ffi/cuda/kernels/route_and_dispatch.cuh"
 #include "virtual_rows.h"
 
 namespace jaxcomm {
@@ -21,8 +21,8 @@ struct MoeFields {
   }
 };
 
-inline MoeOneShotShape ShapeOf(const Routed& routed, int32_t align, int32_t slots, int64_t row_bytes) {
-  MoeOneShotShape shape;
+inline RouteAndDispatchShape ShapeOf(const Routed& routed, int32_t align, int32_t slots, int64_t row_bytes) {
+  RouteAndDispatchShape shape;
   shape.tokens = routed.tokens;
   shape.choices = routed.choices;
   shape.num_experts = routed.experts;
@@ -34,7 +34,7 @@ inline MoeOneShotShape ShapeOf(const Routed& routed, int32_t align, int32_t slot
 }
 
 // Of the same sizes, with -7 everywhere: no result has it.
-inline MoeFields UnwrittenFields(const MoeOneShotShape& shape, int32_t n) {
+inline MoeFields UnwrittenFields(const RouteAndDispatchShape& shape, int32_t n) {
   const auto choices = static_cast<size_t>(shape.tokens * shape.choices),
              local = static_cast<size_t>(shape.num_experts / n);
   const auto some = [](size_t count) { return std::vector<int32_t>(count, -7); };
@@ -47,7 +47,7 @@ inline MoeFields UnwrittenFields(const MoeOneShotShape& shape, int32_t n) {
           some(static_cast<size_t>(n) * static_cast<size_t>(shape.num_experts))};
 }
 
-inline MoeFields FieldsOf(const Routed& routed, const MoeOneShotShape& shape, int32_t rank) {
+inline MoeFields FieldsOf(const Routed& routed, const RouteAndDispatchShape& shape, int32_t rank) {
   MoeFields fields = UnwrittenFields(shape, routed.n);
   fields.slot = routed.slot[rank];
   fields.expert = routed.expert[rank];
@@ -70,7 +70,7 @@ inline MoeFields FieldsOf(const Routed& routed, const MoeOneShotShape& shape, in
 }
 
 // The results of a refused call.
-inline MoeFields EmptyFields(const MoeOneShotShape& shape, int32_t n) {
+inline MoeFields EmptyFields(const RouteAndDispatchShape& shape, int32_t n) {
   MoeFields fields = UnwrittenFields(shape, n);
   for (auto* field : {&fields.slot, &fields.expert}) std::fill(field->begin(), field->end(), -1);
   for (auto* field : {&fields.group_sizes, &fields.group_counts, &fields.demand, &fields.dropped, &fields.table}) {
@@ -79,8 +79,8 @@ inline MoeFields EmptyFields(const MoeOneShotShape& shape, int32_t n) {
   return fields;
 }
 
-inline MoeOneShotBuffers BuffersOf(MoeFields& fields) {
-  MoeOneShotBuffers buffers;
+inline RouteAndDispatchBuffers BuffersOf(MoeFields& fields) {
+  RouteAndDispatchBuffers buffers;
   buffers.slot = fields.slot.data();
   buffers.expert = fields.expert.data();
   buffers.group_sizes = fields.group_sizes.data();

@@ -1,4 +1,4 @@
-#include "cuda/program/moe_one_shot_args.h"
+#include "cuda/program/route_and_dispatch_args.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,12 +9,13 @@
 
 namespace jaxcomm {
 namespace cuda {
-int64_t ArenaBytes(const MoeOneShotArgs& args) {
+int64_t ArenaBytes(const RouteAndDispatchArgs& args) {
   const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
   return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
 }
 
-StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels) {
+StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, const RouteAndDispatchShape& shape,
+                                                        int32_t max_channels) {
   const int64_t n = spec.group_size;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (std::min({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.row_bytes}) < 1 ||
@@ -25,7 +26,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
                                 std::to_string(shape.capacity) + " rows of " + std::to_string(shape.row_bytes) +
                                 " bytes do not fit each other");
   }
-  MoeOneShotArgs args;
+  RouteAndDispatchArgs args;
   const int64_t choices = shape.tokens * shape.choices, bytes = shape.tokens * shape.row_bytes;
   if (shape.num_experts <= kMaxOneExchangeExperts && choices <= kMaxSharedBytes && bytes <= kMaxOneExchangeArenaBytes) {
     args.comm.local.size = static_cast<int32_t>(n);
@@ -41,7 +42,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
     const RowPieces pieces = PiecesOf(args.row_bytes, bytes, max_channels);
     args.piece_bytes = pieces.piece_bytes;
     args.num_channels = pieces.num_channels;
-    if (MoeOneShotSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes) return args;
+    if (RouteAndDispatchSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes) return args;
   }
   return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
                               std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +
@@ -49,7 +50,7 @@ StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneSh
                               " bytes are too large for one exchange of LL messages; use route and dispatch");
 }
 
-MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm) {
+RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& comm) {
   args.comm = comm;
   args.comm.ll_slots = SlotsOfArena(comm, args.num_epochs);
   return args;

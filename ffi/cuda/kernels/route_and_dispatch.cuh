@@ -4,9 +4,9 @@
 // experts. From the ids of all ranks, every thread block computes the place of every choice, and learns which rows
 // arrive here. It waits for these rows only, and stores them to the slots of their experts.
 //
-// A channel has the same piece of every row, and exchanges all ids. So the thread blocks of a rank wait for each other
-// nowhere, and all of them find the same overflow, before a slot of an expert is written. Nothing depends on the order
-// of arrival: places are counted in the order of routing.py.
+// A channel moves the same piece of every row, and exchanges all ids. So the thread blocks of a rank never wait for
+// each other, and all of them find the same overflow before they write a slot of an expert. Nothing depends on the
+// order of arrival: places are counted in the order of routing.py.
 //
 // Slots. All calls that have the same arena share its two sets of slots, whatever their shapes. A call that needs a
 // larger arena makes another, with epochs of its own. An exchange is a kernel, and its epoch is the same on all
@@ -21,7 +21,7 @@
 #pragma once
 
 #include "cuda/kernels/rows.cuh"
-#include "cuda/program/moe_one_shot_args.h"
+#include "cuda/program/route_and_dispatch_args.h"
 #include "include/jaxcomm/device.h"
 #include "include/jaxcomm/ll.h"
 
@@ -30,7 +30,7 @@ namespace jaxcomm {
 namespace cuda {
 
 // Outstanding loads of slots per thread.
-constexpr int kMoeOneShotLoads = 4;
+constexpr int kRouteAndDispatchLoads = 4;
 
 // Choices of each rank that are counted at once.
 constexpr int32_t kCountedAtOnce = 32;
@@ -57,10 +57,10 @@ JAXCOMM_DEVICE void StoreUnit(char* to, uint64_t payload, int64_t bytes) {
 }
 
 // A thread block's part of a call.
-class MoeOneShotCall {
+class RouteAndDispatchCall {
  public:
-  // `shared`: MoeOneShotSharedBytes().
-  JAXCOMM_DEVICE MoeOneShotCall(const MoeOneShotArgs& args, int32_t channel, void* shared)
+  // `shared`: RouteAndDispatchSharedBytes().
+  JAXCOMM_DEVICE RouteAndDispatchCall(const RouteAndDispatchArgs& args, int32_t channel, void* shared)
       : args_(args),
         comm_(args.comm),
         channel_(channel),
@@ -160,7 +160,7 @@ class MoeOneShotCall {
     }
   }
 
-  // Epochs of channels that this call lacks go on too, so that a call with more channels finds all of them equal.
+  // Also counts the epoch of channels that this call does not use: a later call with more channels needs equal epochs.
   JAXCOMM_DEVICE void End() const {
     if (Thread() != 0) return;
     device::StoreRelaxed(comm_.ll_slots.epochs + channel_, exchange_.epoch);
@@ -200,17 +200,18 @@ class MoeOneShotCall {
 
   JAXCOMM_DEVICE bool ReceiveIds() {
     const int32_t num = IdUnits(args_), all = num * (n() - 1);
-    for (int32_t first = Thread(); first < all; first += kMoeOneShotLoads * Threads()) {
+    for (int32_t first = Thread(); first < all; first += kRouteAndDispatchLoads * Threads()) {
       const int32_t left = (all - first + Threads() - 1) / Threads();
-      const int count = left < kMoeOneShotLoads ? left : kMoeOneShotLoads;
+      const int count = left < kRouteAndDispatchLoads ? left : kRouteAndDispatchLoads;
       const auto units = [&](int k) {
         const int32_t i = first + k * Threads();
         return device::LlUnit{Peer(i / num), IdUnit(i % num)};
       };
-      uint64_t payloads[kMoeOneShotLoads];
-      if (!device::ReceiveUnits<kMoeOneShotLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) return false;
+      uint64_t payloads[kRouteAndDispatchLoads];
+      if (!device::ReceiveUnits<kRouteAndDispatchLoads>(comm_, exchange_, count, units, payloads, kLlExchange))
+        return false;
       JAXCOMM_UNROLL
-      for (int k = 0; k < kMoeOneShotLoads; ++k) {
+      for (int k = 0; k < kRouteAndDispatchLoads; ++k) {
         if (k >= count) continue;
         const int32_t i = first + k * Threads();
         for (int32_t j = 0; j < kIdsPerUnit; ++j) {
@@ -341,7 +342,7 @@ class MoeOneShotCall {
     *args_.dropped = 0;
   }
 
-  // The program goes on after an error until its next call: no group may reach outside of the slots.
+  // After an error, the program runs on until its next call, so no group may reach outside of the slots.
   JAXCOMM_DEVICE void WriteEmptyRouting() const {
     for (int32_t i = Thread(); i < num_choices_; i += Threads()) args_.slot[i] = args_.expert[i] = -1;
     for (int32_t i = Thread(); i < num_local_; i += Threads()) args_.group_counts[i] = args_.group_sizes[i] = 0;
@@ -349,8 +350,8 @@ class MoeOneShotCall {
     if (Thread() == 0) *args_.demand = *args_.dropped = 0;
   }
 
-  // Zeroes the slots without a row, while rows arrive. Each warp has some of the gaps between groups. The gap behind
-  // the last group, which may be long, has all threads.
+  // Zeroes the slots without a row, while rows arrive. Each warp zeroes some of the gaps between groups. All threads
+  // zero the gap behind the last group, which may be long.
   JAXCOMM_DEVICE void ZeroGaps() const {
     const int32_t first = rank() * num_local_;
     for (int32_t i = Warp(); i + 1 < num_local_; i += Warps()) {
@@ -370,27 +371,27 @@ class MoeOneShotCall {
     }
   }
 
-  // Each warp waits for some of the rows that arrive here, and stores them once per choice. The rows of this rank come
-  // from its payload.
+  // Each warp waits for some of the rows that arrive here, and stores them once per choice. The rank's own rows come
+  // from its operand.
   template <typename Item>
   JAXCOMM_DEVICE_CALLED bool StoreRows() {
     const device::Threads warp = device::OfWarp();
     for (int32_t i = Warp(); i < args_.tokens * n(); i += Warps()) {
       const int32_t token = i / n(), from = Peer(i % n());
       if (!Goes(from, token, rank())) continue;
-      for (int32_t first = warp.rank; first < num_units_; first += kMoeOneShotLoads * warp.size) {
+      for (int32_t first = warp.rank; first < num_units_; first += kRouteAndDispatchLoads * warp.size) {
         const int32_t left = (num_units_ - first + warp.size - 1) / warp.size;
-        const int count = left < kMoeOneShotLoads ? left : kMoeOneShotLoads;
-        uint64_t payloads[kMoeOneShotLoads] = {};
+        const int count = left < kRouteAndDispatchLoads ? left : kRouteAndDispatchLoads;
+        uint64_t payloads[kRouteAndDispatchLoads] = {};
         if (from == rank()) {
           JAXCOMM_UNROLL
-          for (int k = 0; k < kMoeOneShotLoads; ++k) {
+          for (int k = 0; k < kRouteAndDispatchLoads; ++k) {
             const int32_t unit = first + k * warp.size;
             if (k < count) payloads[k] = LoadUnit<Item>(Piece(token) + int64_t{unit} * kUnitBytes, BytesBehind(unit));
           }
         } else {
           const auto units = [&](int k) { return device::LlUnit{from, RowUnit(token, first + k * warp.size)}; };
-          if (!device::ReceiveUnits<kMoeOneShotLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) {
+          if (!device::ReceiveUnits<kRouteAndDispatchLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) {
             return false;
           }
         }
@@ -400,7 +401,7 @@ class MoeOneShotCall {
           char* const to =
               Slot(int64_t{first_[from * num_local_ + expert - rank() * num_local_]} + Index(from, choice));
           JAXCOMM_UNROLL
-          for (int k = 0; k < kMoeOneShotLoads; ++k) {
+          for (int k = 0; k < kRouteAndDispatchLoads; ++k) {
             const int32_t unit = first + k * warp.size;
             if (k < count) StoreUnit<Item>(to + int64_t{unit} * kUnitBytes, payloads[k], BytesBehind(unit));
           }
@@ -410,7 +411,7 @@ class MoeOneShotCall {
     return true;
   }
 
-  const MoeOneShotArgs& args_;
+  const RouteAndDispatchArgs& args_;
   const device::Comm& comm_;
   const int32_t channel_;
   const int32_t num_local_;    // experts of a rank
@@ -420,7 +421,7 @@ class MoeOneShotCall {
   int64_t piece_bytes_ = 0;
   int32_t num_units_ = 0;   // of the piece
   int32_t item_bytes_ = 1;  // of loads and stores
-  // Shared memory: see MoeOneShotSharedBytes.
+  // Shared memory: see RouteAndDispatchSharedBytes.
   int16_t* const ids_;
   uint16_t* const index_;
   int32_t* const counts_;

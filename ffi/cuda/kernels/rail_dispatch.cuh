@@ -7,8 +7,8 @@
 //    the slots.
 // Rows are packed because a channel has only a piece of each row: puts of pieces would be too short for the network.
 //
-// A channel has the same piece of every row, as in rows.cuh. Whose packed choices a node has follows from the table,
-// which rows they name does not: hence the positions. All ranks signal in the same order, whatever the routing.
+// A channel moves the same piece of every row, as in rows.cuh. The table says which packed choices are for a node, but
+// not which rows they name; the positions in the message do. All ranks signal in the same order, whatever the routing.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_dispatch.cuh, for the two stages.
 #pragma once
 
@@ -44,7 +44,7 @@ template <typename Gin>
 class RailDispatch : RailCall {
  public:
   // `shared`: RailSharedBytes(). All arguments must outlive this object.
-  JAXCOMM_DEVICE RailDispatch(const RailRowArgs& args, const Gin& gin, int32_t channel, void* shared)
+  JAXCOMM_DEVICE RailDispatch(const InterNodeRowArgs& args, const Gin& gin, int32_t channel, void* shared)
       : RailCall(args, channel, shared),
         gin_(gin),
         marks_(reinterpret_cast<uint64_t*>(static_cast<char*>(shared) + RailMarksAt(args.rows, Threads()))),
@@ -112,11 +112,12 @@ class RailDispatch : RailCall {
 
   // Copies the rows of the experts of this rank from the messages of node `source`.
   JAXCOMM_DEVICE void Unpack(int32_t source, int32_t d) {
-    MoveTurn(d, source, [&](int32_t home, int32_t expert, int64_t k) {
-      const Range choices = ChoicesFor(home, rail_.rank);
-      const char* const message = node_.arena.At(home % node_.local.size, Received(source));
-      const int32_t at = reinterpret_cast<const int32_t*>(message)[At(home, kInputOffset, expert) + k - choices.begin];
-      return RowMove{Slot(At(home, kOutputOffset, expert) + k),
+    MoveTurn(d, source, [&](int32_t source_rank, int32_t expert, int64_t k) {
+      const Range choices = ChoicesFor(source_rank, rail_.rank);
+      const char* const message = node_.arena.At(source_rank % node_.local.size, Received(source));
+      const int32_t at =
+          reinterpret_cast<const int32_t*>(message)[At(source_rank, kInputOffset, expert) + k - choices.begin];
+      return RowMove{Slot(At(source_rank, kOutputOffset, expert) + k),
                      Exists(at) ? message + RailListBytes(choices.size) + at * piece_bytes_ : nullptr};
     });
   }

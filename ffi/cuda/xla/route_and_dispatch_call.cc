@@ -1,4 +1,4 @@
-#include "cuda/xla/moe_one_shot_call.h"
+#include "cuda/xla/route_and_dispatch_call.h"
 
 #include <cuda_runtime_api.h>
 
@@ -12,20 +12,20 @@
 namespace jaxcomm {
 namespace cuda {
 
-ffi::TypeId MoeOneShotState::id = {};
-ffi::TypeInfo MoeOneShotState::info = ffi::MakeTypeInfo<MoeOneShotState>();
+ffi::TypeId RouteAndDispatchState::id = {};
+ffi::TypeInfo RouteAndDispatchState::info = ffi::MakeTypeInfo<RouteAndDispatchState>();
 
 namespace {
 
 struct Decoded {
-  MoeOneShotShape shape;
-  MoeOneShotBuffers buffers;
+  RouteAndDispatchShape shape;
+  RouteAndDispatchBuffers buffers;
 };
 
-StatusOr<Decoded> Decode(const MoeOneShotState& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+StatusOr<Decoded> Decode(const RouteAndDispatchState& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Decoded decoded;
-  MoeOneShotShape& shape = decoded.shape;
-  MoeOneShotBuffers& buffers = decoded.buffers;
+  RouteAndDispatchShape& shape = decoded.shape;
+  RouteAndDispatchBuffers& buffers = decoded.buffers;
   shape = state.shape;
   const int64_t n = state.spec.group_size, num_local = shape.num_experts / n;
   const std::pair<int32_t**, int64_t> fields[] = {{&buffers.slot, shape.tokens * shape.choices},
@@ -60,13 +60,13 @@ StatusOr<Decoded> Decode(const MoeOneShotState& state, ffi::RemainingArgs args, 
   return decoded;
 }
 
-ffi::ErrorOr<std::unique_ptr<MoeOneShotState>> Instantiate(ffi::Dictionary attributes) {
-  auto state = std::make_unique<MoeOneShotState>();
+ffi::ErrorOr<std::unique_ptr<RouteAndDispatchState>> Instantiate(ffi::Dictionary attributes) {
+  auto state = std::make_unique<RouteAndDispatchState>();
   // A barrier has no attributes of its own.
   ffi::ErrorOr<CallSpec> decoded = DecodeCall(Collective::kBarrier, attributes);
   if (!decoded) return ffi::Unexpected(decoded.error());
   state->spec = *std::move(decoded);
-  MoeOneShotShape& shape = state->shape;
+  RouteAndDispatchShape& shape = state->shape;
   const std::pair<const char*, int64_t*> numbers[] = {{"num_experts", &shape.num_experts},
                                                       {"capacity", &shape.capacity},
                                                       {"align", &shape.align},
@@ -82,25 +82,27 @@ ffi::ErrorOr<std::unique_ptr<MoeOneShotState>> Instantiate(ffi::Dictionary attri
   return state;
 }
 
-ffi::Error Prepare(MoeOneShotState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
+ffi::Error Prepare(RouteAndDispatchState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
   return ToFfi(state->spec, collectives.Request(state->Groups()));
 }
 
 // See call_stages.h.
-struct MoeOneShotCall {
-  using State = MoeOneShotState;
+struct RouteAndDispatchCall {
+  using State = RouteAndDispatchState;
 
   static StatusOr<Decoded> Decode(const State& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
     return cuda::Decode(state, args, rets);
   }
-  // MoeOneShot compares the shapes.
+  // RouteAndDispatch compares the shapes.
   static uint64_t Identity(const State& state, const Decoded&) { return HashAttributes(state.spec); }
-  static StatusOr<std::unique_ptr<MoeOneShot>> Make(const State& state, Communicator& communicator,
-                                                    const Decoded& decoded) {
-    return MoeOneShot::Make(state.spec, communicator, decoded.shape);
+  static StatusOr<std::unique_ptr<RouteAndDispatch>> Make(const State& state, Communicator& communicator,
+                                                          const Decoded& decoded) {
+    return RouteAndDispatch::Make(state.spec, communicator, decoded.shape);
   }
-  static Status Ready(State&, const XlaCollectives&, const Decoded&, MoeOneShot&, cudaStream_t) { return OkStatus(); }
-  static Status Launch(MoeOneShot& call, const Decoded& decoded, cudaStream_t stream) {
+  static Status Ready(State&, const XlaCollectives&, const Decoded&, RouteAndDispatch&, cudaStream_t) {
+    return OkStatus();
+  }
+  static Status Launch(RouteAndDispatch& call, const Decoded& decoded, cudaStream_t stream) {
     return call.Launch(decoded.buffers, stream);
   }
 };
@@ -108,12 +110,13 @@ struct MoeOneShotCall {
 }  // namespace
 }  // namespace cuda
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaMoeOneShotInstantiate, cuda::Instantiate, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaMoeOneShotPrepare, cuda::Prepare, cuda::BindPrepare<cuda::MoeOneShotState>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaMoeOneShotInitialize, cuda::InitializeCall<cuda::MoeOneShotCall>,
-                              cuda::BindInitialize<cuda::MoeOneShotState>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaMoeOneShotExecute, cuda::ExecuteCall<cuda::MoeOneShotCall>,
-                              cuda::BindExecute<cuda::MoeOneShotState>(),  // rank, ids, x -> routing, rows
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaRouteAndDispatchInstantiate, cuda::Instantiate, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaRouteAndDispatchPrepare, cuda::Prepare,
+                              cuda::BindPrepare<cuda::RouteAndDispatchState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaRouteAndDispatchInitialize, cuda::InitializeCall<cuda::RouteAndDispatchCall>,
+                              cuda::BindInitialize<cuda::RouteAndDispatchState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaRouteAndDispatchExecute, cuda::ExecuteCall<cuda::RouteAndDispatchCall>,
+                              cuda::BindExecute<cuda::RouteAndDispatchState>(),  // rank, ids, x -> routing, rows
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxcomm

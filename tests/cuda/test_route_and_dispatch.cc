@@ -1,6 +1,6 @@
-// The kernel of moe_one_shot, emulated: long series of calls of all shapes on one arena, with random ids, ranks that
-// begin late, and thread blocks that run ahead. Routing and rows are compared with their definition. Wrong ids end on
-// all ranks before a slot is written.
+// The kernel of route_and_dispatch, emulated: long series of calls of all shapes on one arena, with random ids, ranks
+// that begin late, and thread blocks that run ahead. Routing and rows are compared with their definition. Wrong ids end
+// on all ranks before a slot is written.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -13,7 +13,7 @@
 #include "fakes/drawn_rows.h"
 #include "fakes/node_group.h"
 #include "fakes/seed.h"
-#include "fakes/virtual_moe_one_shot.h"
+#include "fakes/virtual_route_and_dispatch.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -29,8 +29,8 @@ struct Group : NodeGroup {
 // A call of all ranks. Threads of the kernel bring x, take y away and spoil x, as XLA's kernels do.
 struct Drawn {
   Routed routed;
-  MoeOneShotShape shape;
-  std::vector<MoeOneShotArgs> args;  // by rank
+  RouteAndDispatchShape shape;
+  std::vector<RouteAndDispatchArgs> args;  // by rank
   std::vector<MoeFields> fields;
   std::vector<Bytes> x, y;     // brought and taken
   std::vector<uint64_t> late;  // polls before the call begins
@@ -40,17 +40,17 @@ struct Drawn {
 void Prepare(Group& group, Drawn& drawn, const Ids& ids, int32_t channels, int64_t shift, std::mt19937_64& random) {
   CallSpec spec;
   spec.group_size = group.n;
-  const StatusOr<MoeOneShotArgs> made = MakeMoeOneShotArgs(spec, drawn.shape, group.num_channels);
+  const StatusOr<RouteAndDispatchArgs> made = MakeRouteAndDispatchArgs(spec, drawn.shape, group.num_channels);
   CHECK(made.ok());
   const int64_t x_bytes = drawn.shape.tokens * drawn.shape.row_bytes;
   const int64_t y_bytes = drawn.shape.capacity * drawn.shape.row_bytes;
   drawn.fields.assign(group.n, UnwrittenFields(drawn.shape, group.n));
   for (int32_t r = 0; r < group.n; ++r) {
-    MoeOneShotArgs args = *made;
+    RouteAndDispatchArgs args = *made;
     SpreadOver(channels, args);
     CHECK(ArenaBytes(args) <= group.arena.stride);
     args = WithComm(args, group.CommOf(r));
-    static_cast<MoeOneShotBuffers&>(args) = BuffersOf(drawn.fields[r]);
+    static_cast<RouteAndDispatchBuffers&>(args) = BuffersOf(drawn.fields[r]);
     args.ids = group.memory.Upload(ids[r]);
     args.x = group.memory.Take(x_bytes + shift) + shift;
     args.y = group.memory.Take(y_bytes + shift) + shift;
@@ -68,17 +68,17 @@ void Launch(const std::vector<Drawn*>& calls, const Group& group, unsigned threa
   size_t shared = 0;
   std::vector<std::atomic<int32_t>> ended(group.n);
   for (const Drawn* drawn : calls) {
-    shared = std::max(shared, static_cast<size_t>(MoeOneShotSharedBytes(drawn->args[0])));
+    shared = std::max(shared, static_cast<size_t>(RouteAndDispatchSharedBytes(drawn->args[0])));
   }
   const auto run = [&] {
     const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
     if (rank == missing) return;
     RunInOrder(calls, ended[rank], [&](Drawn& drawn) {
-      const MoeOneShotArgs& args = drawn.args[rank];
+      const RouteAndDispatchArgs& args = drawn.args[rank];
       if (channel >= args.num_channels) return;
       BeLate(drawn.late[rank]);
       RunAndSpoil(args, channel, drawn.x[rank], drawn.y[rank],
-                  [&] { MoeOneShotCall(args, channel, device::DynamicShared()).Run(); });
+                  [&] { RouteAndDispatchCall(args, channel, device::DynamicShared()).Run(); });
     });
   };
   emulation::Launch(group.num_channels, group.n, threads, seed, run, shared);
@@ -92,7 +92,7 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
     if (rows && fields && group.report(r).state == device::Report::kNone) continue;
     std::fprintf(
         stderr,
-        "moe_one_shot of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
+        "route_and_dispatch of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
         "slots %lld, %d channels, seed %llu, call %zu: rank %d has %s (report: state %llu, step %d, peer %d)\n",
         group.n, drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
         static_cast<long long>(drawn.shape.row_bytes), static_cast<long long>(drawn.shape.align),
@@ -247,7 +247,8 @@ TEST_CASE("a rank with more rows than slots") {
   Drawn drawn = Small(group, 1);
   const int32_t demand = FieldsOf(drawn.routed, drawn.shape, 1).demand[0];
   CHECK(demand == drawn.routed.capacity && demand > FieldsOf(drawn.routed, drawn.shape, 0).demand[0] + 1);
-  for (MoeOneShotArgs& args : drawn.args) args.capacity = demand - 1;  // the padding of the last group does not fit
+  for (RouteAndDispatchArgs& args : drawn.args)
+    args.capacity = demand - 1;  // the padding of the last group does not fit
   CHECK(Has(CheckRefused(group, drawn, kTooManyRows, 1, demand, demand - 1), "rank 1 gets more rows"));
 }
 
@@ -256,7 +257,7 @@ TEST_CASE("an expert with more rows than slots") {
   Drawn drawn = Small(group, 1, 1, 7);
   const int32_t rows = FieldsOf(drawn.routed, drawn.shape, 0).group_counts[1];
   CHECK(rows == 6);
-  for (MoeOneShotArgs& args : drawn.args) args.slots = 5, args.capacity = 10;
+  for (RouteAndDispatchArgs& args : drawn.args) args.slots = 5, args.capacity = 10;
   CHECK(Has(CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, rows, 5), "an expert of rank 0 gets 6 rows"));
 }
 
@@ -306,31 +307,32 @@ TEST_CASE("a rank that does not arrive") {
 TEST_CASE("sizes that the kernel does not take") {
   CallSpec spec;
   spec.group_size = 8;
-  MoeOneShotShape shape;
+  RouteAndDispatchShape shape;
   shape.tokens = 32, shape.choices = 8, shape.num_experts = 256, shape.capacity = 2048, shape.row_bytes = 14336;
-  const auto made = [&](MoeOneShotShape of) { return MakeMoeOneShotArgs(spec, of, 32).status(); };
-  const StatusOr<MoeOneShotArgs> args = MakeMoeOneShotArgs(spec, shape, 32);
+  const auto made = [&](RouteAndDispatchShape of) { return MakeRouteAndDispatchArgs(spec, of, 32).status(); };
+  const StatusOr<RouteAndDispatchArgs> args = MakeRouteAndDispatchArgs(spec, shape, 32);
   CHECK(args.ok() && args->num_channels == 28 && args->piece_bytes == 512);
-  CHECK(MoeOneShotSharedBytes(*args) == 8 * 256 * 4 + (8 * 257 + 3 * 256) * 4);
+  CHECK(RouteAndDispatchSharedBytes(*args) == 8 * 256 * 4 + (8 * 257 + 3 * 256) * 4);
   CHECK(ArenaBytes(*args) == 256 + int64_t{2} * 8 * 28 * (64 + 32 * 64) * 16);
   spec.max_sms = 3;
-  CHECK(MakeMoeOneShotArgs(spec, shape, 32)->num_channels == 3);
+  CHECK(MakeRouteAndDispatchArgs(spec, shape, 32)->num_channels == 3);
   spec.max_sms = 0;
-  const auto refused = [&](int64_t MoeOneShotShape::* field, int64_t value, const char* text) {
-    MoeOneShotShape other = shape;
+  const auto refused = [&](int64_t RouteAndDispatchShape::* field, int64_t value, const char* text) {
+    RouteAndDispatchShape other = shape;
     other.*field = value;
     CHECK(Has(made(other).message(), text));
   };
-  for (const auto field : {&MoeOneShotShape::tokens, &MoeOneShotShape::choices, &MoeOneShotShape::capacity,
-                           &MoeOneShotShape::align, &MoeOneShotShape::row_bytes}) {
+  for (const auto field :
+       {&RouteAndDispatchShape::tokens, &RouteAndDispatchShape::choices, &RouteAndDispatchShape::capacity,
+        &RouteAndDispatchShape::align, &RouteAndDispatchShape::row_bytes}) {
     refused(field, 0, "do not fit each other");
   }
-  refused(&MoeOneShotShape::num_experts, 255, "do not fit each other");
-  refused(&MoeOneShotShape::slots, 65, "do not fit each other");
-  refused(&MoeOneShotShape::capacity, int64_t{1} << 31, "do not fit each other");
-  refused(&MoeOneShotShape::num_experts, 32768, "too large for one exchange");
-  refused(&MoeOneShotShape::choices, 37, "too large for one exchange");  // shared memory
-  refused(&MoeOneShotShape::row_bytes, int64_t{68} << 10, "too large for one exchange");
+  refused(&RouteAndDispatchShape::num_experts, 255, "do not fit each other");
+  refused(&RouteAndDispatchShape::slots, 65, "do not fit each other");
+  refused(&RouteAndDispatchShape::capacity, int64_t{1} << 31, "do not fit each other");
+  refused(&RouteAndDispatchShape::num_experts, 32768, "too large for one exchange");
+  refused(&RouteAndDispatchShape::choices, 37, "too large for one exchange");  // shared memory
+  refused(&RouteAndDispatchShape::row_bytes, int64_t{68} << 10, "too large for one exchange");
   shape.choices = 36;
   CHECK(made(shape).ok());
   shape.choices = 8;

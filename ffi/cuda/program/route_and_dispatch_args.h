@@ -1,5 +1,5 @@
-// Arguments of the kernel of moe_one_shot: route and dispatch of few tokens in one exchange of LL messages inside a
-// node. Plain data, which the host fills in without CUDA.
+// Arguments of the kernel of route_and_dispatch: route and dispatch of few tokens in one exchange of LL messages inside
+// a node. Plain data, which the host fills in without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace jaxcomm {
 namespace cuda {
 
 // The sizes of a call, the same on all ranks. The numbers of routing.py.
-struct MoeOneShotShape {
+struct RouteAndDispatchShape {
   int64_t tokens = 0;   // of a rank
   int64_t choices = 0;  // of a token
   int64_t num_experts = 0;
@@ -25,7 +25,7 @@ struct MoeOneShotShape {
 };
 
 // The operands and results of an execution. Pointers point to device memory.
-struct MoeOneShotBuffers {
+struct RouteAndDispatchBuffers {
   const int32_t* ids = nullptr;  // (tokens, choices); num_experts: unknown, negative: no choice
   const char* x = nullptr;       // (tokens, row_bytes)
   // Results: those of routing.py, and (capacity, row_bytes).
@@ -40,7 +40,7 @@ struct MoeOneShotBuffers {
 };
 
 // One rank's call.
-struct MoeOneShotArgs : MoeOneShotBuffers {
+struct RouteAndDispatchArgs : RouteAndDispatchBuffers {
   device::Comm comm;  // its LL slots are those of the arena, and their only channel is 0
   int64_t row_bytes = 0;
   int64_t piece_bytes = 0;  // of every row, for each channel but the last
@@ -54,20 +54,22 @@ struct MoeOneShotArgs : MoeOneShotBuffers {
   int32_t num_epochs = 1;  // of the arena: the most channels of a call
 };
 
-constexpr int kMoeOneShotThreads = 512;  // per thread block
+constexpr int kRouteAndDispatchThreads = 512;  // per thread block
 
 // A unit of an LL message holds kIdsPerUnit expert ids of 16 bits, or so many bytes of a row.
 constexpr int32_t kUnitBytes = kLlUnitBytes;
 
 // Units that a rank sends to a peer on a channel: the ids of all its choices, then a piece of each of its rows. Rows
 // that the peer does not need are not sent.
-JAXCOMM_BOTH int32_t IdUnits(const MoeOneShotArgs& args) {
+JAXCOMM_BOTH int32_t IdUnits(const RouteAndDispatchArgs& args) {
   return static_cast<int32_t>((int64_t{args.tokens} * args.choices + kIdsPerUnit - 1) / kIdsPerUnit);
 }
-JAXCOMM_BOTH int32_t PieceUnits(const MoeOneShotArgs& args) {
+JAXCOMM_BOTH int32_t PieceUnits(const RouteAndDispatchArgs& args) {
   return static_cast<int32_t>(args.piece_bytes / kUnitBytes);
 }
-JAXCOMM_BOTH int32_t ChannelUnits(const MoeOneShotArgs& args) { return IdUnits(args) + args.tokens * PieceUnits(args); }
+JAXCOMM_BOTH int32_t ChannelUnits(const RouteAndDispatchArgs& args) {
+  return IdUnits(args) + args.tokens * PieceUnits(args);
+}
 
 // The arena begins with the epochs of this rank, one for each possible channel. The slots follow.
 JAXCOMM_BOTH int64_t EpochBytes(int32_t num_epochs) {
@@ -84,20 +86,21 @@ JAXCOMM_BOTH device::LlSlots SlotsOfArena(const device::Comm& comm, int32_t num_
 }
 
 // row_limits.h for the arguments of a call.
-JAXCOMM_BOTH int64_t MoeOneShotSharedBytes(const MoeOneShotArgs& args) {
+JAXCOMM_BOTH int64_t RouteAndDispatchSharedBytes(const RouteAndDispatchArgs& args) {
   return OneExchangeSharedBytes({args.comm.local.size, args.tokens, args.choices, args.num_experts, args.row_bytes});
 }
 
 // Bytes of the arena with the slots of this call and their two sets.
-int64_t ArenaBytes(const MoeOneShotArgs& args);
+int64_t ArenaBytes(const RouteAndDispatchArgs& args);
 
 // Makes the arguments that are equal in all executions of a call, except for the Comm, of which only the number of
 // ranks is set. Fails if the sizes do not fit each other, the kernel or the arena. `max_channels`: of the communicator.
-StatusOr<MoeOneShotArgs> MakeMoeOneShotArgs(const CallSpec& spec, const MoeOneShotShape& shape, int32_t max_channels);
+StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, const RouteAndDispatchShape& shape,
+                                                        int32_t max_channels);
 
 // Sets the Comm. Its arena has at least ArenaBytes() and belongs to such calls only: calls of other shapes may share
 // it.
-MoeOneShotArgs WithComm(MoeOneShotArgs args, const device::Comm& comm);
+RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& comm);
 
 }  // namespace cuda
 }  // namespace jaxcomm
