@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxcomm import _check, _compat, _lowering, _native
+from jaxcomm._core import plan
 from jaxcomm._processes import placement
 
 
@@ -154,15 +155,12 @@ def _window_numbers(target_name: str, argument: str, numbers: Any) -> tuple[int,
         raise TypeError(f"{target_name}: {argument} must be a sequence of integers, got {numbers!r}") from None
 
 
-_MOST_WINDOWS = 8  # kMostBuffers of ffi/cuda/kernels/exchange_offsets.cuh
-
-
 def _check_windows(target_name: str, windows: dict[str, tuple[int, ...]]) -> None:
     for name, numbers in windows.items():
         if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
             raise ValueError(f"{target_name}: {name}_windows must be different numbers from 0 on, got {list(numbers)}")
-    if (count := sum(map(len, windows.values()))) > _MOST_WINDOWS:
-        raise ValueError(f"{target_name}: a call can have {_MOST_WINDOWS} windows, got {count}")
+    if (count := sum(map(len, windows.values()))) > plan.MOST_WINDOWS:
+        raise ValueError(f"{target_name}: a call can have {plan.MOST_WINDOWS} windows, got {count}")
 
 
 class _UserCall:

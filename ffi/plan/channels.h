@@ -50,7 +50,8 @@ struct RowPieces {
 // `bytes_per_pair`: bytes of the rows from one rank to another.
 RowPieces PiecesOf(int64_t row_bytes, int64_t bytes_per_pair, int32_t max_channels);
 
-// The machine model of a GPU whose peers access an arena, with GIN between nodes. Channels share its bandwidths equally.
+// The machine model of a GPU whose peers access an arena, with GIN between nodes. Channels share its bandwidths
+// equally.
 Machine GpuMachine();
 // One of `num_channels` channels of a GPU.
 Machine ChannelMachine(Machine gpu, int32_t num_channels);

@@ -95,8 +95,8 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   const std::string choices = std::to_string(shapes.choices) + " choices of a rank, " + std::to_string(spec.choices) +
                               " per token, and " + std::to_string(spec.num_experts) + " experts";
   if (!FitsRowKernels(shapes.choices, spec.choices, spec.num_experts, !one_node)) {
-    const std::string why = choices + " exceed the shared memory of jaxcomm's kernels" +
-                            (one_node ? "" : " between nodes");
+    const std::string why =
+        choices + " exceed the shared memory of jaxcomm's kernels" + (one_node ? "" : " between nodes");
     if (named || placement.found) return InvalidArgumentError(why + kPassXla);
     return ByXla(why);
   }
@@ -115,8 +115,8 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
       ResolveLists(spec, shapes, geometry, one_node ? kDirect : kHierarchical, capabilities);
   JAXCOMM_RETURN_IF_ERROR(resolution.status());
   if (one_node) {
-    resolution->reason = named ? "inside a node, \"hierarchical\" is \"direct\""
-                               : "one kernel moves the rows inside a node";
+    resolution->reason =
+        named ? "inside a node, \"hierarchical\" is \"direct\"" : "one kernel moves the rows inside a node";
   } else {
     resolution->reason = named ? "asked for" : "the self-test has passed between nodes";
   }
@@ -132,9 +132,8 @@ Status CheckSomeNodes(const CallSpec& spec, const Shapes& shapes, const Capabili
   Status status;
   for (int64_t size = spec.group_size; size > 0; --size) {
     if (spec.group_size % size != 0) continue;
-    StatusOr<Request> request =
-        MakeRequest(spec, GpuGeometry(spec.group_size, size, capabilities.multimem), shapes.input_count,
-                    shapes.output_count);
+    StatusOr<Request> request = MakeRequest(spec, GpuGeometry(spec.group_size, size, capabilities.multimem),
+                                            shapes.input_count, shapes.output_count);
     JAXCOMM_RETURN_IF_ERROR(request.status());
     const Algorithm* wanted = FindAlgorithm(spec.collective, spec.algorithm.c_str());
     if (wanted != nullptr && wanted->supports(*request)) return OkStatus();
@@ -156,8 +155,9 @@ StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shape
     }
   }
   if (!one_node && placement.found && !placement.gin) {
-    return InvalidArgumentError("between nodes, the call needs GIN, which NCCL does not have here; pass "
-                                "algorithm=\"xla\" or \"xla_hierarchical\"");
+    return InvalidArgumentError(
+        "between nodes, the call needs GIN, which NCCL does not have here; pass "
+        "algorithm=\"xla\" or \"xla_hierarchical\"");
   }
   if (!placement.found && !spec.algorithm.empty()) {
     JAXCOMM_RETURN_IF_ERROR(CheckSomeNodes(spec, shapes, capabilities));
@@ -165,8 +165,8 @@ StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shape
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, capabilities.multimem);
   StatusOr<Request> request = MakeRequest(spec, geometry, shapes.input_count, shapes.output_count);
   JAXCOMM_RETURN_IF_ERROR(request.status());
-  const bool supported = spec.algorithm.empty() ||
-                         FindAlgorithm(spec.collective, spec.algorithm.c_str())->supports(*request);
+  const bool supported =
+      spec.algorithm.empty() || FindAlgorithm(spec.collective, spec.algorithm.c_str())->supports(*request);
   if (!placement.found && !supported) {  // on the nodes that the run may find
     Resolution resolution;
     resolution.backend = Backend::kPlan;
@@ -213,15 +213,16 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   const bool of_lists = OfLists(spec.collective);
   if (std::string why = WhyXla(spec.algorithm, capabilities); !why.empty()) {
     if (of_lists && capabilities.platform == Platform::kCpu) {
-      return UnavailableError(
-          "XLA has no ragged_all_to_all on CPUs; remove algorithm='xla' and JAXCOMM_ALGORITHM=xla");
+      return UnavailableError("XLA has no ragged_all_to_all on CPUs; remove algorithm='xla' and JAXCOMM_ALGORITHM=xla");
     }
     if (spec.algorithm == kComposed && capabilities.setting != kXla) return ByComposition(std::move(why));
     return ByXla(std::move(why));
   }
   if (capabilities.platform == Platform::kOther) {
-    if (Composes(spec.collective) && spec.algorithm == kHierarchical) return ByComposition("jaxcomm has no plans for this platform");
-    return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPU and CUDA only; remove it, or pass "
+    if (Composes(spec.collective) && spec.algorithm == kHierarchical)
+      return ByComposition("jaxcomm has no plans for this platform");
+    return UnavailableError("algorithm '" + spec.algorithm +
+                            "' runs on CPU and CUDA only; remove it, or pass "
                             "algorithm='xla'");
   }
   if (Reduces(spec.collective) && !CanReduce(shapes.dtype, spec.reduce_op)) {

@@ -1,5 +1,5 @@
-// The one decision about a call: which back end runs it, by which algorithm and protocol, on how many channels, at which
-// predicted cost, and why.
+// The one decision about a call: which back end runs it, by which algorithm and protocol, on how many channels, at
+// which predicted cost, and why.
 //
 // Lowering asks once per call site. On GPUs the run asks again with the nodes that NCCL has found. explain() prints the
 // answer, and the simulator times it. No other code asks whether jaxcomm or XLA runs a call.
@@ -45,8 +45,8 @@ struct Capabilities {
 struct Placement {
   Scope scope = Scope::kProcess;  // CPUs
   int64_t ranks_per_node = 1;
-  // GPUs: NCCL has reported the nodes and GIN between them. Before the run, `ranks_per_node` is the number of ranks of a
-  // host, and NVLink may connect several hosts.
+  // GPUs: NCCL has reported the nodes and GIN between them. Before the run, `ranks_per_node` is the number of ranks of
+  // a host, and NVLink may connect several hosts.
   bool found = true;
   bool gin = false;  // GPUs, several nodes: kernels put over the network
 };
@@ -56,7 +56,7 @@ struct Shapes {
   DType dtype = DType::kF32;
   int64_t input_count = 0;
   int64_t output_count = 0;
-  int64_t choices = 0;     // dispatch, combine: of all tokens of a rank
+  int64_t choices = 0;      // dispatch, combine: of all tokens of a rank
   int64_t list_bytes = -1;  // all_to_all_v, dispatch, combine: from one rank to another; -1: an even share of all rows
 };
 

@@ -1,6 +1,4 @@
 // Python bindings of resolve.h and channels.h.
-#include "plan/resolve.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "plan/plan_py.h"
+#include "plan/resolve.h"
 #include "plan/select.h"
 
 namespace jaxcomm {
@@ -177,8 +176,8 @@ void BindResolve(nb::module_& m) {
   m.def("gpu_machine", &GpuMachine, "The machine model of a GPU.");
   m.def("num_channels", &NumChannels, "block_bytes"_a, "max_channels"_a,
         "The channels that the size of a block justifies.");
+  m.attr("MOST_WINDOWS") = kMostBuffers;
   m.attr("ASYNCHRONOUS_CHANNELS") = kAsynchronousChannels;
-  m.attr("LL_BYTES") = int64_t{kLlChannels} * kLlBytes;
 }
 
 }  // namespace jaxcomm

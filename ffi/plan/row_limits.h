@@ -1,4 +1,4 @@
-// Limits of the kernels of dispatch and combine: shared memory of their thread blocks and memory of their arenas.
+// Limits of kernels: shared memory of the thread blocks of dispatch and combine, memory of arenas, windows of a call.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,9 @@
 #endif
 
 namespace jaxcomm {
+
+// Buffers of a call whose offsets the ranks exchange: the windows of a user's call.
+constexpr int32_t kMostBuffers = 8;
 
 // A thread block gets this much shared memory without an opt-in.
 constexpr int64_t kMaxSharedBytes = 48 << 10;
@@ -42,8 +45,8 @@ JAXCOMM_LIMIT int64_t RailSharedBytes(int64_t num_rows, int64_t num_experts, int
          RailMarkWords(num_rows) * static_cast<int64_t>(sizeof(uint64_t) + sizeof(int32_t));
 }
 
-// Whether the kernels take a routing of `choices` choices of a rank, `choices_per_token` each: the kernel inside a node,
-// and the kernels between nodes if `between_nodes`. So do those of the gradient, which moves a row per choice.
+// Whether the kernels take a routing of `choices` choices of a rank, `choices_per_token` each: the kernel inside a
+// node, and the kernels between nodes if `between_nodes`. So do those of the gradient, which moves a row per choice.
 constexpr bool FitsRowKernels(int64_t choices, int64_t choices_per_token, int64_t num_experts, bool between_nodes) {
   return RowSharedBytes(num_experts, choices_per_token, kRowThreads) <= kMaxSharedBytes &&
          (!between_nodes || RailSharedBytes(choices, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);

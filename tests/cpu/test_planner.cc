@@ -1,10 +1,12 @@
 // Programs made from attributes and buffer sizes, against definitions by rows and columns.
+#include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../ffi/cpu/planner.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/request.h"
+#include "../../ffi/plan/resolve.h"
 #include "participants.h"
 
 namespace jaxcomm {
@@ -55,6 +57,55 @@ std::vector<std::vector<int32_t>> CallWell(const CallSpec& spec, int64_t output_
 }
 
 CallSpec SpecOf(Collective collective) { return Spec(collective, kRanks, kRanks, "op"); }
+
+bool Same(const Plan& a, const Plan& b) {
+  if (a.steps.size() != b.steps.size() || a.scratch_count != b.scratch_count) return false;
+  const auto of = [](const Step& step) {
+    return std::make_tuple(step.kind, step.peer, step.count, step.dst.space, step.dst.offset, step.src.offset);
+  };
+  for (size_t i = 0; i < a.steps.size(); ++i) {
+    if (of(a.steps[i]) != of(b.steps[i])) return false;
+  }
+  return true;
+}
+
+TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
+  std::mt19937_64 random(20261124);
+  int made = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const CollectiveTraits& traits = Collectives()[random() % Collectives().size()];
+    const int64_t per_node = 1 + random() % 4, n = per_node * (1 + random() % 3);
+    CallSpec spec = Spec(traits.collective, n, per_node, "op");
+    const auto& table = Algorithms(traits.collective);
+    if (random() % 2 == 0) spec.algorithm = table[random() % table.size()].name;
+    spec.root = static_cast<int32_t>(random() % n);
+    for (int64_t r = 0; r < n; ++r) spec.source_of.push_back(static_cast<int32_t>((r + 1) % n));
+    spec.row_count = 1 + random() % 3;
+    spec.choices = 2;
+    spec.num_experts = 2 * n;
+    spec.per_choice = random() % 2;
+    spec.home = random() % 2;
+    const int64_t block = random() % 2 == 0 ? random() % 100 : random() % 100'000;
+    const auto count = [&](BufferBlocks blocks) {
+      return blocks == BufferBlocks::kPerRank ? n * block : blocks == BufferBlocks::kOne ? block : 0;
+    };
+    const int64_t rows = traits.OfLists() ? spec.row_count : 1;
+    const int64_t input = rows * count(traits.input), output = rows * count(traits.output);
+    const NodeResources resources = {static_cast<Scope>(random() % kNumScopes), 2};
+    const DType dtype = random() % 2 == 0 ? DType::kBF16 : DType::kF32;
+    Capabilities cpu;
+    cpu.machine = MachineOf(CostParams::Current(), resources, n, per_node);
+    const StatusOr<Resolution> expected = Resolve(spec, {dtype, input, output}, {resources.scope, per_node}, cpu);
+    const auto program = MakeProgram(spec, CostParams::Current(), resources, dtype, input, output);
+    CHECK(expected.ok() == program.ok());
+    if (!program.ok()) continue;
+    ++made;
+    const std::vector<Plan> plans = BuildAll(*expected->plan, expected->request);
+    CHECK((*program)->plans.size() == plans.size());
+    for (size_t r = 0; r < plans.size(); ++r) CHECK(Same((*program)->plans[r], plans[r]));
+  }
+  CHECK(made > 1500);
+}
 
 TEST_CASE("a request is fragmented if the operand or the result is") {
   for (const int64_t input : {0, 2, 6}) {

@@ -289,6 +289,38 @@ TEST_CASE("bandwidth bounds large calls between nodes") {
   CHECK(time_s > bytes_s && time_s < 1.5 * bytes_s);
 }
 
+TEST_CASE("drawn calls: a program has the protocol and the channels of the Resolution") {
+  std::mt19937_64 random(20261124);
+  int by_ll = 0, by_steps = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const CollectiveTraits& traits = Collectives()[random() % Collectives().size()];
+    if (traits.OfLists()) continue;
+    const auto n = static_cast<int32_t>(1 + random() % 8);
+    const auto& table = Algorithms(traits.collective);
+    CallSpec spec = SpecOf(traits.collective, n, random() % 2 == 0 ? "" : table[random() % table.size()].name);
+    spec.max_sms = random() % 3 == 0 ? static_cast<int64_t>(random() % 40) : 0;
+    const Counts counts = CountsOf(traits.collective, n, random() % 2 == 0 ? random() % 5000 : random() % 1'000'000);
+    const bool in_place = random() % 2 == 0;
+    Capabilities gpus;
+    gpus.platform = Platform::kCuda;
+    gpus.tested = gpus.multimem = true;
+    gpus.in_place = in_place;
+    gpus.max_channels = 32;
+    const StatusOr<Resolution> found =
+        Resolve(spec, {DType::kF32, counts.input, counts.output}, {Scope::kProcess, n}, gpus);
+    const StatusOr<CallProgram> made =
+        MakeCallProgram(spec, DType::kF32, counts.input, counts.output, {0, n}, 32, in_place);
+    CHECK(found.ok() == made.ok());
+    if (!made.ok()) continue;
+    const bool multimem = found->plan->protocol == Protocol::kMultimem && found->whole.block_count > 0;
+    CHECK(made->num_channels == found->num_channels || multimem);
+    CHECK(made->ll.has_value() == found->ll && made->multimem.has_value() == multimem);
+    by_ll += found->ll ? 1 : 0;
+    by_steps += !found->ll && !multimem ? 1 : 0;
+  }
+  CHECK(by_ll > 50 && by_steps > 200);
+}
+
 TEST_CASE("max_sms bounds the channels of a call") {
   CallSpec spec = SpecOf(Collective::kAllReduce, 4, "");
   const auto channels = [&](int64_t max_sms) {

@@ -9,12 +9,12 @@
 
 #include "cuda/program/program.h"
 #include "include/jaxcomm/device.h"
+#include "plan/row_limits.h"
 
 namespace jaxcomm {
 namespace cuda {
 
 // Buffers that a call can exchange.
-constexpr int32_t kMostBuffers = 8;
 
 // A buffer of a rank in one run, in bytes.
 struct BufferPlace {
