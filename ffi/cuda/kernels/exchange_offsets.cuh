@@ -14,8 +14,6 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Buffers that a call can exchange.
-
 // A buffer of a rank in one run, in bytes.
 struct BufferPlace {
   int64_t in_window = 0;  // the other ranks get this
