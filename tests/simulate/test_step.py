@@ -282,7 +282,6 @@ def _psum(x):
         ({"mesh": {"data": 0}}, StepError, "mesh: expected names of axes with positive sizes"),
         ({"step_fn": lambda x: x + 1}, StepError, "no collective"),
         ({"while_trips": 0}, StepError, "while_trips must be at least 1, got 0"),
-        ({"fidelity": "bounds"}, StepError, "fidelity must be folded or full"),
         ({"cluster": dataclasses.replace(STEP, compute=None)}, ClusterError, "device.flops_bf16: is missing"),
         ({"cluster": dataclasses.replace(STEP, levels=STEP.levels[:1])}, ClusterError, "mesh has 32 ranks, .* has 8"),
     ],

@@ -42,16 +42,13 @@ class Costs:
         self,
         cluster: Cluster,
         mesh: dict[str, int],
-        fidelity: str = "folded",
         skew: Skew | None = None,
         seed: int = 0,
         symmetric_buffers: bool = False,
     ):
-        if fidelity not in ("folded", "full"):
-            raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
-        self.compute, self.mesh, self.fidelity = cluster.compute, mesh, fidelity
+        self.compute, self.mesh = cluster.compute, mesh
         self.skew, self.seed, self.symmetric_buffers = skew, seed, symmetric_buffers
         n = math.prod(mesh.values())
         if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
@@ -175,47 +172,38 @@ class Costs:
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
-        def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> collectives.Simulated:
-            limit = _MAX_BROKEN_STEPS if seen.faults else MAX_STEPS
+        def simulate(seen: Cluster, ranks: int, source: int, **changes: Any) -> collectives.Simulated:
+            arguments = {"algorithm": algorithm, "perm": perm, "skew": skew, **changes}
             return collectives.collective(
                 op,
                 jax.ShapeDtypeStruct((_count(op, count, n, ranks),), dtype),
                 ranks,
                 cluster=seen,
-                algorithm=algorithm,
                 source=source,
-                perm=perm,
                 max_sms=work.max_sms,
-                fidelity=self.fidelity,
-                max_steps=limit if self.fidelity == "folded" or seen.faults else None,
-                skew=skew,
+                max_steps=_MAX_BROKEN_STEPS if seen.faults else MAX_STEPS,
                 seed=self.seed,
                 symmetric_buffers=self.symmetric_buffers,
+                **arguments,
             )
 
         if key not in self.classes:
             try:
                 try:
-                    self.classes[key] = simulate(cluster, n, algorithm, source, skew)
+                    self.classes[key] = simulate(cluster, n, source)
                 except collectives.TooManySteps:
                     if perm is not None:
                         raise
-                    self.classes[key] = self._estimate(simulate, cluster, n, algorithm, source, skew)
+                    self.classes[key] = self._estimate(simulate, cluster, n, source)
             except ValueError as error:
                 raise StepError(f"step: {what}: {error}") from None
         return self.classes[key]
 
     def _estimate(
-        self,
-        simulate: Callable[[Cluster, int, str | None, int, Any], collectives.Simulated],
-        seen: Cluster,
-        n: int,
-        algorithm: str | None,
-        source: int,
-        skew: Any,
+        self, simulate: Callable[..., collectives.Simulated], seen: Cluster, n: int, source: int
     ) -> collectives.Simulated:
         """The time without faults, times the slowdown of a smaller group of the same levels with the same plan."""
-        healthy = simulate(dataclasses.replace(seen, faults=()), n, algorithm, source, skew)
+        healthy = simulate(dataclasses.replace(seen, faults=()), n, source)
         most = min(_SMALL_RANKS, n - 1)
         while True:
             made = groups.smaller(seen, most, source)
@@ -226,12 +214,13 @@ class Costs:
                 )
             small, root = made
             ranks = small.levels[-1].ranks
+            same: dict[str, Any] = {"source": root, "algorithm": healthy.algorithm, "skew": None}
             try:
-                broken = simulate(small, ranks, healthy.algorithm, root, None)
+                broken = simulate(small, ranks, **same)
                 break
             except collectives.TooManySteps:
                 most = ranks // 2
-        sound = simulate(dataclasses.replace(small, faults=()), ranks, healthy.algorithm, root, None)
+        sound = simulate(dataclasses.replace(small, faults=()), ranks, **same)
         slower = max(1.0, (broken.time_s or 0.0) / (sound.time_s or 1.0))
         text = f"in groups of {n} ranks, the slowdown by faults is an estimate: that of {ranks} ranks"
         self.notes[text] = self.notes.get(text, 0) + 1

@@ -12,6 +12,7 @@ import numpy as np
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.step import hlo_kernels, hlo_text, predict, profile
+from jaxcomm.simulate.step.costs import Costs
 from jaxcomm.simulate.step.hlo_text import Instruction, Module
 from jaxcomm.simulate.step.result import Step
 from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, Loop, StepError, Task
@@ -201,12 +202,11 @@ class _Reader:
             self.note(hlo_kernels.PROMOTED)
             shapes = [dataclasses.replace(shape, type="bf16") if shape.type == "f32" else shape for shape in shapes]
         try:
+            groups = perm = None
             if base == "collective-permute":
                 axes, perm = self._pairs(i.attributes.get("source_target_pairs", ""))
-                groups = None
             else:
                 axes, groups = self._groups(i, base)
-                perm = None
         except ValueError as error:
             raise StepError(f"{self.module.where(i)}: {error}") from None
         if not start and not self.pairs:
@@ -217,12 +217,11 @@ class _Reader:
             dtype, count = ("uint8", math.ceil(shape.bytes)) if packed else (shape.dtype, shape.size)
             counts[dtype] = counts.get(dtype, 0) + count
         self.note("collectives take the time of jaxcomm's plan")
+        site, asynchronous = self.module.site(i), start or not self.pairs
         return [
-            Exchange(
-                op, axes, groups, count, dtype, None, None, perm, 0, start or not self.pairs, self.module.site(i)
-            )
+            Exchange(op, axes, count, dtype, site, asynchronous, groups=groups, perm=perm)
             for dtype, count in counts.items()
-        ]  # fmt: skip
+        ]
 
     def _groups(self, i: Instruction, base: str) -> tuple[tuple[str, ...], Any]:
         """Mesh axes that give the groups; else all axes and the groups."""
@@ -289,7 +288,6 @@ def of_text(
     cluster: Cluster,
     mesh: Any = None,
     while_trips: int = 1,
-    fidelity: str = "folded",
     profiled: str | None = None,
     file: str = "HLO",
 ) -> Step:
@@ -303,7 +301,6 @@ def of_text(
       cluster: the cluster; device d of the program is its rank d.
       mesh: names of axes for the output, an AbstractMesh or sizes by axis; the product is the number of devices.
       while_trips: iterations of a while loop whose length the text does not give.
-      fidelity: as in ``step``.
       profiled: trace of ``jax.profiler`` (``*.trace.json.gz``) of this program. Kernels take their measured times,
         collectives those of the cluster. The trace is that of one step or of several, on any number of devices.
       file: name for messages.
@@ -326,4 +323,4 @@ def of_text(
         raise StepError(f"{profiled}: no event is an instruction of {file}; profile the same compiled program")
     if not any(True for _ in block.exchanges()):
         raise StepError(f"{file}: the program has no collective; expected compiled.as_text() of several devices")
-    return predict.of_block(block, sizes, cluster=cluster, fidelity=fidelity, notes=reader.notes)
+    return predict.of_block(block, Costs(cluster, sizes), reader.notes)

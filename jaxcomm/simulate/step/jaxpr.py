@@ -75,6 +75,13 @@ def _open(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
+def _arguments(params: Mapping[str, Any], groups: Any) -> dict[str, Any]:
+    """Fields of an Exchange that the parameters of a primitive give."""
+    rows = {"groups": groups, "perm": params.get("perm")}
+    made = {key: None if value is None else tuple(tuple(map(int, row)) for row in value) for key, value in rows.items()}
+    return made | {"source": int(params.get("source", 0))}
+
+
 class Reader:
     """Reads the program of one device.
 
@@ -345,28 +352,15 @@ class _Builder:
         name, params = equation.name, equation.params
         over = params.get("axes", params.get("axis_name"))
         axes = tuple(a for a in (over if isinstance(over, tuple) else (over,)) if isinstance(a, str))
-        groups = params.get("axis_index_groups")
         ins = equation.ins[:1] if name == "ragged_all_to_all" else equation.ins
         by_type: dict[str, int] = {}
         for value in ins:
             dtype = str(value.aval.dtype)
             by_type[dtype] = by_type.get(dtype, 0) + math.prod(value.aval.shape)
         self.reader.note("collectives of jax.lax take the time of jaxcomm's plan, asynchronously")
-        perm = params.get("perm")
+        given = _arguments(params, params.get("axis_index_groups"))
         return [
-            Exchange(
-                _LAX[name],
-                axes,
-                None if groups is None else tuple(tuple(int(i) for i in g) for g in groups),
-                count,
-                dtype,
-                None,
-                None,
-                None if perm is None else tuple((int(s), int(d)) for s, d in perm),
-                int(params.get("source", 0)),
-                True,
-                equation.site,
-            )
+            Exchange(_LAX[name], axes, count, dtype, equation.site, asynchronous=True, **given)
             for dtype, count in by_type.items()
             if axes
         ]
@@ -385,7 +379,7 @@ class _Builder:
             if len(exchanges) > 1:
                 self.reader.note(_EVEN_EXPERTS)
             return [
-                Exchange(op, tuple(call.axes), None, size, "uint8", None, call.max_sms, None, 0, False, call.site)
+                Exchange(op, tuple(call.axes), size, "uint8", call.site, asynchronous=False, max_sms=call.max_sms)
                 for op, size in exchanges
             ]
         call = params["call"] if "call" in params else getattr(params.get("spec"), "call", None)
@@ -414,19 +408,7 @@ class _Builder:
         if algorithm in ("xla", "xla_hierarchical"):
             self.reader.note(f"algorithm {algorithm} takes the time of jaxcomm's plan")
             algorithm = None
-        perm = params.get("perm")
-        made = Exchange(
-            op,
-            tuple(call.axes),
-            None if call.groups is None else tuple(tuple(int(i) for i in g) for g in call.groups),
-            count,
-            dtype,
-            algorithm,
-            max_sms,
-            None if perm is None else tuple((int(s), int(d)) for s, d in perm),
-            int(params.get("source", 0)),
-            asynchronous,
-            call.site,
-        )
+        given = {"algorithm": algorithm, "max_sms": max_sms, **_arguments(params, call.groups)}
+        made = Exchange(op, tuple(call.axes), count, dtype, call.site, asynchronous, **given)
         size = sum(roofline.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
         return [made, *([Kernel(name, flops, size, str(np.dtype(x.dtype)), call.site)] if flops else [])]
