@@ -305,8 +305,9 @@ def collective(
         native = cluster.native(plan.num_channels(request.block_count * item_bytes, cluster.channels))
         native.arena = cluster.scope is None and not symmetric_buffers
         bounds = sim.bounds(request, item_bytes, native)
-        limits = (bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
-        return Simulated(**common, **_limits(max(limits[:2]) or 1.0, *limits), notes=tuple(notes))
+        larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
+        limits = _limits(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
+        return Simulated(**common, **limits, notes=tuple(notes))
     choice, native = resolve(op, request, item_bytes, cluster, algorithm, max_sms, symmetric_buffers)
     channels = max(choice.num_channels, 1)
     native.start_s = start_s

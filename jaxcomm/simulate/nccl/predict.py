@@ -88,10 +88,9 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
         ranks=ranks,
         ranks_per_node=min(ranks, domain if domain <= _HOST else _HOST_OF_RACK),
         bytes=float(size),
-        time_us=None,
         notes={"lib": f"NCCL {name.removeprefix('nccl-')}"},
     )
-    rows = table.Table("--compare", (), (), (row,))
+    rows = table.Table((), (), (row,))
     fitted = parameters.shipped()
     found = fitted.model.predict(rows)
     if not np.isfinite(found.log_time[0]):
