@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxcomm.simulate.cluster.faults import read as read_faults
 from jaxcomm.simulate.cluster.levels import KINDS, Compute, Level
-from jaxcomm.simulate.cluster.toml_table import FLOPS, RATES, TIMES, ClusterError, Table, unknown
+from jaxcomm.simulate.cluster.toml_table import FLOPS, RATES, TIMES, ClusterError, Table, parse_number, unknown
 
 
 def _level(table: Table, name: str, number: int) -> Level:
@@ -87,14 +87,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
     if len(path) != 2 or path[0] not in tables:
         raise ClusterError(f"{file}: {key}: {unknown(key, [f'{name}.KEY' for name in tables])}")
     table, name = tables[path[0]], path[1]
-    try:
-        number: Any = float(value)
-    except ValueError:
-        number = value
-    else:
-        number = int(number) if number.is_integer() else number
-    words = {"true": True, "false": False}
-    table[name] = words.get(value, number)
+    table[name] = {"true": True, "false": False}.get(value, parse_number(value))
     origin = table.get("origin")
     if isinstance(origin, str):
         origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)

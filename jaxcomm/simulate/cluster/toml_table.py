@@ -24,6 +24,23 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key{f' (did you mean {near[0]}?)' if near else ''}; known are {', '.join(names)}"
 
 
+def parse_number(text: str) -> int | float | str:
+    """The number that a text holds, else the text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else value
+
+
+def seconds(option: str, text: str, units: Mapping[str, float]) -> float:
+    """The seconds of an option's value, such as "90", "15min" or "5us"; without a unit, they are seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]*)\s*", text)
+    if not found or (found[2] or "s") not in units:
+        raise ValueError(f"{option}: got {text!r}, expected a number with one of the units {', '.join(units)}")
+    return float(found[1]) * units[found[2] or "s"]
+
+
 class Table:
     """A table of the file with these keys, which are taken one by one. ``done`` refuses those that were not taken."""
 

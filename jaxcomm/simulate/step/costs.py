@@ -159,9 +159,6 @@ class Costs:
         n = len(ranks)
         place = np.argsort(np.argsort(ranks))  # of each member in ascending order
         perm = None if work.perm is None else tuple((int(place[s]), int(place[d])) for s, d in work.perm)
-        count = work.count
-        if work.op in ("all_to_all", "psum_scatter", "ragged_all_to_all"):
-            count = -(-count // n) * n
         op = "all_to_all" if work.op == "ragged_all_to_all" else work.op  # rows are spread evenly
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
@@ -169,14 +166,14 @@ class Costs:
         skew = self.skew
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
-        bytes_of = (count * dtype.itemsize, dtype.itemsize)
+        bytes_of = (_count(op, work.count, n) * dtype.itemsize, dtype.itemsize)
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
         def simulate(seen: Cluster, ranks: int, source: int, **changes: Any) -> collectives.Simulated:
             arguments = {"algorithm": algorithm, "perm": perm, "skew": skew, **changes}
             return collectives.collective(
                 op,
-                jax.ShapeDtypeStruct((_count(op, count, n, ranks),), dtype),
+                jax.ShapeDtypeStruct((_count(op, work.count, ranks),), dtype),
                 ranks,
                 cluster=seen,
                 source=source,
@@ -258,6 +255,6 @@ class Costs:
         return of
 
 
-def _count(op: str, count: int, n: int, ranks: int) -> int:
-    """Elements of the operand in a group of so many ranks instead of n."""
-    return -(-count // ranks) * ranks if op in ("all_to_all", "psum_scatter") and ranks != n else count
+def _count(op: str, count: int, ranks: int) -> int:
+    """Elements of the operand of a rank: n equal blocks, if the operation needs them."""
+    return -(-count // ranks) * ranks if op in ("all_to_all", "psum_scatter") else count

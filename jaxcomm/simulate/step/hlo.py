@@ -141,13 +141,15 @@ class _Reader:
             return earlier
         if base in ("call", "async"):
             self.beside += start
-            found = self._run(self._called(i, "to_apply", "calls", "called_computation")[0], before, tasks)
+            found = self._run(
+                hlo_kernels.called(self.module, i, "to_apply", "calls", "called_computation")[0], before, tasks
+            )
             self.beside -= start
             return _all(found) | earlier if start else found
         if base == "while":
             return self._while(i, add, earlier)
         if base == "conditional":
-            names = self._called(i, "branch_computations", "true_computation", "false_computation")
+            names = hlo_kernels.called(self.module, i, "branch_computations", "true_computation", "false_computation")
             blocks = tuple(self.block(branch) for branch in names)
             self.note("of the branches of a conditional, the slowest counts")
             return add(Loop("cond", blocks, 1, self.module.site(i))) if any(b.tasks for b in blocks) else earlier
@@ -160,9 +162,6 @@ class _Reader:
             kernel = self._timed(kernel, i.name)
         return add(kernel) if kernel else earlier
 
-    def _called(self, i: Instruction, *names: str) -> list[str]:
-        return hlo_kernels.called(self.module, i, *names)
-
     def _started(self, name: str, i: Instruction, base: str) -> Instruction:
         """The operation that a start begins. The result of a start holds operands, results and scalars of its own."""
         count = sum(len(self.shapes[name][operand]) for operand in i.operands)
@@ -173,7 +172,7 @@ class _Reader:
 
     def _while(self, i: Instruction, add: Callable[..., frozenset[int]], earlier: frozenset[int]) -> frozenset[int]:
         """Iterations of the condition and the body, and the condition that ends the loop."""
-        condition, body = (self.block(self._called(i, key)[0]) for key in ("condition", "body"))
+        condition, body = (self.block(hlo_kernels.called(self.module, i, key)[0]) for key in ("condition", "body"))
         if not condition.tasks and not body.tasks:
             return earlier
         site = self.module.site(i)
@@ -194,7 +193,7 @@ class _Reader:
     def _collective(self, name: str, i: Instruction, base: str, start: bool) -> list[Exchange]:
         op = _OPS[base]
         if base == "all-reduce" and "to_apply" in i.attributes:
-            op = _REDUCTIONS.get(self.module.root(self._called(i, "to_apply")[0]).opcode, op)
+            op = _REDUCTIONS.get(self.module.root(hlo_kernels.called(self.module, i, "to_apply")[0]).opcode, op)
         in_place = base == "collective-permute" and "slice_sizes" in i.attributes
         operands = i.operands[:1] if base == "ragged-all-to-all" or in_place else i.operands
         shapes = [shape for operand in operands for shape in self.shapes[name][operand]]

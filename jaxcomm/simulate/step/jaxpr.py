@@ -137,7 +137,7 @@ class Reader:
                     self._depth -= 1
             else:
                 results = [_Value(v.aval) for v in eqn.outvars]
-                if self._depth == 0 and roofline.costs(name):
+                if self._depth == 0 and name not in roofline.FREE:
                     self.note(
                         "computation outside of shard_map counts in full on every device; its sharding is not known"
                     )
@@ -286,7 +286,7 @@ class _Builder:
         if equation.name == "transpose":  # layouts of operands of products are free
             own = users.get(id(equation.outs[0]), [])
             return bool(own) and all(u.name == "dot_general" for u in own)
-        return not roofline.costs(equation.name)
+        return equation.name in roofline.FREE
 
     def _anchor(self, equation: _Equation) -> list[Kernel | Exchange | Loop] | None:
         """The work of an equation that is not fused with others; None for others."""

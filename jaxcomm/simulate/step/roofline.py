@@ -10,7 +10,7 @@ import numpy as np
 from jaxcomm._core import plan
 
 # No work, or part of the code of whatever uses the result.
-_FREE = {
+FREE = {
     "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "axis_index", "jaxcomm_done",
     "broadcast_in_dim", "iota", "sharding_constraint", "mesh_cast", "reshard", "optimization_barrier",
     "bitcast_convert_type", "random_wrap", "random_unwrap", "name", "symbolic_zeros", "create_token", "split",
@@ -20,11 +20,6 @@ _PARTS = ("slice", "dynamic_slice", "gather", "rev")
 # Changes its first operand in place.
 _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2, "scatter-max": 2,
             "scatter-min": 2, "scatter-mul": 2, "scatter_mul": 2}  # fmt: skip
-
-
-def costs(name: str) -> bool:
-    """Whether a primitive takes time."""
-    return name not in _FREE
 
 
 def bytes_of(aval: Any) -> float:
