@@ -154,8 +154,6 @@ class _Reader:
             self.note("of the branches of a conditional, the slowest counts")
             return add(Loop("cond", blocks, 1, self.module.site(i))) if any(b.tasks for b in blocks) else earlier
         if start and base != "copy":
-            if base not in hlo_kernels.KNOWN:
-                raise StepError(f"{self.module.where(i)} is not modelled")
             i = self._started(name, i, base)
         kernel = self.kernels.kernel(name, i)
         if kernel and self.times is not None:

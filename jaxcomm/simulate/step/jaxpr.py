@@ -88,11 +88,10 @@ class Reader:
     Attributes:
       meshes: names and sizes of the axes of each shard_map, and its site.
       notes: assumptions that the program made necessary.
-      on_cpus: whether it runs on CPUs, where some calls take other exchanges.
     """
 
-    def __init__(self, while_trips: int, on_cpus: bool = False):
-        self.while_trips, self.on_cpus = while_trips, on_cpus
+    def __init__(self, while_trips: int):
+        self.while_trips = while_trips
         self.meshes: list[tuple[dict[str, int], str]] = []
         self.notes: dict[str, int] = {}
         self._depth = 0  # of shard_map
@@ -374,13 +373,11 @@ class _Builder:
             size = sum(roofline.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
             return [Kernel(name, 0.0, size, "int32", params["call"].site)]
         if name == "moe_one_shot":
-            call, cpus = params["call"], self.reader.on_cpus
-            exchanges = roofline.one_shot(equation, cpus)
-            if len(exchanges) > 1:
-                self.reader.note(_EVEN_EXPERTS)
+            call = params["call"]
+            self.reader.note(_EVEN_EXPERTS)
             return [
                 Exchange(op, tuple(call.axes), size, "uint8", call.site, asynchronous=False, max_sms=call.max_sms)
-                for op, size in exchanges
+                for op, size in roofline.one_shot(equation)
             ]
         call = params["call"] if "call" in params else getattr(params.get("spec"), "call", None)
         if call is None or name not in _OWN:
@@ -390,7 +387,7 @@ class _Builder:
         count, flops, dtype = math.prod(x.shape), 0.0, str(x.dtype)
         algorithm, max_sms = getattr(call, "algorithm", None), getattr(call, "max_sms", None)
         asynchronous = getattr(call, "asynchronous", False)
-        if asynchronous and not self.reader.on_cpus:
+        if asynchronous:
             max_sms = min(max_sms or plan.ASYNCHRONOUS_CHANNELS, plan.ASYNCHRONOUS_CHANNELS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note(_EVEN_EXPERTS)

@@ -125,7 +125,7 @@ def step(
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
     given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
-    reader = Reader(while_trips, cluster.scope is not None)
+    reader = Reader(while_trips)
     block = _trace(step_fn, args, mesh, reader)
     costs = Costs(cluster, axes_of(mesh), given, seed, symmetric_buffers)
     return of_block(block, costs, reader.notes)

@@ -4,10 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
-
-from jaxcomm._core import plan
 
 # No work, or part of the code of whatever uses the result.
 FREE = {
@@ -100,21 +97,13 @@ def collective_matmul(name: str, equation: Any) -> float:
     return float(2 * sum(sizes) * x.shape[-1])
 
 
-def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
-    """Exchanges of a route_and_dispatch, with the bytes of a rank.
+def one_shot(equation: Any) -> list[tuple[str, int]]:
+    """Exchanges of a route_and_dispatch, with the bytes of a rank: counts, and each choice of a row.
 
-    On CPUs, few ids and rows are gathered; else counts are gathered, and each choice of a row is sent. The exchange of
-    GPUs in one kernel is predicted as if it were these two.
+    The exchange in one kernel is predicted as if it were these two.
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
-    call = equation.params["call"]
-    tokens, choices = ids.shape
-    sizes = (1, tokens, choices, call.num_experts, int(rows) // max(tokens, 1))
-    scope = plan.Placement("process" if jax.process_count() == 1 else "node")
-    named, able = equation.params["named"], plan.Capabilities("cpu")
-    if on_cpus and plan.resolve_route_and_dispatch(*sizes, named, scope, able) == "messages":
-        return [("all_gather", int(bytes_of(ids) + rows))]
-    counts = call.num_experts + 1
+    counts = equation.params["call"].num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 
