@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     several = len(numbers) * len(sizes) > 1
     if "waterfall" in drawn and (several or args.fidelity == "bounds"):
         raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
-    libraries = [name for name in args.compare if nccl.is_name(name)]
+    libraries = [name for name in args.compare if name.startswith("nccl-")]
     others = [name for name in args.compare if name not in libraries]
     options.check_plots(drawn, len(numbers) * len(sizes) * (len(clusters) + len(others)))
     asked = [("", name) for name in (args.algorithm, *others)]

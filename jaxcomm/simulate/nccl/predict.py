@@ -40,14 +40,6 @@ class Predicted:
         )
 
 
-def is_name(text: str) -> bool:
-    return text.startswith("nccl-")
-
-
-def _nic(cluster: Cluster) -> str:
-    return f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
-
-
 def _predict(given: table.Table, fitted: parameters.Fitted) -> tuple[model.Prediction, np.ndarray]:
     """The prediction, and microseconds of each row: the time, and the ends of the band. NaN where declined."""
     found = fitted.model.predict(given)
@@ -79,11 +71,12 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
     domain = cluster.levels[0].ranks
     if domain > kind.domain:
         raise ValueError(f"--compare {name}: measured domains of {kind.name} have at most {kind.domain} ranks")
+    rate = f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
     row = table.Row(
         line=1,
         repo="",
         hardware=f"{kind.name}{' NVL72' if domain > _HOST else ''}",
-        interconnect=f"NVLink; {domain} in one domain; {_nic(cluster)}",
+        interconnect=f"NVLink; {domain} in one domain; {rate}",
         op=row_op,
         dtype=dtype,
         ranks=ranks,

@@ -110,10 +110,6 @@ class Costs:
             self.found[key] = self._simulate(work)
         return self.found[key]
 
-    def exchange(self, work: Exchange) -> float:
-        found = self.simulated(work)
-        return found.time_s or 0.0 if found else 0.0
-
     def _seen(self, work: Exchange, what: str) -> list[tuple[np.ndarray, Cluster]]:
         """The first group, those with faults and the one with the last arrival, and the cluster that each sees."""
         rows = groups.members(self.mesh, work.axes, work.groups, what)
@@ -239,7 +235,10 @@ class Costs:
         return [(note, 1) for c in collectives for note in c.simulated.notes if note not in faulty]
 
     def duration(self, work: Kernel | Exchange) -> float:
-        return self.kernel(work) if isinstance(work, Kernel) else self.exchange(work)
+        if isinstance(work, Kernel):
+            return self.kernel(work)
+        found = self.simulated(work)
+        return found.time_s or 0.0 if found else 0.0
 
     def end(self, high: bool) -> Duration:
         """Times at one end of the band."""

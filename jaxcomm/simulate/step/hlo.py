@@ -38,10 +38,6 @@ def _all(needs: Needs) -> frozenset[int]:
     return needs  # type: ignore[no-any-return]
 
 
-def _names(i: Instruction, attribute: str) -> list[str]:
-    return re.findall(r"[\w.\-]+", i.attributes.get(attribute, ""))
-
-
 class _Reader:
     """The tasks of a module on a mesh whose devices are numbered row by row.
 
@@ -88,9 +84,8 @@ class _Reader:
                 needs[i.name] = arguments[number] if number < len(arguments) else frozenset()
             else:
                 before = [needs[operand] for operand in i.operands]
-                after = [
-                    issued.get(other, needs.get(other, frozenset())) for other in _names(i, "control-predecessors")
-                ]
+                others = re.findall(r"[\w.\-]+", i.attributes.get("control-predecessors", ""))
+                after = [issued.get(other, needs.get(other, frozenset())) for other in others]
                 earlier = _all([*before, *after])
                 try:
                     needs[i.name] = self._instruction(name, i, before, earlier, tasks)

@@ -63,13 +63,6 @@ _EVEN_EXPERTS = "experts get equally many tokens, and every choice of a token is
 _LOCAL = ("axis_index", "pvary", "pcast", "core_pmap")
 
 
-def _inner(params: Mapping[str, Any]) -> Any:
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            return params[key]
-    return None
-
-
 def _open(jaxpr: Any) -> Any:
     """A Jaxpr, also of a ClosedJaxpr."""
     return getattr(jaxpr, "jaxpr", jaxpr)
@@ -120,9 +113,9 @@ class Reader:
 
         for eqn in jaxpr.eqns:
             name, ins = eqn.primitive.name, [value(v) for v in eqn.invars]
-            inner = _inner(eqn.params) if name in _CALLS else None
-            if inner is not None:
-                inner = _open(inner)
+            keys = [key for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params and name in _CALLS]
+            if keys:
+                inner = _open(eqn.params[keys[0]])
                 if name == "shard_map":
                     self._enter(eqn)
                 ins = ins[len(ins) - len(inner.invars) :]
@@ -331,8 +324,7 @@ class _Builder:
         estimate = params.get("cost_estimate")
         if getattr(estimate, "remote_bytes_transferred", 0) or roofline.exchanges(params["jaxpr"]):
             raise StepError(f"step: {what} exchanges data with other devices, which is not modelled")
-        types = roofline.product_types(params["jaxpr"])
-        dtype = types[0] if types else ""
+        dtype = roofline.product_type(params["jaxpr"])
         if estimate is not None:
             self.reader.note("a pallas_call has the work of its cost_estimate")
             return Kernel("pallas_call", float(estimate.flops), float(estimate.bytes_accessed), dtype, equation.site)

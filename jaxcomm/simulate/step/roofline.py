@@ -130,9 +130,9 @@ def exchanges(jaxpr: Any) -> bool:
     return any(eqn.primitive.name in ("get_barrier_semaphore", "semaphore_signal") for eqn in _equations(jaxpr))
 
 
-def product_types(jaxpr: Any) -> list[str]:
-    """Element types of the left operands of all products."""
-    return [str(eqn.invars[0].aval.dtype) for eqn in _equations(jaxpr) if eqn.primitive.name == "dot_general"]
+def product_type(jaxpr: Any) -> str:
+    """Element type of the left operand of the first product; "" without products."""
+    return next((str(e.invars[0].aval.dtype) for e in _equations(jaxpr) if e.primitive.name == "dot_general"), "")
 
 
 def products_in(jaxpr: Any, while_trips: int) -> float:
