@@ -63,19 +63,19 @@ class Simulated:
     groups: dict[str, int]
     ranks: int
     bytes: int
-    algorithm: str
-    reason: str
-    channels: int
-    time_s: float | None
-    band: tuple[float, float] | None
+    measured: bool
+    origins: dict[str, int]
     bound_alpha_s: float
     bound_beta_s: float
     bottleneck: str
-    utilisation: dict[str, float]
-    wait_s: float
     why: str
-    measured: bool
-    origins: dict[str, int]
+    algorithm: str = ""
+    reason: str = ""
+    channels: int = 0
+    time_s: float | None = None
+    band: tuple[float, float] | None = None
+    utilisation: dict[str, float] = dataclasses.field(default_factory=dict)
+    wait_s: float = 0.0
     ranks_simulated: int = 0
     steps: int = 0
     late_s: float = 0.0
@@ -117,15 +117,16 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us"
 
 
-def _why(time_s: float, alpha_s: float, beta_s: float, bottleneck: str) -> str:
-    shares = (
-        f"bytes on {bottleneck or 'no link'} {beta_s / time_s:.0%} of the time, dependent steps {alpha_s / time_s:.0%}"
-    )
+def _limits(time_s: float, alpha_s: float, beta_s: float, bottleneck: str) -> dict[str, Any]:
+    """The fields of both bounds, and the reason of the time that follows from them."""
+    why = "neither alone"
     if beta_s >= _REASON * time_s and beta_s >= alpha_s:
-        return f"{bottleneck}: {shares}"
-    if alpha_s >= _REASON * time_s:
-        return f"latency and overhead of dependent steps: {shares}"
-    return f"neither alone: {shares}"
+        why = bottleneck
+    elif alpha_s >= _REASON * time_s:
+        why = "latency and overhead of dependent steps"
+    name = bottleneck or "no link"
+    why += f": bytes on {name} {beta_s / time_s:.0%} of the time, dependent steps {alpha_s / time_s:.0%}"
+    return {"bound_alpha_s": alpha_s, "bound_beta_s": beta_s, "bottleneck": bottleneck, "why": why}
 
 
 def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any) -> tuple[Any, int, int]:
@@ -305,11 +306,8 @@ def collective(
         native.arena = cluster.scope is None and not symmetric_buffers
         bounds = sim.bounds(request, item_bytes, native)
         larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
-        why = _why(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
-        return Simulated(
-            **common, notes=tuple(notes), algorithm="", reason="", channels=0, time_s=None, band=None, utilisation={},
-            wait_s=0.0, bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
-        )  # fmt: skip
+        limits = _limits(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
+        return Simulated(**common, **limits, notes=tuple(notes))
     choice, native = resolve(op, request, item_bytes, cluster, algorithm, max_sms, symmetric_buffers)
     channels = max(choice.num_channels, 1)
     native.start_s = start_s
@@ -319,23 +317,22 @@ def collective(
             notes.append(
                 f"hash collisions on {level.name}: the busiest of {level.paths} links has {busiest:.2f} times the mean"
             )
-    common["notes"] = tuple(notes)
-    common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
+    common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels, "notes": tuple(notes)}
+
+    def result(time_s: float, limits: dict[str, Any], **more: Any) -> Simulated:
+        band = _band(cluster, time_s, late)
+        return Simulated(**common, time_s=time_s, band=band, late_s=late, **limits, **more)
+
     if choice.ll:  # a closed form: no link is shared
         cost = choice.call_cost(_weakest(choice.machine, cluster) if cluster.faults else None)
         time_s = cost.time_s + late
         ll_rate = (cluster.ll or (0, 1.0, 0))[1]
         sent = cost.node.bytes / 2  # without flags
         beta_s = sent / ll_rate
-        alpha_s = max(time_s - beta_s - cluster.launch_s, 0.0)
-        common["late_s"] = late
-        common["links"] = {f"{cluster.levels[0].name} out (LL)": (sent, ll_rate)}
-        loads = {f"{cluster.levels[0].name} out (LL)": beta_s / time_s}
-        return Simulated(
-            **common, time_s=time_s, band=_band(cluster, time_s, late), bound_alpha_s=alpha_s, bound_beta_s=beta_s,
-            bottleneck=next(iter(loads)), utilisation=loads, wait_s=0.0, ranks_simulated=1,
-            why=_why(time_s, alpha_s, beta_s, next(iter(loads))),
-        )  # fmt: skip
+        link = f"{cluster.levels[0].name} out (LL)"
+        limits = _limits(time_s, max(time_s - beta_s - cluster.launch_s, 0.0), beta_s, link)
+        loads, links = {link: beta_s / time_s}, {link: (sent, ll_rate)}
+        return result(time_s, limits, utilisation=loads, links=links, ranks_simulated=1)
     try:
         limit = (_MAX_BROKEN if cluster.faults or start_s else _MAX_STEPS) if max_steps is None else max_steps
         bytes_of_all = item_bytes * channels
@@ -349,30 +346,19 @@ def collective(
             raise
         least = sim.bounds(request, item_bytes * channels, native)
         time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)
-        why = "cost model, in which transfers do not share links: " + _why(
-            time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck
-        )
-        return Simulated(
-            **common, time_s=time_s + late, late_s=late, band=_band(cluster, time_s + late, late),
-            bound_alpha_s=least.alpha_s,
-            bound_beta_s=least.beta_s, bottleneck=least.bottleneck, utilisation={}, wait_s=0.0, why=why,
-        )  # fmt: skip
+        limits = _limits(time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck)
+        why = "cost model, in which transfers do not share links: " + limits["why"]
+        return result(time_s + late, limits | {"bound_alpha_s": least.alpha_s, "why": why})
     bounds = found.bounds
     # With start_s the engine counts from the first arrival.
     before_s = late - max(start_s) if start_s else late
     time_s = found.time_s + before_s
-    return Simulated(
-        **common,
-        time_s=time_s,
-        late_s=late,
-        band=_band(cluster, time_s, late),
-        bound_alpha_s=bounds.alpha_s + before_s,
-        bound_beta_s=bounds.beta_s,
-        bottleneck=bounds.bottleneck,
+    return result(
+        time_s,
+        _limits(time_s, bounds.alpha_s + before_s, bounds.beta_s, bounds.bottleneck),
         utilisation={load.name: load.bytes / load.capacity / time_s for load in found.links if load.bytes > 0},
         links={load.name: (load.bytes, load.capacity) for load in found.links if load.bytes > 0},
         wait_s=found.wait_s,
-        why=_why(time_s, bounds.alpha_s + before_s, bounds.beta_s, bounds.bottleneck),
         ranks_simulated=found.ranks_simulated,
         steps=found.num_ops,
         timeline=tuple(found.timeline),

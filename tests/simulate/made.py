@@ -5,6 +5,7 @@ import csv
 import numpy as np
 
 from jaxcomm.simulate.nccl import features, formulas, systems, table
+from tools.simulator import measured
 
 COLUMNS = (*table.REQUIRED[:8], "time_us", "note")
 DEFAULTS = {
@@ -30,8 +31,8 @@ def write(path, rows, columns=COLUMNS):
     return path
 
 
-def read(path, rows, **options):
-    return table.read(write(path, rows), **options)
+def read(path, rows):
+    return measured.read(write(path, rows))
 
 
 def features_of(tmp_path, **row):

@@ -292,13 +292,13 @@ def test_the_slowdown_of_a_large_group_is_the_quotient_of_a_smaller_one(quotient
     known = collective("psum", _operand(1 << 20), 16, cluster=H100, algorithm="ring")
     asked = []
 
-    def simulate(cluster, ranks, algorithm, *_):
+    def simulate(cluster, ranks, source, algorithm=None, skew=None):
         asked.append((ranks < 128, bool(cluster.faults), algorithm))
         time_s = {(False, False): 7e-3, (True, True): quotient * 1e-3, (True, False): 1e-3}[asked[-1][:2]]
         return dataclasses.replace(known, time_s=time_s)
 
     seen = _with("leaf[75]=0.5").spread(128)
-    found = costs.Costs(H100, {"data": 16, "model": 8})._estimate(simulate, seen, 128, None, 0, None)
+    found = costs.Costs(H100, {"data": 16, "model": 8})._estimate(simulate, seen, 128, 0)
     assert found.time_s == pytest.approx(slower * 7e-3)
     assert asked == [(False, False, None), (True, True, "ring"), (True, False, "ring")]
 

@@ -8,7 +8,7 @@ from jaxcomm.simulate.nccl import hardware
 from jaxcomm.simulate.nccl import parameters as stored
 from jaxcomm.simulate.nccl.model import Model
 from jaxcomm.simulate.nccl.residual import Knots, Residual
-from tools.simulator import holdouts, intervals, optimize, parameters
+from tools.simulator import holdouts, intervals, measured, optimize, parameters
 from tools.simulator.fit import fit
 from tools.simulator.priors import PRIORS
 
@@ -76,7 +76,7 @@ def test_the_same_table_gives_the_same_parameters(tmp_path):
 def test_a_measured_point_returns_itself(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.3)
     found = fit(source).predict(source)
-    np.testing.assert_allclose(found.time_us, source.times(), rtol=1e-9)
+    np.testing.assert_allclose(np.exp(found.log_time), measured.times(source), rtol=1e-9)
     assert set(found.basis) == {"measured"}
 
 

@@ -95,13 +95,7 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
 
 
 def test_bytes_of_experts_follow_from_the_shape(tmp_path):
-    row = {
-        "op": "ep_combine",
-        "dtype": "bfloat16",
-        "bytes": "",
-        "time_us": "",
-        "note": "tokens=128; hidden=7168; topk=8",
-    }
+    row = {"op": "ep_combine", "dtype": "bfloat16", "bytes": "", "note": "tokens=128; hidden=7168; topk=8"}
     assert made.features_of(tmp_path, **row).bytes[0] == 128 * 7168 * 8 * 2 * 7 / 8
 
 

@@ -346,7 +346,6 @@ _SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x 
         (_text(P0, "%c = bf16[4] fusion(%p), calls=%none", REDUCE), {}, "line 11: fusion c: the computation none"),
         (_text(P0, "%c = bf16[4] while(%p), condition=%add", REDUCE), {}, "while c: expected an attribute body"),
         (_text(P0, "%c = bf16[4] async-start(%p)", REDUCE), {}, "line 11: async-start c: expected an attribute"),
-        (_text(P0, "%c = bf16[4] strange-start(%p)", REDUCE), {}, "line 11: strange-start c is not modelled"),
         (_text(P0, "%c = bf16[4] call(%p), to_apply=%c", REDUCE, more=ADD + _SELF), {}, "computation c calls itself"),
         (_text(P0, "%c = bf16[8] dot(%p)", REDUCE), {}, "line 11: dot c: expected two operands"),
         (_text(P0, "%c = bf16[8,8] convolution(%p, %p), dim_labels=b0f_0io->b0f", REDUCE), {}, "11: .* do not fit"),

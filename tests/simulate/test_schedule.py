@@ -14,7 +14,7 @@ def _kernel(seconds, *needs):
 
 
 def _exchange(seconds, *needs, asynchronous=True):
-    return Task(Exchange("psum", ("d",), None, seconds, "f", None, None, None, 0, asynchronous, ""), needs)
+    return Task(Exchange("psum", ("d",), seconds, "f", "", asynchronous), needs)
 
 
 def _run(*tasks):

@@ -282,7 +282,6 @@ def _psum(x):
         ({"mesh": {"data": 0}}, StepError, "mesh: expected names of axes with positive sizes"),
         ({"step_fn": lambda x: x + 1}, StepError, "no collective"),
         ({"while_trips": 0}, StepError, "while_trips must be at least 1, got 0"),
-        ({"fidelity": "bounds"}, StepError, "fidelity must be folded or full"),
         ({"cluster": dataclasses.replace(STEP, compute=None)}, ClusterError, "device.flops_bf16: is missing"),
         ({"cluster": dataclasses.replace(STEP, levels=STEP.levels[:1])}, ClusterError, "mesh has 32 ranks, .* has 8"),
     ],
@@ -386,8 +385,8 @@ def test_a_payload_of_two_types_takes_its_bytes():
     assert [c.bytes for c in found.collectives if c.op == "ragged_all_to_all"] == [64 * 2 * (16 + 4)]
 
 
-def test_an_exchange_in_one_shot_is_a_gather_on_cpus_and_a_dispatch_on_gpus():
-    """T rows and T K ids of 4 bytes; or E + 1 counts, and every choice of a row."""
+def test_an_exchange_in_one_shot_is_that_of_counts_and_a_dispatch():
+    """E + 1 counts, and every choice of a row."""
 
     def f(x, ids):
         return jaxcomm.moe.route_and_dispatch(x, ids, "model", num_experts=16, capacity=64, algorithm="one_shot")[0]
@@ -399,9 +398,6 @@ def test_an_exchange_in_one_shot_is_a_gather_on_cpus_and_a_dispatch_on_gpus():
         ("ragged_all_to_all", 4 * 8 * 32 * 2),
     ]
     assert any("equally many tokens" in note for note in found.notes)
-    cpus = dataclasses.replace(STEP, scope="network")
-    found = step(_sharded(f, (P(),) * 2), shapes, mesh=MESH, cluster=cpus)
-    assert [(c.op, c.bytes) for c in found.collectives] == [("all_gather", 4 * (8 * 32 + 8 * 2))]
 
 
 def test_a_group_of_one_takes_no_time():

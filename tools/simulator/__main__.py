@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.nccl import table
 from jaxcomm.simulate.nccl.parameters import Fitted, ParametersError, load, shipped
-from tools.simulator import errors, holdouts, megatron, parameters
+from tools.simulator import errors, holdouts, measured, megatron, parameters
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(path: str) -> table.Table:
-    found = table.read(path).measured()
+    found = measured.read(path)
     if not len(found):
         raise table.TableError(f"{path}: no row has a time")
     return found

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import optimize
+from tools.simulator import measured, optimize
 from tools.simulator.holdouts import Part
 
 
 def _series(table: Table, mask: np.ndarray) -> dict[tuple[Any, ...], list[int]]:
     found = defaultdict(list)
     for i in np.flatnonzero(mask):
-        found[table.rows[i].series].append(int(i))
+        found[measured.series(table.rows[i])].append(int(i))
     return found
 
 
@@ -29,7 +29,7 @@ def _line(x: np.ndarray, log_time: np.ndarray, steps: np.ndarray | None = None) 
 
 def alpha_beta(table: Table, part: Part) -> np.ndarray:
     """T = alpha + bytes / beta for each series; log errors of the test rows, NaN where under two points remain."""
-    log_time, sizes = np.log(table.times()), np.array([row.size for row in table.rows])
+    log_time, sizes = np.log(measured.times(table)), np.array([row.size for row in table.rows])
     error = np.full(len(table), np.nan)
     train = _series(table, part.train)
     for series, test in _series(table, part.test).items():
@@ -42,7 +42,7 @@ def alpha_beta(table: Table, part: Part) -> np.ndarray:
 
 def interpolation(table: Table, part: Part) -> np.ndarray:
     """Straight lines between the points of a series, log time over log bytes; ends continue with slope 0 and 1."""
-    log_time, x = np.log(table.times()), np.log([row.size for row in table.rows])
+    log_time, x = np.log(measured.times(table)), np.log([row.size for row in table.rows])
     error = np.full(len(table), np.nan)
     train = _series(table, part.train)
     for series, test in _series(table, part.test).items():
@@ -55,7 +55,7 @@ def interpolation(table: Table, part: Part) -> np.ndarray:
 
 def textbook(table: Table, part: Part) -> np.ndarray:
     """Ring with T = alpha steps + w bytes / beta, two parameters for each op of a harness on one machine."""
-    log_time = np.log(table.times())
+    log_time = np.log(measured.times(table))
     ranks = np.array([row.ranks for row in table.rows], float)
     dense = np.array(
         [row.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for row in table.rows], bool

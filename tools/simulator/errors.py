@@ -8,7 +8,7 @@ import numpy as np
 from jaxcomm.simulate.nccl.intervals import SIZES, size_range
 from jaxcomm.simulate.nccl.parameters import Fitted
 from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import baselines, fit, holdouts, intervals
+from tools.simulator import baselines, fit, holdouts, intervals, measured
 
 _MIB = 2.0**20
 
@@ -85,7 +85,7 @@ def line(hold_out: str, rows: str, error: np.ndarray) -> Line | None:
 
 
 def _lines(hold_out: str, table: Table, index: np.ndarray, error: np.ndarray) -> list[Line]:
-    warm_up = np.array([table.rows[i].warm_up for i in index], bool)
+    warm_up = np.array([measured.is_warm_up(table.rows[i]) for i in index], bool)
     size = np.array([table.rows[i].size for i in index], float)
     ops = np.array([table.rows[i].op for i in index], dtype=object)
     place = size_range(size)
@@ -133,14 +133,14 @@ def _choice(table: Table, held_out: holdouts.HeldOut) -> tuple[int, int]:
             others = row.notes.get("nic_interleave", "")
             groups[row.repo, row.hardware, row.op, row.ranks, row.size, row.dtype, others].append((i, error))
     right = pairs = 0
-    log_time = np.log(table.times())
+    log_time = np.log(measured.times(table))
     for members in groups.values():
         for k, (i, error_i) in enumerate(members):
             for j, error_j in members[:k]:
-                measured = log_time[i] - log_time[j]
-                if abs(measured) >= np.log(1.25):
+                ratio = log_time[i] - log_time[j]
+                if abs(ratio) >= np.log(1.25):
                     pairs += 1
-                    right += measured * (measured - error_i + error_j) > 0
+                    right += ratio * (ratio - error_i + error_j) > 0
     return right, pairs
 
 
@@ -149,7 +149,7 @@ def new_rows(table: Table, fitted: Fitted) -> Report:
     found = fitted.model.predict(table)
     sizes = np.array([row.size for row in table.rows])
     fresh = np.isfinite(found.log_time) & (found.basis != "measured")
-    error = np.log(table.times()) - found.log_time
+    error = np.log(measured.times(table)) - found.log_time
     index = np.flatnonzero(fresh)
     lines = _lines("new-rows", table, index, error[fresh])
     for basis in sorted(set(found.basis[fresh])):

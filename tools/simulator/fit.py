@@ -10,7 +10,7 @@ from jaxcomm.simulate.nccl.model import Model
 from jaxcomm.simulate.nccl.residual import Knots, Residual
 from jaxcomm.simulate.nccl.systems import Key, Prior, System, Systems, describe
 from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import optimize
+from tools.simulator import measured, optimize
 from tools.simulator.priors import PRIORS
 
 # Weight of rows that are slower than a larger size of their series.
@@ -57,8 +57,8 @@ def fit_systems(table: Table, q: Features, cache: Cache | None = None, wanted: s
     for i, key in enumerate(keys):
         if np.isfinite(q.link[i]):
             index[key].append(i)
-    log_time = np.log(table.times())
-    weight = np.array([_WARM_UP_WEIGHT if row.warm_up else 1.0 for row in table.rows])
+    log_time = np.log(measured.times(table))
+    weight = np.array([_WARM_UP_WEIGHT if measured.is_warm_up(row) else 1.0 for row in table.rows])
     devices = {key: _device(table, rows[0]) for key, rows in index.items()}
     parts = {k: (q.take(np.array(v)), log_time[v], weight[v]) for k, v in sorted(index.items())}
     thetas, first = {}, {}
@@ -110,12 +110,11 @@ def _prior(form: str, others: dict[Key, System]) -> dict[str, Prior]:
 
 
 def fit(table: Table, cache: Cache | None = None, wanted: set[Key] | None = None) -> Model:
-    """Fits both layers to the rows that have a time and known hardware; `fit_systems` explains the options."""
-    table = table.measured()
+    """Fits both layers to the rows of known hardware; `fit_systems` explains the options."""
     q = features.build(table)
-    table = table.select(np.isfinite(q.link) & (q.ranks > 1))
+    table = measured.select(table, np.isfinite(q.link) & (q.ranks > 1))
     q = features.build(table)
     found = fit_systems(table, q, cache, wanted)
     bare = Model(found, Residual(Knots.of((), []), np.zeros(0)))
     log_time, forms, _ = bare.plan(table, q)
-    return Model(found, Residual(Knots.of(table.rows, forms), np.log(table.times()) - log_time))
+    return Model(found, Residual(Knots.of(table.rows, forms), np.log(measured.times(table)) - log_time))

@@ -12,6 +12,7 @@ from jaxcomm.simulate.nccl import features, hardware
 from jaxcomm.simulate.nccl.model import Model
 from jaxcomm.simulate.nccl.systems import describe
 from jaxcomm.simulate.nccl.table import Table
+from tools.simulator import measured
 from tools.simulator.fit import Cache, fit
 
 SEED = 16
@@ -41,7 +42,7 @@ def random_points(table: Table, seed: int = SEED, share: float = 0.2) -> Iterato
     """Random points of every series with five or more."""
     found = defaultdict(list)
     for i, row in enumerate(table.rows):
-        found[row.series].append(i)
+        found[measured.series(row)].append(i)
     random = np.random.default_rng(seed)
     test = np.zeros(len(table), bool)
     for series in sorted(found):
@@ -161,7 +162,7 @@ class HeldOut:
 
 def predict(table: Table, name: str, cache: Cache | None = None) -> HeldOut:
     """Fits the training rows of a hold-out of a table of measured rows, and predicts the others."""
-    log_time = np.log(table.times())
+    log_time = np.log(measured.times(table))
     _, keys = describe(table, features.build(table))
     columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
     calibration: tuple[np.ndarray, ...] = ()
@@ -169,8 +170,8 @@ def predict(table: Table, name: str, cache: Cache | None = None) -> HeldOut:
         rows = np.flatnonzero(each.test)
         # Other hold-outs predict from near systems as well, so all systems are fitted in full.
         wanted = {keys[i] for i in rows} if name in ("scale", "larger", "operation") else None
-        fitted = fit(table.select(each.train), cache, wanted)
-        test = table.select(each.test)
+        fitted = fit(measured.select(table, each.train), cache, wanted)
+        test = measured.select(table, each.test)
         found = fitted.predict(test)
         plan = fitted.predict(test, use_residual=False)
         known = np.isfinite(found.log_time)

@@ -97,7 +97,7 @@ class _Layers:
 
     def exchange(self, op: str, size: float, needs: tuple[int, ...] | None = None) -> int:
         """`size`: bytes of the operand. Each starts as soon as its operand is there."""
-        made = Exchange(op, ("model",), None, int(size) // _ITEM, "float16", None, None, None, 0, True, "")
+        made = Exchange(op, ("model",), int(size) // _ITEM, "float16", "", asynchronous=True)
         return self._add(made, needs)
 
     def weights(self, m: float, k: float, n: float, needs: tuple[int, ...]) -> int:

@@ -17,12 +17,11 @@ def fitted_to(table: Table, origin: str, with_hold_outs: bool = True) -> Fitted:
     """Fits a table and calibrates the intervals.
 
     Args:
-      table: rows without a time are ignored.
+      table: rows with a time.
       origin: where the measurements come from, for the reader of the file.
       with_hold_outs: predict hold-outs too; without, predictions of other scales, ops and systems get the widest
         interval.
     """
-    table = table.measured()
     fitted = fit.fit(table)
     cache: fit.Cache = {}
     held_out = (

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     several = len(numbers) * len(sizes) > 1
     if "waterfall" in drawn and (several or args.fidelity == "bounds"):
         raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
-    libraries = [name for name in args.compare if nccl.is_name(name)]
+    libraries = [name for name in args.compare if name.startswith("nccl-")]
     others = [name for name in args.compare if name not in libraries]
     options.check_plots(drawn, len(numbers) * len(sizes) * (len(clusters) + len(others)))
     asked = [("", name) for name in (args.algorithm, *others)]
@@ -60,7 +60,18 @@ def run(args: argparse.Namespace) -> int:
         x, base = _operand(args.op, size, ranks, dtype), None
         for label, algorithm in asked:
             try:
-                last = _predict(args, x, ranks, clusters[label], algorithm)
+                last = collectives.collective(
+                    args.op,
+                    x,
+                    ranks,
+                    cluster=clusters[label],
+                    algorithm=algorithm,
+                    fidelity=args.fidelity,
+                    skew=skews.parse(args.skew) if args.skew else None,
+                    seed=args.seed,
+                    max_entries=_TIMELINE_ENTRIES if args.trace else 0,
+                    symmetric_buffers=args.symmetric_buffers,
+                )
             except ValueError as error:
                 if algorithm == args.algorithm:
                     raise
@@ -117,20 +128,3 @@ def _operand(op: str, size: int, ranks: int, dtype: np.dtype[Any]) -> jax.ShapeD
     if op in ("all_to_all", "psum_scatter"):  # n equal blocks
         count = -(-count // ranks) * ranks
     return jax.ShapeDtypeStruct((count,), dtype)
-
-
-def _predict(
-    args: argparse.Namespace, x: jax.ShapeDtypeStruct, ranks: int, cluster: Cluster, algorithm: str | None
-) -> collectives.Simulated:
-    return collectives.collective(
-        args.op,
-        x,
-        ranks,
-        cluster=cluster,
-        algorithm=algorithm,
-        fidelity=args.fidelity,
-        skew=skews.parse(args.skew) if args.skew else None,
-        seed=args.seed,
-        max_entries=_TIMELINE_ENTRIES if args.trace else 0,
-        symmetric_buffers=args.symmetric_buffers,
-    )

@@ -63,10 +63,7 @@ def changes(text: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise ValueError(f"--what-if: got {part!r}, expected KEY=VALUE such as leaf.bandwidth=800Gb/s")
-        # A unit is apart from its number in the file.
-        changes[key.strip().removeprefix("level.")] = re.sub(
-            r"^([-+\d.]+(?:[eE][-+]?\d+)?)\s*([a-zA-Z/]+)$", r"\1 \2", value.strip()
-        )
+        changes[key.strip().removeprefix("level.")] = value.strip()
     return changes
 
 

@@ -18,7 +18,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given = table.read(args.table, times=False)
+    given = table.read(args.table)
     taken = [name for name in predict.COLUMNS if name in given.columns]
     if taken:
         raise table.TableError(f"{args.table}:1: column {taken[0]} is there already")

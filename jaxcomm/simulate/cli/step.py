@@ -31,7 +31,6 @@ def add_command(commands: Any) -> None:
     step.add_argument("--profile", metavar="FILE", help=text)
     step.add_argument("--cluster", required=True, metavar="CLUSTER", help=options.cluster_help())
     step.add_argument("--while-trips", type=int, default=1, metavar="N", help="iterations of while loops (default: 1)")
-    step.add_argument("--fidelity", default="folded", choices=("folded", "full"), help="default: folded")
     step.add_argument("--compare", metavar="CLUSTER", nargs="+", default=[], help="other clusters")
     options.add(step)
     step.set_defaults(run=run)
@@ -89,7 +88,6 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
             cluster=cluster,
             mesh=mesh,
             while_trips=args.while_trips,
-            fidelity=args.fidelity,
             profiled=args.profile,
             file=args.hlo,
         )
@@ -114,7 +112,6 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
                 mesh=mesh,
                 cluster=cluster,
                 while_trips=args.while_trips,
-                fidelity=args.fidelity,
                 skew=skews.parse(args.skew) if args.skew else None,
                 seed=args.seed,
                 symmetric_buffers=args.symmetric_buffers,

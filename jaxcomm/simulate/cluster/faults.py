@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxcomm.simulate.cluster.toml_table import unknown
+from jaxcomm.simulate.cluster.toml_table import parse_number, unknown
 
 _DIRECTIONS = {"": (True, True), "out": (True, False), "up": (True, False), "in": (False, True), "down": (False, True)}
 _KEYS = {
@@ -69,7 +69,7 @@ def table(values: Mapping[str, Any], levels: Sequence[str], error: Error) -> Fau
         if key not in _KEYS[kind]:
             raise error(key, f"unknown key; a fault with {kind} has {', '.join(sorted(_KEYS[kind]))}")
 
-    def number(key: str, least: float, most: float, words: str) -> float:
+    def figure(key: str, least: float, most: float, words: str) -> float:
         value = values.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
             raise error(key, f"got {value!r}, expected {words}")
@@ -81,45 +81,41 @@ def table(values: Mapping[str, Any], levels: Sequence[str], error: Error) -> Fau
         return str(name)
 
     if kind == "plane":
-        lost = number("lost", 1, math.inf, "the number of lost planes")
+        lost = figure("lost", 1, math.inf, "the number of lost planes")
         if lost != int(lost):
             raise error("lost", f"got {lost:g}, expected the number of lost planes")
         return Fault(level(values["plane"], "plane"), planes=int(lost))
     if kind == "rank":
-        index = int(number("rank", 0, math.inf, "a rank"))
+        index = int(figure("rank", 0, math.inf, "a rank"))
         if ("slow" in values) == ("lost" in values):
             raise error("rank", "needs either slow = FACTOR or lost = true")
         if "lost" in values:
             if values["lost"] is not True:
                 raise error("lost", f"got {values['lost']!r}, expected true")
             return Fault(index=index, slow=0.0)
-        return Fault(index=index, slow=number("slow", 1, math.inf, "a factor of at least 1"))
+        return Fault(index=index, slow=figure("slow", 1, math.inf, "a factor of at least 1"))
     found = re.fullmatch(r"([^\[\]]+)\[(\d+)\](?:\.(out|in|up|down))?", str(values["link"]))
     if not found:
         raise error("link", f"got {values['link']!r}, expected LEVEL[INDEX], with .out or .in for one direction")
     out, inward = _DIRECTIONS[found[3] or ""]
-    capacity = number("capacity", 0, 1, "a share from 0 (lost) to less than 1")
+    capacity = figure("capacity", 0, 1, "a share from 0 (lost) to less than 1")
     return Fault(level(found[1], "link"), int(found[2]), out, inward, capacity)
 
 
-def text(given: str, levels: Sequence[str], error: Error) -> Fault:
+def parse(given: str, levels: Sequence[str], error: Error) -> Fault:
     """The fault of "leaf[3]=0.5", "leaf[3].out=0.5", "leaf.planes=1", "rank[7]=1.5" or "rank[7]=lost"."""
-    key, equals, value = (part.strip() for part in given.partition("="))
-    try:
-        number: Any = float(value)
-        number = int(number) if number.is_integer() else number
-    except ValueError:
-        number = value
-    if not equals or (isinstance(number, str) and number != "lost"):
+    key, equals, text = (part.strip() for part in given.partition("="))
+    value = parse_number(text)
+    if not equals or (isinstance(value, str) and value != "lost"):
         raise error(given, "expected LEVEL[INDEX]=SHARE, LEVEL.planes=LOST, rank[INDEX]=FACTOR or rank[INDEX]=lost")
     rank = re.fullmatch(r"rank\[(\d+)\]", key)
     values: dict[str, Any]
     if rank and "rank" not in levels:
-        values = {"rank": int(rank[1])} | ({"lost": True} if value == "lost" else {"slow": number})
+        values = {"rank": int(rank[1])} | ({"lost": True} if value == "lost" else {"slow": value})
     elif key.endswith(".planes"):
-        values = {"plane": key.removesuffix(".planes"), "lost": number}
+        values = {"plane": key.removesuffix(".planes"), "lost": value}
     else:
-        values = {"link": key, "capacity": 0 if value == "lost" else number}
+        values = {"link": key, "capacity": 0 if value == "lost" else value}
     return table(values, levels, lambda _, problem: error(given, problem))
 
 
@@ -152,7 +148,7 @@ def read(
             return error(f"{place}.{key}".rstrip("."), problem)
 
         found.append(table(row, names, of_row))
-    found += [text(row, names, lambda key, problem: error(f"--fault {key}", problem)) for row in added]
+    found += [parse(row, names, lambda key, problem: error(f"--fault {key}", problem)) for row in added]
     check(found, error)
     for fault in found:
         if not fault.planes:

@@ -87,7 +87,7 @@ def place(cluster: Cluster, fault: Fault) -> np.ndarray:
     else:
         below, switches = cluster.levels[number - 1].ranks, _switches(cluster.levels, number)
         count = n // below * switches
-        ranks = fault.index // switches * below + np.arange(fault.index % switches, below, switches)
+        ranks = _first(cluster.levels, number, fault.index) + np.arange(0, below - fault.index % switches, switches)
     if fault.index >= count:
         raise ClusterError(f"{cluster.name}: fault {fault}: the index must be below {count}")
     return ranks
@@ -118,6 +118,18 @@ def check_faults(cluster: Cluster) -> None:
 def _switches(levels: tuple[Level, ...], number: int) -> int:
     """Switches with uplinks of their own in each group below a level: one for each rail."""
     return levels[0].ranks if number == 2 and levels[1].kind == "rails" else 1
+
+
+def _link(levels: tuple[Level, ...], number: int, rank: int) -> int:
+    """The link of a level that the transfers of a rank pass."""
+    switches = _switches(levels, number)
+    return rank // levels[number - 1].ranks * switches + rank % switches if number > 1 else rank
+
+
+def _first(levels: tuple[Level, ...], number: int, link: int) -> int:
+    """The first rank whose transfers pass a link of a level."""
+    switches = _switches(levels, number)
+    return link // switches * levels[number - 1].ranks + link % switches if number > 1 else link
 
 
 def relays(cluster: Cluster) -> dict[int, int]:
@@ -163,10 +175,7 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
         at = np.flatnonzero(np.isin(ranks, place(cluster, fault)))
         if not len(at):
             continue
-        index = int(at[0])
-        if number > 1:
-            switches = _switches(seen.levels, number)
-            index = index // seen.levels[number - 1].ranks * switches + index % switches
+        index = _link(seen.levels, number, int(at[0]))
         if not fault.level or (fault.capacity == 0 and mates(fault.index)):
             found.append(dataclasses.replace(fault, index=index))
         elif fault.capacity > 0:
@@ -210,45 +219,29 @@ def smaller(cluster: Cluster, most: int, source: int = 0) -> tuple[Cluster, int]
         kept[number] = kept[number] if indivisible else size
     if math.prod(kept) > most or kept == sizes:
         return None
-
-    def first(fault: Fault) -> tuple[int, int]:
-        """A rank of the link, and its level."""
-        number = [level.name for level in levels].index(fault.level) if fault.level else 0
-        switches = _switches(levels, number) if number > 1 else 1
-        below = levels[number - 1].ranks if number > 1 else 1
-        return fault.index // switches * below + fault.index % switches, number
-
+    names = [level.name for level in levels]
     faults = [fault for fault in cluster.faults if not fault.planes]
-    digits = [_digits(rank, sizes) for rank in (0, source, *(first(fault)[0] for fault in faults))]
-    new = [_distinct([row[i] for row in digits], size) for i, size in enumerate(kept)]
-    strides = [math.prod(kept[:i]) for i in range(len(kept))]
-    ranks = [sum(new[i][row[i]] * stride for i, stride in enumerate(strides)) for row in digits]
-    seen = tuple(dataclasses.replace(levels[i], ranks=stride * kept[i]) for i, stride in enumerate(strides))
+    numbers = [names.index(fault.level) if fault.level else 0 for fault in faults]
+    first = [_first(levels, number, fault.index) for number, fault in zip(numbers, faults, strict=True)]
+    digits = np.unravel_index([0, source, *first], sizes, order="F")
+    new = tuple(_distinct(row.tolist(), size) for row, size in zip(digits, kept, strict=True))
+    ranks = np.ravel_multi_index(new, kept, order="F").tolist()
+    seen = tuple(dataclasses.replace(level, ranks=math.prod(kept[: number + 1])) for number, level in enumerate(levels))
     found: dict[tuple[str, int, bool, bool], Fault] = {}
-    for fault, rank in zip(faults, ranks[2:], strict=True):
-        number = first(fault)[1]
-        switches = _switches(seen, number) if number > 1 else 1
-        index = rank // seen[number - 1].ranks * switches + rank % switches if number > 1 else rank
+    for fault, number, rank in zip(faults, numbers, ranks[2:], strict=True):
+        index = _link(seen, number, rank)
         key = (fault.level, index, fault.out, fault.inward)
         if key not in found or (fault.capacity, -fault.slow) < (found[key].capacity, -found[key].slow):
             found[key] = dataclasses.replace(fault, index=index)
     return dataclasses.replace(cluster, levels=seen, faults=tuple(found.values())), ranks[1]
 
 
-def _digits(rank: int, sizes: list[int]) -> list[int]:
-    found = []
-    for size in sizes:
-        found.append(rank % size)
-        rank //= size
-    return found
-
-
-def _distinct(digits: list[int], size: int) -> dict[int, int]:
-    """Numbers below `size`, which differ if `size` numbers suffice."""
+def _distinct(digits: list[int], size: int) -> list[int]:
+    """Numbers below `size`, which differ where the digits differ if `size` numbers suffice."""
     every = sorted(set(digits))
     if len({digit % size for digit in every}) == len(every):
-        return {digit: digit % size for digit in every}
-    return {digit: place % size for place, digit in enumerate(every)}
+        return [digit % size for digit in digits]
+    return [every.index(digit) % size for digit in digits]
 
 
 def _check_rails(cluster: Cluster, ranks: np.ndarray, what: str) -> None:

@@ -138,27 +138,14 @@ class Cluster:
             [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
         )
         machine = plan.machine_of(scope, n, per_node)
-        return Cluster.of_machine(machine, scope, n, per_node, origin, tuple(errors))
-
-    @staticmethod
-    def of_machine(
-        machine: Any, scope: str, ranks: int, ranks_per_node: int, origin: str, errors: tuple[float, ...] = ()
-    ) -> "Cluster":
-        """CPU devices with the parameters of a machine of the cost model. ``here`` has the scopes."""
         rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
         overhead_s, rate, latency_s = rows["node"]
-        levels = [
-            Level("node", "switch", ranks_per_node, flow_bytes_per_s=rate, latency_s=latency_s, overhead_s=overhead_s)
-        ]
-        if ranks > ranks_per_node:
+        levels = [Level("node", "switch", per_node, math.inf, rate, latency_s, overhead_s)]
+        if n > per_node:
             overhead_s, rate, latency_s = rows["network"]
             shared = machine.shared_network
-            levels.append(
-                Level(
-                    "network", "fat_tree", ranks, rate if shared else math.inf, rate, latency_s, overhead_s,
-                    shared=shared,
-                )
-            )  # fmt: skip
+            of_rank = rate if shared else math.inf
+            levels.append(Level("network", "fat_tree", n, of_rank, rate, latency_s, overhead_s, shared=shared))
         return Cluster(
             "this machine",
             "cpu",
@@ -169,7 +156,7 @@ class Cluster:
             scope=scope,
             ranks_per_processor=machine.ranks_per_processor,
             origins={f"{name}.{key}": origin for name in rows for key in ("overhead", "bandwidth", "latency")},
-            errors=errors,
+            errors=tuple(errors),
         )
 
     def native(self, channels: int = 1) -> Any:

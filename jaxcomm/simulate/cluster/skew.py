@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-import re
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcomm.simulate.cluster.toml_table import TIMES
+from jaxcomm.simulate.cluster.toml_table import TIMES, seconds
 
 _POINTS = 20_000
 _EULER = 0.5772156649015329
@@ -58,18 +57,11 @@ class Skew:
         return random.lognormal(math.log(self.scale_s), self.shape, ranks)
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]*)\s*", text)
-    if not found or (found[2] or "s") not in TIMES:
-        raise ValueError(f"--skew: got {text!r}, expected a time such as 5us")
-    return float(found[1]) * TIMES[found[2] or "s"]
-
-
 def parse(text: str) -> Skew:
     """The skew of "normal:5us", "exponential:5us", "lognormal:5us:0.8" or "0us,0us,30us"."""
     kind, colon, rest = text.partition(":")
     if not colon:
-        return given([_seconds(part) for part in text.split(",")])
+        return given([seconds("--skew", part, TIMES) for part in text.split(",")])
     parts = rest.split(":")
     if kind not in ("normal", "exponential", "lognormal") or len(parts) != 1 + (kind == "lognormal"):
         raise ValueError(
@@ -79,7 +71,7 @@ def parse(text: str) -> Skew:
         shape = float(parts[1]) if len(parts) > 1 else 0.0
     except ValueError:
         raise ValueError(f"--skew: got {parts[1]!r}, expected the standard deviation of a logarithm") from None
-    scale_s = _seconds(parts[0])
+    scale_s = seconds("--skew", parts[0], TIMES)
     if scale_s <= 0 or shape < 0:
         raise ValueError(f"--skew: got {text!r}, expected positive values")
     return Skew(kind, scale_s, shape)

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxcomm.simulate.cluster.faults import read as read_faults
 from jaxcomm.simulate.cluster.levels import KINDS, Compute, Level
-from jaxcomm.simulate.cluster.toml_table import FLOPS, RATES, TIMES, ClusterError, Table, unknown
+from jaxcomm.simulate.cluster.toml_table import FLOPS, RATES, TIMES, ClusterError, Table, parse_number, unknown
 
 
 def _level(table: Table, name: str, number: int) -> Level:
@@ -87,14 +87,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
     if len(path) != 2 or path[0] not in tables:
         raise ClusterError(f"{file}: {key}: {unknown(key, [f'{name}.KEY' for name in tables])}")
     table, name = tables[path[0]], path[1]
-    try:
-        number: Any = float(value)
-    except ValueError:
-        number = value
-    else:
-        number = int(number) if number.is_integer() else number
-    words = {"true": True, "false": False}
-    table[name] = words.get(value, number)
+    table[name] = {"true": True, "false": False}.get(value, parse_number(value))
     origin = table.get("origin")
     if isinstance(origin, str):
         origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)
@@ -102,32 +95,19 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
         origin[name] = "guess: what-if"
 
 
-_TOP = ("name", "device", "kernel", "level", "fault")
 _DEVICE = ("kind", "hbm", "copy", "copy_overhead", "flops_bf16", *_COMPUTE)
 _KERNEL = ("launch", "sync", "channels", "channel", "ll", "ll_overhead", "ll_latency")
 
 
-def _level_keys(number: int, kind: Any) -> list[str]:
+def _level_keys(number: int, values: Any) -> list[str]:
     """Keys of a level, by its position and kind."""
+    kind = values.get("kind") if isinstance(values, dict) else None
     keys = ["ranks", "kind", "latency", "overhead"]
     if number < 2:
         keys += ["bandwidth", "efficiency", "flow", *(("nics", "planes", "routing") if number == 1 else ())]
     else:
         keys += ["taper", *(() if kind in ("switch", "torus") else ("routing", "paths"))]
     return keys if kind in KINDS and kind != "torus" else [*keys, "dims"]
-
-
-def _check_keys(content: dict[str, Any], file: str) -> None:
-    """Refuses unknown keys of all tables: a key that is written wrongly is missing too."""
-    Table(file, "", content, {}).only(_TOP)
-    for name, known in (("device", _DEVICE), ("kernel", _KERNEL)):
-        if isinstance(content.get(name), dict):
-            Table(file, name, content[name], {}).only(known)
-    rows = content.get("level")
-    for number, row in enumerate(rows if isinstance(rows, list) else ()):
-        for name, values in row.items() if isinstance(row, dict) and len(row) == 1 else ():
-            if isinstance(values, dict):
-                Table(file, name, values, {}).only(_level_keys(number, values.get("kind")))
 
 
 def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -146,19 +126,17 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
             added.append(f"{key.removeprefix('fault.')}={changed}")
         else:
             _change(content, key, changed, file)
-    _check_keys(content, file)
     origins: dict[str, str] = {}
 
-    def table(path: str, values: Any) -> Table:
-        return Table(file, path, values, origins)
+    def table(path: str, values: Any, known: Iterable[str]) -> Table:
+        return Table(file, path, values, origins, known)
 
-    top = table("", content)
+    top = table("", content, ("name", "device", "kernel", "level", "fault"))
     name = top.take("name", str)
-    device = table("device", top.take("device", dict))
-    kernel = table("kernel", top.take("kernel", dict))
+    device = table("device", top.take("device", dict), _DEVICE)
+    kernel = table("kernel", top.take("kernel", dict), _KERNEL)
     rows = top.take("level", list)
     broken = top.take("fault", list, [])
-    top.done()
     figures: dict[str, Any] = {
         "memory_bytes_per_s": device.figure("hbm", RATES),
         "copy": (device.figure("copy_overhead", TIMES), device.figure("copy", RATES)),
@@ -173,10 +151,9 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
             kernel.figure("ll", RATES),
             kernel.figure("ll_latency", TIMES),
         )
+    kernel.done()
     kind = device.take("kind", str)
     figures["compute"] = _compute(device)
-    device.done()
-    kernel.done()
     levels: list[Level] = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or len(row) != 1:
@@ -184,7 +161,7 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
                 f"{file}: level {number + 1}: expected one table with the name of the level, got {row!r}"
             )
         [(level_name, values)] = row.items()
-        level = _level(table(level_name, values), level_name, number)
+        level = _level(table(level_name, values, _level_keys(number, values)), level_name, number)
         if levels and level.ranks % levels[-1].ranks:
             raise ClusterError(
                 f"{file}: {level_name}.ranks: {level.ranks} is not a multiple of the {levels[-1].ranks} ranks of "

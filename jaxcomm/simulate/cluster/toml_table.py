@@ -24,23 +24,41 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key{f' (did you mean {near[0]}?)' if near else ''}; known are {', '.join(names)}"
 
 
-class Table:
-    """A table of the file, whose keys are taken one by one. ``done`` refuses the others."""
+def parse_number(text: str) -> int | float | str:
+    """The number that a text holds, else the text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else value
 
-    def __init__(self, file: str, path: str, values: Any, origins: dict[str, str]):
+
+def seconds(option: str, text: str, units: Mapping[str, float]) -> float:
+    """The seconds of an option's value, such as "90", "15min" or "5us"; without a unit, they are seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]*)\s*", text)
+    if not found or (found[2] or "s") not in units:
+        raise ValueError(f"{option}: got {text!r}, expected a number with one of the units {', '.join(units)}")
+    return float(found[1]) * units[found[2] or "s"]
+
+
+class Table:
+    """A table of the file with these keys, which are taken one by one. ``done`` refuses those that were not taken."""
+
+    def __init__(self, file: str, path: str, values: Any, origins: dict[str, str], known: Iterable[str]):
         self.file, self.path, self.origins = file, path, origins
         if not isinstance(values, dict):
             raise self.error("", f"must be a table, got {values!r}")
         self.values = dict(values)
         self.origin = self.values.pop("origin", None)
-        self.known = {"origin"}
+        self.taken = {"origin"}
+        self._only({"origin", *known})
 
     def error(self, key: str, text: str) -> ClusterError:
         name = ".".join(part for part in (self.path, key) if part)
         return ClusterError(f"{self.file}: {name}: {text}")
 
     def take(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        self.known.add(key)
+        self.taken.add(key)
         if key not in self.values:
             if default is None:
                 raise self.error(key, "is missing")
@@ -53,7 +71,7 @@ class Table:
     def figure(self, key: str, units: Mapping[str, float], default: float | None = None, least: float = 0.0) -> float:
         """A quantity: a number in the first unit, or a string with a unit. It must have an origin."""
         if key not in self.values and default is not None:
-            self.known.add(key)
+            self.taken.add(key)
             return default
         value = self.take(key, (int, float, str))
         first, scale = next(iter(units.items()), ("", 1.0))
@@ -81,18 +99,15 @@ class Table:
             )
         self.origins[f"{self.path}.{key}"] = origin
 
-    def only(self, known: Iterable[str]) -> None:
-        """Refuses other keys, also in the table of origins."""
-        names = {"origin", *known}
+    def _only(self, names: set[str]) -> None:
+        """Refuses other keys, also in the table of origins: a key that is written wrongly is missing too."""
         extra = (set(self.values) | set(self.origin if isinstance(self.origin, dict) else ())) - names
         for key in sorted(extra):
             raise self.error(key, unknown(key, names))
 
     def done(self) -> None:
         """Refuses keys that were not taken."""
-        self.only(self.known)
-        for key in sorted(self.values):
-            raise self.error(key, unknown(key, self.known))
+        self._only(self.taken)
 
 
 def _words(kind: type | tuple[type, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Plots of predictions as PNG. matplotlib is imported by the functions, because only they need it."""
+"""Plots of predictions as PNG. `_figure` imports matplotlib, because nothing else needs it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,13 @@ class Point:
     band: tuple[float, float] | None
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any, Any]:
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--plot: needs matplotlib (pip install matplotlib)") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained")
-    return pyplot, figure, axes
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
 
 
 def collectives(path: str, title: str, points: Sequence[Point]) -> None:
@@ -38,7 +35,7 @@ def collectives(path: str, title: str, points: Sequence[Point]) -> None:
     """
     if not points:
         raise ValueError("--plot: no times; --fidelity bounds has bounds only")
-    pyplot, figure, axes = _figure(8, 5)
+    figure, axes = _figure(8, 5)
     by_ranks = len({point.bytes for point in points}) < len({point.ranks for point in points})
     lines: dict[str, list[tuple[int, Point]]] = {}
     for point in points:
@@ -55,7 +52,6 @@ def collectives(path: str, title: str, points: Sequence[Point]) -> None:
     axes.set_title(title)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
 
 
 # More series of bars are too thin to read.
@@ -81,7 +77,7 @@ def links(path: str, title: str, found: Mapping[str, Sequence[Load]]) -> None:
     names = list(dict.fromkeys(load.link for load in every))  # the busiest first
     if not names:
         raise ValueError("--plot links: no loads of links; --fidelity bounds and the cost model have none")
-    pyplot, figure, (left, right) = _figure(11, 1.9 + len(names) * (0.25 + 0.22 * len(found)), columns=2)
+    figure, (left, right) = _figure(11, 1.9 + len(names) * (0.25 + 0.22 * len(found)), columns=2)
     scale, unit = _bytes_unit(max(load.bytes for load in every))
     thickness = 0.8 / len(found)
     for number, (series, loads) in enumerate(found.items()):
@@ -102,12 +98,11 @@ def links(path: str, title: str, found: Mapping[str, Sequence[Load]]) -> None:
     if len(found) > 1:
         figure.legend(loc="outside lower center", fontsize="small", ncols=min(len(found), 2))
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
 
 
 def waterfall(path: str, title: str, base_s: float, alone: Mapping[str, float], together_s: float) -> None:
     """The first time, the difference that each change alone makes, and the time with all changes."""
-    pyplot, figure, axes = _figure(10, 1.6 + 0.5 * (len(alone) + 2))
+    figure, axes = _figure(10, 1.6 + 0.5 * (len(alone) + 2))
     scale, unit = _time_unit(max(base_s, together_s, *alone.values()))
     rows = {"as given": (0.0, base_s), **{name: (base_s, time_s) for name, time_s in alone.items()}}
     rows["all changes"] = (0.0, together_s)
@@ -128,7 +123,6 @@ def waterfall(path: str, title: str, base_s: float, alone: Mapping[str, float], 
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel=f"predicted time ({unit})", title=title)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.3 * max(end_s for _, end_s in rows.values()) / scale))
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
 
 
 def _bytes_unit(largest: float) -> tuple[float, str]:
@@ -144,7 +138,7 @@ def _time_unit(largest_s: float) -> tuple[float, str]:
 
 def steps(path: str, title: str, found: Mapping[str, Step]) -> None:
     """A bar for each what-if: computation, and communication without it; the line is the band."""
-    pyplot, figure, axes = _figure(9, 1.9 + 0.6 * len(found))
+    figure, axes = _figure(9, 1.9 + 0.6 * len(found))
     names = [name or "as given" for name in found]
     scale, unit = _time_unit(max(step.time_s for step in found.values()))
     exposed = [step.exposed_s / scale for step in found.values()]
@@ -158,4 +152,3 @@ def steps(path: str, title: str, found: Mapping[str, Step]) -> None:
     axes.set(xlabel=f"time of a step ({unit}), line: band", title=title)
     figure.legend(loc="outside lower center", fontsize="small", ncols=2)
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)

@@ -30,10 +30,6 @@ class Prediction:
     deviation: np.ndarray
     reasons: dict[int, str]
 
-    @property
-    def time_us(self) -> np.ndarray:
-        return np.asarray(np.exp(self.log_time))
-
 
 @dataclasses.dataclass(frozen=True)
 class Model:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxcomm._request import NATIVE
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.collectives import time_text
-from jaxcomm.simulate.nccl import hardware, parameters, table
+from jaxcomm.simulate.nccl import hardware, model, parameters, table
 
 COLUMNS = ("predicted_us", "low_us", "high_us")
 _OPS = {"permute": "collective_permute"}
@@ -40,25 +40,18 @@ class Predicted:
         )
 
 
-def is_name(text: str) -> bool:
-    return text.startswith("nccl-")
-
-
-def _nic(cluster: Cluster) -> str:
-    return f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
-
-
-def of_rows(given: table.Table, fitted: parameters.Fitted) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
-    """Cells of COLUMNS for each row, empty where declined, and the reasons by row."""
+def _predict(given: table.Table, fitted: parameters.Fitted) -> tuple[model.Prediction, np.ndarray]:
+    """The prediction, and microseconds of each row: the time, and the ends of the band. NaN where declined."""
     found = fitted.model.predict(given)
     size = np.array([row.size for row in given.rows], float)
     low, high = fitted.intervals.limits(found.basis, size, found.deviation)
-    ends = np.stack([found.log_time, found.log_time + low, found.log_time + high], axis=1)
-    cells = []
-    for logs in np.exp(ends):
-        text = [f"{x:.6g}" if np.isfinite(x) else "" for x in logs]
-        cells.append((text[0], text[1], text[2]))
-    return cells, found.reasons
+    return found, np.exp(np.stack([found.log_time, found.log_time + low, found.log_time + high], axis=1))
+
+
+def of_rows(given: table.Table, fitted: parameters.Fitted) -> tuple[list[list[str]], dict[int, str]]:
+    """Cells of COLUMNS for each row, empty where declined, and the reasons by row."""
+    found, times_us = _predict(given, fitted)
+    return [[f"{x:.6g}" if np.isfinite(x) else "" for x in row] for row in times_us], found.reasons
 
 
 def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, name: str) -> Predicted:
@@ -78,25 +71,21 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
     domain = cluster.levels[0].ranks
     if domain > kind.domain:
         raise ValueError(f"--compare {name}: measured domains of {kind.name} have at most {kind.domain} ranks")
+    rate = f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
     row = table.Row(
         line=1,
         repo="",
         hardware=f"{kind.name}{' NVL72' if domain > _HOST else ''}",
-        interconnect=f"NVLink; {domain} in one domain; {_nic(cluster)}",
+        interconnect=f"NVLink; {domain} in one domain; {rate}",
         op=row_op,
         dtype=dtype,
         ranks=ranks,
         ranks_per_node=min(ranks, domain if domain <= _HOST else _HOST_OF_RACK),
         bytes=float(size),
-        time_us=None,
         notes={"lib": f"NCCL {name.removeprefix('nccl-')}"},
     )
-    rows = table.Table("--compare", (), (), (row,))
-    fitted = parameters.shipped()
-    found = fitted.model.predict(rows)
-    if not np.isfinite(found.log_time[0]):
-        raise ValueError(f"--compare {name}: {found.reasons.get(0, 'no prediction')}")
-    low, high = fitted.intervals.limits(found.basis, np.array([float(size)]), found.deviation)
-    time_s = float(np.exp(found.log_time[0])) * 1e-6
-    band = (time_s * float(np.exp(low[0])), time_s * float(np.exp(high[0])))
-    return Predicted(name, op, ranks, operand, time_s, band, str(found.basis[0]))
+    found, times_us = _predict(table.Table((), (), (row,)), parameters.shipped())
+    if found.reasons:
+        raise ValueError(f"--compare {name}: {found.reasons[0]}")
+    time_s, low_s, high_s = (float(time_us) * 1e-6 for time_us in times_us[0])
+    return Predicted(name, op, ranks, operand, time_s, (low_s, high_s), str(found.basis[0]))

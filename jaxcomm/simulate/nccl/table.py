@@ -4,10 +4,8 @@ import csv
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 OPS = (
     "all_reduce",
@@ -18,12 +16,8 @@ OPS = (
     "ep_dispatch",
     "ep_combine",
 )
-# A row is described by these; a table that is to be predicted has nothing else.
+# A row is described by these.
 REQUIRED = ("source", "hardware", "interconnect", "op", "dtype", "ranks", "ranks_per_node", "bytes", "note")
-# Notes that follow from the measured time: two rows of one series may differ in them.
-_RESULT_NOTES = frozenset({"printed", "rounding", "flag", "bw", "bytes"})
-# Notes that say how large a message is.
-_SIZE_NOTES = frozenset({"tokens"})
 
 
 class TableError(ValueError):
@@ -43,24 +37,11 @@ class Row:
     ranks: int
     ranks_per_node: int
     bytes: float | None
-    time_us: float | None
     notes: dict[str, str]
-
-    @property
-    def warm_up(self) -> bool:
-        """Slower than a larger size of its series: mostly warm-up of the benchmark."""
-        return "flag" in self.notes
 
     @property
     def library(self) -> str:
         return self.notes.get("lib", "")
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """Rows that differ in size only have the same series."""
-        rest = sorted(f"{k}={v}" for k, v in self.notes.items() if k not in _RESULT_NOTES | _SIZE_NOTES)
-        ranks = (str(self.ranks), str(self.ranks_per_node))
-        return (self.repo, self.hardware, self.interconnect, self.op, self.dtype, *ranks, *rest)
 
     @property
     def size(self) -> float:
@@ -70,26 +51,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    path: str
     columns: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
     rows: tuple[Row, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def select(self, mask: Iterable[bool]) -> "Table":
-        keep = [i for i, k in enumerate(mask) if k]
-        return dataclasses.replace(
-            self, cells=tuple(self.cells[i] for i in keep), rows=tuple(self.rows[i] for i in keep)
-        )
-
-    def measured(self) -> "Table":
-        """Rows with a time."""
-        return self.select(row.time_us is not None for row in self.rows)
-
-    def times(self) -> np.ndarray:
-        return np.array([row.time_us for row in self.rows], float)
 
 
 def parse_note(text: str) -> dict[str, str]:
@@ -102,12 +69,8 @@ def parse_note(text: str) -> dict[str, str]:
     return notes
 
 
-def read(path: str | pathlib.Path, times: bool = True) -> Table:
-    """Reads a table.
-
-    Args:
-      path: a CSV file with the columns of `REQUIRED` and, for `times`, `time_us`; others are kept as they are.
-      times: False for a table that is to be predicted.
+def read(path: str | pathlib.Path) -> Table:
+    """Reads a CSV file with the columns of `REQUIRED`; others are kept as they are.
 
     Raises:
       TableError: missing columns, cells that are no numbers, unknown ops; names file, line and column.
@@ -117,7 +80,7 @@ def read(path: str | pathlib.Path, times: bool = True) -> Table:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.reader(file, strict=True)
             try:
-                return _read(str(path), reader, times)
+                return _read(str(path), reader)
             except csv.Error as error:
                 raise TableError(f"{path}:{reader.line_num}: {error}") from None
     except UnicodeDecodeError as error:
@@ -126,14 +89,14 @@ def read(path: str | pathlib.Path, times: bool = True) -> Table:
         raise TableError(f"{path}: {error.strerror}") from None
 
 
-def _read(path: str, reader: Any, times: bool) -> Table:
+def _read(path: str, reader: Any) -> Table:
     columns = tuple(next(reader, ()))
     if not columns:
         raise TableError(f"{path}:1: empty file, expected a line of column names")
     repeated = sorted({c for c in columns if columns.count(c) > 1})
     if repeated:
         raise TableError(f"{path}:1: column {repeated[0]} appears twice")
-    missing = [c for c in (*REQUIRED, *(("time_us",) if times else ())) if c not in columns]
+    missing = [c for c in REQUIRED if c not in columns]
     if missing:
         raise TableError(f"{path}:1: missing columns {', '.join(missing)}; found {', '.join(columns)}")
     cells, rows = [], []
@@ -144,24 +107,22 @@ def _read(path: str, reader: Any, times: bool) -> Table:
         if len(line) != len(columns):
             raise TableError(f"{path}:{number}: {len(line)} cells, expected {len(columns)} as in line 1")
         cells.append(tuple(line))
-        rows.append(_row(path, number, dict(zip(columns, line, strict=True)), times))
-    return Table(path, columns, tuple(cells), tuple(rows))
+        rows.append(_row(path, number, dict(zip(columns, line, strict=True))))
+    return Table(columns, tuple(cells), tuple(rows))
 
 
-def _row(path: str, line: int, cell: dict[str, str], times: bool) -> Row:
+def positive(text: str) -> float | None:
+    """A positive number; None for other texts."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value > 0 and math.isfinite(value) else None
+
+
+def _row(path: str, line: int, cell: dict[str, str]) -> Row:
     def fail(column: str, expected: str) -> None:
         raise TableError(f"{path}:{line}: column {column}: got {cell[column]!r}, expected {expected}")
-
-    def number(column: str, optional: bool) -> float | None:
-        if optional and not cell[column]:
-            return None
-        try:
-            value = float(cell[column])
-        except ValueError:
-            value = math.nan
-        if not (value > 0 and math.isfinite(value)):
-            fail(column, "a positive number" + (" or nothing" if optional else ""))
-        return value
 
     def integer(column: str) -> int:
         if not cell[column].isascii() or not cell[column].isdigit() or int(cell[column]) < 1:
@@ -173,7 +134,9 @@ def _row(path: str, line: int, cell: dict[str, str], times: bool) -> Row:
     for column in ("source", "hardware"):
         if not cell[column]:
             fail(column, "a name")
-    expert = cell["op"].startswith("ep_")
+    expert, size = cell["op"].startswith("ep_"), positive(cell["bytes"])
+    if size is None and not (expert and not cell["bytes"]):
+        fail("bytes", "a positive number" + (" or nothing" if expert else ""))
     notes = parse_note(cell["note"])
     for key in ("tokens", "hidden", "topk", "groups"):
         if key in notes and not (notes[key].isascii() and notes[key].isdigit() and int(notes[key]) > 0):
@@ -187,8 +150,7 @@ def _row(path: str, line: int, cell: dict[str, str], times: bool) -> Row:
         dtype=cell["dtype"],
         ranks=integer("ranks"),
         ranks_per_node=integer("ranks_per_node"),
-        bytes=number("bytes", optional=expert),
-        time_us=number("time_us", optional=expert) if times else None,
+        bytes=size,
         notes=notes,
     )
 

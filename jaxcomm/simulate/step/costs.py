@@ -42,16 +42,13 @@ class Costs:
         self,
         cluster: Cluster,
         mesh: dict[str, int],
-        fidelity: str = "folded",
         skew: Skew | None = None,
         seed: int = 0,
         symmetric_buffers: bool = False,
     ):
-        if fidelity not in ("folded", "full"):
-            raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
-        self.compute, self.mesh, self.fidelity = cluster.compute, mesh, fidelity
+        self.compute, self.mesh = cluster.compute, mesh
         self.skew, self.seed, self.symmetric_buffers = skew, seed, symmetric_buffers
         n = math.prod(mesh.values())
         if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
@@ -113,10 +110,6 @@ class Costs:
             self.found[key] = self._simulate(work)
         return self.found[key]
 
-    def exchange(self, work: Exchange) -> float:
-        found = self.simulated(work)
-        return found.time_s or 0.0 if found else 0.0
-
     def _seen(self, work: Exchange, what: str) -> list[tuple[np.ndarray, Cluster]]:
         """The first group, those with faults and the one with the last arrival, and the cluster that each sees."""
         rows = groups.members(self.mesh, work.axes, work.groups, what)
@@ -162,9 +155,6 @@ class Costs:
         n = len(ranks)
         place = np.argsort(np.argsort(ranks))  # of each member in ascending order
         perm = None if work.perm is None else tuple((int(place[s]), int(place[d])) for s, d in work.perm)
-        count = work.count
-        if work.op in ("all_to_all", "psum_scatter", "ragged_all_to_all"):
-            count = -(-count // n) * n
         op = "all_to_all" if work.op == "ragged_all_to_all" else work.op  # rows are spread evenly
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
@@ -172,50 +162,41 @@ class Costs:
         skew = self.skew
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
-        bytes_of = (count * dtype.itemsize, dtype.itemsize)
+        bytes_of = (_count(op, work.count, n) * dtype.itemsize, dtype.itemsize)
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
-        def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> collectives.Simulated:
-            limit = _MAX_BROKEN_STEPS if seen.faults else MAX_STEPS
+        def simulate(seen: Cluster, ranks: int, source: int, **changes: Any) -> collectives.Simulated:
+            arguments = {"algorithm": algorithm, "perm": perm, "skew": skew, **changes}
             return collectives.collective(
                 op,
-                jax.ShapeDtypeStruct((_count(op, count, n, ranks),), dtype),
+                jax.ShapeDtypeStruct((_count(op, work.count, ranks),), dtype),
                 ranks,
                 cluster=seen,
-                algorithm=algorithm,
                 source=source,
-                perm=perm,
                 max_sms=work.max_sms,
-                fidelity=self.fidelity,
-                max_steps=limit if self.fidelity == "folded" or seen.faults else None,
-                skew=skew,
+                max_steps=_MAX_BROKEN_STEPS if seen.faults else MAX_STEPS,
                 seed=self.seed,
                 symmetric_buffers=self.symmetric_buffers,
+                **arguments,
             )
 
         if key not in self.classes:
             try:
                 try:
-                    self.classes[key] = simulate(cluster, n, algorithm, source, skew)
+                    self.classes[key] = simulate(cluster, n, source)
                 except collectives.TooManySteps:
                     if perm is not None:
                         raise
-                    self.classes[key] = self._estimate(simulate, cluster, n, algorithm, source, skew)
+                    self.classes[key] = self._estimate(simulate, cluster, n, source)
             except ValueError as error:
                 raise StepError(f"step: {what}: {error}") from None
         return self.classes[key]
 
     def _estimate(
-        self,
-        simulate: Callable[[Cluster, int, str | None, int, Any], collectives.Simulated],
-        seen: Cluster,
-        n: int,
-        algorithm: str | None,
-        source: int,
-        skew: Any,
+        self, simulate: Callable[..., collectives.Simulated], seen: Cluster, n: int, source: int
     ) -> collectives.Simulated:
         """The time without faults, times the slowdown of a smaller group of the same levels with the same plan."""
-        healthy = simulate(dataclasses.replace(seen, faults=()), n, algorithm, source, skew)
+        healthy = simulate(dataclasses.replace(seen, faults=()), n, source)
         most = min(_SMALL_RANKS, n - 1)
         while True:
             made = groups.smaller(seen, most, source)
@@ -226,12 +207,13 @@ class Costs:
                 )
             small, root = made
             ranks = small.levels[-1].ranks
+            same: dict[str, Any] = {"source": root, "algorithm": healthy.algorithm, "skew": None}
             try:
-                broken = simulate(small, ranks, healthy.algorithm, root, None)
+                broken = simulate(small, ranks, **same)
                 break
             except collectives.TooManySteps:
                 most = ranks // 2
-        sound = simulate(dataclasses.replace(small, faults=()), ranks, healthy.algorithm, root, None)
+        sound = simulate(dataclasses.replace(small, faults=()), ranks, **same)
         slower = max(1.0, (broken.time_s or 0.0) / (sound.time_s or 1.0))
         text = f"in groups of {n} ranks, the slowdown by faults is an estimate: that of {ranks} ranks"
         self.notes[text] = self.notes.get(text, 0) + 1
@@ -253,7 +235,10 @@ class Costs:
         return [(note, 1) for c in collectives for note in c.simulated.notes if note not in faulty]
 
     def duration(self, work: Kernel | Exchange) -> float:
-        return self.kernel(work) if isinstance(work, Kernel) else self.exchange(work)
+        if isinstance(work, Kernel):
+            return self.kernel(work)
+        found = self.simulated(work)
+        return found.time_s or 0.0 if found else 0.0
 
     def end(self, high: bool) -> Duration:
         """Times at one end of the band."""
@@ -269,6 +254,6 @@ class Costs:
         return of
 
 
-def _count(op: str, count: int, n: int, ranks: int) -> int:
-    """Elements of the operand in a group of so many ranks instead of n."""
-    return -(-count // ranks) * ranks if op in ("all_to_all", "psum_scatter") and ranks != n else count
+def _count(op: str, count: int, ranks: int) -> int:
+    """Elements of the operand of a rank: n equal blocks, if the operation needs them."""
+    return -(-count // ranks) * ranks if op in ("all_to_all", "psum_scatter") else count

@@ -12,6 +12,7 @@ import numpy as np
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.step import hlo_kernels, hlo_text, predict, profile
+from jaxcomm.simulate.step.costs import Costs
 from jaxcomm.simulate.step.hlo_text import Instruction, Module
 from jaxcomm.simulate.step.result import Step
 from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, Loop, StepError, Task
@@ -35,10 +36,6 @@ def _all(needs: Needs) -> frozenset[int]:
     if isinstance(needs, list):
         return frozenset().union(*map(_all, needs))
     return needs  # type: ignore[no-any-return]
-
-
-def _names(i: Instruction, attribute: str) -> list[str]:
-    return re.findall(r"[\w.\-]+", i.attributes.get(attribute, ""))
 
 
 class _Reader:
@@ -87,9 +84,8 @@ class _Reader:
                 needs[i.name] = arguments[number] if number < len(arguments) else frozenset()
             else:
                 before = [needs[operand] for operand in i.operands]
-                after = [
-                    issued.get(other, needs.get(other, frozenset())) for other in _names(i, "control-predecessors")
-                ]
+                others = re.findall(r"[\w.\-]+", i.attributes.get("control-predecessors", ""))
+                after = [issued.get(other, needs.get(other, frozenset())) for other in others]
                 earlier = _all([*before, *after])
                 try:
                     needs[i.name] = self._instruction(name, i, before, earlier, tasks)
@@ -140,27 +136,24 @@ class _Reader:
             return earlier
         if base in ("call", "async"):
             self.beside += start
-            found = self._run(self._called(i, "to_apply", "calls", "called_computation")[0], before, tasks)
+            found = self._run(
+                hlo_kernels.called(self.module, i, "to_apply", "calls", "called_computation")[0], before, tasks
+            )
             self.beside -= start
             return _all(found) | earlier if start else found
         if base == "while":
             return self._while(i, add, earlier)
         if base == "conditional":
-            names = self._called(i, "branch_computations", "true_computation", "false_computation")
+            names = hlo_kernels.called(self.module, i, "branch_computations", "true_computation", "false_computation")
             blocks = tuple(self.block(branch) for branch in names)
             self.note("of the branches of a conditional, the slowest counts")
             return add(Loop("cond", blocks, 1, self.module.site(i))) if any(b.tasks for b in blocks) else earlier
         if start and base != "copy":
-            if base not in hlo_kernels.KNOWN:
-                raise StepError(f"{self.module.where(i)} is not modelled")
             i = self._started(name, i, base)
         kernel = self.kernels.kernel(name, i)
         if kernel and self.times is not None:
             kernel = self._timed(kernel, i.name)
         return add(kernel) if kernel else earlier
-
-    def _called(self, i: Instruction, *names: str) -> list[str]:
-        return hlo_kernels.called(self.module, i, *names)
 
     def _started(self, name: str, i: Instruction, base: str) -> Instruction:
         """The operation that a start begins. The result of a start holds operands, results and scalars of its own."""
@@ -172,7 +165,7 @@ class _Reader:
 
     def _while(self, i: Instruction, add: Callable[..., frozenset[int]], earlier: frozenset[int]) -> frozenset[int]:
         """Iterations of the condition and the body, and the condition that ends the loop."""
-        condition, body = (self.block(self._called(i, key)[0]) for key in ("condition", "body"))
+        condition, body = (self.block(hlo_kernels.called(self.module, i, key)[0]) for key in ("condition", "body"))
         if not condition.tasks and not body.tasks:
             return earlier
         site = self.module.site(i)
@@ -193,7 +186,7 @@ class _Reader:
     def _collective(self, name: str, i: Instruction, base: str, start: bool) -> list[Exchange]:
         op = _OPS[base]
         if base == "all-reduce" and "to_apply" in i.attributes:
-            op = _REDUCTIONS.get(self.module.root(self._called(i, "to_apply")[0]).opcode, op)
+            op = _REDUCTIONS.get(self.module.root(hlo_kernels.called(self.module, i, "to_apply")[0]).opcode, op)
         in_place = base == "collective-permute" and "slice_sizes" in i.attributes
         operands = i.operands[:1] if base == "ragged-all-to-all" or in_place else i.operands
         shapes = [shape for operand in operands for shape in self.shapes[name][operand]]
@@ -201,12 +194,11 @@ class _Reader:
             self.note(hlo_kernels.PROMOTED)
             shapes = [dataclasses.replace(shape, type="bf16") if shape.type == "f32" else shape for shape in shapes]
         try:
+            groups = perm = None
             if base == "collective-permute":
                 axes, perm = self._pairs(i.attributes.get("source_target_pairs", ""))
-                groups = None
             else:
                 axes, groups = self._groups(i, base)
-                perm = None
         except ValueError as error:
             raise StepError(f"{self.module.where(i)}: {error}") from None
         if not start and not self.pairs:
@@ -217,12 +209,11 @@ class _Reader:
             dtype, count = ("uint8", math.ceil(shape.bytes)) if packed else (shape.dtype, shape.size)
             counts[dtype] = counts.get(dtype, 0) + count
         self.note("collectives take the time of jaxcomm's plan")
+        site, asynchronous = self.module.site(i), start or not self.pairs
         return [
-            Exchange(
-                op, axes, groups, count, dtype, None, None, perm, 0, start or not self.pairs, self.module.site(i)
-            )
+            Exchange(op, axes, count, dtype, site, asynchronous, groups=groups, perm=perm)
             for dtype, count in counts.items()
-        ]  # fmt: skip
+        ]
 
     def _groups(self, i: Instruction, base: str) -> tuple[tuple[str, ...], Any]:
         """Mesh axes that give the groups; else all axes and the groups."""
@@ -289,7 +280,6 @@ def of_text(
     cluster: Cluster,
     mesh: Any = None,
     while_trips: int = 1,
-    fidelity: str = "folded",
     profiled: str | None = None,
     file: str = "HLO",
 ) -> Step:
@@ -303,7 +293,6 @@ def of_text(
       cluster: the cluster; device d of the program is its rank d.
       mesh: names of axes for the output, an AbstractMesh or sizes by axis; the product is the number of devices.
       while_trips: iterations of a while loop whose length the text does not give.
-      fidelity: as in ``step``.
       profiled: trace of ``jax.profiler`` (``*.trace.json.gz``) of this program. Kernels take their measured times,
         collectives those of the cluster. The trace is that of one step or of several, on any number of devices.
       file: name for messages.
@@ -326,4 +315,4 @@ def of_text(
         raise StepError(f"{profiled}: no event is an instruction of {file}; profile the same compiled program")
     if not any(True for _ in block.exchanges()):
         raise StepError(f"{file}: the program has no collective; expected compiled.as_text() of several devices")
-    return predict.of_block(block, sizes, cluster=cluster, fidelity=fidelity, notes=reader.notes)
+    return predict.of_block(block, Costs(cluster, sizes), reader.notes)

@@ -10,21 +10,6 @@ from jaxcomm.simulate.step.hlo_text import Instruction, Module, Shape
 from jaxcomm.simulate.step.tasks import Kernel, StepError
 
 _SLICES = ("slice", "dynamic-slice", "gather")
-# Opcodes of kernels. XLA has more, which get a note.
-KNOWN = {
-    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan2", "atanh", "batch-norm-grad",
-    "batch-norm-inference", "batch-norm-training", "broadcast", "cbrt", "ceil", "cholesky", "clamp", "clz",
-    "compare", "complex", "concatenate", "convert", "convolution", "copy", "copy-start", "cos", "cosh",
-    "cosine", "count-leading-zeros", "custom-call", "divide", "dot", "dynamic-reshape", "dynamic-slice",
-    "dynamic-update-slice", "erf", "exponential", "exponential-minus-one", "fft", "floor", "fusion", "gather",
-    "imag", "is-finite", "log", "log-plus-one", "logistic", "map", "maximum", "minimum", "multiply", "negate",
-    "not", "or", "pad", "popcnt", "popcount", "power", "ragged-dot", "real", "reduce", "reduce-precision",
-    "reduce-window", "remainder", "reverse", "rng", "rng-bit-generator", "round-nearest-afz",
-    "round-nearest-even", "rsqrt", "scaled-dot", "scan", "scatter", "select", "select-and-scatter",
-    "set-dimension-size", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sin", "sine",
-    "sinh", "slice", "sort", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "topk", "transpose",
-    "triangular-solve", "xor",
-}  # fmt: skip
 
 
 def dims(instruction: Instruction, name: str) -> list[int]:
@@ -74,8 +59,6 @@ class Kernels:
         site = self.module.site(i)
         if i.opcode == "custom-call":
             return self._custom(i, operands, site)
-        if i.opcode not in KNOWN:
-            self.note(f"the operation {i.opcode} is not known; it has the bytes of its arrays")
         narrow = [self._before(name, operand) or self.shapes[name][operand] for operand in i.operands]
         if i.opcode == "fusion":
             inside = called(self.module, i, "calls")[0]

@@ -63,16 +63,16 @@ _EVEN_EXPERTS = "experts get equally many tokens, and every choice of a token is
 _LOCAL = ("axis_index", "pvary", "pcast", "core_pmap")
 
 
-def _inner(params: Mapping[str, Any]) -> Any:
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            return params[key]
-    return None
-
-
 def _open(jaxpr: Any) -> Any:
     """A Jaxpr, also of a ClosedJaxpr."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _arguments(params: Mapping[str, Any], groups: Any) -> dict[str, Any]:
+    """Fields of an Exchange that the parameters of a primitive give."""
+    rows = {"groups": groups, "perm": params.get("perm")}
+    made = {key: None if value is None else tuple(tuple(map(int, row)) for row in value) for key, value in rows.items()}
+    return made | {"source": int(params.get("source", 0))}
 
 
 class Reader:
@@ -81,11 +81,10 @@ class Reader:
     Attributes:
       meshes: names and sizes of the axes of each shard_map, and its site.
       notes: assumptions that the program made necessary.
-      on_cpus: whether it runs on CPUs, where some calls take other exchanges.
     """
 
-    def __init__(self, while_trips: int, on_cpus: bool = False):
-        self.while_trips, self.on_cpus = while_trips, on_cpus
+    def __init__(self, while_trips: int):
+        self.while_trips = while_trips
         self.meshes: list[tuple[dict[str, int], str]] = []
         self.notes: dict[str, int] = {}
         self._depth = 0  # of shard_map
@@ -114,9 +113,9 @@ class Reader:
 
         for eqn in jaxpr.eqns:
             name, ins = eqn.primitive.name, [value(v) for v in eqn.invars]
-            inner = _inner(eqn.params) if name in _CALLS else None
-            if inner is not None:
-                inner = _open(inner)
+            keys = [key for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params and name in _CALLS]
+            if keys:
+                inner = _open(eqn.params[keys[0]])
                 if name == "shard_map":
                     self._enter(eqn)
                 ins = ins[len(ins) - len(inner.invars) :]
@@ -130,7 +129,7 @@ class Reader:
                     self._depth -= 1
             else:
                 results = [_Value(v.aval) for v in eqn.outvars]
-                if self._depth == 0 and roofline.costs(name):
+                if self._depth == 0 and name not in roofline.FREE:
                     self.note(
                         "computation outside of shard_map counts in full on every device; its sharding is not known"
                     )
@@ -279,7 +278,7 @@ class _Builder:
         if equation.name == "transpose":  # layouts of operands of products are free
             own = users.get(id(equation.outs[0]), [])
             return bool(own) and all(u.name == "dot_general" for u in own)
-        return not roofline.costs(equation.name)
+        return equation.name in roofline.FREE
 
     def _anchor(self, equation: _Equation) -> list[Kernel | Exchange | Loop] | None:
         """The work of an equation that is not fused with others; None for others."""
@@ -325,8 +324,7 @@ class _Builder:
         estimate = params.get("cost_estimate")
         if getattr(estimate, "remote_bytes_transferred", 0) or roofline.exchanges(params["jaxpr"]):
             raise StepError(f"step: {what} exchanges data with other devices, which is not modelled")
-        types = roofline.product_types(params["jaxpr"])
-        dtype = types[0] if types else ""
+        dtype = roofline.product_type(params["jaxpr"])
         if estimate is not None:
             self.reader.note("a pallas_call has the work of its cost_estimate")
             return Kernel("pallas_call", float(estimate.flops), float(estimate.bytes_accessed), dtype, equation.site)
@@ -345,28 +343,15 @@ class _Builder:
         name, params = equation.name, equation.params
         over = params.get("axes", params.get("axis_name"))
         axes = tuple(a for a in (over if isinstance(over, tuple) else (over,)) if isinstance(a, str))
-        groups = params.get("axis_index_groups")
         ins = equation.ins[:1] if name == "ragged_all_to_all" else equation.ins
         by_type: dict[str, int] = {}
         for value in ins:
             dtype = str(value.aval.dtype)
             by_type[dtype] = by_type.get(dtype, 0) + math.prod(value.aval.shape)
         self.reader.note("collectives of jax.lax take the time of jaxcomm's plan, asynchronously")
-        perm = params.get("perm")
+        given = _arguments(params, params.get("axis_index_groups"))
         return [
-            Exchange(
-                _LAX[name],
-                axes,
-                None if groups is None else tuple(tuple(int(i) for i in g) for g in groups),
-                count,
-                dtype,
-                None,
-                None,
-                None if perm is None else tuple((int(s), int(d)) for s, d in perm),
-                int(params.get("source", 0)),
-                True,
-                equation.site,
-            )
+            Exchange(_LAX[name], axes, count, dtype, equation.site, asynchronous=True, **given)
             for dtype, count in by_type.items()
             if axes
         ]
@@ -380,13 +365,11 @@ class _Builder:
             size = sum(roofline.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
             return [Kernel(name, 0.0, size, "int32", params["call"].site)]
         if name == "moe_one_shot":
-            call, cpus = params["call"], self.reader.on_cpus
-            exchanges = roofline.one_shot(equation, cpus)
-            if len(exchanges) > 1:
-                self.reader.note(_EVEN_EXPERTS)
+            call = params["call"]
+            self.reader.note(_EVEN_EXPERTS)
             return [
-                Exchange(op, tuple(call.axes), None, size, "uint8", None, call.max_sms, None, 0, False, call.site)
-                for op, size in exchanges
+                Exchange(op, tuple(call.axes), size, "uint8", call.site, asynchronous=False, max_sms=call.max_sms)
+                for op, size in roofline.one_shot(equation)
             ]
         call = params["call"] if "call" in params else getattr(params.get("spec"), "call", None)
         if call is None or name not in _OWN:
@@ -396,7 +379,7 @@ class _Builder:
         count, flops, dtype = math.prod(x.shape), 0.0, str(x.dtype)
         algorithm, max_sms = getattr(call, "algorithm", None), getattr(call, "max_sms", None)
         asynchronous = getattr(call, "asynchronous", False)
-        if asynchronous and not self.reader.on_cpus:
+        if asynchronous:
             max_sms = min(max_sms or plan.ASYNCHRONOUS_CHANNELS, plan.ASYNCHRONOUS_CHANNELS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note(_EVEN_EXPERTS)
@@ -414,19 +397,7 @@ class _Builder:
         if algorithm in ("xla", "xla_hierarchical"):
             self.reader.note(f"algorithm {algorithm} takes the time of jaxcomm's plan")
             algorithm = None
-        perm = params.get("perm")
-        made = Exchange(
-            op,
-            tuple(call.axes),
-            None if call.groups is None else tuple(tuple(int(i) for i in g) for g in call.groups),
-            count,
-            dtype,
-            algorithm,
-            max_sms,
-            None if perm is None else tuple((int(s), int(d)) for s, d in perm),
-            int(params.get("source", 0)),
-            asynchronous,
-            call.site,
-        )
+        given = {"algorithm": algorithm, "max_sms": max_sms, **_arguments(params, call.groups)}
+        made = Exchange(op, tuple(call.axes), count, dtype, call.site, asynchronous, **given)
         size = sum(roofline.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
         return [made, *([Kernel(name, flops, size, str(np.dtype(x.dtype)), call.site)] if flops else [])]

@@ -1,6 +1,5 @@
 """step(): the time of a training or inference step on a cluster, from its jaxpr."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,17 +50,16 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
 
 
 def _table(timeline: Timeline, costs: Costs) -> tuple[Collective, ...]:
-    rows: dict[tuple[Any, ...], Collective] = {}
+    rows: dict[Exchange, Collective] = {}
     for run, times in timeline.leaves():
         work = run.task.work
         found = costs.simulated(work) if isinstance(work, Exchange) else None
         if found is None or not isinstance(work, Exchange):
             continue
-        key = dataclasses.replace(work)
-        before = rows.get((key,))
+        before = rows.get(work)
         count, exposed_s = times + (before.count if before else 0), times * run.exposed_s
         exposed_s += before.exposed_s if before else 0.0
-        rows[(key,)] = Collective(
+        rows[work] = Collective(
             work.site, work.op, work.axes, found.ranks, found.bytes, count, found.time_s or 0.0, exposed_s, found
         )
     return tuple(sorted(rows.values(), key=lambda c: (-c.exposed_s, -c.total_s)))
@@ -97,7 +95,6 @@ def step(
     mesh: Any,
     cluster: Cluster,
     while_trips: int = 1,
-    fidelity: str = "folded",
     skew: Skew | Sequence[float] | None = None,
     seed: int = 0,
     symmetric_buffers: bool = False,
@@ -115,7 +112,6 @@ def step(
       mesh: the mesh of the shard_map, an AbstractMesh, or a dict of sizes by axis.
       cluster: the cluster; its file has ``device.flops_bf16``.
       while_trips: iterations of a while loop, which a jaxpr does not know.
-      fidelity: "folded" or "full", as in ``collective``.
       skew: arrivals of the ranks at each collective: a distribution, or seconds by rank of the mesh.
       seed: of the arrivals that are drawn from a distribution.
       symmetric_buffers: as in ``collective``.
@@ -129,20 +125,14 @@ def step(
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
     given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
-    reader = Reader(while_trips, cluster.scope is not None)
+    reader = Reader(while_trips)
     block = _trace(step_fn, args, mesh, reader)
-    costs = Costs(cluster, axes_of(mesh), fidelity, given, seed, symmetric_buffers)
-    return _of_block(block, costs, reader.notes)
+    costs = Costs(cluster, axes_of(mesh), given, seed, symmetric_buffers)
+    return of_block(block, costs, reader.notes)
 
 
-def of_block(
-    block: Block, mesh: Any, *, cluster: Cluster, fidelity: str = "folded", notes: dict[str, int] | None = None
-) -> Step:
+def of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
     """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
-    return _of_block(block, Costs(cluster, axes_of(mesh), fidelity), notes or {})
-
-
-def _of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
     notes = dict(notes)

@@ -4,13 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxcomm._core import plan
-
 # No work, or part of the code of whatever uses the result.
-_FREE = {
+FREE = {
     "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "axis_index", "jaxcomm_done",
     "broadcast_in_dim", "iota", "sharding_constraint", "mesh_cast", "reshard", "optimization_barrier",
     "bitcast_convert_type", "random_wrap", "random_unwrap", "name", "symbolic_zeros", "create_token", "split",
@@ -20,11 +17,6 @@ _PARTS = ("slice", "dynamic_slice", "gather", "rev")
 # Changes its first operand in place.
 _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2, "scatter-max": 2,
             "scatter-min": 2, "scatter-mul": 2, "scatter_mul": 2}  # fmt: skip
-
-
-def costs(name: str) -> bool:
-    """Whether a primitive takes time."""
-    return name not in _FREE
 
 
 def bytes_of(aval: Any) -> float:
@@ -105,21 +97,13 @@ def collective_matmul(name: str, equation: Any) -> float:
     return float(2 * sum(sizes) * x.shape[-1])
 
 
-def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
-    """Exchanges of a route_and_dispatch, with the bytes of a rank.
+def one_shot(equation: Any) -> list[tuple[str, int]]:
+    """Exchanges of a route_and_dispatch, with the bytes of a rank: counts, and each choice of a row.
 
-    On CPUs, few ids and rows are gathered; else counts are gathered, and each choice of a row is sent. The exchange of
-    GPUs in one kernel is predicted as if it were these two.
+    The exchange in one kernel is predicted as if it were these two.
     """
     ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
-    call = equation.params["call"]
-    tokens, choices = ids.shape
-    sizes = (1, tokens, choices, call.num_experts, int(rows) // max(tokens, 1))
-    scope = plan.Placement("process" if jax.process_count() == 1 else "node")
-    named, able = equation.params["named"], plan.Capabilities("cpu")
-    if on_cpus and plan.resolve_route_and_dispatch(*sizes, named, scope, able) == "messages":
-        return [("all_gather", int(bytes_of(ids) + rows))]
-    counts = call.num_experts + 1
+    counts = equation.params["call"].num_experts + 1
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 
@@ -146,9 +130,9 @@ def exchanges(jaxpr: Any) -> bool:
     return any(eqn.primitive.name in ("get_barrier_semaphore", "semaphore_signal") for eqn in _equations(jaxpr))
 
 
-def product_types(jaxpr: Any) -> list[str]:
-    """Element types of the left operands of all products."""
-    return [str(eqn.invars[0].aval.dtype) for eqn in _equations(jaxpr) if eqn.primitive.name == "dot_general"]
+def product_type(jaxpr: Any) -> str:
+    """Element type of the left operand of the first product; "" without products."""
+    return next((str(e.invars[0].aval.dtype) for e in _equations(jaxpr) if e.primitive.name == "dot_general"), "")
 
 
 def products_in(jaxpr: Any, while_trips: int) -> float:

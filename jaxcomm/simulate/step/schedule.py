@@ -17,14 +17,13 @@ Duration = Callable[[Kernel | Exchange], float]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One task, or one loop with the run of its block. `index` is the position of the task in its block."""
+    """One task, or one loop with the run of its block."""
 
     task: Task
     start_s: float
     end_s: float
     exposed_s: float = 0.0  # collective: without computation at the same time
     inside: "Timeline | None" = None  # loop: one iteration of its slowest block
-    index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def execute(block: Block, duration: Duration) -> Timeline:
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     alone = exposed(tasks, starts, ends)
     order = sorted(range(len(tasks)), key=lambda i: (starts[i], i))
-    runs = tuple(Run(tasks[i], starts[i], ends[i], alone[i], inner.get(i), i) for i in order)
+    runs = tuple(Run(tasks[i], starts[i], ends[i], alone[i], inner.get(i)) for i in order)
 
     compute = communication = hidden = 0.0
     path: list[float] = []

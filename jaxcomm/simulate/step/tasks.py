@@ -37,23 +37,23 @@ class Exchange:
       op: public name.
       axes, groups: mesh axes, outermost first, and axis_index_groups or None.
       count, dtype: elements of the operand of one rank, and their type.
+      site: call site.
+      asynchronous: whether computation may run at the same time.
       algorithm, max_sms: as in the op.
       perm, source: of a permute and of a broadcast.
-      asynchronous: whether computation may run at the same time.
-      site: call site.
     """
 
     op: str
     axes: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...] | None
     count: int
     dtype: str
-    algorithm: str | None
-    max_sms: int | None
-    perm: tuple[tuple[int, int], ...] | None
-    source: int
-    asynchronous: bool
     site: str
+    asynchronous: bool
+    groups: tuple[tuple[int, ...], ...] | None = None
+    algorithm: str | None = None
+    max_sms: int | None = None
+    perm: tuple[tuple[int, int], ...] | None = None
+    source: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
