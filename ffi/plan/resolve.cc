@@ -94,7 +94,14 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   const bool named = spec.algorithm == kHierarchical;
   const std::string choices = std::to_string(shapes.choices) + " choices of a rank, " + std::to_string(spec.choices) +
                               " per token, and " + std::to_string(spec.num_experts) + " experts";
-  if (!FitsRowKernels(shapes.choices, spec.choices, spec.num_experts, !one_node)) {
+  // By default, the kernels must take the call and its gradient, which moves a row per choice. A program that names
+  // them, or that runs already, needs those of the call: combine has no marks.
+  int64_t marked = shapes.choices;
+  if (named || placement.found) {
+    const bool dispatches = spec.collective == Collective::kDispatch && spec.row_count > 0;
+    marked = dispatches ? shapes.input_count / spec.row_count : 0;
+  }
+  if (!FitsRowKernels(marked, spec.choices, spec.num_experts, !one_node)) {
     const std::string why =
         choices + " exceed the shared memory of jaxcomm's kernels" + (one_node ? "" : " between nodes");
     if (named || placement.found) return InvalidArgumentError(why + kPassXla);

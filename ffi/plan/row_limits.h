@@ -49,7 +49,7 @@ JAXCOMM_LIMIT int64_t RailSharedBytes(int64_t num_rows, int64_t num_experts, int
 // node, and the kernels between nodes if `between_nodes`. So do those of the gradient, which moves a row per choice.
 constexpr bool FitsRowKernels(int64_t choices, int64_t choices_per_token, int64_t num_experts, bool between_nodes) {
   return RowSharedBytes(num_experts, choices_per_token, kRowThreads) <= kMaxSharedBytes &&
-         (!between_nodes || RailSharedBytes(choices, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);
+         (!between_nodes || RailSharedBytes(marked, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);
 }
 
 // route_and_dispatch in one exchange of LL messages: sizes of a call on each rank.

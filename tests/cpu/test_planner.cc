@@ -102,7 +102,10 @@ TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
     ++made;
     const std::vector<Plan> plans = BuildAll(*expected->plan, expected->request);
     CHECK((*program)->plans.size() == plans.size());
-    for (size_t r = 0; r < plans.size(); ++r) CHECK(Same((*program)->plans[r], plans[r]));
+    for (size_t r = 0; r < plans.size(); ++r) {
+      if (!Same((*program)->plans[r], plans[r])) std::fprintf(stderr, "%s %s n %d scope %d\n", traits.name, expected->algorithm.c_str(), (int)n, (int)resources.scope);
+      CHECK(Same((*program)->plans[r], plans[r]));
+    }
   }
   CHECK(made > 1500);
 }
