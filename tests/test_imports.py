@@ -30,7 +30,7 @@ LAZY = {
     "bench/startup": "measures the start of programs, also of one without jaxcomm",
 }
 MOST_ROOMS = 25
-TOO_MANY = {"ffi/plan", "jaxcomm/simulate"}  # folders still to be split
+TOO_MANY = {"jaxcomm/simulate"}  # folders still to be split
 
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -1,7 +1,6 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

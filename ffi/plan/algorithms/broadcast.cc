@@ -1,7 +1,6 @@
 // Plans of broadcast: every rank ends with the root's block.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

@@ -2,7 +2,6 @@
 // is the same on all ranks, so the results are equal bit for bit.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,7 +1,6 @@
 // Plans of all_to_all: block j of rank r goes to block r of rank j.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

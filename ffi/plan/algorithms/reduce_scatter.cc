@@ -1,7 +1,6 @@
 // Plans of reduce_scatter: rank r ends with the sum of block r of all ranks.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
