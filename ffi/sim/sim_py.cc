@@ -71,9 +71,6 @@ void BindClusters(nb::module_& m) {
       .def_rw("faults", &Cluster::faults)
       .def_rw("slow_ranks", &Cluster::slow_ranks)
       .def_rw("start_s", &Cluster::start_s);
-  m.def(
-      "cluster_of", [](const Machine& machine, const Request& request) { return ClusterOf(machine, request.geometry); },
-      "machine"_a, "request"_a, "The levels that the cost model sees for a request.");
   m.def("machine_of", &MachineOf, "cluster"_a, "num_ranks"_a, "The parameters of the cost model for a cluster.");
 }
 
@@ -89,8 +86,7 @@ void BindSim(nb::module_& m) {
   nb::class_<LinkLoad>(m, "LinkLoad")
       .def_ro("name", &LinkLoad::name)
       .def_ro("bytes", &LinkLoad::bytes)
-      .def_ro("capacity", &LinkLoad::capacity)
-      .def_ro("total_bytes", &LinkLoad::total_bytes);
+      .def_ro("capacity", &LinkLoad::capacity);
   nb::class_<TimelineEntry>(m, "TimelineEntry")
       .def_ro("rank", &TimelineEntry::rank)
       .def_ro("ranks", &TimelineEntry::ranks)
