@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plan/algorithms.h"
-#include "plan/plan_py.h"
 #include "plan/channels.h"
+#include "plan/plan_py.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 
