@@ -106,20 +106,12 @@ void BindNetwork(nb::module_& m) {
       nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
 }
 
-Scope ScopeOf(const std::string& name) {
-  constexpr const char* kNames[kNumScopes] = {"process", "node", "network"};
-  for (int i = 0; i < kNumScopes; ++i) {
-    if (name == kNames[i]) return static_cast<Scope>(i);
-  }
-  throw nb::value_error(("scope must be process, node or network, got \"" + name + "\"").c_str());
-}
-
 void BindCostParams(nb::module_& m) {
   m.def(
       "set_cost_params",
       [](const std::string& scope, const Machine& machine) {
         CostParams cost_params = CostParams::Current();
-        cost_params.machines[static_cast<size_t>(ScopeOf(scope))] = machine;
+        cost_params.machines[static_cast<size_t>(EnumOf<Scope>(kScopeNames, "scope", scope))] = machine;
         CostParams::Set(cost_params);
       },
       nb::arg("scope"), nb::arg("machine"), "Sets the machine model of a scope for all programs made from now on.");
@@ -189,7 +181,8 @@ NB_MODULE(_core, m) {
   plan.def(
       "machine_of",
       [](const std::string& scope, int64_t num_ranks, int64_t ranks_per_node) {
-        return MachineOf(CostParams::Current(), {ScopeOf(scope), NumProcessors()}, num_ranks, ranks_per_node);
+        return MachineOf(CostParams::Current(), {EnumOf<Scope>(kScopeNames, "scope", scope), NumProcessors()},
+                         num_ranks, ranks_per_node);
       },
       nb::arg("scope"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
       "The machine model of a group. scope: process, node or network.");

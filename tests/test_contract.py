@@ -35,8 +35,8 @@ def test_the_list_is_complete():
 
 @pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)
 def test_every_collective_has_its_native_layers(enumerator, name, handler):
-    assert f"Table<Collective::{enumerator}>" in read(f"ffi/plan/{name}.cc")
-    assert f"ffi/plan/{name}.cc" in read("CMakeLists.txt")
+    assert f"Table<Collective::{enumerator}>" in read(f"ffi/plan/algorithms/{name}.cc")
+    assert f"ffi/plan/algorithms/{name}.cc" in read("CMakeLists.txt")
     file = "one_operand" if f"({handler})" in read("ffi/handlers/one_operand.cc") else name
     assert handler in read(f"ffi/handlers/{file}.cc") and f"ffi/handlers/{file}.cc" in read("CMakeLists.txt")
     assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}

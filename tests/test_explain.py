@@ -269,7 +269,7 @@ def test_time_that_computations_do_not_hide():
 
 def test_a_started_transfer_uses_the_channels_of_the_asynchronous_lane():
     """On CPUs, the plan and the time are those of the synchronous op."""
-    header = pathlib.Path(__file__).parents[1] / "ffi/cuda/program/launch_limits.h"
+    header = pathlib.Path(__file__).parents[1] / "ffi/plan/channels.h"
     channels = int(re.search(r"kAsynchronousChannels = (\d+)", header.read_text())[1])
     x = jax.ShapeDtypeStruct((1 << 24,), "float32")
     for start in _request.STARTS:

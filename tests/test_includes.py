@@ -15,7 +15,7 @@ CUDA = [
     "cuda/xla",
     "cuda",
 ]
-CPU = ["common", "plan", "sim", "transport", "cpu", "handlers"]
+CPU = ["common", "plan", "plan/algorithms", "sim", "transport", "cpu", "handlers"]
 MAY_INCLUDE = {
     "include/jaxcomm": set(),  # installed: it stands alone
     **{folder: set(CPU[:i]) for i, folder in enumerate(CPU)},

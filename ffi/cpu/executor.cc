@@ -114,36 +114,23 @@ Execution::Advance Execution::RunRank(int32_t rank) {
   const Plan& plan = program_->plans[rank];
   const size_t begin = state.next_step;
   bool blocked = false;
-  while (state.next_step < plan.steps.size()) {
+  while (!blocked && state.next_step < plan.steps.size()) {
+    const Step& step = plan.steps[state.next_step];
+    size_t num_run = 1;
     if (cancelled_.load(std::memory_order_relaxed)) {
       blocked = true;
-      break;
-    }
-    const Step& step = plan.steps[state.next_step];
-    if (step.kind == StepKind::kWait) {
+    } else if (step.kind == StepKind::kWait) {
       uint32_t& count = waits_[static_cast<size_t>(rank) * num_ranks_ + step.peer];
       // Acquires the peer's writes. Sequentially consistent because of num_advances_, see Work().
-      if (signals_[rank][step.peer].load() <= count) {
-        blocked = true;
-        break;
-      }
-      ++count;
+      blocked = signals_[rank][step.peer].load() <= count;
+      if (!blocked) ++count;
     } else if (program_->tokens.choices > 0 && step.count > 0) {
-      size_t num_run = 0;
       const int32_t pid = RowLists(*program_, buffers_, slices_).Run(plan, state.next_step, &num_run);
-      if (!Read(pid == 0, pid)) {
-        cancelled_.store(true);
-        blocked = true;
-        break;
-      }
-      state.next_step += num_run;
-      continue;
-    } else if (!RunStep(plan, step)) {
-      cancelled_.store(true);
-      blocked = true;
-      break;
+      blocked = !Read(pid == 0, pid);
+    } else {
+      blocked = !RunStep(plan, step);
     }
-    ++state.next_step;
+    if (!blocked) state.next_step += num_run;
   }
   const bool advanced = state.next_step > begin;
   if (!blocked) {
@@ -175,7 +162,10 @@ View Execution::ViewOf(const Place& place) const {
 }
 
 bool Execution::Read(bool readable, int32_t pid) {
-  if (!readable) unreadable_pid_.store(pid);
+  if (!readable) {
+    unreadable_pid_.store(pid);
+    cancelled_.store(true);
+  }
   return readable;
 }
 

@@ -13,25 +13,6 @@ constexpr int64_t kForeignBytes = 4 << 20;
 
 }  // namespace
 
-void RowReader::Add(int32_t pid, char* to, const char* from, int64_t bytes) {
-  reads_[pid].push_back({to, from, bytes});
-}
-
-bool RowReader::Flush() {
-  for (auto& [pid, reads] : reads_) {
-    if (!reads.empty() && !Read(pid, reads)) return false;
-  }
-  return true;
-}
-
-bool RowReader::Read(int32_t pid, std::vector<RemoteRead>& reads) {
-  std::sort(reads.begin(), reads.end(), [](const RemoteRead& a, const RemoteRead& b) { return a.from < b.from; });
-  const bool read = ReadFromProcess(pid, reads.data(), static_cast<int>(reads.size()));
-  reads.clear();
-  if (!read) unreadable_pid_ = pid;
-  return read;
-}
-
 TokenSums::TokenSums(const Program& program, int32_t num_nodes, int32_t own_node)
     : program_(program), tokens_(program.tokens), num_nodes_(num_nodes), own_node_(own_node) {
   if (own_node_ >= 0) part_.resize(static_cast<size_t>(tokens_.row_bytes / int64_t{sizeof(double)} + 1));
@@ -54,18 +35,31 @@ void TokenSums::AddRow(const char* row, int32_t pid, const char* weight) {
   }
   char* const copy = foreign_.get() + num_foreign_++ * tokens_.row_bytes;
   rows_.push_back(copy);
-  reader_.Add(pid, copy, row, tokens_.row_bytes);
+  reads_[pid].push_back({copy, row, tokens_.row_bytes});
 }
 
 bool TokenSums::EndToken(char* y) {
   ended_.push_back({y, begin_, static_cast<int32_t>(rows_.size())});
   begin_ = static_cast<int32_t>(rows_.size());
-  if (num_foreign_ > 0 && num_foreign_ + tokens_.choices <= max_foreign_) return reader_.unreadable_pid() == 0;
+  if (num_foreign_ > 0 && num_foreign_ + tokens_.choices <= max_foreign_) return true;
   return Flush();
 }
 
+bool TokenSums::ReadForeign() {
+  for (auto& [pid, reads] : reads_) {
+    if (reads.empty()) continue;
+    std::sort(reads.begin(), reads.end(), [](const RemoteRead& a, const RemoteRead& b) { return a.from < b.from; });
+    if (!ReadFromProcess(pid, reads.data(), static_cast<int>(reads.size()))) {
+      unreadable_pid_ = pid;
+      return false;
+    }
+    reads.clear();
+  }
+  return true;
+}
+
 bool TokenSums::Flush() {
-  if (!reader_.Flush() || reader_.unreadable_pid() != 0) return false;
+  if (!ReadForeign()) return false;
   const int32_t* ends = ends_.data();
   for (const Token& token : ended_) {
     Sum(token, ends);

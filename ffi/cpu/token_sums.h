@@ -12,21 +12,6 @@
 
 namespace jaxcomm {
 
-// Reads rows of other processes, many at a time.
-class RowReader {
- public:
-  void Add(int32_t pid, char* to, const char* from, int64_t bytes);
-  // Reads the rows that were added. Returns false if the memory of a process could not be read.
-  bool Flush();
-  // The process whose memory could not be read, or 0.
-  int32_t unreadable_pid() const { return unreadable_pid_; }
-
- private:
-  bool Read(int32_t pid, std::vector<RemoteRead>& reads);
-  std::map<int32_t, std::vector<RemoteRead>> reads_;  // by process
-  int32_t unreadable_pid_ = 0;
-};
-
 class TokenSums {
  public:
   // num_nodes: the number of nodes whose rows are kept apart. own_node: every other node has at most one row for a
@@ -36,16 +21,19 @@ class TokenSums {
   // The next row of the current token. weight: null for a sum of another node and in combines without weights.
   void AddRow(const char* row, int32_t pid, const char* weight);
   void EndNode() { ends_.push_back(static_cast<int32_t>(rows_.size()) - begin_); }
-  // y = the sum of the token's rows, at the latest in Flush(). Returns false as RowReader does.
+  // y = the sum of the token's rows, at the latest in Flush(). Returns false if the memory of a process could not be
+  // read.
   bool EndToken(char* y);
   bool Flush();
-  int32_t unreadable_pid() const { return reader_.unreadable_pid(); }
+  // The process whose memory could not be read, or 0.
+  int32_t unreadable_pid() const { return unreadable_pid_; }
 
  private:
   struct Token {
     char* y;
     int32_t begin, end;  // rows
   };
+  bool ReadForeign();
   void Sum(const Token& token, const int32_t* ends);
   void Add(void* y, const void* const* rows, const char* weights, const int32_t* ends, int num_nodes, int num_rows);
 
@@ -61,7 +49,8 @@ class TokenSums {
   int32_t begin_ = 0;
   std::vector<double> part_;  // storage of the sum of the own node
   std::vector<const void*> parts_;
-  RowReader reader_;
+  std::map<int32_t, std::vector<RemoteRead>> reads_;  // by process
+  int32_t unreadable_pid_ = 0;
 };
 
 }  // namespace jaxcomm

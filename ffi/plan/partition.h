@@ -71,6 +71,11 @@ inline int32_t TreeParent(int32_t v) { return v & (v - 1); }
 // Whether sizes, root and permutation are valid for the geometry. No algorithm supports an ill-formed request.
 bool WellFormed(const Request& request);
 
+// Values of Algorithm::source for several rows.
+inline constexpr char kThakur[] = "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521";
+inline constexpr char kTraeff[] = "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373";
+inline constexpr char kNcclLl[] = "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)";
+
 // Values of Algorithm::supports.
 extern const Support kAnyGeometry;
 extern const Support kOneAddressSpace;

@@ -34,7 +34,6 @@ using namespace nb::literals;
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
 constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
-constexpr const char* kReaches[] = {"process", "node", "network"};
 constexpr const char* kElements[] = {"array", "slices", "tokens"};
 constexpr const char* kBlocks[] = {"none", "one", "per_rank"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
@@ -155,8 +154,7 @@ void BindData(nb::module_& m) {
       .def_prop_rw(
           "space", [](const Place& place) { return kSpaces[static_cast<int>(place.space)]; },
           [](Place& place, const std::string& name) { place.space = EnumOf<Space>(kSpaces, "space", name); })
-      .def_rw("offset", &Place::offset)
-      .def("__repr__", [](const Place& place) { return Show(place); });
+      .def_rw("offset", &Place::offset);
   nb::class_<Step>(m, "Step")
       .def(nb::init<>())
       .def(nb::init<const Step&>())
@@ -206,14 +204,13 @@ void BindData(nb::module_& m) {
       .def_rw("block_count", &Request::block_count)
       .def_rw("chunk_count", &Request::chunk_count)
       .def_rw("staged_count", &Request::staged_count)
-      .def_rw("fragmented", &Request::fragmented)
       .def_rw("root", &Request::root)
       .def_rw("source_of", &Request::source_of);
   m.def(
       "cpu_request",
       [](const std::string& collective, const std::string& scope, int64_t num_ranks, int64_t ranks_per_node,
          int64_t block_count, int32_t root, std::vector<int32_t> source_of) {
-        const Geometry geometry = CpuGeometry(EnumOf<Scope>(kReaches, "scope", scope), num_ranks, ranks_per_node);
+        const Geometry geometry = CpuGeometry(EnumOf<Scope>(kScopeNames, "scope", scope), num_ranks, ranks_per_node);
         return RequestOf(collective, geometry, block_count, root, std::move(source_of));
       },
       "collective"_a, "scope"_a, "num_ranks"_a, "ranks_per_node"_a, "block_count"_a = 0, "root"_a = 0,

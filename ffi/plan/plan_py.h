@@ -20,11 +20,14 @@ T Checked(StatusOr<T> made) {
 // The value of a name. Raises ValueError if there is none.
 template <typename Enum, size_t size>
 Enum EnumOf(const char* const (&names)[size], const char* what, const std::string& name) {
+  std::string expected;
   for (size_t i = 0; i < size; ++i) {
     if (name == names[i]) return static_cast<Enum>(i);
+    expected += (i > 0 ? ", " : "") + std::string(names[i]);
   }
-  throw nanobind::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
+  throw nanobind::value_error((std::string(what) + ": got \"" + name + "\", expected one of " + expected).c_str());
 }
+constexpr const char* kScopeNames[] = {"process", "node", "network"};  // of Scope
 Collective CollectiveOf(const std::string& name);
 
 void BindPlan(nanobind::module_& m);

@@ -45,9 +45,9 @@ JAXCOMM_LIMIT int64_t RailSharedBytes(int64_t num_rows, int64_t num_experts, int
          RailMarkWords(num_rows) * static_cast<int64_t>(sizeof(uint64_t) + sizeof(int32_t));
 }
 
-// Whether the kernels take a routing of `choices` choices of a rank, `choices_per_token` each: the kernel inside a
-// node, and the kernels between nodes if `between_nodes`. So do those of the gradient, which moves a row per choice.
-constexpr bool FitsRowKernels(int64_t choices, int64_t choices_per_token, int64_t num_experts, bool between_nodes) {
+// Whether the kernels take calls with `marked` rows of a dispatch: the kernel inside a node, and those between nodes
+// too if `between_nodes`.
+constexpr bool FitsRowKernels(int64_t marked, int64_t choices_per_token, int64_t num_experts, bool between_nodes) {
   return RowSharedBytes(num_experts, choices_per_token, kRowThreads) <= kMaxSharedBytes &&
          (!between_nodes || RailSharedBytes(marked, num_experts, choices_per_token, kRailThreads) <= kMaxSharedBytes);
 }

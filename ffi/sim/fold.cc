@@ -65,17 +65,7 @@ int64_t Fold::Multiplicity(int32_t rank) const {
 
 Fold::Counter Fold::CounterOf(int32_t src, int32_t dst) const {
   if (!representative_.empty()) return {src, dst};
-  // RepresentativeOf(src) and Image(src, dst), which have the digits of src in common.
-  int64_t from_image = src, to_image = dst;
-  for (size_t i = 0; i < symmetries_.size(); ++i) {
-    if (symmetries_[i] == Symmetry::kNone) continue;
-    const int64_t size = topology_->digits()[i], stride = topology_->strides()[i];
-    const int64_t from = src / stride % size, to = dst / stride % size;
-    const int64_t digit = symmetries_[i] == Symmetry::kXor ? from ^ to : to - from + (to < from ? size : 0);
-    from_image -= from * stride;
-    to_image += (digit - to) * stride;
-  }
-  return {static_cast<int32_t>(from_image), static_cast<int32_t>(to_image)};
+  return {Image(src, src), Image(src, dst)};
 }
 
 std::vector<Fold::Counter> Fold::Targets(int32_t rank, int64_t step, int32_t peer) const {

@@ -1,18 +1,23 @@
-// A mixing function for hashes.
+// Hashes of the simulator, and a hash table.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
+
+#include "common/hash.h"
 
 namespace jaxcomm {
 
-inline uint64_t Mix(uint64_t x) {  // splitmix64, Steele, Lea, Flood, OOPSLA 2014
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
+inline uint64_t Mix(uint64_t x) { return Mix(x, 0); }
+
+// The bits of a number, to be hashed.
+inline uint64_t Bits(double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
 
 // A hash table of positions in a vector that its user keeps. Open addressing with 8 bytes per slot.

@@ -20,17 +20,11 @@ int64_t Rates::Remaining(const Transfer& transfer) {
   return transfer.rate < kUnlimited ? std::llround(transfer.bytes / transfer.rate * 1e12) : 0;
 }
 
-const ClassUse* Rates::Uses(const Transfer& transfer) const {
-  return workload_.uses.data() + workload_.routes[static_cast<size_t>(transfer.route)].first;
+const TransferRoute& Rates::RouteOf(const Transfer& transfer) const {
+  return workload_.routes[static_cast<size_t>(transfer.route)];
 }
 
-int32_t Rates::NumUses(const Transfer& transfer) const {
-  return workload_.routes[static_cast<size_t>(transfer.route)].count;
-}
-
-double Rates::Limit(const Transfer& transfer) const {
-  return workload_.routes[static_cast<size_t>(transfer.route)].limit;
-}
+const ClassUse* Rates::Uses(const Transfer& transfer) const { return workload_.uses.data() + RouteOf(transfer).first; }
 
 void Rates::Start(int32_t slot, int32_t route, double bytes, int64_t now_ps) {
   Transfer& transfer = transfers_[static_cast<size_t>(slot)];
@@ -39,13 +33,13 @@ void Rates::Start(int32_t slot, int32_t route, double bytes, int64_t now_ps) {
   transfer.rate = 0;
   transfer.since_ps = now_ps;
   const ClassUse* uses = Uses(transfer);
-  const int32_t count = NumUses(transfer);
+  const int32_t count = RouteOf(transfer).count;
   transfer.position.resize(static_cast<size_t>(count));
   for (int32_t i = 0; i < count; ++i) {
     Link& link = links_[static_cast<size_t>(uses[i].link)];
     transfer.position[static_cast<size_t>(i)] = static_cast<int32_t>(link.users.size());
     link.users.push_back({slot, i});
-    link.demand += uses[i].weight * Limit(transfer);
+    link.demand += uses[i].weight * RouteOf(transfer).limit;
   }
   dirty_.push_back(slot);
 }
@@ -53,7 +47,7 @@ void Rates::Start(int32_t slot, int32_t route, double bytes, int64_t now_ps) {
 void Rates::Finish(int32_t slot) {
   Transfer& transfer = transfers_[static_cast<size_t>(slot)];
   const ClassUse* uses = Uses(transfer);
-  for (int32_t i = 0; i < NumUses(transfer); ++i) {
+  for (int32_t i = 0; i < RouteOf(transfer).count; ++i) {
     Link& link = links_[static_cast<size_t>(uses[i].link)];
     const bool was_tight = Tight(link);
     const auto at = static_cast<size_t>(transfer.position[static_cast<size_t>(i)]);
@@ -63,7 +57,7 @@ void Rates::Finish(int32_t slot) {
       const auto [moved, use] = link.users[at];
       transfers_[static_cast<size_t>(moved)].position[static_cast<size_t>(use)] = static_cast<int32_t>(at);
     }
-    link.demand = link.users.empty() ? 0 : link.demand - uses[i].weight * Limit(transfer);
+    link.demand = link.users.empty() ? 0 : link.demand - uses[i].weight * RouteOf(transfer).limit;
     if (!was_tight) continue;
     for (const auto& [user, use] : link.users) dirty_.push_back(user);
   }
@@ -87,7 +81,7 @@ bool Rates::Collect(int32_t slot, int64_t now_ps) {
   for (size_t next = 0; next < part_.size(); ++next) {
     const Transfer& transfer = transfers_[static_cast<size_t>(part_[next])];
     const ClassUse* uses = Uses(transfer);
-    for (int32_t i = 0; i < NumUses(transfer); ++i) {
+    for (int32_t i = 0; i < RouteOf(transfer).count; ++i) {
       Link& link = links_[static_cast<size_t>(uses[i].link)];
       if (link.visit == visit_ || !Tight(link)) continue;
       link.visit = visit_;
@@ -101,7 +95,7 @@ bool Rates::Collect(int32_t slot, int64_t now_ps) {
   for (int32_t index : part_) {
     const Transfer& transfer = transfers_[static_cast<size_t>(index)];
     const ClassUse* uses = Uses(transfer);
-    for (int32_t i = 0; i < NumUses(transfer); ++i) {
+    for (int32_t i = 0; i < RouteOf(transfer).count; ++i) {
       Link& link = links_[static_cast<size_t>(uses[i].link)];
       if (link.visit != visit_) continue;
       link.weight += uses[i].weight;
@@ -118,12 +112,12 @@ void Rates::Fill() {
     if (tight_.empty()) {  // a single transfer
       for (int32_t slot : rising) {
         Transfer& transfer = transfers_[static_cast<size_t>(slot)];
-        transfer.new_rate = Limit(transfer);
+        transfer.new_rate = RouteOf(transfer).limit;
       }
       return;
     }
     double level = kUnlimited;
-    for (int32_t slot : rising) level = std::min(level, Limit(transfers_[static_cast<size_t>(slot)]));
+    for (int32_t slot : rising) level = std::min(level, RouteOf(transfers_[static_cast<size_t>(slot)]).limit);
     for (int32_t index : tight_) {
       const Link& link = links_[static_cast<size_t>(index)];
       if (link.weight > 0) level = std::min(level, std::max(link.free, 0.0) / link.weight);
@@ -132,9 +126,9 @@ void Rates::Fill() {
     // All decisions use the state before this level.
     std::vector<int32_t> stopped;
     const auto stops = [&](const Transfer& transfer) {
-      if (Limit(transfer) <= reached) return true;
+      if (RouteOf(transfer).limit <= reached) return true;
       const ClassUse* uses = Uses(transfer);
-      for (int32_t i = 0; i < NumUses(transfer); ++i) {
+      for (int32_t i = 0; i < RouteOf(transfer).count; ++i) {
         const Link& link = links_[static_cast<size_t>(uses[i].link)];
         if (link.visit == visit_ && link.free <= reached * link.weight) return true;
       }
@@ -149,7 +143,7 @@ void Rates::Fill() {
       Transfer& transfer = transfers_[static_cast<size_t>(slot)];
       transfer.new_rate = level;
       const ClassUse* uses = Uses(transfer);
-      for (int32_t i = 0; i < NumUses(transfer); ++i) {
+      for (int32_t i = 0; i < RouteOf(transfer).count; ++i) {
         Link& link = links_[static_cast<size_t>(uses[i].link)];
         if (link.visit != visit_) continue;
         link.free -= uses[i].weight * level;

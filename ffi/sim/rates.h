@@ -60,9 +60,8 @@ class Rates {
   // Whether the link can limit its transfers.
   static bool Tight(const Link& link) { return link.demand > link.capacity * (1 + 1e-9); }
   static int64_t Remaining(const Transfer& transfer);
+  const TransferRoute& RouteOf(const Transfer& transfer) const;
   const ClassUse* Uses(const Transfer& transfer) const;
-  int32_t NumUses(const Transfer& transfer) const;
-  double Limit(const Transfer& transfer) const;
   // The transfers that `slot` is connected with: part_, and the links that connect them: tight_. False if the slot is
   // empty or belongs to an earlier part of this update.
   bool Collect(int32_t slot, int64_t now_ps);

@@ -1,7 +1,6 @@
 // Colour refinement of the plans of all ranks. Source: Berkholz, Bonsma, Grohe, Theory of Computing Systems 60, 2017,
 // doi 10.1007/s00224-016-9686-0 (the coarsest equitable partition; colours here are hashes).
 #include <algorithm>
-#include <cstring>
 #include <unordered_set>
 
 #include "sim/fold.h"
@@ -47,11 +46,7 @@ std::vector<LinkId> SharedLinks(const Topology& topology, int32_t rank) {
 // What faults change at a rank: its speed, its start, and the bandwidths of its links.
 uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkId>& shared) {
   uint64_t hash = 0;
-  const auto add = [&](double value) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    hash = Mix(hash ^ bits);
-  };
+  const auto add = [&](double value) { hash = Mix(hash ^ Bits(value)); };
   add(topology.Slow(rank));
   add(topology.StartS(rank));
   const auto levels = static_cast<uint8_t>(std::min<size_t>(topology.cluster().levels.size(), 2));

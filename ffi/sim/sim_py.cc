@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plan/algorithms.h"
-#include "plan/plan_py.h"
 #include "plan/channels.h"
+#include "plan/plan_py.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 
@@ -24,14 +24,6 @@ using namespace nb::literals;
 constexpr const char* kLevelKinds[] = {"switch", "mesh", "torus", "rails", "fat_tree", "dragonfly"};
 constexpr const char* kFidelities[] = {"folded", "full"};
 
-template <typename Enum, size_t size>
-Enum ValueOf(const char* const (&names)[size], const char* what, const std::string& name) {
-  for (size_t i = 0; i < size; ++i) {
-    if (name == names[i]) return static_cast<Enum>(i);
-  }
-  throw nb::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
-}
-
 using Row = std::tuple<double, double, double>;  // overhead_s, bytes_per_s, latency_s
 
 void BindClusters(nb::module_& m) {
@@ -41,7 +33,7 @@ void BindClusters(nb::module_& m) {
           [](Level* self, const std::string& name, const std::string& kind, int64_t ranks) {
             new (self) Level();
             self->name = name;
-            self->kind = ValueOf<LevelKind>(kLevelKinds, "kind", kind);
+            self->kind = EnumOf<LevelKind>(kLevelKinds, "kind", kind);
             self->ranks = ranks;
           },
           "name"_a, "kind"_a, "ranks"_a)
@@ -79,9 +71,6 @@ void BindClusters(nb::module_& m) {
       .def_rw("faults", &Cluster::faults)
       .def_rw("slow_ranks", &Cluster::slow_ranks)
       .def_rw("start_s", &Cluster::start_s);
-  m.def(
-      "cluster_of", [](const Machine& machine, const Request& request) { return ClusterOf(machine, request.geometry); },
-      "machine"_a, "request"_a, "The levels that the cost model sees for a request.");
   m.def("machine_of", &MachineOf, "cluster"_a, "num_ranks"_a, "The parameters of the cost model for a cluster.");
 }
 
@@ -97,8 +86,7 @@ void BindSim(nb::module_& m) {
   nb::class_<LinkLoad>(m, "LinkLoad")
       .def_ro("name", &LinkLoad::name)
       .def_ro("bytes", &LinkLoad::bytes)
-      .def_ro("capacity", &LinkLoad::capacity)
-      .def_ro("total_bytes", &LinkLoad::total_bytes);
+      .def_ro("capacity", &LinkLoad::capacity);
   nb::class_<TimelineEntry>(m, "TimelineEntry")
       .def_ro("rank", &TimelineEntry::rank)
       .def_ro("ranks", &TimelineEntry::ranks)
@@ -128,7 +116,7 @@ void BindSim(nb::module_& m) {
          const std::string& fidelity, int64_t max_steps, int64_t max_entries) {
         const Algorithm* found = FindAlgorithm(request.collective, algorithm.c_str());
         if (found == nullptr) throw nb::value_error(("algorithm: got \"" + algorithm + "\"").c_str());
-        const auto level = ValueOf<Fidelity>(kFidelities, "fidelity", fidelity);
+        const auto level = EnumOf<Fidelity>(kFidelities, "fidelity", fidelity);
         return Checked(Simulate(*found, request, item_bytes, cluster, level, max_steps, max_entries));
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "cluster"_a, "fidelity"_a = "folded",

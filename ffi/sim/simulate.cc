@@ -103,9 +103,6 @@ constexpr int kMaxFailures = 4;
 // Ranks of the smallest ring from which others follow.
 constexpr int64_t kFewRanks = 8;
 
-StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
-                                 Fidelity fidelity, int64_t max_steps, int64_t max_entries);
-
 // Rings of this many groups of the level below the highest one, with the pieces of `request`.
 Request RingOf(Request request, int64_t groups, int64_t group_size) {
   const int64_t n = request.geometry.num_ranks(), ranks = groups * group_size;
@@ -146,7 +143,7 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
   const int64_t groups = n / size, least = std::max<int64_t>(2, CeilDiv(kFewRanks, size));
   if (groups < 2 * (least + kMaxFailures + 2)) return std::nullopt;  // longer than those that are simulated here
   const auto simulate = [&](int64_t count) {
-    return SimulateAll(algorithm, RingOf(request, count, size), item_bytes, cluster, Fidelity::kFolded, max_steps, 0);
+    return Simulate(algorithm, RingOf(request, count, size), item_bytes, cluster, Fidelity::kFolded, max_steps);
   };
   std::vector<Simulation> found;  // of `least` groups, and one more each
   int64_t num_ops = 0;
@@ -196,8 +193,10 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
   return std::nullopt;
 }
 
-StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
-                                 Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
+}  // namespace
+
+StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
+                              Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
   if (!algorithm.supports(request)) {
     return InvalidArgumentError(std::string("algorithm \"") + algorithm.name + "\" needs " +
                                 algorithm.supports.requirement);
@@ -261,13 +260,6 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
   simulation.timeline = TimelineOf(topology, workload, ranks, result->slices);
   SetBusiest(&simulation);
   return simulation;
-}
-
-}  // namespace
-
-StatusOr<Simulation> Simulate(const Algorithm& algorithm, const Request& request, double item_bytes,
-                              const Cluster& cluster, Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
-  return SimulateAll(algorithm, request, item_bytes, cluster, fidelity, max_steps, max_entries);
 }
 
 }  // namespace jaxcomm

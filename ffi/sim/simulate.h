@@ -56,9 +56,9 @@ struct Simulation {
 
 // `request` is for one channel. All channels move equal slices at once, so `item_bytes` counts all of them together.
 // Folding rounds blocks up to equal pieces where the plan divides them, and extends rings of few groups to long ones,
-// unless a timeline is wanted. Fails if more than `max_steps` steps would have
-// to be simulated. The timeline has at most `max_entries` entries.
-StatusOr<Simulation> Simulate(const Algorithm& algorithm, const Request& request, double item_bytes,
-                              const Cluster& cluster, Fidelity fidelity, int64_t max_steps, int64_t max_entries = 0);
+// unless a timeline is wanted. Fails if more than `max_steps` steps would have to be simulated. The timeline has at
+// most `max_entries` entries.
+StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
+                              Fidelity fidelity, int64_t max_steps, int64_t max_entries = 0);
 
 }  // namespace jaxcomm

@@ -14,43 +14,24 @@ int64_t Hops(int64_t a, int64_t b, int64_t size) {
 
 constexpr int64_t kMaxRanks = 1 << 26;
 
+struct LinkWriter {
+  std::vector<LinkUse>* uses;
+
+  void Use(LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) const {
+    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
+  }
+  // Out of one rank's link into a switch, and into another's.
+  void Cross(size_t level, int32_t from, int32_t to) const {
+    Use(LinkType::kOut, level, from);
+    Use(LinkType::kIn, level, to);
+  }
+};
+
 uint64_t ShareKey(LinkType type, int32_t level, int32_t owner) {
   return static_cast<uint64_t>(type) << 40 | static_cast<uint64_t>(level) << 32 | static_cast<uint32_t>(owner);
 }
 
 }  // namespace
-
-Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
-  const LinkModel& node = machine.links[static_cast<size_t>(Link::kNode)];
-  const LinkModel& network = machine.links[static_cast<size_t>(Link::kNetwork)];
-  Cluster cluster;
-  cluster.self = machine.links[static_cast<size_t>(Link::kSelf)];
-  cluster.launch_s = machine.launch_s;
-  cluster.sync_overhead_s = machine.sync_overhead_s;
-  cluster.ranks_per_processor = machine.ranks_per_processor;
-  cluster.together_bytes = static_cast<double>(machine.together_bytes);
-  cluster.arena = machine.arena;
-  Level inner;
-  inner.name = "node";
-  inner.ranks = geometry.ranks_per_node;
-  inner.bytes_per_s = kUnlimited;
-  inner.flow_bytes_per_s = node.bytes_per_s;
-  inner.overhead_s = node.overhead_s;
-  inner.latency_s = node.latency_s;
-  cluster.levels.push_back(inner);
-  if (geometry.num_nodes == 1) return cluster;
-  Level outer;
-  outer.name = "network";
-  outer.kind = LevelKind::kFatTree;
-  outer.ranks = geometry.num_ranks();
-  outer.shared = machine.shared_network && !geometry.all_addressable;
-  outer.bytes_per_s = outer.shared ? network.bytes_per_s : kUnlimited;
-  outer.flow_bytes_per_s = network.bytes_per_s;
-  outer.overhead_s = network.overhead_s;
-  outer.latency_s = network.latency_s;
-  cluster.levels.push_back(outer);
-  return cluster;
-}
 
 Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   Machine machine;
@@ -288,17 +269,11 @@ void Topology::RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses
 
 void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
   const std::vector<Level>& levels = cluster_.levels;
-  const auto use = [&](LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) {
-    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
-  };
-  const auto cross = [&](size_t level, int32_t from, int32_t to) {
-    use(LinkType::kOut, level, from);
-    use(LinkType::kIn, level, to);
-  };
+  const LinkWriter links{uses};
   if (CommonLevel(src, dst) == 0) {
     if (levels[0].kind == LevelKind::kTorus) return RouteInTorus(src, dst, uses);
-    if (levels[0].kind == LevelKind::kMesh) return use(LinkType::kPair, 0, src, dst);
-    return cross(0, src, dst);
+    if (levels[0].kind == LevelKind::kMesh) return links.Use(LinkType::kPair, 0, src, dst);
+    return links.Cross(0, src, dst);
   }
   const auto [first, last] = Relays(src, dst);
   if (first != src) Route(src, first, uses);
@@ -308,32 +283,26 @@ void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const
 
 void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
   const std::vector<Level>& levels = cluster_.levels;
-  const auto use = [&](LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) {
-    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
-  };
-  const auto cross = [&](size_t level, int32_t from, int32_t to) {
-    use(LinkType::kOut, level, from);
-    use(LinkType::kIn, level, to);
-  };
+  const LinkWriter links{uses};
   const auto local_ranks = static_cast<int32_t>(levels[0].ranks);
   if (Rails() && levels.size() == 2 && src % local_ranks != dst % local_ranks) {
     // Without a level above, no switch joins two rails: the data changes rails inside the sender's domain.
     const int32_t relay = src / local_ranks * local_ranks + dst % local_ranks;
-    cross(0, src, relay);
-    return cross(1, relay, dst);
+    links.Cross(0, src, relay);
+    return links.Cross(1, relay, dst);
   }
   const auto adapter = [&](int32_t rank) { return levels[1].shared ? rank / local_ranks * local_ranks : rank; };
-  cross(1, adapter(src), adapter(dst));
+  links.Cross(1, adapter(src), adapter(dst));
   for (size_t i = 2; i < levels.size(); ++i) {
     const auto level = static_cast<int32_t>(i);
     if (!Crosses(src, dst, level)) continue;
-    use(LinkType::kUp, i, Below(src, level));
-    use(LinkType::kDown, i, Below(dst, level));
+    links.Use(LinkType::kUp, i, Below(src, level));
+    links.Use(LinkType::kDown, i, Below(dst, level));
     if (levels[i].kind != LevelKind::kDragonfly || CommonLevel(src, dst) != level) continue;
     if (levels[i].valiant) {
-      use(LinkType::kFabric, i, static_cast<int32_t>(Group(src, level) * levels[i].ranks), 0, 2);
+      links.Use(LinkType::kFabric, i, static_cast<int32_t>(Group(src, level) * levels[i].ranks), 0, 2);
     } else {
-      use(LinkType::kGroups, i, Below(src, level), Below(dst, level));
+      links.Use(LinkType::kGroups, i, Below(src, level), Below(dst, level));
     }
   }
 }

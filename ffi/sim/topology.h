@@ -76,8 +76,6 @@ struct Cluster {
   std::vector<double> start_s;  // when each rank arrives; empty: all at 0
 };
 
-// The levels that the cost model sees: a domain without contention and a network.
-Cluster ClusterOf(const Machine& machine, const Geometry& geometry);
 // The parameters of the cost model: figures of level 0 and of the highest level that `num_ranks` ranks use.
 Machine MachineOf(const Cluster& cluster, int64_t num_ranks);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -18,12 +17,6 @@ constexpr size_t kMaxCounterRows = 64;
 int64_t Picoseconds(double time_s) { return std::llround(time_s * 1e12); }
 
 uint64_t Pair(int32_t a, int32_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); }
-
-uint64_t Bits(double value) {
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 
 // Different for different links: ranks have 26 bits (Topology::Make).
 uint64_t Key(const LinkId& link) {
@@ -374,13 +367,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
   }
   op.queued = figures.queued;
   op.overhead_ps = Picoseconds(figures.overhead_s);
-  program->ops.push_back({TransferOp(op), 0});
-}
-
-int32_t WorkloadBuilder::TransferOp(const Op& op) {
-  if (last_transfer_op_ >= 0 && op == last_transfer_) return last_transfer_op_;
-  last_transfer_ = op;
-  return last_transfer_op_ = OpOf(op);
+  Append(op, program);
 }
 
 void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {

@@ -109,14 +109,12 @@ class WorkloadBuilder {
   int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
-  void Append(const Op& op, RankOps* program, int32_t counter = 0) { program->ops.push_back({OpOf(op), counter}); }
+  void Append(const Op& op, RankOps* program) { program->ops.push_back({OpOf(op), 0}); }
   int32_t CounterOf(const Fold::Counter& counter);
   // ProgramOp::counter of a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
   // What determines the route between a rank and a peer: both numbers, or less.
   uint64_t RouteKey(int32_t rank, int32_t src, int32_t dst) const;
-  // The op of a transfer; repeated ones are found without a search.
-  int32_t TransferOp(const Op& op);
   // Whether the data step runs at once with its neighbours if they are short too.
   bool IsShort(const Step& step) const;
   // The order in which the steps of a plan run.
@@ -174,8 +172,6 @@ class WorkloadBuilder {
   std::vector<std::optional<PeerFigures>> by_crossed_;  // by_role_: figures follow from the crossed levels
   PeerFigures other_figures_;
   int32_t wait_op_ = -1;
-  Op last_transfer_;
-  int32_t last_transfer_op_ = -1;
   // The operands of the last reduction on each level, which others of this rank repeat.
   struct Operands {
     int32_t level = 0;

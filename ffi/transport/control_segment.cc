@@ -24,21 +24,11 @@ long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* 
 
 }  // namespace
 
-int ControlSegment::Find(uint64_t key) const {
+int ControlSegment::SlotWith(uint64_t value, uint64_t key) const {
   for (int probe = 0; probe < kProbes; ++probe) {
     const int first = FirstSlot(key, probe);
     for (int way = 0; way < kWays; ++way) {
-      if (keys[first + way].load() == key) return first + way;
-    }
-  }
-  return -1;
-}
-
-int ControlSegment::Reserve(uint64_t key) const {
-  for (int probe = 0; probe < kProbes; ++probe) {
-    const int first = FirstSlot(key, probe);
-    for (int way = 0; way < kWays; ++way) {
-      if (keys[first + way].load(std::memory_order_relaxed) == 0) return first + way;
+      if (keys[first + way].load() == value) return first + way;
     }
   }
   return -1;

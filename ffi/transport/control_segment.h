@@ -66,10 +66,12 @@ struct ControlSegment {
   std::atomic<uint32_t> num_failures{0};
   Failure failures[kNumFailures];  // the most recent ones
 
+  // The first of the slots for `key` whose entry in `keys` is `value`, or -1.
+  int SlotWith(uint64_t value, uint64_t key) const;
   // The slot of a call, or -1.
-  int Find(uint64_t key) const;
+  int Find(uint64_t key) const { return SlotWith(key, key); }
   // For the owner, one thread at a time: a free slot for the key, or -1. Publish makes it visible to others.
-  int Reserve(uint64_t key) const;
+  int Reserve(uint64_t key) const { return SlotWith(0, key); }
   void Publish(int slot, uint64_t key) { keys[slot].store(key); }
   void Free(int slot) { keys[slot].store(0); }
   void Retire(int slot) { keys[slot].store(kRetired); }

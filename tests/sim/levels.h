@@ -31,4 +31,37 @@ inline Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double b
   return level;
 }
 
+// The levels that the cost model sees: a domain without contention and a network.
+inline Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
+  const LinkModel& node = machine.links[static_cast<size_t>(Link::kNode)];
+  const LinkModel& network = machine.links[static_cast<size_t>(Link::kNetwork)];
+  Cluster cluster;
+  cluster.self = machine.links[static_cast<size_t>(Link::kSelf)];
+  cluster.launch_s = machine.launch_s;
+  cluster.sync_overhead_s = machine.sync_overhead_s;
+  cluster.ranks_per_processor = machine.ranks_per_processor;
+  cluster.together_bytes = static_cast<double>(machine.together_bytes);
+  cluster.arena = machine.arena;
+  Level inner;
+  inner.name = "node";
+  inner.ranks = geometry.ranks_per_node;
+  inner.bytes_per_s = kUnlimited;
+  inner.flow_bytes_per_s = node.bytes_per_s;
+  inner.overhead_s = node.overhead_s;
+  inner.latency_s = node.latency_s;
+  cluster.levels.push_back(inner);
+  if (geometry.num_nodes == 1) return cluster;
+  Level outer;
+  outer.name = "network";
+  outer.kind = LevelKind::kFatTree;
+  outer.ranks = geometry.num_ranks();
+  outer.shared = machine.shared_network && !geometry.all_addressable;
+  outer.bytes_per_s = outer.shared ? network.bytes_per_s : kUnlimited;
+  outer.flow_bytes_per_s = network.bytes_per_s;
+  outer.overhead_s = network.overhead_s;
+  outer.latency_s = network.latency_s;
+  cluster.levels.push_back(outer);
+  return cluster;
+}
+
 }  // namespace jaxcomm

@@ -1,5 +1,5 @@
-// combine between nodes of GPUs: the plan "hierarchical" of plan/combine.cc, over GIN. The source rank of a token is
-// the rank that dispatched it. It gets either one sum per token and node, or the rows of all choices.
+// combine between nodes of GPUs: the plan "hierarchical" of plan/algorithms/combine.cc, over GIN. The source rank of a
+// token is the rank that dispatched it. It gets either one sum per token and node, or the rows of all choices.
 //
 // A rank serves one source node per turn, its own node last. In the turn of node a, the ranks of this node write the
 // rows of its tokens to the arenas of their own node: those of tokens of rank (a, l) to local rank l. Local rank l puts

@@ -1,5 +1,5 @@
-// dispatch between nodes of GPUs: the plan "hierarchical" of plan/dispatch.cc, over GIN, whose lists of rows are read
-// from device memory.
+// dispatch between nodes of GPUs: the plan "hierarchical" of plan/algorithms/dispatch.cc, over GIN, whose lists of rows
+// are read from device memory.
 //
 // 1. A rank packs, for each node, the rows that the node needs, once per token. Before them go the positions of these
 //    rows, one per choice. It puts both to its rail peer of the node by one message per channel, and signals.

@@ -1,5 +1,5 @@
-// dispatch and combine inside a node: the plans "direct" of plan/dispatch.cc and plan/combine.cc, whose lists of rows
-// are read from device memory.
+// dispatch and combine inside a node: the plans "direct" of dispatch.cc and combine.cc in plan/algorithms, whose lists
+// of rows are read from device memory.
 //
 // A channel moves the same piece of every row, so thread blocks of a rank never wait for each other. Every rank has the
 // table of slices, so every rank knows where each row lies at both ends.

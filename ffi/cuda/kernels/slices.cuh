@@ -1,4 +1,5 @@
-// all_to_all_v inside a node: the plan "direct" of plan/all_to_all_v.cc, whose slices are read from device memory.
+// all_to_all_v inside a node: the plan "direct" of plan/algorithms/all_to_all_v.cc, whose slices are read from device
+// memory.
 //
 // Every rank has the table of slices, so both ends of a slice know where its rows lie. Bytes pass through an arena,
 // whose stripes are distributed over the channels (kStripeBytes), so one long slice per peer occupies all thread

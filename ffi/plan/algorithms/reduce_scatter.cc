@@ -1,7 +1,6 @@
 // Plans of reduce_scatter: rank r ends with the sum of block r of all ranks.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -150,12 +149,10 @@ const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
   static const std::vector<Algorithm> table = {
       {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (first half of two-shot)",
        kOneAddressSpace, DirectReduceScatter},
-      {"recursive_halving", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       kPowerOfTwoRanks, RecursiveHalvingReduceScatter},
+      {"recursive_halving", kThakur, kPowerOfTwoRanks, RecursiveHalvingReduceScatter},
       {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingReduceScatter},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalReduceScatter},
-      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectReduceScatter,
-       Protocol::kLl},
+      {"hierarchical", kTraeff, kSeveralNodes, HierarchicalReduceScatter},
+      {"ll", kNcclLl, kOneAddressSpace, DirectReduceScatter, Protocol::kLl},
       {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", kOneNodeWithMultimem,
        DirectReduceScatter, Protocol::kMultimem},
   };

@@ -2,7 +2,6 @@
 // is the same on all ranks, so the results are equal bit for bit.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -362,17 +361,14 @@ const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
       {"one_shot", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot)", kOneAddressSpace,
        OneShotAllReduce},
       {"rabenseifner", "Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1", kAnyGeometry, RabenseifnerAllReduce},
-      {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       kAnyGeometry, RecursiveDoublingAllReduce},
+      {"recursive_doubling", kThakur, kAnyGeometry, RecursiveDoublingAllReduce},
       {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingAllReduce},
       {"tree", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206", kAnyGeometry,
        TreeAllReduce},
       {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", kSeveralNodes,
        HierarchicalAllReduce},
-      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, OneShotAllReduce,
-       Protocol::kLl},
-      {"ll_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllReduce,
-       Protocol::kLlTwoShot},
+      {"ll", kNcclLl, kOneAddressSpace, OneShotAllReduce, Protocol::kLl},
+      {"ll_two_shot", kNcclLl, kOneAddressSpace, DirectAllReduce, Protocol::kLlTwoShot},
       {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", kOneNodeWithMultimem, DirectAllReduce,
        Protocol::kMultimem},
   };

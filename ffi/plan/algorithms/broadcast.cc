@@ -1,7 +1,6 @@
 // Plans of broadcast: every rank ends with the root's block.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -174,14 +173,12 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kBroadcast>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       DirectBroadcast},
+      {"direct", kThakur, kAnyGeometry, DirectBroadcast},
       {"scatter_all_gather", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206",
        kOneAddressSpace, ScatterAllGatherBroadcast},
-      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       TreeBroadcast},
+      {"tree", kThakur, kAnyGeometry, TreeBroadcast},
       {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", kAnyGeometry, RingBroadcast},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalBroadcast},
+      {"hierarchical", kTraeff, kSeveralNodes, HierarchicalBroadcast},
   };
   return table;
 }

@@ -1,7 +1,6 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -162,15 +161,12 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllGather>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       DirectAllGather},
-      {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       kPowerOfTwoRanks, RecursiveDoublingAllGather},
+      {"direct", kThakur, kAnyGeometry, DirectAllGather},
+      {"recursive_doubling", kThakur, kPowerOfTwoRanks, RecursiveDoublingAllGather},
       {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", kAnyGeometry, BruckAllGather},
-      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       RingAllGather},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalAllGather},
-      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllGather, Protocol::kLl},
+      {"ring", kThakur, kAnyGeometry, RingAllGather},
+      {"hierarchical", kTraeff, kSeveralNodes, HierarchicalAllGather},
+      {"ll", kNcclLl, kOneAddressSpace, DirectAllGather, Protocol::kLl},
       {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", kOneNodeWithMultimem, DirectAllGather,
        Protocol::kMultimem},
   };

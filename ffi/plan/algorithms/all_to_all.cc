@@ -1,7 +1,6 @@
 // Plans of all_to_all: block j of rank r goes to block r of rank j.
 #include "plan/builder.h"
 #include "plan/partition.h"
-#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -151,15 +150,13 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllToAll>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       DirectAllToAll},
-      {"pairwise", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
-       PairwiseAllToAll},
+      {"direct", kThakur, kAnyGeometry, DirectAllToAll},
+      {"pairwise", kThakur, kAnyGeometry, PairwiseAllToAll},
       {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", kAnyGeometry, BruckAllToAll},
       {"hierarchical",
        "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", kSeveralNodes,
        HierarchicalAllToAll},
-      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllToAll, Protocol::kLl},
+      {"ll", kNcclLl, kOneAddressSpace, DirectAllToAll, Protocol::kLl},
   };
   return table;
 }

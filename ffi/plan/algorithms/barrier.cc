@@ -75,7 +75,7 @@ const std::vector<Algorithm>& Table<Collective::kBarrier>() {
       {"dissemination", "Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320", kAnyGeometry,
        DisseminationBarrier},
       {"tree", "Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729", kAnyGeometry, TreeBarrier},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalBarrier},
+      {"hierarchical", kTraeff, kSeveralNodes, HierarchicalBarrier},
   };
   return table;
 }
