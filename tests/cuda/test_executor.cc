@@ -282,7 +282,7 @@ void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_re
   PrepareDevice();
   uint64_t seed = FirstSeed();
   std::mt19937_64 random(seed);
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
   const Collective collectives[] = {
 #include "../../ffi/collectives.def"
   };

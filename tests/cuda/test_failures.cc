@@ -24,7 +24,7 @@ bool Same(const device::Report& a, const device::Report& b) {
 }
 
 std::vector<Collective> AllCollectives() {
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
   return {
 #include "../../ffi/collectives.def"
   };

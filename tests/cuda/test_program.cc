@@ -138,7 +138,7 @@ void CheckOrder(const Plan& plan, const RankProgram& program) {
 
 TEST_CASE("moves that run at once are independent, and no wait passes a signal") {
   int num_groups = 0;
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
   for (const Collective collective : {
 #include "../../ffi/collectives.def"
        }) {

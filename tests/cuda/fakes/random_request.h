@@ -9,7 +9,7 @@
 namespace jaxcomm {
 
 inline constexpr Collective kCollectives[] = {
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
 #include "../../../ffi/collectives.def"
 #undef JAXCOMM_COLLECTIVE
 };
