@@ -29,20 +29,20 @@ def read(path):
 
 
 def test_the_list_is_complete():
+    """Every row is built, its functions are public, and every public collective has a row."""
     rows = _core.plan.collectives()
     assert [name for _, name, _ in ROWS] == [row.name for row in rows]
     for function in (function for row in rows for function in row.functions):
         assert callable(operator.attrgetter(function)(jaxcomm)), function
+    of_ops = {name for name in jaxcomm.__all__ if getattr(jaxcomm, name).__module__.startswith("jaxcomm.ops.")}
+    assert of_ops == {function for row in rows for function in row.functions if "." not in function}
 
 
-@pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)
-def test_every_collective_has_its_native_layers(enumerator, name, handler):
+@pytest.mark.parametrize(("enumerator", "name"), [row[:2] for row in ROWS])
+def test_every_collective_has_its_native_layers(enumerator, name):
     assert f"Table<Collective::{enumerator}>" in read(f"ffi/plan/{name}.cc")
-    assert f"ffi/plan/{name}.cc" in read("CMakeLists.txt")
-    file = "one_operand" if f"({handler})" in read("ffi/handlers/one_operand.cc") else name
-    assert handler in read(f"ffi/handlers/{file}.cc") and f"ffi/handlers/{file}.cc" in read("CMakeLists.txt")
     assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}
-    assert name in read("docs/reference/algorithms.md")
+    assert f"## `{name}`" in read("docs/reference/algorithms.md")
     assert _core.plan.algorithms(name)
 
 
@@ -52,7 +52,6 @@ def test_every_op_has_its_python_layers(op, native):
     assert native in read(f"jaxcomm/ops/{FILES.get(op, op)}.py")
     assert (ROOT / f"tests/ops/test_{op}.py").exists()
     assert hasattr(reference, op)
-    assert f"`{op}`" in read("README.md")
 
 
 @pytest.mark.parametrize("op", [op for op in NATIVE if op != "barrier"])
