@@ -47,6 +47,7 @@ FILES = {  # more than their folder
     "common/attributes.h": {"XLA"},
     "plan/plan_py.h": {"Python"},
     "plan/plan_py.cc": {"Python"},
+    "plan/resolve_py.cc": {"Python"},
     "sim/sim_py.h": {"Python"},
     "sim/sim_py.cc": {"Python"},
     "cuda/kernels/executor_gin.cu": {"NCCL"},

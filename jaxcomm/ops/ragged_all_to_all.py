@@ -48,7 +48,7 @@ def ragged_all_to_all(
         platforms, XLA's own collective runs.
 
     Returns:
-      (Q, ...), varying over the axes: the received rows; all other rows are those of ``output``.
+      (Q, ...), varying over the axes. Rows that no slice has reached are those of ``output``.
 
     Raises:
       ValueError: invalid shapes, element types, groups or algorithm (when tracing).
