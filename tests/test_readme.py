@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-import jaxcomm
 from jaxcomm import _core
 from jaxcomm._request import NATIVE
 from jaxcomm.bench import records, report
