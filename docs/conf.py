@@ -6,6 +6,8 @@ import re
 from docutils import nodes
 from sphinx.util import logging
 
+from jaxcomm._request import NATIVE, STARTS
+
 logger = logging.getLogger(__name__)
 
 project = "jaxcomm"
@@ -101,6 +103,14 @@ def add_navigation(app, docname, source):
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
+def add_collectives(app, docname, source):
+    """Two comments of the page of the Python API become the public functions of the collectives."""
+    if docname == "docs/reference/api":
+        for mark, ops in ((".. collectives\n", NATIVE), (".. start functions\n", STARTS)):
+            assert mark in source[0], mark
+            source[0] = source[0].replace(mark, "".join(f".. autofunction:: {op}\n" for op in ops))
+
+
 def separate_notes(app, what, name, obj, options, lines):
     """Cost and source of a collective are paragraphs of their own."""
     for i, line in reversed(list(enumerate(lines))):
@@ -135,6 +145,7 @@ def refuse_comments(app, doctree):
 
 def setup(app):
     app.connect("source-read", add_navigation)
+    app.connect("source-read", add_collectives)
     app.connect("autodoc-process-docstring", separate_notes)
     app.connect("autodoc-process-docstring", link_references)
     app.connect("autodoc-process-docstring", refuse_return_types, priority=900)  # after Napoleon

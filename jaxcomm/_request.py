@@ -10,7 +10,7 @@ import numpy as np
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes, to_reduce
 
-_ROWS = {row.name: row for row in plan.collectives()}
+ROWS = {row.name: row for row in plan.collectives()}
 _FUNCTIONS = {function: row.name for row in plan.collectives() for function in row.functions}
 # Public name (jax.lax) -> native name.
 NATIVE = {op: name for op, name in _FUNCTIONS.items() if "." not in op and not op.endswith("_start")}
@@ -28,6 +28,12 @@ def native_name(op: str, moe: bool = False) -> str:
     return (names | STARTS)[op]
 
 
+def splits_operand(op: str) -> bool:
+    """Whether the operand is an array of n equal blocks."""
+    row = ROWS[native_name(op, moe=True)]
+    return (row.elements, row.input) == ("array", "per_rank")
+
+
 def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
     sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
     if not sizes or any(size < 1 for size in sizes):
@@ -38,8 +44,8 @@ def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
 def blocks(op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None) -> tuple[dict[str, Any], int]:
     """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element."""
     attributes, _, (count, _) = call_of(op, x, n, source=source, perm=perm)
-    row = _ROWS[native_name(op)]
-    item_bytes = 1 if op == "barrier" else np.dtype(x.dtype).itemsize
+    row = ROWS[native_name(op)]
+    item_bytes = 1 if row.input == "none" else np.dtype(x.dtype).itemsize
     if row.elements != "array":  # plans over lists, one per pair of ranks
         count, item_bytes = 1, count * item_bytes // n
     elif row.input == "per_rank":
@@ -59,12 +65,12 @@ def call_of(
       source: rank that broadcasts.
       perm: pairs of a permutation; None means a shift by one.
     """
-    row = _ROWS[native_name(op, moe=True)]
+    row = ROWS[native_name(op, moe=True)]
     count = 0 if row.input == "none" else math.prod(x.shape)
-    if row.elements == "array" and row.input == "per_rank" and count % n:
+    if splits_operand(row.functions[0]) and count % n:
         raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
     source_of = []
-    if row.name == "permute":
+    if "source_of" in row.attributes:
         source_of = [-1] * n
         for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
             source_of[dst] = src

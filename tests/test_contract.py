@@ -27,20 +27,21 @@ def read(path):
 
 
 def test_the_list_is_complete():
+    """Every row is built, its functions are public, and every public collective has a row."""
     rows = _core.plan.collectives()
     assert [name for _, name, _ in ROWS] == [row.name for row in rows]
     for function in (function for row in rows for function in row.functions):
         assert callable(operator.attrgetter(function)(jaxcomm)), function
+    modules = {name: inspect.getmodule(getattr(jaxcomm, name)) for name in jaxcomm.__all__}
+    of_ops = {name for name, module in modules.items() if module.__name__.startswith("jaxcomm.ops.")}
+    assert of_ops == {function for row in rows for function in row.functions if "." not in function}
 
 
-@pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)
-def test_every_collective_has_its_native_layers(enumerator, name, handler):
+@pytest.mark.parametrize(("enumerator", "name"), [row[:2] for row in ROWS])
+def test_every_collective_has_its_native_layers(enumerator, name):
     assert f"Table<Collective::{enumerator}>" in read(f"ffi/plan/algorithms/{name}.cc")
-    assert f"ffi/plan/algorithms/{name}.cc" in read("CMakeLists.txt")
-    file = "one_operand" if f"({handler})" in read("ffi/handlers/one_operand.cc") else name
-    assert handler in read(f"ffi/handlers/{file}.cc") and f"ffi/handlers/{file}.cc" in read("CMakeLists.txt")
     assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}
-    assert name in read("docs/reference/algorithms.md")
+    assert f"## `{name}`" in read("docs/reference/algorithms.md")
     assert _core.plan.algorithms(name)
 
 
@@ -50,10 +51,9 @@ def test_every_op_has_its_python_layers(op, native):
     assert native in read(f"jaxcomm/ops/{FILES.get(op, op)}.py")
     assert (ROOT / f"tests/ops/test_{op}.py").exists()
     assert hasattr(reference, op)
-    assert f"`{op}`" in read("README.md")
 
 
-@pytest.mark.parametrize("op", [op for op in NATIVE if op != "barrier"])
+@pytest.mark.parametrize("op", [op for op in NATIVE if hasattr(jax.lax, op)])
 def test_every_op_takes_the_arguments_of_jax_lax(op):
     """Same names, order, kinds and defaults as jax.lax, followed by jaxcomm's own arguments."""
     ours, lax = (
@@ -94,7 +94,9 @@ def test_unknown_keywords_are_named(op):
 
 
 # The results of ragged_all_to_all are those of its second operand: tests/ops/test_ragged_all_to_all.py.
-@pytest.mark.parametrize("op", [op for op in NATIVE if op != "ragged_all_to_all"])
+@pytest.mark.parametrize(
+    "op", ["barrier", *(op for op in NATIVE if op != "ragged_all_to_all" and hasattr(jax.lax, op))]
+)
 def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
     """Otherwise a Python number would widen small types after a collective."""
     arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())

@@ -64,7 +64,7 @@ BYTES = {  # of the operand and the result of a rank, and what a rank moves betw
 }
 
 
-@pytest.mark.parametrize("op", NATIVE)
+@pytest.mark.parametrize("op", BYTES)
 def test_bytes_of_every_op(op):
     for dtype, factor in ((jnp.float32, 1), (jnp.int8, 0.25), (jnp.complex128, 4)):
         direct = jaxcomm.explain(op, jax.ShapeDtypeStruct((64, 3), dtype), 8, algorithm="direct")

@@ -140,6 +140,22 @@ void BindTraits(nb::module_& m) {
       .def_prop_ro(
           "output", [](const CollectiveTraits& traits) { return kBlocks[static_cast<int>(traits.output)]; },
           "The same for the output.")
+      .def(
+          "expected",
+          [](const CollectiveTraits& traits, int32_t rank, int32_t block, int32_t root, int32_t source) {
+            const Expected found = traits.expected({rank, block, root, source});
+            return std::make_pair(found.rank, found.block);
+          },
+          nb::arg("rank"), nb::arg("block"), nb::arg("root"), nb::arg("source"),
+          "The rank and the block of the input that become this block of the output. A collective that does not reduce.")
+      .def(
+          "blocks_into",
+          [](const CollectiveTraits& traits, double num_ranks, double group_size) -> std::optional<double> {
+            if (!traits.blocks_into) return std::nullopt;
+            return traits.blocks_into(num_ranks, group_size);
+          },
+          nb::arg("num_ranks"), nb::arg("group_size"),
+          "The blocks that a group of ranks must at least receive from the others, or None.")
       .def_prop_ro("reduces", &CollectiveTraits::Reduces, "Whether the output is a sum, by reduce_op.")
       .def_prop_ro(
           "attributes", [](const CollectiveTraits& traits) { return Words(traits.attributes); },

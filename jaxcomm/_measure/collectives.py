@@ -1,6 +1,7 @@
 """The measured collectives: programs of one op or of a chain, with sizes, data and a NumPy oracle."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jaxcomm._core import plan
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint8")
 
@@ -78,11 +81,6 @@ def _update(result: Any, operand: Any, axis: Any, n: int) -> Any:
     return lax.dynamic_update_slice_in_dim(operand, result, lax.axis_index(axis) * result.shape[0], 0)
 
 
-def _expect_all_to_all(xs: np.ndarray, k: int) -> np.ndarray:
-    n = len(xs)
-    return xs if k % 2 == 0 else xs.reshape(n, n, -1).transpose(1, 0, 2).reshape(n, -1)
-
-
 def _expect_all_gather(xs: np.ndarray, k: int) -> np.ndarray:
     return np.broadcast_to(np.roll(xs, 1 - k, axis=0).reshape(-1), (len(xs), xs.size))
 
@@ -136,17 +134,51 @@ def _run_barrier(lib: Any, x: Any, axis: Any, n: int, options: dict) -> Any:
     return lax.pmax(x, axis) if lib is lax else lib.barrier(x, axis, **options)
 
 
-COLLECTIVES = {
+def _from_row(op: str, row: Any) -> Collective:
+    """The case of a collective that moves blocks: its row of traits says where to."""
+
+    def run(lib: Any, x: Any, axis: Any, n: int, options: dict) -> Any:
+        known = {"perm": _ring(n), "source": 0, "split_axis": 0, "concat_axis": 0, "tiled": True}
+        names = inspect.signature(getattr(lib, op)).parameters.keys() & known.keys()
+        return getattr(lib, op)(x, axis, **{name: known[name] for name in names}, **options)
+
+    def expect(xs: np.ndarray, k: int) -> np.ndarray:
+        n = len(xs)
+        inputs, outputs = (n if blocks == "per_rank" else 1 for blocks in (row.input, row.output))
+        own = np.arange(n)
+        ys = xs = xs.reshape(n, inputs, -1)
+        for step in range(k):
+            if step > 0:  # as `restore` makes it
+                if inputs == outputs:
+                    xs = ys
+                elif inputs > outputs:
+                    xs = xs.copy()
+                    xs[own, own] = ys[:, 0]
+                else:
+                    xs = ys[own, (own + 1) % n][:, None]
+            parts = [xs[row.expected(rank, block, 0, (rank - 1) % n)] for rank in range(n) for block in range(outputs)]
+            ys = np.stack(parts).reshape(n, outputs, -1)
+        return ys.reshape(n, -1)
+
+    spread = "per_rank" in (row.input, row.output)
+    blocks_of = row.blocks_into
+    return Collective(
+        op,
+        row.name,
+        run,
+        expect,
+        baseline="" if hasattr(lax, op) else None,
+        input_parts=lambda n: n if spread and row.input == "one" else 1,
+        count_parts=lambda n: n if spread else 1,
+        bus_factor=lambda n: 1.0 if blocks_of(n, 1) is None else blocks_of(n, 1) / (n if spread else 1),
+        restore={("one", "per_rank"): _shift, ("per_rank", "one"): _update}.get((row.input, row.output)),
+    )
+
+
+# The cases that need more than their row says: sums, results too large to copy, and no data.
+_OWN = {
     c.name: c
     for c in (
-        Collective(
-            "all_to_all",
-            "all_to_all",
-            lambda lib, x, axis, n, options: lib.all_to_all(x, axis, 0, 0, tiled=True, **options),
-            _expect_all_to_all,
-            count_parts=lambda n: n,
-            bus_factor=lambda n: (n - 1) / n,
-        ),
         Collective(
             "all_gather",
             "all_gather",
@@ -183,12 +215,6 @@ COLLECTIVES = {
             growth=lambda n, k: (1 + k * (n - 1), 1 + k * (n - 1)),
         ),
         Collective(
-            "ppermute",
-            "permute",
-            lambda lib, x, axis, n, options: lib.ppermute(x, axis, _ring(n), **options),
-            lambda xs, k: np.roll(xs, k, axis=0),
-        ),
-        Collective(
             "pbroadcast",
             "broadcast",
             lambda lib, x, axis, n, options: lib.pbroadcast(x, axis, 0, **options),
@@ -205,6 +231,13 @@ COLLECTIVES = {
             sized=False,
         ),
     )
+}
+COLLECTIVES = {
+    op: _OWN[op] if op in _OWN else _from_row(op, row)
+    for row in plan.collectives()
+    if row.elements == "array"
+    for op in row.functions
+    if op in _OWN or (op == row.functions[0] and not row.reduces)
 }
 
 

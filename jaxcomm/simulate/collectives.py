@@ -133,11 +133,11 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     """The request of whole blocks, bytes of an element, and bytes of the operand."""
     native, n = _request.native_name(op), math.prod(sizes)
     call, item_bytes = _request.blocks(op, x, n, source, perm)
-    operand = 0 if op == "barrier" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
+    operand = 0 if _request.ROWS[native].input == "none" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
     inner = min(cluster.levels[0].ranks, n)
     if cluster.scope is not None:
         return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
-    if native == "all_to_all_v":  # the channels cut every slice
+    if _request.ROWS[native].elements == "slices":  # the channels cut every slice
         call["block_count"], item_bytes = item_bytes, 1
     return plan.gpu_request(native, n, inner, **call), item_bytes, operand
 
@@ -192,7 +192,7 @@ def _surviving(
         return x, n, sizes, dataclasses.replace(cluster, faults=broken)
     if perm is not None:
         raise ValueError(f"{op}: perm names ranks of a group of {n}, of which {n - left} are lost")
-    if op in ("all_to_all", "psum_scatter"):  # n equal blocks
+    if _request.splits_operand(op):
         x = jax.ShapeDtypeStruct((-(-math.prod(x.shape) // left) * left,), x.dtype)
     return x, left, (left,), dataclasses.replace(cluster, faults=broken)
 

@@ -80,10 +80,7 @@ std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vecto
     case Collective::kBroadcast:
       block(spec.root, 0);
       break;
-    case Collective::kAllToAllV:
-    case Collective::kDispatch:
-    case Collective::kCombine:
-    case Collective::kBarrier:
+    default:  // no test of this file
       break;
   }
   return result;

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcomm._request import splits_operand
 from jaxcomm.simulate import collectives
 from jaxcomm.simulate.cli import options
 from jaxcomm.simulate.cluster import skew as skews
@@ -125,6 +126,6 @@ def _numbers(args: argparse.Namespace, cluster: Cluster) -> list[int]:
 
 def _operand(op: str, size: int, ranks: int, dtype: np.dtype[Any]) -> jax.ShapeDtypeStruct:
     count = size // dtype.itemsize
-    if op in ("all_to_all", "psum_scatter"):  # n equal blocks
+    if splits_operand(op):
         count = -(-count // ranks) * ranks
     return jax.ShapeDtypeStruct((count,), dtype)

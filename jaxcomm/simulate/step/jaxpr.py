@@ -51,10 +51,8 @@ _LAX = {
     "pbroadcast": "pbroadcast",
 }  # fmt: skip
 # Name of jaxcomm's primitive -> public name, for calls that other operations make.
-_OWN = {
-    "all_gather": "all_gather", "all_gather_invariant": "all_gather", "all_reduce": "psum",
-    "all_reduce_ordered": "psum", "reduce_scatter": "psum_scatter", "permute": "ppermute", "broadcast": "pbroadcast",
-    "all_to_all": "all_to_all", "all_to_all_v": "ragged_all_to_all", "barrier": "barrier",
+_OWN = {native: op for op, native in reversed(NATIVE.items())} | {
+    "all_gather_invariant": "all_gather", "all_reduce_ordered": "psum",
     "moe_dispatch": "ragged_all_to_all", "moe_combine": "ragged_all_to_all",
     "all_gather_matmul": "all_gather", "matmul_psum_scatter": "psum_scatter",
 }  # fmt: skip
