@@ -156,10 +156,7 @@ class Costs:
         n = len(ranks)
         place = np.argsort(np.argsort(ranks))  # of each member in ascending order
         perm = None if work.perm is None else tuple((int(place[s]), int(place[d])) for s, d in work.perm)
-        count = work.count
         op = "all_to_all" if work.op == "ragged_all_to_all" else work.op  # rows are spread evenly
-        if splits_operand(op):
-            count = -(-count // n) * n
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
         source = int(place[work.source])
@@ -258,6 +255,6 @@ class Costs:
         return of
 
 
-def _count(op: str, count: int, n: int, ranks: int) -> int:
-    """Elements of the operand in a group of so many ranks instead of n."""
-    return -(-count // ranks) * ranks if splits_operand(op) and ranks != n else count
+def _count(op: str, count: int, ranks: int) -> int:
+    """Elements of the operand of a rank: n equal blocks, if the operation needs them."""
+    return -(-count // ranks) * ranks if splits_operand(op) else count
