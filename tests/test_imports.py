@@ -11,8 +11,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jaxcomm"
 # Files and folders, lowest layer first. Each may import those of the layers below it, and files of its own folder.
 LAYERS = [
-    ["_config", "_errors", "_ffi_version", "_installed", "_measure", "_request", "_typing", "run"],
-    ["_compat"],
+    ["_config", "_dtypes", "_errors", "_ffi_version", "_installed", "_measure", "_typing", "run"],
+    ["_compat", "_request"],
+    ["_xla_hierarchical"],
     ["_check", "_native"],
     ["_processes"],
     ["_cost_params", "_selftest_record"],

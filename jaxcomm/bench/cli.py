@@ -86,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     add("max-seconds", text, type=float, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
-    add("plot", "draw time over size, one panel per op", metavar="FILE.png")
     add("table", "print Markdown tables of a file from --json and stop", metavar="FILE.json")
     add("into", "with --table: write the tables between the marks of this file instead", metavar="FILE.md")
     return parser
@@ -111,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
     """Sets defaults that depend on other arguments. Raises ValueError if arguments contradict each other."""
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
     if args.processes:
-        for name in ("axes", "devices", "plot"):
+        for name in ("axes", "devices"):
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} is for one process; it can't be combined with --processes")
         args.mode = args.mode or "call"
@@ -162,6 +161,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
     print(report.summary(results))
-    if args.plot:
-        report.plot(args.plot, run, results)
     return 1 if any(r.wrong or r.baseline_wrong for r in results) else 0

@@ -1,4 +1,4 @@
-"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables, a plot."""
+"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables."""
 
 import pathlib
 import re
@@ -199,48 +199,3 @@ def update_markdown(path: str, table: str) -> None:
         raise ValueError(f"{path} must hold the lines {begin} and {end} once each")
     pattern = re.escape(begin) + ".*?" + re.escape(end)
     pathlib.Path(path).write_text(re.sub(pattern, lambda _: f"{begin}\n{table}{end}", text, flags=re.DOTALL))
-
-
-def plot(path: str, run: dict[str, Any], records: Sequence[Record]) -> None:
-    """Writes a PNG: time over size, one panel per op, solid lines for chains and dashed ones for calls."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    ops = _in_order(r.op for r in records if r.size_bytes and r.time_us is not None)
-    columns = min(len(ops), 4) or 1
-    rows = -(-len(ops) // columns) or 1
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False, sharex=True)
-    series = (
-        ("time_us", "jaxcomm", "tab:blue"),
-        ("baseline_time_us", "jax.lax", "tab:orange"),
-        ("limit_us", "copy limit", "tab:gray"),
-    )
-    lines: dict[str, Any] = {}
-    for axis, op in zip(axes.flat, ops, strict=False):
-        for mode, style in (("chain", "-"), ("call", "--")):
-            for field, label, color in series:
-                points = [
-                    (r.size_bytes, getattr(r, field))
-                    for r in sorted(records, key=lambda r: r.size_bytes)
-                    if r.op == op and r.mode == mode and getattr(r, field) is not None
-                ]
-                if points:
-                    (drawn,) = axis.plot(*zip(*points, strict=True), style, color=color, marker=".", linewidth=1)
-                    lines[f"{label}, {mode}"] = drawn
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda size_bytes, _: size_text(round(size_bytes)))
-        axis.set(yscale="log", title=op)
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(ops) :]:
-        axis.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("size per device")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("us per op")
-    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=3, frameon=False)
-    figure.suptitle(machine_line(run), fontsize=8)
-    figure.tight_layout(rect=(0, 0.16 / rows, 1, 1))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -125,30 +124,6 @@ class Cell:
         )
 
 
-@contextlib.contextmanager
-def _progress(total: int, silent: bool):
-    """Context with two functions: one prints a line, one advances the progress bar, which only terminals show."""
-    if silent:
-        yield (lambda text: None), (lambda what: None)
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield (lambda text: print(text, flush=True)), (lambda what: None)
-        return
-    with tqdm(total=total, unit="cell", disable=None, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
-
-        def show(text: str) -> None:
-            with tqdm.external_write_mode(file=sys.stdout):
-                print(text, flush=True)
-
-        def advance(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
-
-        yield show, advance
-
-
 def sweep(
     args: argparse.Namespace,
     processes: ProcessGroup,
@@ -165,16 +140,19 @@ def sweep(
         for mode in modes
         for size in (sizes(args.begin, args.end, args.factor) if COLLECTIVES[op].sized else [0])
     ]
-    with _progress(len(cells), silent=processes.rank > 0) as (show, advance):
-        show(report.header(run, group.size, processes.size))
-        for collective, size_bytes, mode in cells:
-            cell = Cell(args, processes, group, collective, size_bytes, mode)
-            result = cell.record({} if args.check_only else cell.run())
-            results.append(result)
-            if mode == "chain" and cell.chain < args.chain:
-                show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
-            show(report.line(result))
-            if save and processes.rank == 0:
-                save()  # after every cell, so that an interruption loses little
-            del cell
-            advance(f"{collective.name} {mode}")
+
+    def show(text: str) -> None:
+        if processes.rank == 0:
+            print(text, flush=True)
+
+    show(report.header(run, group.size, processes.size))
+    for collective, size_bytes, mode in cells:
+        cell = Cell(args, processes, group, collective, size_bytes, mode)
+        result = cell.record({} if args.check_only else cell.run())
+        results.append(result)
+        if mode == "chain" and cell.chain < args.chain:
+            show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
+        show(report.line(result))
+        if save and processes.rank == 0:
+            save()  # after every cell, so that an interruption loses little
+        del cell

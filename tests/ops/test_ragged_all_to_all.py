@@ -363,7 +363,7 @@ def test_platforms(line):
         lowered(line, "cpu", "xla")
     with pytest.raises(
         NotImplementedError,
-        match="GPUs have algorithm 'direct' for groups inside a node only, and otherwise 'xla'; got 'pairwise'",
+        match="GPUs have algorithm 'direct' for groups inside a node, and otherwise 'xla'; got 'pairwise'",
     ):
         lowered(line, "cuda", "pairwise")
 
