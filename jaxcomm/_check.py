@@ -52,6 +52,13 @@ def integer(op: str, name: str, value: Any) -> int:
         raise TypeError(f"{op}: {name} must be an integer, got {value!r}") from None
 
 
+def positive(op: str, name: str, value: Any) -> int:
+    number = integer(op, name, value)
+    if number < 1:
+        raise ValueError(f"{op}: {name} must be positive, got {number}")
+    return number
+
+
 def dimension(op: str, name: str, value: Any, ndim: int) -> int:
     """Checks an array dimension and returns it as a number in [0, ndim)."""
     index = integer(op, name, value)

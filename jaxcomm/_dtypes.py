@@ -34,3 +34,9 @@ _WIDER = {
 def to_reduce(dtype: Any) -> Any:
     """The type in which elements of this type are reduced."""
     return _WIDER.get(str(dtype), dtype)
+
+
+def accumulator_type(dtype: Any) -> Any:
+    """The type in which products and rows of this type are added."""
+    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if small else jnp.dtype(jnp.int32) if dtype == jnp.bool_ else jnp.dtype(dtype)

@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxcomm import _compat, _lowering, _xla_hierarchical
 from jaxcomm._dtypes import to_reduce
@@ -42,6 +44,14 @@ def one_axis(call: Call) -> None:
     """Raises if an axis of vmap is one of several axes of a call."""
     if len(call.axes) > 1:
         raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with further axes, got {call.axes}")
+
+
+def rank_in_group(call: Call) -> Any:
+    index = lax.axis_index(call.axes)
+    if call.groups is None:
+        return index
+    order = [rank for group in call.groups for rank in group]
+    return jnp.array(np.argsort(order) % len(call.groups[0]), jnp.int32)[index]
 
 
 def reshape_alone(x: Any, shape: tuple) -> Any:

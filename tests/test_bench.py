@@ -251,13 +251,13 @@ def test_copy_limit_copies(fresh):
 
 
 # Records and reports.
-def test_a_run_leaves_json_plot_and_tables(tmp_path, capsys):
-    out, image = tmp_path / "r.json", tmp_path / "plot.png"
+def test_a_run_leaves_json_and_tables(tmp_path, capsys):
+    out = tmp_path / "r.json"
     arguments = ["--op", "psum", "pbroadcast", "barrier", "--begin", "1K", "--end", "4K", "--reps", "30"]
-    assert bench.main([*arguments, "--json", str(out), "--plot", str(image)]) == 0
+    assert bench.main([*arguments, "--json", str(out)]) == 0
     text = capsys.readouterr().out
     run = json.loads(out.read_text())
-    assert run["command"] == f"python -m jaxcomm.bench {' '.join(arguments)} --json {out} --plot {image}"
+    assert run["command"] == f"python -m jaxcomm.bench {' '.join(arguments)} --json {out}"
     assert run["versions"]["jax"] == jax.__version__
     assert run["machine"]["cores"] == timing.cores()
     assert run["parameters"]["ranks"] == 8
@@ -272,7 +272,6 @@ def test_a_run_leaves_json_plot_and_tables(tmp_path, capsys):
     assert all(psum[name] > 0 for name in ("p99_us", "baseline_time_us", "baseline_p99_us", "limit_us"))
     assert broadcast["baseline"] is None and broadcast["baseline_time_us"] is None
     assert barrier["limit_us"] is None and barrier["algbw_gb_per_s"] is None
-    assert image.read_bytes().startswith(b"\x89PNG")
     for word in (
         "size",
         "count",
@@ -320,10 +319,6 @@ def test_the_summary_names_the_worst_ratios():
         (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
         (["--processes", "1x4"], "got '1x4', expected processes and devices"),
         (["--processes", "2x4", "--axes", "2x4"], "--axes is for one process"),
-        (["--against", "gloo"], "--against needs --processes"),
-        (["--processes", "2x4", "--against", "mpi"], "mpi needs one device per process, got 2x4"),
-        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi supports call only, got chain"),
-        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16; pass one of"),
         (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense'; pass one of "),
     ],
 )

@@ -1,9 +1,7 @@
-"""jaxcomm.bench: contents of texts and plots."""
+"""jaxcomm.bench: contents of texts."""
 
-import dataclasses
 import pathlib
 
-import matplotlib.pyplot as plt
 import pytest
 from test_bench import record
 
@@ -69,36 +67,3 @@ def test_tables_of_one_mode_only():
         "8 CPU devices, float32. CPU, 2 cores, 4 GiB; Python 3, jax 1, jaxlib 2, jaxcomm 0, commit 0123456789ab with "
         "changes.",
     ]
-
-
-def test_a_plot_has_a_panel_for_each_op_and_a_line_for_each_series(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
-    run = {
-        "commit": None, "dirty": None, "machine": {"cpu": "CPU", "cores": 2, "memory_gib": 4},
-        "versions": {"python": "3", "jax": "1", "jaxlib": "2", "jaxcomm": "0"},
-    }  # fmt: skip
-    rows = [
-        record(size_bytes=4096, time_us=40.0, baseline_time_us=400.0),
-        record(),
-        record(mode="call", time_us=50.0, baseline_time_us=None, limit_us=None),
-        *(record(op=op) for op in ("pmax", "pmin", "pmean")),
-        record(op="pbroadcast", time_us=60.0, baseline_time_us=None, limit_us=None),
-        dataclasses.replace(record(op="barrier"), size_bytes=0),
-    ]
-    report.plot(str(tmp_path / "plot.png"), run, rows)
-    monkeypatch.undo()
-    (figure,) = figures
-    panels = [axis for axis in figure.axes if axis.get_visible()]
-    assert [axis.get_title() for axis in panels] == ["psum", "pmax", "pmin", "pmean", "pbroadcast"]
-    assert [axis.get_ylabel() for axis in panels] == ["us per op", "", "", "", "us per op"]
-    assert [len(axis.lines) for axis in panels] == [4, 3, 3, 3, 1]
-    psum = [(line.get_linestyle(), line.get_xydata().tolist()) for line in panels[0].lines]
-    assert psum == [
-        ("-", [[1024, 20], [4096, 40]]), ("-", [[1024, 100], [4096, 400]]), ("-", [[1024, 10], [4096, 10]]),
-        ("--", [[1024, 50]]),
-    ]  # fmt: skip
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["jaxcomm, chain", "jax.lax, chain", "copy limit, chain", "jaxcomm, call"]
-    plt.close(figure)

@@ -26,10 +26,6 @@ LAYERS = [
     ["bench", "simulate"],
     ["selftest"],
 ]
-# Functions that import files of jaxcomm, where an import at the top would cost time at the start.
-LAZY = {
-    "bench/startup": "measures the start of programs, also of one without jaxcomm",
-}
 MOST_ROOMS = 25
 
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -90,7 +86,7 @@ def test_imports_are_at_the_top():
         for node in ast.walk(function)
         if imported(node)
     }
-    assert found == set(LAZY)
+    assert not found
 
 
 @pytest.mark.parametrize("tree", ["jaxcomm", "ffi", "tools"])

@@ -234,17 +234,43 @@ def fail_by(monkeypatch, error):
     monkeypatch.setattr(selftest, "_test_program", fail)
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError(NO_GIN), selftest._NotBetweenNodes("one node")])
+@pytest.mark.parametrize("error", [None, selftest._NotBetweenNodes("one node")])
 def test_experts_between_nodes(monkeypatch, capsys, nodes, error):
-    """Without GIN, or with NVLink between the hosts, the self-test passes, and records nothing about nodes."""
+    """With NVLink between the hosts, the self-test passes, and records nothing about nodes."""
     fail_by(monkeypatch, error)
     report, status = nodes()
     assert (status, len(report.rows)) == (selftest.PASSED, 0 if error else 4)
     assert _selftest_record._keys() == [nodes.key]
     assert _selftest_record._keys("between_nodes") == ([] if error else [nodes.key])
     out = capsys.readouterr().out
-    assert ("# no GIN between nodes" in out) == ("GIN" in str(error))
-    assert ("# one node" in out) == isinstance(error, selftest._NotBetweenNodes)
+    assert ("# one node" in out) == (error is not None)
+
+
+@pytest.mark.parametrize("hosts", ["one", "several"])
+def test_without_gin_no_plan_runs_between_nodes(monkeypatch, capsys, nodes, hosts):
+    """An earlier pass inside the nodes stays, and this run records none. On one host, the error is a failure."""
+
+    def fail():
+        raise RuntimeError(NO_GIN)
+
+    nodes.key = GPU_KEY | {"hosts": hosts}
+    psum = selftest.Row("psum", 4, 1, "int32", "sum")
+    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(psum, fail)]))
+    several = hosts == "several"
+    assert (nodes()[1] == selftest.PASSED) == several
+    assert _selftest_record._keys() == []
+    _selftest_record.save(nodes.key, True)
+    assert (nodes()[1] == selftest.PASSED) == several
+    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([nodes.key] if several else [], [])
+    assert ("no plans between nodes" in capsys.readouterr().out) == several
+
+
+def test_a_wrong_result_fails_also_without_gin(monkeypatch, nodes):
+    wrong = selftest.Row("psum", 4, 1, "int32", "sum", wrong=1)
+    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(wrong, lambda: None)]))
+    fail_by(monkeypatch, RuntimeError(NO_GIN))
+    _selftest_record.save(nodes.key, True)
+    assert (nodes()[1], _selftest_record._keys()) == (selftest.FAILED, [])
 
 
 def test_only_groups_of_several_hosts_test_experts_between_nodes(monkeypatch, nodes):

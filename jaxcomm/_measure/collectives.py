@@ -331,9 +331,5 @@ def count_wrong(y: jax.Array, expected: Any) -> int:
     for shard in y.addressable_shards:
         (index,) = shard.index
         rank = (index.start or 0) // shard.data.shape[0]
-        wrong += count_wrong_of_rank(shard.data, expected, rank)
+        wrong += int(np.count_nonzero(np.asarray(shard.data) != expected[rank]))
     return wrong
-
-
-def count_wrong_of_rank(y: Any, expected: Any, rank: int) -> int:
-    return int(np.count_nonzero(np.asarray(y) != expected[rank]))

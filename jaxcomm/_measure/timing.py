@@ -94,17 +94,13 @@ class CopyLimit:
         return max(self._pool.map(self._work, range(self._num_threads)))
 
 
-def stopwatch(function: Callable[[Any], Any], x: object, *, blocks: bool = False) -> Callable[[], float]:
-    """Returns a function that measures the microseconds from a call to its result on all devices.
-
-    blocks: whether `function` returns only after its result is complete; else its result is a jax.Array.
-    """
+def stopwatch(function: Callable[[Any], Any], x: object) -> Callable[[], float]:
+    """Returns a function that measures the microseconds from a call to its result on all devices."""
 
     def measure_us() -> float:
         begin = time.perf_counter_ns()
         y = function(x)
-        if not blocks:
-            y.block_until_ready()
+        y.block_until_ready()
         end = time.perf_counter_ns()
         del y  # the clock has stopped
         return (end - begin) / 1e3

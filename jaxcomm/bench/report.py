@@ -1,4 +1,4 @@
-"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables, a plot."""
+"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables."""
 
 import pathlib
 import re
@@ -111,12 +111,11 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
 
 
 def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
-    """The lowest ratio of each baseline's time to jaxcomm's, and the highest of jaxcomm's time to the copy limit."""
+    """The lowest ratio of the baseline's time to jaxcomm's, and the highest of jaxcomm's time to the copy limit."""
     parts = []
-    others = _in_order(r.baseline for r in rows if r.speedup is not None)
-    for other in others:
-        slowest = min((r for r in rows if r.baseline == other and r.speedup), key=lambda r: r.speedup or 0)
-        name = "lax" if slowest.processes == 1 else other
+    if compared := [r for r in rows if r.speedup]:
+        slowest = min(compared, key=lambda r: r.speedup or 0)
+        name = "lax" if slowest.processes == 1 else slowest.baseline
         parts.append(f"{name}/ours {slowest.speedup:6.2f} at {size_text(slowest.size_bytes)}")
     limited = [r for r in rows if r.size_bytes >= MIB and r.over_limit is not None]
     if limited:
@@ -126,7 +125,7 @@ def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
 
 
 def _shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
-    return _in_order((r.processes, r.ranks) for r in records if r.mode in _MODES)
+    return _in_order((r.processes, r.ranks) for r in records)
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -140,21 +139,9 @@ def summary(records: Sequence[Record]) -> str:
                 rows = [r for r in records if (r.op, r.mode, r.processes, r.ranks) == (op, mode, *shape)]
                 if text := _worst_ratios(mode, op, rows):
                     lines.append(text)
-    for r in records:
-        if r.mode == "start":
-            lines += ["", _start_line(r)]
     wrong = sum(r.wrong for r in records)
     lines += ["", f"{len(records)} measurements, {wrong} wrong elements"]
     return "\n".join(lines)
-
-
-def _start_line(r: Record) -> str:
-    ours_s, other_s = (r.time_us or 0) / 1e6, (r.baseline_time_us or 0) / 1e6
-    other = "gloo's first collective" if r.baseline == "gloo" else "jax.distributed's own start and a first program"
-    return (
-        f"Start of {r.processes} processes to the end of the first collective: {ours_s:.2f} s; {other}: "
-        f"{other_s:.2f} s ({r.reps} launches)."
-    )
 
 
 def _time_text(us: float) -> str:
@@ -162,8 +149,7 @@ def _time_text(us: float) -> str:
 
 
 def _ratio(r: Record) -> str:
-    text = "none" if r.speedup is None else f"{r.speedup:.1f}x"
-    return text if r.processes == 1 else f"{r.baseline} {text}"
+    return "none" if r.speedup is None else f"{r.speedup:.1f}x"
 
 
 def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
@@ -172,11 +158,9 @@ def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
         cells = []
         for size in sizes:
             # An op without data has one result, in the first column.
-            found = [r for r in rows if r.op == op and r.size_bytes in (size, 0) and r.time_us is not None]
-            if not found or (found[0].size_bytes == 0 and size != sizes[0]):
-                cells.append("")
-                continue
-            cells.append(f"{_time_text(found[0].time_us or 0)} ({', '.join(map(_ratio, found))})")
+            wanted = (size, 0) if size == sizes[0] else (size,)
+            found = [r for r in rows if r.op == op and r.size_bytes in wanted and r.time_us is not None]
+            cells.append(f"{_time_text(found[0].time_us or 0)} ({_ratio(found[0])})" if found else "")
         out.append(f"| `{op}` | " + " | ".join(cells) + " |")
     limits = {r.size_bytes: r.limit_us for r in rows if r.limit_us is not None}
     if limits:
@@ -185,7 +169,7 @@ def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
 
 
 def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
-    """One table per mode and shape: jaxcomm's time, and the ratio of each baseline's time to it."""
+    """One table per mode and shape: jaxcomm's time, and the ratio of the baseline's time to it."""
     sizes = sorted({r.size_bytes for r in records if r.size_bytes} & set(_TABLE_SIZES))
     sizes = sizes or sorted({r.size_bytes for r in records if r.size_bytes})
     p = run["parameters"]
@@ -200,9 +184,8 @@ def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
             if not rows:
                 continue
             title = titles[mode] if shape[0] == 1 else f"{_shape(*shape)}. {titles[mode]}"
-            others = "`jax.lax`" if shape[0] == 1 else "the others"
-            out += [f"{title} (in brackets: time of {others} divided by it):", "", *_table(rows, sizes), ""]
-    out += [_start_line(r) + "\n" for r in records if r.mode == "start"]
+            other = "`jax.lax`" if shape[0] == 1 else "gloo"
+            out += [f"{title} (in brackets: time of {other} divided by it):", "", *_table(rows, sizes), ""]
     devices = f"{p['ranks']} CPU devices, " if "ranks" in p else ""
     out.append(f"{devices}{p['dtype']}. {machine_line(run)}.")
     return "\n".join(out) + "\n"
@@ -216,48 +199,3 @@ def update_markdown(path: str, table: str) -> None:
         raise ValueError(f"{path} must hold the lines {begin} and {end} once each")
     pattern = re.escape(begin) + ".*?" + re.escape(end)
     pathlib.Path(path).write_text(re.sub(pattern, lambda _: f"{begin}\n{table}{end}", text, flags=re.DOTALL))
-
-
-def plot(path: str, run: dict[str, Any], records: Sequence[Record]) -> None:
-    """Writes a PNG: time over size, one panel per op, solid lines for chains and dashed ones for calls."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    ops = _in_order(r.op for r in records if r.size_bytes and r.time_us is not None)
-    columns = min(len(ops), 4) or 1
-    rows = -(-len(ops) // columns) or 1
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False, sharex=True)
-    series = (
-        ("time_us", "jaxcomm", "tab:blue"),
-        ("baseline_time_us", "jax.lax", "tab:orange"),
-        ("limit_us", "copy limit", "tab:gray"),
-    )
-    lines: dict[str, Any] = {}
-    for axis, op in zip(axes.flat, ops, strict=False):
-        for mode, style in (("chain", "-"), ("call", "--")):
-            for field, label, color in series:
-                points = [
-                    (r.size_bytes, getattr(r, field))
-                    for r in sorted(records, key=lambda r: r.size_bytes)
-                    if r.op == op and r.mode == mode and getattr(r, field) is not None
-                ]
-                if points:
-                    (drawn,) = axis.plot(*zip(*points, strict=True), style, color=color, marker=".", linewidth=1)
-                    lines[f"{label}, {mode}"] = drawn
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda size_bytes, _: size_text(round(size_bytes)))
-        axis.set(yscale="log", title=op)
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(ops) :]:
-        axis.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("size per device")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("us per op")
-    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=3, frameon=False)
-    figure.suptitle(machine_line(run), fontsize=8)
-    figure.tight_layout(rect=(0, 0.16 / rows, 1, 1))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -2,28 +2,22 @@
 
 import argparse
 import contextlib
-import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import jaxcomm
 from jaxcomm._measure import collectives, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
-from jaxcomm.bench import mpi, report
+from jaxcomm.bench import report
 from jaxcomm.bench.records import Record
 
-OURS = "ours"
-LAX = "lax"  # in one process; between processes jax.lax runs on gloo
-MPI = {"mpi4jax": functools.cache(mpi.Mpi4jax), "mpi": functools.cache(mpi.RawMpi)}
-BETWEEN_PROCESSES = ("gloo", *MPI)
+OURS, LAX = "ours", "lax"  # between processes, jax.lax runs on gloo
 
 
 def sizes(begin: int, end: int, factor: int) -> list[int]:
@@ -34,7 +28,7 @@ def sizes(begin: int, end: int, factor: int) -> list[int]:
 class Cell:
     """One op, size and mode: its programs, compiled and checked, and their measurement.
 
-    A side is a library: OURS, or one of args.against (LAX, or some of BETWEEN_PROCESSES).
+    A side is a library: OURS or LAX.
     """
 
     def __init__(
@@ -51,7 +45,7 @@ class Cell:
         self.size = collectives.make_size(collective, size_bytes, dtype.itemsize, n)
         self.size_bytes = self.size.total * dtype.itemsize
         self.chain = 1 if mode == "call" else collectives.longest_exact_chain(collective, dtype, n, args.chain)
-        self.wrong = dict.fromkeys((OURS, *args.against), 0)
+        self.wrong = {OURS: 0, LAX: 0}
         self.xs = collectives.make_operands(collective, self.size, dtype, n, self.chain)
         self.x = collectives.place(self.xs, group)
         self.expected = collective.expect(self.xs, self.chain)
@@ -68,47 +62,25 @@ class Cell:
         operand = jax.ShapeDtypeStruct((self.size.operand,), self.args.dtype)
         return jaxcomm.explain(self.collective.name, operand, self.args.axes).algorithm
 
-    def _programs(self, chain: int) -> dict[str, tuple[Callable, Any]]:
-        """Side -> (function, operand). The operand of MPI is the block of this process."""
-        collective = self.collective
+    def _programs(self, chain: int) -> dict[str, Callable]:
         options = {} if self.args.algorithm is None else {"algorithm": self.args.algorithm}
-        found: dict[str, tuple[Callable, Any]] = {}
-        for side in self.wrong:
-            if side in MPI:
-                library = MPI[side]()
-                if not hasattr(library, collective.name):
-                    continue
-                run = functools.partial(self._run_on_block, library)
-                block = self.x.addressable_shards[0].data
-                found[side] = (run, np.array(block)) if side == "mpi" else (jax.jit(run), block)
-            elif side == OURS or collective.baseline is not None:
-                library, keywords = (jaxcomm, options) if side == OURS else (lax, {})
-                found[side] = (
-                    collectives.program(collective, library, self.group, chain, keywords, self.args.isolate),
-                    self.x,
-                )
-        return found
+        libraries = {OURS: (jaxcomm, options)}
+        if self.collective.baseline is not None:
+            libraries[LAX] = (lax, {})
+        return {
+            side: collectives.program(self.collective, library, self.group, chain, keywords, self.args.isolate)
+            for side, (library, keywords) in libraries.items()
+        }
 
-    def _run_on_block(self, library: Any, block: Any) -> Any:
-        return self.collective.run(library, block, None, self.group.size, {})
-
-    def check(self, programs: dict[str, tuple[Callable, Any]], expected: Any) -> None:
-        wrong = {}
-        for side, (function, x) in programs.items():
-            y = function(x)
-            if side in MPI:
-                wrong[side] = collectives.count_wrong_of_rank(y, expected, self.processes.rank)
-            else:
-                wrong[side] = collectives.count_wrong(y, expected)
+    def check(self, programs: dict[str, Callable], expected: Any) -> None:
+        wrong = {side: collectives.count_wrong(function(self.x), expected) for side, function in programs.items()}
         for of_process in self.processes.gather(wrong):
             for side, count in of_process.items():
                 self.wrong[side] += count
 
     def run(self) -> dict[str, timing.Times]:
         """Times per op of all sides and, in one process, of the copy limit. Checks the data again."""
-        sides = {
-            side: timing.stopwatch(function, x, blocks=side == "mpi") for side, (function, x) in self.programs.items()
-        }
+        sides = {side: timing.stopwatch(function, self.x) for side, function in self.programs.items()}
         with contextlib.ExitStack() as stack:
             if self.size_bytes and self.processes.size == 1:
                 limit = timing.CopyLimit(self.group.size, self.size_bytes, fresh=self.mode == "call")
@@ -123,61 +95,33 @@ class Cell:
         self.check(self.programs, self.expected)
         return {side: t if side == timing.LIMIT else t.per_op(self.chain) for side, t in times.items()}
 
-    def records(self, times: dict[str, timing.Times]) -> list[Record]:
-        """One record for each side of args.against."""
+    def record(self, times: dict[str, timing.Times]) -> Record:
         medians_us = {side: t.median_us for side, t in times.items()}
         p99s_us = {side: t.p99_us for side, t in times.items()}
         factor = self.collective.bus_factor
         algbw = self.size_bytes / medians_us[OURS] / 1e3 if OURS in times and factor else None
-        return [
-            Record(
-                op=self.collective.name,
-                mode=self.mode,
-                size_bytes=self.size_bytes,
-                count=self.size.count,
-                dtype=self.args.dtype,
-                ranks=self.group.size,
-                processes=self.processes.size,
-                algorithm=self.algorithm,
-                chain=self.chain,
-                reps=len(times[OURS].us) if OURS in times else 0,
-                time_us=medians_us.get(OURS),
-                p99_us=p99s_us.get(OURS),
-                algbw_gb_per_s=algbw,
-                busbw_gb_per_s=factor(self.group.size) * algbw if factor and algbw else None,
-                wrong=self.wrong[OURS],
-                baseline=collectives.baseline_name(self.collective) if side == LAX else side,
-                baseline_time_us=medians_us.get(side),
-                baseline_p99_us=p99s_us.get(side),
-                baseline_wrong=self.wrong[side],
-                limit_us=medians_us.get(timing.LIMIT),
-            )
-            for side in self.args.against
-        ]
-
-
-@contextlib.contextmanager
-def _progress(total: int, silent: bool):
-    """Context with two functions: one prints a line, one advances the progress bar, which only terminals show."""
-    if silent:
-        yield (lambda text: None), (lambda what: None)
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield (lambda text: print(text, flush=True)), (lambda what: None)
-        return
-    with tqdm(total=total, unit="cell", disable=None, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
-
-        def show(text: str) -> None:
-            with tqdm.external_write_mode(file=sys.stdout):
-                print(text, flush=True)
-
-        def advance(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
-
-        yield show, advance
+        return Record(
+            op=self.collective.name,
+            mode=self.mode,
+            size_bytes=self.size_bytes,
+            count=self.size.count,
+            dtype=self.args.dtype,
+            ranks=self.group.size,
+            processes=self.processes.size,
+            algorithm=self.algorithm,
+            chain=self.chain,
+            reps=len(times[OURS].us) if OURS in times else 0,
+            time_us=medians_us.get(OURS),
+            p99_us=p99s_us.get(OURS),
+            algbw_gb_per_s=algbw,
+            busbw_gb_per_s=factor(self.group.size) * algbw if factor and algbw else None,
+            wrong=self.wrong[OURS],
+            baseline=collectives.baseline_name(self.collective) if self.processes.size == 1 else "gloo",
+            baseline_time_us=medians_us.get(LAX),
+            baseline_p99_us=p99s_us.get(LAX),
+            baseline_wrong=self.wrong[LAX],
+            limit_us=medians_us.get(timing.LIMIT),
+        )
 
 
 def sweep(
@@ -196,17 +140,19 @@ def sweep(
         for mode in modes
         for size in (sizes(args.begin, args.end, args.factor) if COLLECTIVES[op].sized else [0])
     ]
-    with _progress(len(cells), silent=processes.rank > 0) as (show, advance):
-        show(report.header(run, group.size, processes.size))
-        for collective, size_bytes, mode in cells:
-            cell = Cell(args, processes, group, collective, size_bytes, mode)
-            found = cell.records({} if args.check_only else cell.run())
-            results += found
-            if mode == "chain" and cell.chain < args.chain:
-                show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
-            for result in found:
-                show(report.line(result))
-            if save and processes.rank == 0:
-                save()  # after every cell, so that an interruption loses little
-            del cell
-            advance(f"{collective.name} {mode}")
+
+    def show(text: str) -> None:
+        if processes.rank == 0:
+            print(text, flush=True)
+
+    show(report.header(run, group.size, processes.size))
+    for collective, size_bytes, mode in cells:
+        cell = Cell(args, processes, group, collective, size_bytes, mode)
+        result = cell.record({} if args.check_only else cell.run())
+        results.append(result)
+        if mode == "chain" and cell.chain < args.chain:
+            show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
+        show(report.line(result))
+        if save and processes.rank == 0:
+            save()  # after every cell, so that an interruption loses little
+        del cell

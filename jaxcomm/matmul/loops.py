@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
+from jaxcomm._dtypes import accumulator_type
 from jaxcomm._lowering import Call
+from jaxcomm._primitive import rank_in_group
 from jaxcomm.ops.all_gather import all_gather_p
 from jaxcomm.ops.ppermute import permute_p
 from jaxcomm.ops.psum_scatter import reduce_scatter_p
@@ -67,11 +68,6 @@ class Spec:
         return dataclasses.replace(self.call, algorithm="xla" if self.call.algorithm == "xla" else None)
 
 
-def accumulator_type(dtype: Any) -> Any:
-    """Type in which sums are accumulated: f32 for 8- and 16-bit floats."""
-    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
-
-
 def _product(a: Any, b: Any, contract: tuple, spec: Spec, dtype: Any) -> Any:
     if a.dtype != b.dtype:  # a cotangent of the type preferred_element_type
         with jax.numpy_dtype_promotion("standard"):
@@ -91,17 +87,6 @@ def columns_product(x: Any, y: Any, spec: Spec, dtype: Any) -> Any:
     """x^T @ y over all rows: (batch, rows, k), (batch, rows, f) -> (batch, k, f)."""
     rows = tuple(range(spec.num_batch, x.ndim - 1))
     return _product(x, y, (rows, rows), spec, dtype)
-
-
-def _rank(call: Call) -> Any:
-    """Rank in the group."""
-    index = lax.axis_index(call.axes)
-    if call.groups is None:
-        return index
-    ranks = np.empty(lax.axis_size(call.axes), np.int32)
-    for group in call.groups:
-        ranks[list(group)] = range(len(group))
-    return jnp.asarray(ranks)[index]
 
 
 def _send(x: Any, shift: int, spec: Spec) -> Any:
@@ -152,7 +137,7 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
         of = [rows_product] * num_weights + [columns_product] * (len(ys) - num_weights)
         products = [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
         return [*products, gathered] if keep else products
-    axis, n, me = spec.axis, spec.group_size, _rank(spec.call)
+    axis, n, me = spec.axis, spec.group_size, rank_in_group(spec.call)
     block, chunk = x.shape[axis], x.shape[axis] // spec.chunks
     weights, others = list(zip(ys, dtypes, strict=True))[:num_weights], ys[num_weights:]
     rows = [_zeros(x, spec, n * block, w.shape[-1], dtype) for w, dtype in weights]
@@ -193,7 +178,7 @@ def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> 
 
     if spec.call.algorithm in ("unfused", "xla"):
         return reduce_scatter_p.bind(part(xs).astype(dtype), call=spec.transfer, axis=spec.axis)
-    axis, n, me = spec.axis, spec.group_size, _rank(spec.call)
+    axis, n, me = spec.axis, spec.group_size, rank_in_group(spec.call)
     block = xs[0].shape[axis] // n
     chunk = block // spec.chunks
 

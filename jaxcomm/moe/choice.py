@@ -1,49 +1,32 @@
 """What runs dispatch, combine and route_and_dispatch: the questions to the planner."""
 
-import dataclasses
+import math
 from typing import Any
 
 from jaxcomm import _lowering
 from jaxcomm._core import plan
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a dispatch or combine on each rank.
-
-    Attributes:
-      tokens: T.
-      choices: K.
-      operand, result: shapes of the rows.
-    """
-
-    tokens: int
-    choices: int
-    operand: tuple[int, int]
-    result: tuple[int, int]
-
-
-def choose(site: Any, collective: str, sizes: Sizes, dtype: Any, **attributes: int) -> plan.Resolution:
+def choose(
+    site: Any, collective: str, shape: tuple[int, int], rows: tuple[int, int], width: int, dtype: Any, **attributes: int
+) -> plan.Resolution:
     """The Resolution of a dispatch or combine that is being lowered.
 
     Args:
       site: the Site; its call is a RouteCall.
       collective: "dispatch" or "combine".
-      sizes: sizes of the call.
+      shape: (T, K).
+      rows: numbers of rows of operand and result.
+      width: elements of a row.
       dtype: element type of the rows.
       attributes: further attributes of the custom call.
 
     Raises:
       NotImplementedError: no code can move the rows, or detect an overflow that must raise.
     """
-    given = {
-        "row_count": sizes.operand[1],
-        "choices": sizes.choices,
-        "num_experts": site.call.num_experts,
-        **attributes,
-    }
-    counts = (sizes.operand[0] * sizes.operand[1], sizes.result[0] * sizes.result[1])
-    found = site.resolve(collective, given | attributes, dtype, counts, choices=sizes.tokens * sizes.choices)
+    given = {"row_count": width, "choices": shape[1], "num_experts": site.call.num_experts, **attributes}
+    sizes = (rows[0] * width, rows[1] * width)
+    found = site.resolve(collective, given, dtype, sizes, choices=math.prod(shape))
     if found.backend == "xla" and site.call.raises:
         refuse_unchecked(site.call, found.reason)
     return found

@@ -11,10 +11,10 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._core import plan
-from jaxcomm._dtypes import in_bytes
-from jaxcomm.moe.choice import Sizes, choose
+from jaxcomm._dtypes import accumulator_type, in_bytes
+from jaxcomm.moe.choice import choose
 from jaxcomm.moe.row_assignment import Assignment, own, packed, slices_and_order
-from jaxcomm.moe.rows import accumulator_type, join, joined_type, separate
+from jaxcomm.moe.rows import join, joined_type, separate
 from jaxcomm.ops.ragged_all_to_all import reverse
 
 
@@ -54,13 +54,14 @@ def _exchange(
 ) -> "_Exchange | None":
     """What runs a call; None if there are no choices of experts, so that no row moves."""
     rows, assignment = split(ctx.avals_in)
-    tokens, choices = assignment.slot.shape
-    if not choices or not _compat.in_spmd_region(ctx.module_context.axis_context):  # lower_manual raises
+    shape = assignment.slot.shape
+    if not shape[1] or not _compat.in_spmd_region(ctx.module_context.axis_context):  # lower_manual raises
         return None
     site = _lowering.Site(ctx, call, platform)
     width, dtype = joined_type(rows[:1] if collective == "combine" else rows)
-    sizes = Sizes(tokens, choices, (rows[0].shape[0], width), (ctx.avals_out[0].shape[0], width))
-    return _Exchange(ctx, site, per_choice, choose(site, collective, sizes, dtype, per_choice=per_choice, **attributes))
+    numbers = (rows[0].shape[0], ctx.avals_out[0].shape[0])
+    found = choose(site, collective, shape, numbers, width, dtype, per_choice=per_choice, **attributes)
+    return _Exchange(ctx, site, per_choice, found)
 
 
 @dataclasses.dataclass(frozen=True)

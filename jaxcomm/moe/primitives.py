@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from jaxcomm import _compat
 from jaxcomm._compat import ad
+from jaxcomm._dtypes import accumulator_type
 from jaxcomm._primitive import register
 from jaxcomm.moe.lowering import lower_combine, lower_dispatch, split
 from jaxcomm.moe.row_assignment import Assignment
-from jaxcomm.moe.rows import accumulator_type
 
 
 def dispatch(xs: list[jax.Array], assignment: Assignment, call: Any, per_choice: bool) -> list[jax.Array]:

@@ -48,7 +48,9 @@ def quantize(
         raise TypeError(f"{op}: x must have floats of 16 or 32 bits, got element type {x.dtype}")
     if not x.ndim:
         raise ValueError(f"{op}: x must have at least one dimension, got ()")
-    return _quantize(x, _one_of(op, "dtype", dtype, VALUES), _positive(op, block), _one_of(op, "scale", scale, SCALES))
+    return _quantize(
+        x, _one_of(op, "dtype", dtype, VALUES), _check.positive(op, "block", block), _one_of(op, "scale", scale, SCALES)
+    )
 
 
 def dequantize(values: Any, scales: Any, dtype: Any, *, block: int = 128) -> jax.Array:
@@ -68,7 +70,7 @@ def dequantize(values: Any, scales: Any, dtype: Any, *, block: int = 128) -> jax
     """
     op = "moe.dequantize"
     values, scales = jnp.asarray(values), jnp.asarray(scales)
-    block = _positive(op, block)
+    block = _check.positive(op, "block", block)
     want = (*values.shape[:-1], -(-values.shape[-1] // block)) if values.ndim else None
     if scales.shape != want:
         raise ValueError(
@@ -154,13 +156,6 @@ def _scales(x, largest, block, scale):
 def _spread(scales, x, block):
     """The scale of each element of x."""
     return jnp.repeat(scales, block, -1)[..., : x.shape[-1]]
-
-
-def _positive(op, block):
-    block = _check.integer(op, "block", block)
-    if block < 1:
-        raise ValueError(f"{op}: block must be positive, got {block}")
-    return block
 
 
 def _one_of(op, name, dtype, allowed):

@@ -171,17 +171,17 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
             raise ValueError(f"{op}: {name} must be one of {', '.join(allowed)}, got {value!r}")
     call = make_call(op, "all_to_all_v", axis_name, None, {})
     n = _check.group_size(call.axes, None)
-    total = _positive(op, "num_experts", num_experts)
+    total = _check.positive(op, "num_experts", num_experts)
     if total % n:
         raise ValueError(f"{op}: num_experts={total} must be a multiple of the {n} ranks of {call.axes}")
     local, (tokens, choices) = total // n, ids.shape
     if slots is not None:
         if capacity is not None or align != 1:
             raise ValueError(f"{op}: slots cannot be combined with capacity or align")
-        slots = _positive(op, "slots", slots)
+        slots = _check.positive(op, "slots", slots)
         rows = local * slots
     else:
-        align = _positive(op, "align", align)
+        align = _check.positive(op, "align", align)
         rows = n * tokens * min(choices, local) + local * (align - 1)
         rows = -(-rows // align) * align
         if capacity is not None:
@@ -199,13 +199,6 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
         reduce=reduce,
     )
     return _known_ids(_compat.make_varying(ids, call.axes), total), route_call
-
-
-def _positive(op: str, name: str, value: Any) -> int:
-    number = _check.integer(op, name, value)
-    if number < 1:
-        raise ValueError(f"{op}: {name} must be positive, got {number}")
-    return number
 
 
 def route_prepared(ids: jax.Array, call: RouteCall) -> Routing:

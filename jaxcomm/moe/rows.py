@@ -1,4 +1,4 @@
-"""Rows of several element types as one array of bytes, and the type in which rows are added."""
+"""Rows of several element types as one array of bytes."""
 
 import math
 from collections.abc import Sequence
@@ -57,9 +57,3 @@ def _from_bytes(y, dtype, width):
     sent = jnp.dtype(in_bytes(dtype))
     y = y.reshape(len(y), width, sent.itemsize)
     return lax.bitcast_convert_type(y if sent.itemsize > 1 else y[..., 0], sent).astype(dtype)
-
-
-def accumulator_type(dtype: Any) -> Any:
-    """The type in which combine adds rows of this type."""
-    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
-    return jnp.dtype(jnp.float32) if small else jnp.dtype(jnp.int32) if dtype == jnp.bool_ else jnp.dtype(dtype)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._primitive import register
+from jaxcomm._primitive import rank_in_group, register
 from jaxcomm._typing import AxisIndexGroups, AxisName
 from jaxcomm.ops._shared import Options, collective, make_call
 from jaxcomm.ops.all_gather import all_gather_p
@@ -134,11 +134,7 @@ def _lower(ctx, operand, output, table, *, platform, call):
 
 def _own_row(table, call):
     """This rank's row of a table."""
-    position = lax.axis_index(call.axes)
-    if call.groups is not None:
-        order = [rank for group in call.groups for rank in group]
-        position = jnp.array(np.argsort(order) % len(call.groups[0]), jnp.int32)[position]
-    return lax.dynamic_index_in_dim(table, position, 0, keepdims=False)
+    return lax.dynamic_index_in_dim(table, rank_in_group(call), 0, keepdims=False)
 
 
 def _xla(operand, output, table, call):

