@@ -9,11 +9,11 @@ Over a shaped link between two hosts (needs root): pytest tests/hosts/test_colle
 Options: --routing uniform | zipf | hot (half of all choices are of one rank's experts), --algorithm A (several are run
 in turn), --only-ours (leaves out the exchange with slots for the worst case, whose memory grows with n T min(K, M)).
 
-"experts that write" is the same with experts that read and write every slot. The same exchange by all_to_all of jax.lax
-and of jaxcomm, with slots for the worst case, runs in turn with it. So do a program that only adds 1 to the ids, which
-is what XLA takes to run anything on all devices, and a copy of all rows of a process and a sum of them over the choices
-of each token, by one thread: with results in memory that is in use, the main reference, and in fresh memory with huge
-pages. XLA allocates results of more than 32 MiB anew in every execution, so large exchanges write to fresh memory.
+The same exchange by all_to_all of jax.lax and of jaxcomm, with slots for the worst case, runs in turn with it. So do a
+program that only adds 1 to the ids, which is what XLA takes to run anything on all devices, and a copy of all rows of a
+process and a sum of them over the choices of each token, by one thread: with results in memory that is in use, the main
+reference, and in fresh memory with huge pages. XLA allocates results of more than 32 MiB anew in every execution, so
+large exchanges write to fresh memory.
 
 Prints medians in milliseconds: the wall time of the slowest process, and the processor time of all processes.
 """
@@ -54,10 +54,8 @@ def worst_case(library, ids, x, weights, experts, n):
     return jnp.sum(back[slot] * weights[..., None], 1)
 
 
-def ours(ids, x, weights, experts, capacity, algorithm, writes=False):
+def ours(ids, x, weights, experts, capacity, algorithm):
     rows, routing = moe.route_and_dispatch(x, ids, "rank", num_experts=experts, capacity=capacity, algorithm=algorithm)
-    if writes:
-        rows = jax.nn.relu(rows) - jax.nn.relu(-rows)  # the same values
     return moe.combine(rows, routing, weights, algorithm=None if algorithm == "one_shot" else algorithm)
 
 
@@ -117,9 +115,6 @@ def measure(tokens, choices, experts, width, routing, algorithms, with_others):
         f"jaxcomm.moe, {a or 'selected'}": program(lambda *b, a=a: ours(*b, experts, int(demand), a))
         for a in algorithms
     }
-    runs["jaxcomm.moe, experts that write"] = program(
-        lambda *b: ours(*b, experts, int(demand), algorithms[0], writes=True)
-    )
     if with_others:
         runs["all_to_all of jaxcomm"] = program(lambda *a: worst_case(jaxcomm, *a, experts, n))
         runs["all_to_all of jax.lax"] = program(lambda *a: worst_case(lax, *a, experts, n))

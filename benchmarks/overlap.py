@@ -13,6 +13,7 @@ are network namespaces, whose links have the given rate (bits per second) and on
 | synchronous | jaxcomm; a start is the synchronous operation; products are not split |
 | start | jaxcomm, as the script calls it |
 | ring, direct | jaxcomm, with this algorithm of collective matmul |
+| dropless | jaxcomm.moe, which drops no choice of an expert; other sides of moe have slots for a capacity |
 | stub | none: the same shapes without transfers. Its losses mean nothing |
 
 - exposed: time of a step minus that of stub. Its median is over the rounds.
@@ -52,17 +53,14 @@ from models.lm import comm as comm_lib
 from models.lm import distributed
 from models.lm import model as lm
 from models.lm import train as train_lib
-from models.moe import axes as moe_axes
-from models.moe import step as moe_step
-from models.moe import train as moe_train
-from models.moe.config import Config as MoEConfig
+from models.moe import train as moe
 from models.pp import parallel as pp
 from models.tp import parallel as tp
 from models.zero import parallel as zero
 
 # name: (module, options, sides of jaxcomm)
 SCRIPTS = {
-    "moe": (None, {}, ("start",)),
+    "moe": (moe, {"moe": "capacity"}, ("start", "dropless")),
     "tp": (tp, {}, ("synchronous", "ring", "direct")),
     "zero1": (zero, {"stage": 1}, ("synchronous",)),
     "zero2": (zero, {"stage": 2}, ("synchronous",)),
@@ -137,27 +135,17 @@ def place(array, mesh, spec):
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 
-def prepare(step, init, specs, tokens_spec, mesh, config):
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    state = jax.jit(init, out_shardings=shardings)()
-    array = np.random.default_rng(0).integers(0, lm.VOCAB, (config.batch, config.seq + 1)).astype(np.int32)
-    tokens = place(array, mesh, tokens_spec)
-    return Side(step.lower(state, tokens).compile(), state, (tokens,))
-
-
-def side_of_moe(config, mesh):
-    graphdef, specs, init = moe_step.init_state(config)
-    step = moe_step.make_step(config, mesh, graphdef, specs, moe_train.load_comm(config))
-    return prepare(step, init, specs, P(moe_axes.AXES), mesh, config)
-
-
 def side_of(module, side, config, mesh):
     comm = stub() if side == "stub" else comm_lib.load(config)
     if side == "synchronous":
         comm = comm_lib.with_synchronous_starts(comm)
     with untyped() if side == "stub" else contextlib.nullcontext():
         program = module.build(config, mesh, comm)
-        return prepare(program.step, program.init, program.specs, program.tokens, mesh, config)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), program.specs)
+        state = jax.jit(program.init, out_shardings=shardings)()
+        array = np.random.default_rng(0).integers(0, lm.VOCAB, (config.batch, config.seq + 1)).astype(np.int32)
+        tokens = place(array, mesh, program.tokens)
+        return Side(program.step.lower(state, tokens).compile(), state, (tokens,))
 
 
 # All collectives of a step, alone.
@@ -213,24 +201,19 @@ def measure(name, arguments):
     module, options, of_jaxcomm = SCRIPTS[name]
     sizes = {"layers": arguments.layers, "width": arguments.width, "hidden": 2 * (arguments.width or 0), "lr": 1e-6}
     options = {**options, **{name: value for name, value in sizes.items() if value}}
-    script = "moe" if module is None else module.Config.name
     if distributed.initialize() > 1:  # JAX starts later, in make_mesh
-        options["layout"] = TWO_RANKS[script]
-    if module is None:
-        options = {k: v for k, v in options.items() if k not in ("layers", "width", "hidden", "layout")}
-        make = functools.partial(MoEConfig, moe="capacity", **options)
-        mesh = train_lib.make_mesh(make())
-        sides = {side: side_of_moe(make(comm="lax" if side == "lax" else "jaxcomm"), mesh) for side in ("lax", "start")}
-    else:
-        make = functools.partial(module.Config, **options)
-        mesh = train_lib.make_mesh(make())
-        sides = {}
-        for side in ("lax", *of_jaxcomm, "stub"):
-            more = {"comm": "lax"} if side == "lax" else {}
-            if module is tp and side != "lax":
-                more["matmul"] = side if side in ("ring", "direct") else "unfused"
-            sides[side] = side_of(module, side, make(**more), mesh)
-        sides["alone"] = alone(of_step(module, make(), mesh), mesh)
+        options["layout"] = TWO_RANKS[module.Config.name]
+    config = module.Config(**options)
+    mesh = train_lib.make_mesh(config)
+    sides = {}
+    for side in ("lax", *of_jaxcomm, "stub"):
+        more = {"comm": "lax"} if side == "lax" else {}
+        if side == "dropless":
+            more["moe"] = "dropless"
+        if module is tp and side != "lax":
+            more["matmul"] = side if side in ("ring", "direct") else "unfused"
+        sides[side] = side_of(module, side, dataclasses.replace(config, **more), mesh)
+    sides["alone"] = alone(of_step(module, config, mesh), mesh)
     order, seconds = list(sides), {side: [] for side in sides}
     shuffle = random.Random(0).shuffle  # the same on all processes, and no side always follows the same other one
     for i in range(-arguments.warmup, arguments.rounds):
@@ -240,7 +223,6 @@ def measure(name, arguments):
             took = sides[side].run()
             if i >= 0:
                 seconds[side].append(took)
-    config = make()
     found = []
     for side in [side for side in order if side != "alone"]:
         pairs = zip(seconds["lax"], seconds[side], strict=True)
@@ -252,7 +234,7 @@ def measure(name, arguments):
             "times_of_lax": statistics.median(base / own for base, own in pairs),
             "memory_mib": sides[side].memory_mib, "rounds": arguments.rounds,
         }  # fmt: skip
-        if "stub" in sides and side != "stub":
+        if side != "stub":
             differences = (a - b for a, b in zip(seconds[side], seconds["stub"], strict=True))
             record["exposed_s"], record["alone_s"] = map(statistics.median, (differences, seconds["alone"]))
             record["overlap"] = 1 - record["exposed_s"] / record["alone_s"]

@@ -54,9 +54,7 @@ void Measure(Collective collective, int32_t n, int64_t block_bytes, int launches
       memory.Upload(std::vector<MixedCall>{ll.call, {nullptr, planned.args, planned.network, planned.num_channels}});
   const double ll_us = Microseconds(calls, num_channels, n, launches);
   const double planned_us = Microseconds(calls + 1, num_channels, n, launches);
-  std::vector<device::Report> reports(n);
-  CHECK_CUDA(cudaMemcpy(reports.data(), ranks.reports(), n * sizeof(device::Report), cudaMemcpyDeviceToHost));
-  for (const device::Report& report : reports) {
+  for (const device::Report& report : Reports(ranks)) {
     if (report.state == device::Report::kNone) continue;
     std::fprintf(stderr, "%s: rank %d aborted\n", Name(collective), report.rank);
     std::exit(1);

@@ -255,30 +255,7 @@ void MeasureBandwidth(const Cell& cell, int64_t cache_bytes, cudaStream_t stream
                launches[0], copy, copy / launch, static_cast<double>(prepared.bytes()) / launch / 1e3));
 }
 
-// Microseconds of a CUDA graph of so many launches; -1 if it can't be captured.
-double MedianOfGraph(Prepared& prepared, int launches, cudaStream_t stream) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  bool captured = true;
-  for (int i = 0; i < launches; ++i) captured &= prepared.Launch(stream) == cudaSuccess;
-  captured &= cudaStreamEndCapture(stream, &graph) == cudaSuccess;
-  cudaGetLastError();
-  if (!captured) return -1;
-  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  Stopwatch stopwatch(stream);
-  std::vector<double> runs;
-  for (int repetition = -3; repetition < 21; ++repetition) {
-    const double run = stopwatch.Time([&] { CHECK_CUDA(cudaGraphLaunch(executable, stream)); });
-    if (repetition >= 0) runs.push_back(run);
-  }
-  CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  return Median(runs);
-}
-
-// Without the launch: from the first thread block's begin to the last one's end, and what one more kernel adds to a
-// CUDA graph.
+// Without the launch: from the first thread block's begin to the last one's end.
 void MeasureLatency(const Cell& cell, cudaStream_t stream) {
   Prepared prepared(cell, 0);
   DeviceMemory memory;
@@ -286,7 +263,6 @@ void MeasureLatency(const Cell& cell, cudaStream_t stream) {
   auto* const times = reinterpret_cast<uint64_t*>(memory.Take(2 * blocks * sizeof(uint64_t)));
   std::vector<uint64_t> read(2 * blocks);
   std::vector<double> inside;
-  uint64_t resolution_ns = ~uint64_t{0}, last = 0;
   for (int repetition = -5; repetition < 200; ++repetition) {
     CHECK_CUDA(prepared.Launch(stream, times));
     CHECK_CUDA(cudaStreamSynchronize(stream));
@@ -296,15 +272,9 @@ void MeasureLatency(const Cell& cell, cudaStream_t stream) {
       begin = std::min(begin, read[2 * block]);
       end = std::max(end, read[2 * block + 1]);
     }
-    if (end != begin) resolution_ns = std::min(resolution_ns, end - begin);
-    if (begin != last && last != 0) resolution_ns = std::min(resolution_ns, begin - last);
-    last = end;
     if (repetition >= 0) inside.push_back(static_cast<double>(end - begin) / 1e3);
   }
-  const double few = MedianOfGraph(prepared, 50, stream), many = MedianOfGraph(prepared, 250, stream);
-  Print(cell, prepared,
-        Format("\"kernel_us\": %.3f, \"timer_step_ns\": %llu, \"in_graph_us\": %.3f", Median(inside),
-               static_cast<unsigned long long>(resolution_ns), few < 0 ? -1 : (many - few) / 200));
+  Print(cell, prepared, Format("\"kernel_us\": %.3f", Median(inside)));
 }
 
 Geometry OneNode(int32_t n) { return {1, n, false, true}; }

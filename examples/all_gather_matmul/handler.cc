@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "node_ring.cuh"
 #include "xla/ffi/api/ffi.h"
@@ -29,15 +30,7 @@ cudaError_t LaunchOnNodes(const NodeArgs<Codec>& args, int32_t channels, const n
 namespace {
 
 template <ffi::DataType type>
-struct CodecOf;
-template <>
-struct CodecOf<ffi::F32> {
-  using Codec = F32;
-};
-template <>
-struct CodecOf<ffi::BF16> {
-  using Codec = BF16;
-};
+using CodecOf = std::conditional_t<type == ffi::F32, F32, BF16>;
 
 ffi::Error Check(const char* what, cudaError_t status) {
   if (status == cudaSuccess) return ffi::Error::Success();
@@ -50,7 +43,7 @@ bool HasNodes(const device::Comm& comm) { return comm.local.size < comm.world.si
 // be loaded while no kernel waits for this one.
 template <ffi::DataType type>
 ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingArgs, ffi::RemainingRets) {
-  using Codec = typename CodecOf<type>::Codec;
+  using Codec = CodecOf<type>;
   const bool nodes = HasNodes(setup.comm());
   if (nodes) {
     if (ffi::Error error = setup.UseGin(NCCL_VERSION_CODE); error.failure()) return error;
@@ -65,7 +58,7 @@ ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingAr
 template <ffi::DataType type>
 ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, ffi::BufferR2<type> w,
                    ffi::ResultBufferR2<type> y, ffi::Dictionary) {
-  using Codec = typename CodecOf<type>::Codec;
+  using Codec = CodecOf<type>;
   using Storage = typename Codec::Storage;
   NodeArgs<Codec> args = WithArena<Codec>(call.comm(), call.gin());
   args.x = static_cast<const Storage*>(x.untyped_data());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "fused_rmsnorm.cuh"
 #include "xla/ffi/api/ffi.h"
@@ -22,15 +23,7 @@ cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t strea
 namespace {
 
 template <ffi::DataType type>
-struct CodecOf;
-template <>
-struct CodecOf<ffi::F32> {
-  using Codec = F32;
-};
-template <>
-struct CodecOf<ffi::BF16> {
-  using Codec = BF16;
-};
+using CodecOf = std::conditional_t<type == ffi::F32, F32, BF16>;
 
 ffi::Error Check(const char* what, cudaError_t status) {
   if (status == cudaSuccess) return ffi::Error::Success();
@@ -41,7 +34,7 @@ ffi::Error Check(const char* what, cudaError_t status) {
 // the kernel's code. The code must be loaded while no kernel waits for this one.
 template <ffi::DataType type>
 ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingArgs, ffi::RemainingRets) {
-  using Codec = typename CodecOf<type>::Codec;
+  using Codec = CodecOf<type>;
   const int64_t bytes = ArenaBytes<Codec>(setup.comm(), setup.max_channels(), x.dimensions()[0], x.dimensions()[1]);
   if (!setup.has_windows()) {
     if (ffi::Error error = setup.Reserve(bytes); error.failure()) return error;
@@ -54,7 +47,7 @@ template <ffi::DataType type>
 ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, ffi::BufferR2<type> residual,
                    ffi::BufferR1<type> weight, ffi::ResultBufferR2<type> out, ffi::ResultBufferR2<type> new_residual,
                    ffi::Dictionary attributes) {
-  using Codec = typename CodecOf<type>::Codec;
+  using Codec = CodecOf<type>;
   using Storage = typename Codec::Storage;
   const ffi::ErrorOr<float> epsilon = attributes.get<float>("epsilon");
   if (!epsilon) return epsilon.error();

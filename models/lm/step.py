@@ -21,9 +21,9 @@ class Program(NamedTuple):
     specs: Any  # PartitionSpec of each array of the state
     tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
     step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
-    evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte
+    evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte; with build(evaluation=), all losses
     gradients: Callable | None = None  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
-    graphdef: Any = None  # for nnx.merge with the parameters, where these are the parameters of the model
+    graphdef: Any = None  # for nnx.merge with the parameters, of a Program of build()
 
 
 def learning_rate(config):
@@ -91,7 +91,58 @@ def global_norm(grads, specs, axes, comm):
     return jnp.sqrt(sum(comm.psum(value, own) if own else value for own, value in sorted(squares.items())))
 
 
-def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, arrange=None, weights=None):
+def make_program(config, mesh, init, specs, optimizer, gradients, norm, evaluate, **others):
+    """Makes a Program from functions inside shard_map.
+
+    Args:
+      init: () -> (parameters, state of ``optimizer``), on one device.
+      specs: PartitionSpecs of the parameters.
+      gradients: (parameters, tokens) -> (metrics of the batch, gradients of the batch).
+      norm: gradients -> norm of the gradient of the whole model.
+      evaluate: (parameters, tokens) -> the result of Program.evaluate.
+      others: other fields of Program.
+    """
+    state_specs = (
+        specs,
+        optax.tree_map_params(
+            optimizer,
+            lambda _, spec: spec,
+            jax.eval_shape(init)[1],
+            specs,
+            transform_non_params=lambda _: P(),
+        ),
+    )
+    tokens_spec = P(config.batch_axes)
+
+    def loss_and_gradients(params, tokens):
+        values, grads = gradients(params, tokens)
+        return values["loss"], grads
+
+    def step(state, tokens):
+        params, opt_state = state
+        values, grads = gradients(params, tokens)
+        length = norm(grads)
+        grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / length), grads)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {**values, "grad_norm": length}
+
+    def on_mesh(f, outputs, inputs=state_specs, **options):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, tokens_spec), out_specs=outputs), **options)
+
+    return Program(
+        init=init,
+        specs=state_specs,
+        tokens=tokens_spec,
+        step=on_mesh(step, (state_specs, P()), donate_argnums=0),
+        evaluate=on_mesh(lambda state, tokens: evaluate(state[0], tokens), P()),
+        gradients=on_mesh(loss_and_gradients, (P(), specs), specs),
+        **others,
+    )
+
+
+def build(
+    config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, arrange=None, weights=None, evaluation=None
+):
     """Makes the Program of a script.
 
     Args:
@@ -104,22 +155,14 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
       arrange: function of the parameters, for scripts that hold them in another form. ``loss`` then gets this form in
         place of the model, in the type of the optimiser.
       weights: of each loss in the sum that is minimised, by name.
+      evaluation: the losses of Program.evaluate, if they are not those of training.
     """
-    graphdef, shapes, init_params = lm.structure(config, module)
+    graphdef, _, init_params = lm.structure(config, module)
     plain, arrange = arrange is None, arrange or (lambda params: params)
     axes_of = loss_axes if isinstance(loss_axes, dict) else {"loss": loss_axes}
-    shapes = jax.eval_shape(arrange, shapes)
     optimizer = make_optimizer(config)
-    opt_specs = optax.tree_map_params(
-        optimizer,
-        lambda _, spec: spec,
-        jax.eval_shape(optimizer.init, shapes),
-        specs,
-        transform_non_params=lambda _: P(),
-    )
-    tokens_spec = P(config.batch_axes)
 
-    def local_losses(params, tokens):
+    def local_losses(params, tokens, loss=loss):
         model = nnx.merge(graphdef, lm.cast_model(params, config)) if plain else params
         found = loss(config, model, tokens, comm)
         return found if isinstance(loss_axes, dict) else {"loss": found}
@@ -130,42 +173,26 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
         return jax.lax.pcast(one, axes_of[name], to="varying")
 
     def total(values):
-        return {name: comm.psum(value, axes_of[name]) for name, value in values.items()}
+        """One psum per set of axes."""
+        found = {}
+        for axes in dict.fromkeys(axes_of.values()):
+            found |= comm.psum({name: x for name, x in values.items() if axes_of[name] == axes}, axes)
+        return found
 
     def gradients(params, tokens):
         values, pull = jax.vjp(lambda params: local_losses(params, tokens), vary(params, specs, config.axes))
         (grads,) = pull({name: weight(name, value) for name, value in values.items()})
         return total(values), sum_gradients(grads, specs, config.axes, comm)
 
-    def loss_and_gradients(params, tokens):
-        values, grads = gradients(params, tokens)
-        return values["loss"], grads
-
-    def step(state, tokens):
-        params, opt_state = state
-        values, grads = gradients(params, tokens)
-        norm = global_norm(grads, specs, config.axes, comm)
-        grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), {**values, "grad_norm": norm}
-
     def init():
         params = arrange(init_params())
         return params, optimizer.init(params)
 
-    def evaluate(state, tokens):
-        values = local_losses(vary(state[0], specs, config.axes), tokens)
-        return comm.psum(values["loss"], axes_of["loss"])
+    def norm(grads):
+        return global_norm(grads, specs, config.axes, comm)
 
-    def on_mesh(f, outputs, inputs=(specs, opt_specs), **options):
-        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, tokens_spec), out_specs=outputs), **options)
+    def evaluate(params, tokens):
+        values = local_losses(vary(params, specs, config.axes), tokens, evaluation or loss)
+        return total(values) if evaluation else comm.psum(values["loss"], axes_of["loss"])
 
-    state_specs = (specs, opt_specs)
-    return Program(
-        init=init,
-        specs=state_specs,
-        tokens=tokens_spec,
-        step=on_mesh(step, (state_specs, P()), donate_argnums=0),
-        evaluate=on_mesh(evaluate, P()),
-        gradients=on_mesh(loss_and_gradients, (P(), specs), specs),
-    )
+    return make_program(config, mesh, init, specs, optimizer, gradients, norm, evaluate, graphdef=graphdef)

@@ -27,7 +27,7 @@ def make_mesh(config):
     On the platform cpu, creates the devices unless JAX has already started with enough of them.
     """
     processes = distributed.initialize()
-    wanted = f"{config.layout_flags}: {config.ranks()} devices"
+    wanted = f"--layout {config.layout}: {config.ranks()} devices"
     count, rest = divmod(config.ranks(), processes)
     if rest:
         raise ValueError(f"{wanted} cannot be split evenly among {processes} processes")
@@ -146,7 +146,7 @@ class Run:
             if points:
                 label = "held-out" if name.startswith("heldout") else "training"
                 axis.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-        title = f"models/{self.config.name} {self.config.layout_flags} --comm {self.config.comm}"
+        title = f"models/{self.config.name} --layout {self.config.layout} --comm {self.config.comm}"
         axis.set(xlabel="step", ylabel="bits per byte", title=title)
         axis.grid(alpha=0.3)
         axis.legend()

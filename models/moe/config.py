@@ -2,19 +2,19 @@
 
 import dataclasses
 
-from ..lm.config import Options, option
-from .axes import AXES
+from ..lm.config import Config as BaseConfig
+from ..lm.config import option
+
+AXES = ("node", "gpu")  # outermost first; every device is a data-parallel rank and holds experts
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Options):
-    """All options of a training run. The defaults train in one to two minutes on two CPU cores."""
-
+class Config(BaseConfig):
     name = "moe"
     about = "Trains a mixture-of-experts transformer on bytes of text."
     axes = AXES
     batch_axes = AXES
-    free_on_resume = (*Options.free_on_resume, "eval_capacity", "sample", "prompt", "temperature")
+    free_on_resume = (*BaseConfig.free_on_resume, "eval_capacity", "sample", "prompt", "temperature")
 
     # Where to run. "direct" adds in the order of the ranks, as XLA does on CPUs, so the losses of both libraries are
     # equal with --moe capacity. With another order, rounding errors make them differ after some hundred steps.
@@ -23,18 +23,9 @@ class Config(Options):
         'algorithm of jaxcomm.psum; "" selects it by size and topology; on several hosts, "direct" becomes '
         '"hierarchical", because hosts cannot read each other\'s memory',
     )
-    platform: str = option(
-        "cpu",
-        "JAX platform of the devices; cpu creates nodes * gpus CPU devices, an equal share in each process",
-    )
-    nodes: int = option(2, "outer mesh axis: nodes")
-    gpus: int = option(4, "inner mesh axis: devices per node")
-
-    # Input and output.
-    out: str = option("runs/moe", "folder for checkpoint, metrics and loss curve; files of an earlier run are replaced")
+    layout: str = option("2x4", "sizes of the mesh axes node x gpu")
 
     # Model.
-    layers: int = option(2, "transformer blocks, each with attention and a mixture of experts")
     heads: int = option(4, "attention heads")
     experts: int = option(8, "experts per layer, sharded over all devices")
     hidden: int = option(384, "hidden units of one expert")
@@ -53,11 +44,7 @@ class Config(Options):
     steps: int = option(1000, "optimiser steps in total, including those before --resume")
     # Independent of `steps`, so that 3 steps and 3 resumed steps have the same rates as 6 steps at once.
     decay_steps: int = option(1000, "step at which the cosine reaches a twentieth of --lr, where it stays")
-    # Clips spikes only: the first steps have a norm of 8, later steps below 2. The last bit of the norm depends on how
-    # XLA compiles its sum, so clipped steps may differ by rounding between --comm jaxcomm and lax (jax 0.12).
-    clip: float = option(10.0, "largest global gradient norm")
     balance: float = option(0.01, "weight of the load-balancing loss")
-    seed: int = option(0, "seed of weights, data order and sample")
 
     # Reporting.
     eval_every: int = option(250, "steps between evaluations; the last step is always evaluated")
@@ -67,17 +54,13 @@ class Config(Options):
     temperature: float = option(0.7, "sampling temperature; 0 always takes the likeliest byte")
 
     def __post_init__(self):
-        for name in ["nodes", "gpus", "experts"]:
-            self.check(getattr(self, name) >= 1, name, "at least 1")
         super().__post_init__()
         for name in ["sample", "temperature", "balance"]:
             self.check(getattr(self, name) >= 0, name, "at least 0")
         for name in ["capacity", "eval_capacity"]:
             self.check(getattr(self, name) > 0, name, "above 0")
-        ranks = f"{self.nodes} nodes x {self.gpus} gpus = {self.ranks()} devices"
         self.check(self.experts >= 2, "experts", "at least 2, because each token chooses two")
-        self.check(self.experts % self.ranks() == 0, "experts", f"a multiple of {ranks}")
-        self.check(self.batch % self.ranks() == 0, "batch", f"a multiple of {ranks}")
+        self.check_divides(AXES, experts="experts")
         self.check(self.prompt != "", "prompt", "at least one character")
 
     def without_effect(self):
@@ -87,11 +70,3 @@ class Config(Options):
         if self.sample == 0:
             found |= dict.fromkeys(("prompt", "temperature"), "--sample 0")
         return found
-
-    @property
-    def sizes(self):
-        return dict(zip(AXES, (self.nodes, self.gpus), strict=True))
-
-    @property
-    def layout_flags(self):
-        return f"--nodes {self.nodes} --gpus {self.gpus}"

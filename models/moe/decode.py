@@ -10,17 +10,17 @@ from jax.sharding import PartitionSpec as P
 
 from ..lm import distributed
 from ..lm import model as lm
-from .axes import AXES
+from .config import AXES
 
 
-def make_decode(config, mesh, graphdef, specs, comm):
+def make_decode(config, mesh, program, comm):
     """decode(params, text, lengths, key) -> text, with the bytes from ``lengths`` on replaced by generated ones.
 
     Sequences are sharded over the ranks, as in training. Each step appends a byte to every sequence. Bytes of a prompt
     take such a step too, so prompts may have different lengths.
 
     Args of the returned function:
-      params: partitioned by ``specs``.
+      params: partitioned as those of ``program``, the Program of training.
       text: (batch, length) int32; each sequence starts with its prompt.
       lengths: (batch,) int32, bytes of each prompt, at least 1.
       key: of jax.random. With ``--temperature 0``, the likeliest byte is taken.
@@ -35,7 +35,7 @@ def make_decode(config, mesh, graphdef, specs, comm):
         return jax.vmap(jax.random.categorical)(keys, scores / config.temperature).astype(jnp.int32)
 
     def decode(params, text, lengths, key):
-        model = nnx.merge(graphdef, lm.cast_model(params, config))
+        model = nnx.merge(program.graphdef, lm.cast_model(params, config))
 
         def append(place, carry):
             text, caches = carry
@@ -47,7 +47,7 @@ def make_decode(config, mesh, graphdef, specs, comm):
         caches = jax.tree.map(lambda x: jax.lax.pcast(x, AXES, to="varying"), caches)
         return jax.lax.fori_loop(0, text.shape[1] - 1, append, (text, caches))[0]
 
-    inputs = (specs, P(AXES), P(AXES), P())
+    inputs = (program.specs[0], P(AXES), P(AXES), P())
     return jax.jit(jax.shard_map(decode, mesh=mesh, in_specs=inputs, out_specs=P(AXES)))
 
 

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from .axes import AXES
+from .config import AXES
 
 # Rows of one product on CPUs. The groups of the experts are padded to multiples of it. With the default options, a
 # training step with 128 takes less time than with 64 or 256 (two CPU cores, jax 0.10.2).

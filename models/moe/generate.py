@@ -15,46 +15,45 @@ from ..lm.config import load
 from ..lm.train import make_mesh
 from .config import Config
 from .decode import generate, make_decode
-from .step import init_state
+from .step import build
 from .train import load_comm
 
 
 def parse(argv):
     """Command line -> (config of the run, options)."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}.generate", description=__doc__)
-    parser.add_argument("--out", default=Config.out, help="folder of the training run (default: %(default)s)")
+    parser.add_argument(
+        "--out", default=f"runs/{Config.name}", help="folder of the training run (default: %(default)s)"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64], help="numbers of sequences to measure")
     parser.add_argument("--tokens", type=int, default=200, help="bytes to generate (default: %(default)s)")
     parser.add_argument("--prompt", help="text to continue; by default that of the training run")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest byte (default)")
-    for name in ("nodes", "gpus"):
-        parser.add_argument(f"--{name}", type=int, help="by default that of the training run")
+    parser.add_argument("--layout", help="sizes of the mesh axes node x gpu; by default those of the training run")
     parser.add_argument("--comm", choices=("jaxcomm", "lax"), help="by default that of the training run")
     options = parser.parse_args(argv)
     if min(*options.batch, options.tokens) < 1:
         parser.error("--batch and --tokens: expected numbers of at least 1")
-    given = {name: getattr(options, name) for name in ("prompt", "temperature", "nodes", "gpus", "comm")}
+    given = {name: getattr(options, name) for name in ("prompt", "temperature", "layout", "comm")}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         config = load(Config, pathlib.Path(options.out) / "config.json", {})
-        ranks = given.get("nodes", config.nodes) * given.get("gpus", config.gpus)
-        return dataclasses.replace(config, batch=ranks, **given), options
+        return dataclasses.replace(config, batch=config.experts, **given), options  # a multiple of the ranks
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
 
 
-def load_params(config, mesh, out):
-    """The parameters of the last checkpoint, partitioned over the mesh, with their structure and partition."""
-    graphdef, specs, init = init_state(config)
+def load_params(program, mesh, out):
+    """The parameters of the last checkpoint, partitioned over the mesh."""
     target = jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(init), specs,
+        jax.eval_shape(program.init), program.specs,
     )  # fmt: skip
     with ocp.CheckpointManager((pathlib.Path(out) / "checkpoints").absolute()) as checkpoints:
         if checkpoints.latest_step() is None:
             raise ValueError(f"--out: no checkpoint in {out}/checkpoints. Train a model first.")
         state = checkpoints.restore(checkpoints.latest_step(), args=ocp.args.StandardRestore(target))
-    return state[0], graphdef, specs[0]
+    return state[0]
 
 
 def main(argv=None):
@@ -62,8 +61,9 @@ def main(argv=None):
     config, options = parse(argv)
     try:
         mesh = make_mesh(config)
-        params, graphdef, specs = load_params(config, mesh, options.out)
-        decode = make_decode(config, mesh, graphdef, specs, load_comm(config))
+        comm = load_comm(config)
+        program = build(config, mesh, comm)
+        params, decode = load_params(program, mesh, options.out), make_decode(config, mesh, program, comm)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     leads = jax.process_index() == 0
@@ -78,7 +78,7 @@ def main(argv=None):
         if leads:
             print(
                 f"batch {batch}: {batch * steps / seconds:,.0f} tokens/s, {1e3 * seconds / steps:.2f} ms per step, on "
-                f"{config.nodes} x {config.gpus} {config.platform} devices",
+                f"{config.layout} {config.platform} devices",
                 flush=True,
             )
     if leads:

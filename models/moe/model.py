@@ -8,20 +8,17 @@ Sizes in the docstrings: b sequences, s bytes each, t = b * s tokens of this ran
 n ranks, c slots per expert and rank, f hidden units.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
-from ..lm.model import embed
-from .axes import AXES
+from ..lm.model import VOCAB, embed, rotate
+from .config import AXES
 from .dropless import experts_of_all, perceptron
 
-VOCAB = 256  # bytes
 TOP_K = 2  # experts per token
 
 
@@ -125,12 +122,10 @@ class MoE(nnx.Module):
         experts, width, hidden = config.experts, config.width, config.hidden
         self.dropless = config.moe == "dropless"
         self.ragged = config.platform != "cpu"
-        # The annotation is for our in_specs. With eager_sharding=False, the variable can be created without a mesh.
-        sharded = functools.partial(nnx.Param, out_sharding=P(AXES), eager_sharding=False)
         init = nnx.initializers.lecun_normal(batch_axis=0)
         self.router = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (width, experts)))
-        self.up = sharded(init(rngs.params(), (experts, width, hidden)))
-        self.down = sharded(init(rngs.params(), (experts, hidden, width)) / math.sqrt(2 * config.layers))
+        self.up = nnx.Param(init(rngs.params(), (experts, width, hidden)))
+        self.down = nnx.Param(init(rngs.params(), (experts, hidden, width)) / math.sqrt(2 * config.layers))
 
     def __call__(self, x, capacity_factor, comm, axes=AXES):
         """(t, d) -> (t, d) and Stats. The ranks along ``axes`` share the experts."""
@@ -167,26 +162,6 @@ class MoE(nnx.Module):
         return jnp.einsum("tkd,tk->td", chosen.reshape(num_tokens, TOP_K, width), weight), routing.stats
 
 
-def rotate(x, first=0):
-    """Rotary positions: rotates each pair of features of a head by an angle proportional to the position.
-
-    Args:
-      x: (b, s, heads, head_dim), head_dim even.
-      first: position of x[:, 0].
-
-    Returns:
-      The same shape and dtype.
-
-    Source: Su et al., RoFormer, arXiv 2104.09864.
-    """
-    half = x.shape[-1] // 2
-    frequency = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = (first + jnp.arange(x.shape[1], dtype=jnp.float32))[:, None, None] * frequency  # (s, 1, half)
-    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-
-
 class Cache(NamedTuple):
     """Keys and values of the last w positions of a layer, (b, w, heads, head_dim). Position i is in row i % w."""
 
@@ -207,7 +182,8 @@ class Attention(nnx.Module):
         """(b, s, d) -> (b, s, d)."""
         batch, seq, width = x.shape
         query, key, value = jnp.split(self.qkv(x).reshape(batch, seq, 3 * self.heads, -1), 3, axis=2)
-        mixed = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+        positions = jnp.arange(seq)
+        mixed = jax.nn.dot_product_attention(rotate(query, positions), rotate(key, positions), value, is_causal=True)
         return self.out(mixed.reshape(batch, seq, width))
 
     def append(self, x, place, cache):
@@ -218,10 +194,10 @@ class Attention(nnx.Module):
         batch, width = x.shape
         window = cache.key.shape[1]
         query, key, value = jnp.split(self.qkv(x).reshape(batch, 1, 3 * self.heads, -1), 3, axis=2)
-        row = place % window
-        cache = Cache(cache.key.at[:, row].set(rotate(key, place)[:, 0]), cache.value.at[:, row].set(value[:, 0]))
+        row, position = place % window, jnp.full(1, place)
+        cache = Cache(cache.key.at[:, row].set(rotate(key, position)[:, 0]), cache.value.at[:, row].set(value[:, 0]))
         written = jnp.arange(window)[None, None, None] <= place
-        mixed = jax.nn.dot_product_attention(rotate(query, place), *cache, mask=written)
+        mixed = jax.nn.dot_product_attention(rotate(query, position), *cache, mask=written)
         return self.out(mixed.reshape(batch, width)), cache
 
 

@@ -16,7 +16,7 @@ from .config import Config
 from .decode import generate, make_decode
 from .step import build
 
-# All sums are over all ranks. On several nodes, their order is that of one process with the same --nodes.
+# All sums are over all ranks. On several nodes, their order is that of one process with the same --layout.
 load_comm = functools.partial(comm_lib.load, sums=("psum",), between_nodes="hierarchical")
 
 
@@ -42,7 +42,7 @@ class Run(lm.Run):
     def sample(self):
         """Continues the prompt by ``config.sample`` bytes. All processes take part; the first writes the text."""
         config = self.config
-        decode = make_decode(config, self.mesh, self.program.graphdef, self.program.specs[0], self.comm)
+        decode = make_decode(config, self.mesh, self.program, self.comm)
         (text,) = generate(decode, self.state[0], [config.prompt.encode()], config.sample, self.mesh, config.seed)
         if self.leads:
             (self.out / "sample.txt").write_bytes(text)

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from ..lm import model as lm
 from ..lm.config import Config as BaseConfig
 from ..lm.config import option
-from ..lm.step import Program, learning_rate
+from ..lm.step import learning_rate, make_program
 
 AXES = ("node", "gpu")  # every device is a data-parallel rank
 
@@ -231,9 +231,9 @@ class Stage:
         return self.comm.psum(value, AXES)
 
     def gradients(self, vectors, tokens):
-        """(loss of the batch, gradients of the batch): of parts, or with stage 0 of complete vectors."""
+        """({"loss"} of the batch, gradients of the batch): of parts, or with stage 0 of complete vectors."""
         value, grads = getattr(self, f"_stage_{self.config.stage}")(vectors, tokens)
-        return self.comm.psum(value, AXES), grads
+        return {"loss": self.comm.psum(value, AXES)}, grads
 
     def _stage_0(self, vectors, tokens):
         # Typed as varying: otherwise, the derivative of shard_map sums the gradients with jax.lax.
@@ -300,35 +300,9 @@ def build(config, mesh, comm):
         vectors["blocks"] = jnp.stack(blocks)
         return vectors, optimizer.init(vectors)
 
-    def step(state, tokens):
-        vectors, opt_state = state
-        value, grads = stage.gradients(vectors, tokens)
+    def norm(grads):
         # Stage 0 sums parts too, so that all stages round alike.
         parts = jax.tree.map(lambda x: jnp.sum(jnp.square(x if in_parts else part(x))), grads)
-        norm = jnp.sqrt(comm.psum(sum(jax.tree.leaves(parts)), AXES))
-        grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
-        updates, opt_state = optimizer.update(grads, opt_state, vectors)
-        return (optax.apply_updates(vectors, updates), opt_state), {"loss": value, "grad_norm": norm}
+        return jnp.sqrt(comm.psum(sum(jax.tree.leaves(parts)), AXES))
 
-    def evaluate(state, tokens):
-        return stage.loss(state[0], tokens)
-
-    opt_specs = optax.tree_map_params(
-        optimizer,
-        lambda _, spec: spec,
-        jax.eval_shape(init)[1],
-        specs,
-        transform_non_params=lambda _: P(),
-    )
-
-    def on_mesh(f, outputs, inputs, **options):
-        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, P(AXES)), out_specs=outputs), **options)
-
-    return Program(
-        init=init,
-        specs=(specs, opt_specs),
-        tokens=P(AXES),
-        step=on_mesh(step, ((specs, opt_specs), P()), (specs, opt_specs), donate_argnums=0),
-        evaluate=on_mesh(evaluate, P(), (specs, opt_specs)),
-        gradients=on_mesh(stage.gradients, (P(), specs), specs),
-    )
+    return make_program(config, mesh, init, specs, optimizer, stage.gradients, norm, stage.loss)

@@ -19,16 +19,18 @@ from jax.sharding import PartitionSpec as P
 from training import OPTIONS, ROOT, TINY, flags
 
 from models.lm import data, distributed
+from models.lm import model as lm_model
 from models.lm import train as lm
+from models.lm.step import Program
 from models.moe import step as step_lib
 from models.moe import train
-from models.moe.config import Config
+from models.moe.config import AXES, Config
+from models.moe.model import Transformer
 
 
 def test_the_defaults_are_those_of_the_readme():
     config = Config()
-    _, _, init = step_lib.init_state(config)
-    params, _ = jax.eval_shape(init)
+    params = jax.eval_shape(lm_model.structure(config, Transformer)[2])
     millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
     quoted = (
         f"the defaults ({config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters)"
@@ -141,16 +143,13 @@ def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 def test_exit_status_after_ctrl_c(tmp_path, monkeypatch, capsys):
-    def make_step(*arguments):
-        def step(state, tokens):
-            os.kill(os.getpid(), signal.SIGINT)
-            return state, {"loss": np.float32(1), "dropped": np.float32(0)}
-
-        return step
+    def step(state, tokens):
+        os.kill(os.getpid(), signal.SIGINT)
+        return state, {"loss": np.float32(1), "dropped": np.float32(0)}
 
     state = {"x": np.zeros(3, np.float32)}
-    monkeypatch.setattr(step_lib, "init_state", lambda config: (None, ({"x": P()},), lambda: (state,)))
-    monkeypatch.setattr(step_lib, "make_step", make_step)
+    program = Program(lambda: (state,), ({"x": P()},), P(AXES), step, evaluate=None)
+    monkeypatch.setattr(step_lib, "build", lambda config, mesh, comm: program)
     monkeypatch.setattr(sys, "argv", ["train", *flags(**{**OPTIONS, "out": tmp_path})])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("models.moe.train", run_name="__main__")

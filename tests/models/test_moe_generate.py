@@ -11,7 +11,6 @@ from training import TINY
 
 from models.lm.train import make_mesh
 from models.moe import decode, generate, train
-from models.moe import step as step_lib
 
 CONFIG = dataclasses.replace(TINY, layers=2, temperature=0.0)
 PROMPTS = [b"def f(x):", b"a", b"class", b"import os, sys, a, b, c, d, e, f, g", b"a", b"0", b"x", b"yy", b"zzz", b"a"]
@@ -19,11 +18,11 @@ PROMPTS = [b"def f(x):", b"a", b"class", b"import os, sys, a, b, c, d, e, f, g",
 
 def continued(config, prompts, count, seed=0):
     """Parameters, which depend on config.seed, and texts, sampled with seed."""
-    mesh = make_mesh(config)
-    graphdef, (specs, _), init = step_lib.init_state(config)
-    shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
-    params = jax.jit(lambda: init()[0], out_shardings=shardings)()
-    run = decode.make_decode(config, mesh, graphdef, specs, train.load_comm(config))
+    mesh, comm = make_mesh(config), train.load_comm(config)
+    program = train.build(config, mesh, comm)
+    shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), program.specs[0])
+    params = jax.jit(lambda: program.init()[0], out_shardings=shardings)()
+    run = decode.make_decode(config, mesh, program, comm)
     return jax.device_put(jax.device_get(params), jax.devices()[0]), decode.generate(
         run, params, prompts, count, mesh, seed
     )
@@ -47,7 +46,7 @@ def test_sampled_text_does_not_depend_on_the_mesh():
     config = dataclasses.replace(CONFIG, temperature=1.0)
     texts = continued(config, [b"def"] * 9, 20)[1]
     assert len(set(texts)) == 9
-    alone = dataclasses.replace(config, nodes=1, gpus=1)
+    alone = dataclasses.replace(config, layout="1x1")
     assert continued(alone, [b"def"] * 9, 20)[1] == texts
     assert continued(config, [b"def"] * 9, 20, seed=1)[1] != texts
 
@@ -58,7 +57,7 @@ def test_the_command_continues_a_run_and_prints_the_speed(alone, capsys):
     texts = generate.main([*options, "--batch", "1", "9"])
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in printed[:2]] == [["batch", "1:"], ["batch", "9:"]]
-    assert all("tokens/s" in line and "on 2 x 4 cpu devices" in line for line in printed[:2])
+    assert all("tokens/s" in line and "on 2x4 cpu devices" in line for line in printed[:2])
     assert len(texts) == 9 and texts[0] == summary["sample"]
     assert texts[0].decode(errors="replace") in "\n".join(printed)
 

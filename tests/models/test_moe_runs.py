@@ -72,8 +72,8 @@ def test_interrupted_run_continues_where_it_was_saved(alone, tmp_path, after_ste
 @pytest.mark.full  # test_dispatch_combine.py: the order of sums; test_moe_step.py: a step equals that of one device
 def test_another_mesh_gives_the_same_losses(alone, tmp_path):
     """Bit for bit: sums are in the order of choices and ranks, not of nodes."""
-    train_here(tmp_path / "run", nodes=1, gpus=8, sample=0)
-    assert alone[1].config.nodes == 2
+    train_here(tmp_path / "run", layout="1x8", sample=0)
+    assert alone[1].config.layout == "2x4"
     assert metrics(tmp_path / "run") == metrics(alone[0])
 
 

@@ -5,7 +5,9 @@ the wrong capacity, a missing part of the loss, an optimiser that is not AdamW.
 """
 
 import dataclasses
+import functools
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,11 @@ COMMS = {"jaxcomm": jaxcomm, "lax": comm_lib.with_synchronous_starts(jax.lax)}
 CONFIG = dataclasses.replace(
     TINY, layers=2, batch=16, moe="capacity", capacity=1.0, eval_capacity=1.5, balance=0.5, weight_decay=0.5, clip=2.0
 )
+
+
+def build(config, mesh, comm, check_vma):
+    with mock.patch.object(jax, "shard_map", functools.partial(jax.shard_map, check_vma=check_vma)):
+        return step_lib.build(config, mesh, comm)
 
 
 def some_tokens(seed):
@@ -52,10 +59,9 @@ def close(value, expected, scale=None, name=""):
 def test_step_equals_that_of_one_device(mesh, comm, check_vma, moe):
     """Two steps: the gradients of the first step are clipped, those of the second are not."""
     config = dataclasses.replace(CONFIG, moe=moe)
-    graphdef, specs, init = step_lib.init_state(config)
-    step = step_lib.make_step(config, mesh, graphdef, specs, COMMS[comm], check_vma)
+    program = build(config, mesh, COMMS[comm], check_vma)
     grads_of = jax.jit(lambda params, tokens: plain.grads(params, tokens, config))
-    state = jax.jit(init)()
+    state = jax.jit(program.init)()
     adamw = plain.AdamW(CONFIG, jax.tree.leaves(state[0]))
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state[0])]
     # In the first batch all bytes are equal, so the gradients of all ranks have equal signs.
@@ -65,7 +71,7 @@ def test_step_equals_that_of_one_device(mesh, comm, check_vma, moe):
         assert norm > 1.2 * CONFIG.clip if clipped else norm < CONFIG.clip / 1.2
         adamw.params = [np.asarray(x, np.float64) for x in jax.tree.leaves(state[0])]
         adamw.update(grads)
-        state, metrics = step(state, tokens)
+        state, metrics = program.step(state, tokens)
         assert set(metrics) == {"loss", "balance", "dropped", "grad_norm"}
         assert (wanted["dropped"] > 0) == (moe == "capacity")
         for name, value in {**wanted, "grad_norm": norm}.items():
@@ -83,12 +89,13 @@ def test_step_equals_that_of_one_device(mesh, comm, check_vma, moe):
 
 
 def test_evaluation_has_its_own_capacity(mesh):
-    graphdef, specs, init = step_lib.init_state(CONFIG)
-    params, tokens = jax.jit(init)()[0], some_tokens(4)
+    program = step_lib.build(CONFIG, mesh, COMMS["jaxcomm"])
+    state, tokens = jax.jit(program.init)(), some_tokens(4)
+    params = state[0]
     of_one_device = jax.jit(plain.metrics, static_argnums=(2, 3))
     expected = of_one_device(params, tokens, CONFIG, CONFIG.eval_capacity)
     assert 0 < expected["dropped"] < of_one_device(params, tokens, CONFIG, CONFIG.capacity)["dropped"]
-    metrics = step_lib.make_eval(CONFIG, mesh, graphdef, specs, jaxcomm)(params, tokens)
+    metrics = program.evaluate(state, tokens)
     assert set(metrics) == set(expected)
     for name, value in expected.items():
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5), name
@@ -98,7 +105,6 @@ def test_evaluation_has_its_own_capacity(mesh):
 def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
     """Two all_to_all per layer, and two for its gradient. Sums over ranks stay float32."""
     config = dataclasses.replace(TINY, dtype=dtype)
-    graphdef, specs, init = step_lib.init_state(config)
     exchanged, summed = [], []
 
     def all_to_all(x, *args, **options):
@@ -110,10 +116,10 @@ def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
         return jax.lax.psum(x, axes)
 
     comm = comm_lib.with_synchronous_starts(types.SimpleNamespace(all_to_all=all_to_all, psum=psum))
-    step = step_lib.make_step(config, mesh, graphdef, specs, comm)
-    state = jax.eval_shape(init)
+    program = step_lib.build(config, mesh, comm)
+    state = jax.eval_shape(program.init)
     tokens = jax.ShapeDtypeStruct((config.batch, config.seq + 1), jnp.int32)
-    new, _ = jax.eval_shape(step, state, tokens)
+    new, _ = jax.eval_shape(program.step, state, tokens)
     assert exchanged == [dtype] * 2
     assert set(summed) == {"float32"}
     assert jax.tree.map(lambda x: x.dtype, new) == jax.tree.map(lambda x: x.dtype, state)
@@ -124,20 +130,18 @@ def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
 def test_step_is_the_same_in_every_mode(mesh, dtype):
     """jax.lax, and jaxcomm with selected algorithms, with and without check_vma."""
     config = dataclasses.replace(TINY, moe="capacity", dtype=dtype)
-    graphdef, specs, init = step_lib.init_state(config)
-    init = jax.jit(init)
     tokens = some_tokens(2)[: config.batch]
     results = []
     for comm, check_vma in [(COMMS["lax"], True), (jaxcomm, True), (jaxcomm, False)]:
-        step = step_lib.make_step(config, mesh, graphdef, specs, comm, check_vma)
-        results.append(jax.tree.leaves(step(init(), tokens)))
+        program = build(config, mesh, comm, check_vma)
+        results.append(jax.tree.leaves(program.step(jax.jit(program.init)(), tokens)))
     for expected, *others in zip(*results, strict=True):
         for other in others:
             np.testing.assert_allclose(np.asarray(other), np.asarray(expected), rtol=1e-4, atol=1e-6)
 
 
-def test_every_expert_is_on_one_device_only():
-    _, specs, init = step_lib.init_state(TINY)
-    shapes = jax.eval_shape(init)
-    for spec, shape in zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True):
+def test_every_expert_is_on_one_device_only(mesh):
+    program = step_lib.build(TINY, mesh, COMMS["jaxcomm"])
+    shapes = jax.eval_shape(program.init)
+    for spec, shape in zip(jax.tree.leaves(program.specs), jax.tree.leaves(shapes), strict=True):
         assert spec == (P(AXES) if len(shape.shape) == 3 else P())

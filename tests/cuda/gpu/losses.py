@@ -27,7 +27,7 @@ def train(seconds, ranks):
     sizes = {"layers": 2, "experts": 4, "width": 64, "hidden": 128, "batch": 8, "seq": 64, "eval_batches": 1}
     with tempfile.TemporaryDirectory() as folder:
         out = os.environ.get("JAXCOMM_TRAINING_FOLDER", folder)
-        run = train.Run(config.Config(platform=platform, nodes=1, gpus=ranks, out=out, sample=0, **sizes))
+        run = train.Run(config.Config(platform=platform, layout=f"1x{ranks}", out=out, sample=0, **sizes))
         losses, times = [run.advance()["loss"]], []  # the first step compiles
         began = time.monotonic()
         # All processes must stop at the same step.

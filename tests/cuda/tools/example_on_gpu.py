@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(EXAMPLES / name, pathlib.Path(folder, "example"))
         build = pathlib.Path(folder, "build")
-        run = (copy / "run.py", build / f"lib{name}.so")
+        run = (copy / f"{name}.py", build / f"lib{name}.so")
         for command in (
             ("cmake", "-S", copy, "-B", build, "-G", "Ninja", f"-DCMAKE_CUDA_ARCHITECTURES={architecture}",
              f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DPython_EXECUTABLE={sys.executable}"),
