@@ -111,7 +111,6 @@ list(FILTER JAXCOMM_CUDA_HEADERS EXCLUDE REGEX "/cccl$")  # for kernels only; nv
 include(cmake/CudaHost.cmake)
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
-  ffi/cuda/kernels/code_check.cu
   ffi/cuda/kernels/executor.cu
   ffi/cuda/kernels/executor_gin.cu
   ffi/cuda/kernels/ll.cu

@@ -25,7 +25,7 @@ class Module:
     """jaxcomm._cuda on a machine with two H100, or with what the arguments say."""
 
     def __init__(self, **changes):
-        self.driver, self.version, self.missing, self.failure, self.code = 13000, 23007, [], "", ""
+        self.driver, self.version, self.failure, self.code = 13000, 23007, "", ""
         self.gpus = [{"name": "H100", "capability": (9, 0), "memory_bytes": 1, "peers": [1 - n]} for n in range(2)]
         self.properties = {
             "device_api": True, "multimem": False, "gin": 3, "railed_gin": 3, "gin_usable": True, "num_lsa_teams": 1,
@@ -48,7 +48,7 @@ class Module:
     def nccl(self, wheel):
         if not self.version:
             raise RuntimeError("no NCCL: nowhere")
-        return {"path": LIBRARY, "version": self.version, "missing": self.missing}
+        return {"path": LIBRARY, "version": self.version}
 
     def communicator_properties(self, wheel, devices):
         assert devices == [0, 1]
@@ -186,10 +186,6 @@ def test_all_capabilities_are_possible(answers):
     ("changes", "impossible"),
     [
         ({"code": "no kernel image"}, {"kernels": "GPU 0: no kernel image; there is code for 90"}),
-        (
-            {"missing": ["ncclDevCommCreate"]},
-            dict.fromkeys(("LSA", "multimem", "GIN"), f"{LIBRARY} has no function ncclDevCommCreate"),
-        ),
         (
             {"version": 23203},
             {"GIN": "kernels that use it need the NCCL that they were built with, 2.30.7; found 2.32.3"},

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "common/status.h"
-#include "cuda/kernels/code_check.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/nccl/capabilities.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/gin.h"
@@ -129,7 +129,8 @@ std::string CodeProblem(int device) {
   int current = 0;
   Check("cudaGetDevice", cudaGetDevice(&current));
   Check("cudaSetDevice", cudaSetDevice(device));
-  const Status status = cuda::CheckCuda("kernels", CheckCode());
+  int ptx_version = 0;
+  const Status status = cuda::CheckCuda("kernels", cuda::FindPtxVersion(&ptx_version));
   Check("cudaSetDevice", cudaSetDevice(current));
   return status.message();
 }
@@ -139,7 +140,6 @@ nb::dict Nccl(const std::string& wheel_path) {
   nb::dict found;
   found["path"] = library.path;
   found["version"] = library.version;
-  found["missing"] = library.missing;
   return found;
 }
 
@@ -192,8 +192,7 @@ NB_MODULE(_cuda, m) {
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");
   m.def("code_problem", &CodeProblem, nb::arg("device"),
         "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
-  m.def("nccl", &Nccl, nb::arg("wheel_path"),
-        "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
+  m.def("nccl", &Nccl, nb::arg("wheel_path"), "Opens NCCL: path and version. Raises RuntimeError if it can't be used.");
   m.def(
       "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
       "Ends the threads of this module, at exit. Whether they have ended.");

@@ -114,12 +114,6 @@ def _disabled(*names: str) -> str:
     return next((f"{name}=0 is set" for name in names if os.environ.get(name) == "0"), "")
 
 
-def _lacks(cuda: Cuda, *functions: str) -> str:
-    assert cuda.nccl is not None
-    lacking = [name for name in functions if name in cuda.nccl["missing"]]
-    return f"{cuda.nccl['path']} has no function {', '.join(lacking)}" if lacking else ""
-
-
 def _apart(cuda: Cuda, numbers: Sequence[int]) -> str:
     for one, other in itertools.permutations(numbers, 2):
         if other not in cuda.devices[one]["peers"]:
@@ -152,23 +146,18 @@ def _kernels(cuda: Cuda, numbers: Sequence[int]) -> Answer:
 def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
     """Answers without a communicator: False for capabilities that some condition rules out, else unknown."""
     assert cuda.module is not None
-    windows = (
-        _lacks(cuda, "ncclCommWindowRegister", "ncclMemAlloc")
-        or _disabled("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE")
-        or _apart(cuda, numbers)
-    )
-    lsa = windows or _lacks(cuda, "ncclDevCommCreate")
+    windows = _disabled("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE") or _apart(cuda, numbers)
     old = [number for number in numbers if tuple(cuda.devices[number]["capability"]) < _MULTIMEM]
-    multimem = lsa or _disabled("NCCL_NVLS_ENABLE") or (f"GPU {old[0]} is older than Hopper" if old else "")
+    multimem = windows or _disabled("NCCL_NVLS_ENABLE") or (f"GPU {old[0]} is older than Hopper" if old else "")
     driver = cuda.module.driver_version()
     rma = (
         "" if driver >= _HOST_RMA_DRIVER else f"it needs a driver for CUDA 12.5 or later, found {version(driver, 1000)}"
     )
     problems = {
         "windows": windows,
-        "LSA": lsa,
+        "LSA": windows,
         "multimem": multimem,
-        "GIN": _lacks(cuda, "ncclDevCommCreate") or _gin_problem(cuda, nics),
+        "GIN": _gin_problem(cuda, nics),
         "host RMA": windows or rma,
     }
     return {name: Answer(False, problem) if problem else Answer(None, _ASK) for name, problem in problems.items()}
@@ -186,7 +175,7 @@ def _asked(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str,
     kind, railed = (_GIN_KINDS.get(found[key], f"kind {found[key]}") for key in ("gin", "railed_gin"))
     gin = Answer(True, f"{kind}, on rails {railed}, {whose}")
     if not found["gin_usable"]:
-        problem = _lacks(cuda, "ncclDevCommCreate") or _gin_problem(cuda, nics) or "it is needed between all GPUs"
+        problem = _gin_problem(cuda, nics) or "it is needed between all GPUs"
         gin = Answer(False, f"{kind}, on rails {railed}, but {problem}")
     return {
         "windows": Answer(found["device_api"], whose),

@@ -78,27 +78,21 @@ ALONE_TEST_CASE("the loaded copy has priority and stays") {
   CHECK(found.ok());
   const NcclLibrary* const opened = *found;
   CHECK(opened->path == loaded && opened->version == NCCL_VERSION_CODE);
-  CHECK(opened->missing.empty() && opened->Require("ncclMemAlloc").ok());
   CHECK(*NcclLibrary::Open("") == opened);
 #define IS_FOUND(name) \
   CHECK(reinterpret_cast<void*>(opened->name) == dlsym(dlopen(loaded.c_str(), RTLD_NOW), "nccl" #name));
-  JAXCOMM_NCCL_NEEDED(IS_FOUND)
-  JAXCOMM_NCCL_OPTIONAL(IS_FOUND)
+  JAXCOMM_NCCL_FUNCTIONS(IS_FOUND)
 #undef IS_FOUND
 }
 
 ALONE_TEST_CASE("then the wheel, also a newer one") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE + 100);
-  const std::string wheel = MakeLibrary(folder, "wheel", {"ncclMemAlloc", "ncclDevCommCreate"});
+  const std::string wheel = MakeLibrary(folder, "wheel");
   const StatusOr<const NcclLibrary*> found = NcclLibrary::Open(wheel);
   CHECK(found.ok());
   const NcclLibrary* const opened = *found;
   CHECK(opened->path == wheel && opened->version == NCCL_VERSION_CODE + 100);
-  CHECK(opened->missing == std::vector<std::string>({"ncclMemAlloc", "ncclDevCommCreate"}));
-  CHECK(opened->MemAlloc == nullptr && opened->MemFree != nullptr && opened->Require("ncclMemFree").ok());
-  CHECK(opened->Require("ncclMemAlloc").message() ==
-        wheel + " (NCCL " + NcclVersionText(NCCL_VERSION_CODE + 100) + ") has no function ncclMemAlloc");
 }
 
 ALONE_TEST_CASE("a missing library") {
@@ -130,8 +124,8 @@ ALONE_TEST_CASE("a library older than the headers") {
 ALONE_TEST_CASE("a library that lacks a function") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
-  const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclAllGather"});
-  CHECK(Refusal(other) == other + " lacks ncclGetVersion, ncclAllGather" + kInstall);
+  const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclDevCommCreate"});
+  CHECK(Refusal(other) == other + " lacks ncclGetVersion, ncclDevCommCreate" + kInstall);
 }
 
 }  // namespace

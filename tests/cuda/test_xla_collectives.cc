@@ -40,18 +40,21 @@ SAME_FIELD(XLA_FFI_ReplicaGroup, ids, xla_abi::ReplicaGroup, ids);
 SAME_FIELD(XLA_FFI_ReplicaGroup, size, xla_abi::ReplicaGroup, size);
 static_assert(sizeof(XLA_FFI_ReplicaGroup) == sizeof(xla_abi::ReplicaGroup), "size");
 
-#define SAME_ARGS(theirs, ours)                               \
-  SAME_FIELD(theirs, struct_size, ours, struct_size);         \
-  SAME_FIELD(theirs, extension_start, ours, extension_start); \
-  SAME_FIELD(theirs, group_mode, ours, group_mode);           \
-  SAME_FIELD(theirs, groups, ours, groups);                   \
-  SAME_FIELD(theirs, num_groups, ours, num_groups);           \
-  SAME_FIELD(theirs, communication_id, ours, communication_id)
-SAME_ARGS(XLA_FFI_Communicator_Request_Args, xla_abi::RequestArgs);
-SAME_ARGS(XLA_FFI_Communicator_Get_Args, xla_abi::GetArgs);
+#define SAME_ARGS(theirs)                                                   \
+  SAME_FIELD(theirs, struct_size, xla_abi::GroupArgs, struct_size);         \
+  SAME_FIELD(theirs, extension_start, xla_abi::GroupArgs, extension_start); \
+  SAME_FIELD(theirs, group_mode, xla_abi::GroupArgs, group_mode);           \
+  SAME_FIELD(theirs, groups, xla_abi::GroupArgs, groups);                   \
+  SAME_FIELD(theirs, num_groups, xla_abi::GroupArgs, num_groups);           \
+  SAME_FIELD(theirs, communication_id, xla_abi::GroupArgs, communication_id)
+static_assert(offsetof(xla_abi::GetArgs, groups) == 0 && offsetof(xla_abi::RequestWindowArgs, groups) == 0 &&
+                  offsetof(xla_abi::GetWindowArgs, groups) == 0,
+              "first arguments");
+SAME_ARGS(XLA_FFI_Communicator_Request_Args);
+SAME_ARGS(XLA_FFI_Communicator_Get_Args);
 SAME_FIELD(XLA_FFI_Communicator_Get_Args, communicator, xla_abi::GetArgs, communicator);
 // XLA refuses argument structs that are smaller than its own.
-static_assert(sizeof(xla_abi::RequestArgs) >= XLA_FFI_Communicator_Request_Args_STRUCT_SIZE, "size");
+static_assert(sizeof(xla_abi::GroupArgs) >= XLA_FFI_Communicator_Request_Args_STRUCT_SIZE, "size");
 static_assert(sizeof(xla_abi::GetArgs) >= XLA_FFI_Communicator_Get_Args_STRUCT_SIZE, "size");
 
 SAME_FIELD(XLA_FFI_Collectives_Extension, extension_base, xla_abi::Collectives, base);
@@ -63,10 +66,10 @@ SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, buffer, xla_abi::Region, buffer);
 SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, byte_size, xla_abi::Region, bytes);
 SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, flags, xla_abi::Region, flags);
 static_assert(sizeof(XLA_FFI_CollectiveMemoryRegion) == sizeof(xla_abi::Region), "size");
-SAME_ARGS(XLA_FFI_Window_Request_Args, xla_abi::RequestWindowArgs);
+SAME_ARGS(XLA_FFI_Window_Request_Args);
 SAME_FIELD(XLA_FFI_Window_Request_Args, regions, xla_abi::RequestWindowArgs, regions);
 SAME_FIELD(XLA_FFI_Window_Request_Args, num_regions, xla_abi::RequestWindowArgs, num_regions);
-SAME_ARGS(XLA_FFI_Window_Get_Args, xla_abi::GetWindowArgs);
+SAME_ARGS(XLA_FFI_Window_Get_Args);
 SAME_FIELD(XLA_FFI_Window_Get_Args, buffer, xla_abi::GetWindowArgs, buffer);
 SAME_FIELD(XLA_FFI_Window_Get_Args, window, xla_abi::GetWindowArgs, window);
 SAME_FIELD(XLA_FFI_Window_Get_Args, window_offset, xla_abi::GetWindowArgs, offset);

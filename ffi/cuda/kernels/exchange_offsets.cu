@@ -1,5 +1,6 @@
 // The kernel of exchange_offsets.cuh.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -18,10 +19,7 @@ cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t 
   return cudaGetLastError();
 }
 
-cudaError_t LoadExchangeOffsets() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, FindOffsets);
-}
+cudaError_t LoadExchangeOffsets() { return Load(FindOffsets); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -24,7 +24,7 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   return cudaGetLastError();
 }
 
-cudaError_t LoadKernel(const BulkStages& bulk) { return LoadWithShared(ExecutePlan, BulkSharedBytes(bulk)); }
+cudaError_t LoadKernel(const BulkStages& bulk) { return Load(ExecutePlan, BulkSharedBytes(bulk)); }
 
 cudaError_t FindPtxVersion(int* version) {
   cudaFuncAttributes attributes;

@@ -31,7 +31,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const
   return cudaGetLastError();
 }
 
-cudaError_t LoadGinKernel(const BulkStages& bulk) { return LoadWithShared(ExecutePlanGin, BulkSharedBytes(bulk)); }
+cudaError_t LoadGinKernel(const BulkStages& bulk) { return Load(ExecutePlanGin, BulkSharedBytes(bulk)); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -3,6 +3,7 @@
 #include <nccl_device.h>
 
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/rail_combine.cuh"
 #include "cuda/kernels/rail_dispatch.cuh"
 #include "include/jaxcomm/gin.h"
@@ -33,9 +34,8 @@ cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&
 }
 
 cudaError_t LoadInterNodeRowKernels() {
-  cudaFuncAttributes attributes;
-  const cudaError_t dispatch = cudaFuncGetAttributes(&attributes, DispatchOnRails);
-  return dispatch != cudaSuccess ? dispatch : cudaFuncGetAttributes(&attributes, CombineOnRails);
+  const cudaError_t dispatch = Load(DispatchOnRails);
+  return dispatch != cudaSuccess ? dispatch : Load(CombineOnRails);
 }
 
 }  // namespace cuda

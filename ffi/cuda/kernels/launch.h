@@ -47,7 +47,8 @@ cudaError_t LoadRouteAndDispatchKernel();
 cudaError_t LoadGinKernel(const BulkStages& bulk);
 cudaError_t LoadInterNodeRowKernels();
 
-// The compute capability for which the kernels' code on the current device was compiled, times ten.
+// The compute capability for which the kernels' code on the current device was compiled, times ten. An error if the
+// module has no code for the device, nor PTX that the driver can compile for it. Initializes the device.
 cudaError_t FindPtxVersion(int* version);
 
 }  // namespace cuda

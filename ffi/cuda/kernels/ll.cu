@@ -1,6 +1,7 @@
 // The kernel of LL calls.
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ll.cuh"
+#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -18,10 +19,7 @@ cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LoadLlKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExchangeLl);
-}
+cudaError_t LoadLlKernel() { return Load(ExchangeLl); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -1,5 +1,6 @@
 // The kernel of multimem calls.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/multimem.cuh"
 
 namespace jaxcomm {
@@ -18,10 +19,7 @@ cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LoadMultimemKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExchangeMultimem);
-}
+cudaError_t LoadMultimemKernel() { return Load(ExchangeMultimem); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

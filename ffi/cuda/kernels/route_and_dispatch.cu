@@ -1,5 +1,6 @@
 // The kernel of route_and_dispatch.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/route_and_dispatch.cuh"
 
 namespace jaxcomm {
@@ -20,10 +21,7 @@ cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_
   return cudaGetLastError();
 }
 
-cudaError_t LoadRouteAndDispatchKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, RunRouteAndDispatch);
-}
+cudaError_t LoadRouteAndDispatchKernel() { return Load(RunRouteAndDispatch); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -1,5 +1,6 @@
 // The kernel of dispatch and combine.
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/load_kernel.h"
 #include "cuda/kernels/rows.cuh"
 
 namespace jaxcomm {
@@ -18,10 +19,7 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LoadRowKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ExchangeRows);
-}
+cudaError_t LoadRowKernel() { return Load(ExchangeRows); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

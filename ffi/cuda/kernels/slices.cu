@@ -20,7 +20,7 @@ cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LoadSliceKernel(const BulkStages& bulk) {
-  return LoadWithShared(ExchangeSlices, SliceSharedBytes(kSliceThreads, bulk));
+  return Load(ExchangeSlices, SliceSharedBytes(kSliceThreads, bulk));
 }
 
 }  // namespace cuda

@@ -4,10 +4,10 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/threads.h"
 
@@ -15,17 +15,11 @@ namespace jaxcomm {
 namespace {
 
 StatusOr<ncclCommProperties_t> Query(const NcclLibrary& nccl, const std::vector<int>& devices) {
-  JAXCOMM_RETURN_IF_ERROR(nccl.Require("ncclCommQueryProperties"));
   ScopedDevice keep;
   Status status;
-  // Keeps the first failure. NCCL's last error is more precise than the text of its code.
+  // Keeps the first failure.
   const auto check = [&](const char* name, ncclResult_t result) {
-    if (result == ncclSuccess || !status.ok()) return;
-    std::string text = std::string(name) + ": " + nccl.GetErrorString(result);
-    if (nccl.GetLastError) {
-      if (const char* more = nccl.GetLastError(nullptr); more && *more) text += std::string(" (") + more + ")";
-    }
-    status = UnavailableError(std::move(text));
+    if (status.ok()) status = cuda::CheckNccl(nccl, nullptr, name, result);
   };
   // Before the group starts: if one rank were missing, the others would wait for it forever.
   for (const int device : devices) {

@@ -23,7 +23,6 @@ Status Gin::Problem(const NcclLibrary& nccl, const ncclCommProperties_t& propert
                             NcclVersionText(nccl.version) + ". Install nvidia-nccl-cu12==" + built +
                             " or nvidia-nccl-cu13==" + built + ", or build jaxcomm with the headers of the other one");
   }
-  JAXCOMM_RETURN_IF_ERROR(nccl.Require("ncclDevCommCreate"));
   if (properties.ginType != NCCL_GIN_TYPE_NONE) return OkStatus();
   if (properties.railedGinType != NCCL_GIN_TYPE_NONE) {
     return UnavailableError("NCCL offers GIN on rails only, and plans need it between all GPUs (NCCL_CROSS_NIC=0?)");

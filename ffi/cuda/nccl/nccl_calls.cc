@@ -18,9 +18,7 @@ Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name
   if (result == ncclSuccess) return OkStatus();
   cudaGetLastError();  // as in CheckCuda
   std::string text = std::string(name) + ": " + nccl.GetErrorString(result);
-  if (nccl.GetLastError) {
-    if (const char* more = nccl.GetLastError(nccl_comm); more && *more) text += std::string(" (") + more + ")";
-  }
+  if (const char* more = nccl.GetLastError(nccl_comm); more && *more) text += std::string(" (") + more + ")";
   return UnavailableError(std::move(text));
 }
 
@@ -44,7 +42,6 @@ Status CallNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name,
 StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& key, int32_t size, int32_t rank,
                                   double timeout_s) {
   constexpr char kInit[] = "ncclCommInitRankConfig";
-  JAXCOMM_RETURN_IF_ERROR(nccl.Require(kInit));
   struct Init {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t made = nullptr;

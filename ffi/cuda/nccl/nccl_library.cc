@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 
@@ -38,17 +37,10 @@ StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
   void* const handle = *found;
   auto library = std::make_unique<NcclLibrary>();
   std::string lacks;
-#define JAXCOMM_FIND(name) library->name = reinterpret_cast<decltype(library->name)>(dlsym(handle, "nccl" #name));
-#define JAXCOMM_FIND_NEEDED(name) \
-  JAXCOMM_FIND(name)              \
+#define JAXCOMM_FIND(name)                                                                \
+  library->name = reinterpret_cast<decltype(library->name)>(dlsym(handle, "nccl" #name)); \
   if (!library->name) lacks += (lacks.empty() ? "nccl" : ", nccl") + std::string(#name);
-#define JAXCOMM_FIND_OPTIONAL(name) \
-  JAXCOMM_FIND(name)                \
-  if (!library->name) library->missing.push_back("nccl" #name);
-  JAXCOMM_NCCL_NEEDED(JAXCOMM_FIND_NEEDED)
-  JAXCOMM_NCCL_OPTIONAL(JAXCOMM_FIND_OPTIONAL)
-#undef JAXCOMM_FIND_OPTIONAL
-#undef JAXCOMM_FIND_NEEDED
+  JAXCOMM_NCCL_FUNCTIONS(JAXCOMM_FIND)
 #undef JAXCOMM_FIND
   // Fallback: the name by which the loader finds the library.
   link_map* map = nullptr;
@@ -65,11 +57,6 @@ StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
 }
 
 }  // namespace
-
-Status NcclLibrary::Require(const std::string& name) const {
-  if (std::find(missing.begin(), missing.end(), name) == missing.end()) return OkStatus();
-  return UnavailableError(path + " (NCCL " + NcclVersionText(version) + ") has no function " + name);
-}
 
 StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string& wheel_path) {
   static std::mutex mutex;

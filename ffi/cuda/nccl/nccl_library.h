@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "common/status.h"
 #include "cuda/nccl/nccl_headers.h"
@@ -15,45 +14,37 @@ namespace jaxcomm {
 // only structures that it exchanges with NCCL carry a version, which is then that of the older side (NoProperties).
 constexpr int kOldestNccl = 23007;
 
-// NCCL is refused if one of these is missing.
-#define JAXCOMM_NCCL_NEEDED(F) \
-  F(GetVersion)                \
-  F(GetErrorString)            \
-  F(GetUniqueId)               \
-  F(CommInitRank)              \
-  F(CommDestroy)               \
-  F(CommAbort)                 \
-  F(CommRevoke)                \
-  F(CommCount)                 \
-  F(CommUserRank)              \
-  F(CommGetAsyncError)         \
-  F(GroupStart)                \
-  F(GroupEnd)                  \
+// Functions of NCCL. A library that lacks one is refused.
+#define JAXCOMM_NCCL_FUNCTIONS(F) \
+  F(GetVersion)                   \
+  F(GetErrorString)               \
+  F(GetLastError)                 \
+  F(GetUniqueId)                  \
+  F(CommInitRank)                 \
+  F(CommInitRankConfig)           \
+  F(CommDestroy)                  \
+  F(CommAbort)                    \
+  F(CommRevoke)                   \
+  F(CommCount)                    \
+  F(CommUserRank)                 \
+  F(CommGetAsyncError)            \
+  F(CommQueryProperties)          \
+  F(CommWindowRegister)           \
+  F(DevCommCreate)                \
+  F(GetLsaDevicePointer)          \
+  F(GetLsaMultimemDevicePointer)  \
+  F(GroupStart)                   \
+  F(GroupEnd)                     \
+  F(MemAlloc)                     \
+  F(MemFree)                      \
   F(AllGather)
-
-// Null in builds of NCCL that lack them; NcclLibrary::Require then returns the error.
-#define JAXCOMM_NCCL_OPTIONAL(F) \
-  F(GetLastError)                \
-  F(CommInitRankConfig)          \
-  F(MemAlloc)                    \
-  F(MemFree)                     \
-  F(CommWindowRegister)          \
-  F(DevCommCreate)               \
-  F(CommQueryProperties)         \
-  F(GetLsaDevicePointer)         \
-  F(GetLsaMultimemDevicePointer)
 
 struct NcclLibrary {
 #define JAXCOMM_DECLARE(name) decltype(&nccl##name) name = nullptr;
-  JAXCOMM_NCCL_NEEDED(JAXCOMM_DECLARE)
-  JAXCOMM_NCCL_OPTIONAL(JAXCOMM_DECLARE)
+  JAXCOMM_NCCL_FUNCTIONS(JAXCOMM_DECLARE)
 #undef JAXCOMM_DECLARE
-  std::string path;                  // file of the library
-  int version = 0;                   // as ncclGetVersion returns it; at least kOldestNccl
-  std::vector<std::string> missing;  // names of optional functions that are null
-
-  // An error if the optional function `name`, such as "ncclDevCommCreate", is null.
-  Status Require(const std::string& name) const;
+  std::string path;  // file of the library
+  int version = 0;   // as ncclGetVersion returns it; at least kOldestNccl
 
   // The copy that this process has loaded; else `wheel_path`, the file of the nvidia-nccl wheel, if it is not empty and
   // can be loaded; else the copy that the loader finds. The error, if there is no copy or if it is older than

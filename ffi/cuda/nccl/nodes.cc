@@ -29,13 +29,10 @@ StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommPropertie
 StatusOr<ncclComm_t> DuplicateNcclComm(Bootstrap& bootstrap) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
-  const bool own_can =
-      nccl.Require("ncclCommInitRankConfig").ok() && (bootstrap.rank() != 0 || nccl.GetUniqueId(&key) == ncclSuccess);
+  const bool own_can = bootstrap.rank() != 0 || nccl.GetUniqueId(&key) == ncclSuccess;
   const StatusOr<bool> all_can = bootstrap.AllTrue(own_can);
   JAXCOMM_RETURN_IF_ERROR(all_can.status());
-  if (!*all_can) {
-    return UnavailableError("ncclGetUniqueId or ncclCommInitRankConfig: failed, or missing, on a rank of the group");
-  }
+  if (!*all_can) return UnavailableError("ncclGetUniqueId failed on rank 0 of the group");
   uint64_t words[sizeof key / sizeof(uint64_t)];
   std::memcpy(words, &key, sizeof words);
   for (uint64_t& word : words) {

@@ -148,7 +148,7 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   device::Team& node = comm_.local;
   node = {rank() % *ranks_per_node, *ranks_per_node, rank() / *ranks_per_node * *ranks_per_node, 1};
   JAXCOMM_RETURN_IF_ERROR(node.size == size() ? CheckWindows(*properties) : MakeGin(*properties));
-  memory_.emplace(bootstrap_, node, properties->multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
+  memory_.emplace(bootstrap_, node, properties->multimemSupport);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it made counters", MakeLocalMemory()));
   return MakeCounters();
 }
@@ -208,10 +208,6 @@ Status Communicator::LoadKernels() const {
 }
 
 Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
-  for (const char* name : {"ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommQueryProperties",
-                           "ncclGetLsaDevicePointer"}) {
-    JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
-  }
   const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
   JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
   device_ = properties->cudaDev;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/hash.h"
-#include "cuda/xla/call_site.h"
+#include "cuda/xla/call_stages.h"
 #include "cuda/xla/user_arguments.h"
 #include "cuda/xla/user_windows.h"
 
@@ -288,12 +288,7 @@ const host::Api& HostApi() {
 }  // namespace cuda
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserInstantiate, cuda::Instantiate, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserPrepare, cuda::Prepare,
-                              ffi::Ffi::BindPrepare()
-                                  .Ctx<ffi::State<cuda::UserCallState>>()
-                                  .Ctx<XlaCollectives>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserPrepare, cuda::Prepare, cuda::BindPrepare<cuda::UserCallState>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserBegin, cuda::Begin,
                               ffi::Ffi::BindInitialize()
                                   .Ctx<ffi::State<cuda::UserCallState>>()

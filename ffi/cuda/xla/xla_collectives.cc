@@ -20,6 +20,11 @@ xla_abi::FindExtension FinderOf(const XLA_FFI_Api* api) {
   return find;
 }
 
+xla_abi::GroupArgs ArgsOf(size_t struct_size, const DeviceGroups& groups) {
+  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
+  return {struct_size, nullptr, xla_abi::kFlattenedIds, split.data(), split.size(), kCommunicationId};
+}
+
 }  // namespace
 
 DeviceGroups::DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size) : group_size_(group_size) {
@@ -55,18 +60,14 @@ XlaCollectives::XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext*
 
 Status XlaCollectives::Request(const DeviceGroups& groups) const {
   if (extension_ == nullptr) return missing_;
-  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
-  xla_abi::RequestArgs args = {sizeof args,  nullptr,      xla_abi::kFlattenedIds,
-                               split.data(), split.size(), kCommunicationId};
+  xla_abi::GroupArgs args = ArgsOf(sizeof args, groups);
   XLA_FFI_Error* const error = extension_->request_communicator(extension_, &args);
   return error == nullptr ? OkStatus() : Error("XLA has no communicator for the group: ", error);
 }
 
 StatusOr<void*> XlaCollectives::Get(const DeviceGroups& groups) const {
   if (extension_ == nullptr) return missing_;
-  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
-  xla_abi::GetArgs args = {sizeof args,      nullptr, xla_abi::kFlattenedIds, split.data(), split.size(),
-                           kCommunicationId, nullptr};
+  xla_abi::GetArgs args = {ArgsOf(sizeof args, groups), nullptr};
   if (XLA_FFI_Error* error = extension_->get_communicator(extension_, &args)) {
     return Error("XLA does not provide the group's communicator: ", error);
   }
@@ -86,7 +87,6 @@ StatusOr<const xla_abi::CollectivesWithWindows*> XlaCollectives::WithWindows() c
 Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const {
   const StatusOr<const xla_abi::CollectivesWithWindows*> extension = WithWindows();
   JAXCOMM_RETURN_IF_ERROR(extension.status());
-  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   std::vector<xla_abi::Region> regions;
   for (const Buffer& buffer : buffers) {
     const auto bytes = static_cast<size_t>(buffer.bytes);
@@ -97,8 +97,7 @@ Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vec
       regions.push_back({buffer.address, bytes, 0});
     }
   }
-  xla_abi::RequestWindowArgs args = {sizeof args,  nullptr,          xla_abi::kFlattenedIds, split.data(),
-                                     split.size(), kCommunicationId, regions.data(),         regions.size()};
+  xla_abi::RequestWindowArgs args = {ArgsOf(sizeof args, groups), regions.data(), regions.size()};
   XLA_FFI_Error* const error = (*extension)->request_window(extension_, &args);
   return error == nullptr ? OkStatus() : Error("XLA makes no windows on its buffers: ", error);
 }
@@ -106,9 +105,7 @@ Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vec
 StatusOr<XlaCollectives::Window> XlaCollectives::GetWindow(const DeviceGroups& groups, const void* buffer) const {
   const StatusOr<const xla_abi::CollectivesWithWindows*> extension = WithWindows();
   JAXCOMM_RETURN_IF_ERROR(extension.status());
-  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
-  xla_abi::GetWindowArgs args = {
-      sizeof args, nullptr, xla_abi::kFlattenedIds, split.data(), split.size(), kCommunicationId, buffer, nullptr, 0};
+  xla_abi::GetWindowArgs args = {ArgsOf(sizeof args, groups), buffer, nullptr, 0};
   if (XLA_FFI_Error* error = (*extension)->get_window(extension_, &args)) {
     return Error("XLA has no window on its buffer: ", error);
   }

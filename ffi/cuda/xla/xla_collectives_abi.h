@@ -42,7 +42,8 @@ struct ReplicaGroup {
   size_t size;
 };
 
-struct RequestArgs {
+// The arguments of a request for communicators, and the first arguments of all other functions.
+struct GroupArgs {
   size_t struct_size;
   void* extension_start;
   int group_mode;
@@ -52,12 +53,7 @@ struct RequestArgs {
 };
 
 struct GetArgs {
-  size_t struct_size;
-  void* extension_start;
-  int group_mode;
-  const ReplicaGroup* groups;
-  size_t num_groups;
-  int64_t communication_id;
+  GroupArgs groups;
   void* communicator;  // out; owned by XLA
 };
 
@@ -68,23 +64,13 @@ struct Region {
 };
 
 struct RequestWindowArgs {
-  size_t struct_size;
-  void* extension_start;
-  int group_mode;
-  const ReplicaGroup* groups;
-  size_t num_groups;
-  int64_t communication_id;
+  GroupArgs groups;
   const Region* regions;
   size_t num_regions;
 };
 
 struct GetWindowArgs {
-  size_t struct_size;
-  void* extension_start;
-  int group_mode;
-  const ReplicaGroup* groups;
-  size_t num_groups;
-  int64_t communication_id;
+  GroupArgs groups;
   const void* buffer;
   void* window;   // out; owned by XLA
   size_t offset;  // out; of `buffer` in the window
@@ -93,8 +79,8 @@ struct GetWindowArgs {
 struct Collectives {
   Extension base;
   void* state;
-  XLA_FFI_Error* (*request_communicator)(const Collectives*, RequestArgs*);  // Prepare
-  XLA_FFI_Error* (*get_communicator)(const Collectives*, GetArgs*);          // Initialize, Execute
+  XLA_FFI_Error* (*request_communicator)(const Collectives*, GroupArgs*);  // Prepare
+  XLA_FFI_Error* (*get_communicator)(const Collectives*, GetArgs*);        // Initialize, Execute
 };
 
 // Minor version 2. Its first member is that of minor version 1.

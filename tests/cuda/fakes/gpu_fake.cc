@@ -7,9 +7,6 @@
 #include "../../../ffi/cuda/program/slice_args.h"
 
 namespace jaxcomm {
-
-Status NcclLibrary::Require(const std::string&) const { return OkStatus(); }
-
 namespace cuda {
 
 cudaError_t LoadKernel(const BulkStages& bulk) {

@@ -106,6 +106,7 @@ inline NcclLibrary FakeLibrary() {
   };
   made.MemFree = [](void* memory) { return std::free(memory), ncclSuccess; };
   made.GetErrorString = [](ncclResult_t) { return "failed"; };
+  made.GetLastError = [](ncclComm_t) { return ""; };
   return made;
 }
 

@@ -18,5 +18,4 @@ int Fake(const char* name, int* version) {
 #define FAKE_FUNCTION(name)                                                                \
   __attribute__((visibility("default"))) int Fake##name(int* first) __asm__("nccl" #name); \
   int Fake##name(int* first) { return Fake("nccl" #name, first); }
-JAXCOMM_NCCL_NEEDED(FAKE_FUNCTION)
-JAXCOMM_NCCL_OPTIONAL(FAKE_FUNCTION)
+JAXCOMM_NCCL_FUNCTIONS(FAKE_FUNCTION)

@@ -89,7 +89,7 @@ inline XLA_FFI_Error* FindCollectives(xla_abi::FindExtensionArgs* args) {
   xla_abi::Collectives& collectives = with_windows.communicators;
   collectives.base = {sizeof with_windows, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 2, nullptr};
   collectives.state = args->context;
-  collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::RequestArgs* args) {
+  collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::GroupArgs* args) {
     if (Of(self).refused == "request") return NewError("not now");
     ++Of(self).num_communicators;
     Of(self).groups = args->groups;
