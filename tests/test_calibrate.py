@@ -315,7 +315,7 @@ def test_explain_distinguishes_scopes():
 
 
 def test_explain_rejects_invalid_groups():
-    with pytest.raises(ValueError, match="scope: got .*, expected one of process, node, network"):
+    with pytest.raises(ValueError, match=r"scope: got .*, expected one of process, node, network"):
         jaxcomm.explain("psum", OPERAND, 8, scope="moon")
     with pytest.raises(ValueError, match=r"8 ranks cannot be split into nodes of 3"):
         jaxcomm.explain("psum", OPERAND, 8, ranks_per_node=3)

@@ -120,7 +120,7 @@ def test_malformed_requests_are_refused():
 def test_plans_that_cannot_be_staged_are_refused(nodes, algorithm):
     request = plan.Request("all_gather", nodes, 4, 100, pull=True)
     request.staged_count = 10
-    for call in (plan.build, plan.check, lambda *args: plan.cost(*args, 4, plan.gpu_machine(True))):
+    for call in (plan.build, plan.check, lambda *args: plan.cost(*args, 4, plan.gpu_machine())):
         with pytest.raises(ValueError, match=f'all_gather: staged_count must be 0, got 10: .*"{algorithm}"'):
             call(request, algorithm)
     request.staged_count = 0
