@@ -115,7 +115,8 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   }
   if (!one_node && placement.found && !(named && placement.gin)) {
     return InvalidArgumentError(named ? "between nodes, the call needs GIN, which NCCL does not have here"
-                                      : "algorithm \"direct\" runs inside a node of GPUs, which NVLink connects");
+                                      : "algorithm \"direct\" runs inside a node of GPUs, which NVLink connects; "
+                                        "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route");
   }
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, false);
   StatusOr<Resolution> resolution =
@@ -172,9 +173,8 @@ StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shape
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, capabilities.multimem);
   StatusOr<Request> request = MakeRequest(spec, geometry, shapes.input_count, shapes.output_count);
   JAXCOMM_RETURN_IF_ERROR(request.status());
-  const bool supported =
-      spec.algorithm.empty() || FindAlgorithm(spec.collective, spec.algorithm.c_str())->supports(*request);
-  if (!placement.found && !supported) {  // on the nodes that the run may find
+  const Algorithm* const wanted = FindAlgorithm(spec.collective, spec.algorithm.c_str());
+  if (!placement.found && wanted != nullptr && !wanted->supports(*request)) {  // on the nodes that the run may find
     Resolution resolution;
     resolution.backend = Backend::kPlan;
     resolution.algorithm = spec.algorithm;

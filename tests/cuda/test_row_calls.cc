@@ -296,7 +296,7 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     const char* const advice = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
     // Without a name, Python has taken the GPUs for one node.
     for (const char* const algorithm : {"", "direct"}) {
-      CHECK(Has(between(Collective::kCombine, algorithm), "runs inside a node on GPUs"));
+      CHECK(Has(between(Collective::kCombine, algorithm), "runs inside a node of GPUs"));
       CHECK(Has(between(Collective::kCombine, algorithm), advice));
     }
     spec.algorithm = "hierarchical";
@@ -304,7 +304,8 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow).ok());  // "direct"
     spec = RowSpec(Collective::kDispatch);
     spec.num_experts = 1 << 20;
-    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "more shared memory than a thread block has"));
+    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow),
+              "exceed the shared memory of jaxcomm's kernels"));
     spec = RowSpec(Collective::kDispatch);
     CHECK(made(spec, DType::kF32, 0, 0).ok());  // no rows: no kernel
     CHECK(Has(made(RowSpec(Collective::kCombine), DType::kF32, kCapacity * kRow, rank.rank == 0 ? kRow : 0),

@@ -77,20 +77,15 @@ JAXCOMM_DEVICE auto WithItem(int32_t bytes, F f) {
 constexpr int kRowLoads = 8;
 
 // A product and a sum, each rounded, as on CPUs. nvcc would make one fused operation of `a * b + c`.
-JAXCOMM_DEVICE float RoundedProduct(float a, float b) {
 #if defined(__CUDACC__)
-  return __fmul_rn(a, b);
+JAXCOMM_DEVICE float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
+JAXCOMM_DEVICE double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
 #else
+template <typename T>
+T RoundedProduct(T a, T b) {
   return a * b;
-#endif
 }
-JAXCOMM_DEVICE double RoundedProduct(double a, double b) {
-#if defined(__CUDACC__)
-  return __dmul_rn(a, b);
-#else
-  return a * b;
 #endif
-}
 
 // Copies a piece of `units` units of moves[0] .. moves[num - 1], by all threads of the block.
 template <typename Unit>

@@ -8,7 +8,6 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
 #include "cuda/nccl/nccl_calls.h"
-#include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/threads.h"
 
 namespace jaxcomm {

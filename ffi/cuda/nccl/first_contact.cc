@@ -12,7 +12,6 @@
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/nccl_calls.h"
-#include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {

@@ -177,11 +177,8 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
                ? MakeRailProgram(spec, dtype, input_count, output_count, placement, max_channels)
                : MakeRowProgram(spec, dtype, input_count, output_count, max_channels);
   }
-  CallProgram call;
-  call.operation = {dtype, spec.reduce_op};
-  call.item_bytes = ItemBytes(dtype);
-  call.input_bytes = input_count * call.item_bytes;
-  call.output_bytes = output_count * call.item_bytes;
+  CallProgram call = EmptyProgram(dtype, input_count, output_count);
+  call.operation.op = spec.reduce_op;
   const Request& request = resolution->whole;
   const int64_t block_count = request.block_count;
   const int32_t num_channels = call.num_channels = resolution->num_channels;

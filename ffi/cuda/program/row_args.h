@@ -92,9 +92,6 @@ struct RowOperands {
   const void* weights = nullptr;
 };
 
-// The advice of errors of dispatch and combine that XLA's own collective does not have. It cannot raise an overflow.
-constexpr char kPassXla[] = "pass algorithm=\"xla\", and on_overflow=\"drop\" to moe.route";
-
 // Whether the kernels add rows of this type.
 bool HasSums(DType dtype);
 

@@ -4,7 +4,6 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/scoped_device.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -11,10 +11,8 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/nodes.h"
-#include "cuda/nccl/scoped_device.h"
 #include "cuda/program/launch_limits.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
@@ -123,7 +121,10 @@ std::vector<std::string> Communicator::Failures() {
 }
 
 Status Communicator::MakeBootstrap(ncclCommProperties_t* properties) {
-  JAXCOMM_RETURN_IF_ERROR(QueryProperties(properties));
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
+  JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
+  device_ = properties->cudaDev;
+  comm_.world = {properties->rank, properties->nRanks, 0, 1};
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.Make(rank(), size());
 }
@@ -205,14 +206,6 @@ Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRouteAndDispatchKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
-}
-
-Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
-  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
-  JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
-  device_ = properties->cudaDev;
-  comm_.world = {properties->rank, properties->nRanks, 0, 1};
-  return OkStatus();
 }
 
 Status Communicator::MakeLocalMemory() {

@@ -133,7 +133,6 @@ class Communicator {
   Status KernelFailure(uint64_t* time_ns);
   Status Make(const AllDoneFunction& all_done);
   Status MakeBootstrap(ncclCommProperties_t* properties);
-  Status QueryProperties(ncclCommProperties_t* properties);
   Status LimitChannels(int num_sms);
   Status CheckBulkCopies();
   Status LoadKernels() const;

@@ -10,7 +10,6 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {

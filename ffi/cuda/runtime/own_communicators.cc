@@ -13,7 +13,6 @@
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/nccl_library.h"
-#include "cuda/nccl/scoped_device.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -5,7 +5,6 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/scoped_device.h"
 
 namespace jaxcomm {
 namespace cuda {
