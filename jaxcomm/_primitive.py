@@ -136,6 +136,8 @@ def define(
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
     """
 
+    composition = _xla_hierarchical.COMPOSITIONS.get(name)
+
     def abstract_eval(x, *after, call: Call, **params):
         return shape(x, call=call, **params)
 
@@ -150,7 +152,7 @@ def define(
             attributes=lambda x, n: attributes(x, n, **params),
             alone=alone,
             xla=lambda x: [xla(x, call=call, **params)],
-            composed=lambda x, levels: [_xla_hierarchical.COMPOSITIONS[name](x, levels, **params)],
+            composed=composition and (lambda x, levels: [composition(x, levels, **params)]),
             num_after=len(after),
         )
 

@@ -1,5 +1,6 @@
 """One decision: lowering, explain() and the simulator report the same Resolution for the same call."""
 
+import inspect
 import random
 
 import jax
@@ -12,14 +13,16 @@ from jaxcomm import _config, _lowering, _selftest_record
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
 
-# Arguments besides the axis, for an operand of (16, 3) on 8 ranks.
+# Arguments besides the axis, for an operand of (16, 3) on 8 ranks, of the ops that have them.
+VALUES = {
+    "split_axis": 0, "concat_axis": 0, "scatter_dimension": 0, "tiled": True, "source": 3,
+    "perm": [(r, (r + 1) % 8) for r in range(8)],
+}  # fmt: skip
 ARGUMENTS = {
-    "all_to_all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
-    "psum_scatter": {"scatter_dimension": 0, "tiled": True},
-    "ppermute": {"perm": [(r, (r + 1) % 8) for r in range(8)]},
-    "pbroadcast": {"source": 3},
+    op: {name: VALUES[name] for name in inspect.signature(getattr(jaxcomm, op)).parameters if name in VALUES}
+    for op in NATIVE
 }
-EXPLAINED = {"ppermute": {"perm": ARGUMENTS["ppermute"]["perm"]}, "pbroadcast": {"source": 3}}
+EXPLAINED = {op: {name: known[name] for name in ("source", "perm") if name in known} for op, known in ARGUMENTS.items()}
 AXES = ("node", "gpu")
 
 

@@ -31,7 +31,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   if (OfLists(spec.collective)) {
     const auto program = Program::MakeOfLists(BuildAll(*resolution->plan, request), input_count, output_count,
                                               spec.row_count, item_bytes, static_cast<int32_t>(dtype));
-    if (spec.collective != Collective::kAllToAllV) {
+    if (TraitsOf(spec.collective).elements != ElementKind::kSlices) {
       if (spec.choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0) {
         return InvalidArgumentError("attributes of the routing are not valid");
       }

@@ -78,7 +78,7 @@ uint64_t HashOfTable(const Participant& participant) {
 
 StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& participant, int64_t group) {
   if (!OfLists(spec.collective)) return Slices();
-  const bool of_experts = spec.collective != Collective::kAllToAllV;
+  const bool of_experts = TraitsOf(spec.collective).elements != ElementKind::kSlices;
   const int64_t n = spec.group_size, row = spec.row_count;
   const int64_t per_rank = participant.table_count / (4 * n);
   if (row < 0 || per_rank * 4 * n != participant.table_count || per_rank % n != 0 ||

@@ -1,5 +1,5 @@
-// The handlers of the collectives with one operand and one result: those whose elements are those of the array, and which
-// have an input.
+// The handlers of the collectives with one operand and one result: those whose elements are those of the array, and
+// which have an input.
 #include "handlers/call.h"
 
 namespace jaxcomm {

@@ -147,7 +147,8 @@ void BindTraits(nb::module_& m) {
             return std::make_pair(found.rank, found.block);
           },
           nb::arg("rank"), nb::arg("block"), nb::arg("root"), nb::arg("source"),
-          "The rank and the block of the input that become this block of the output. A collective that does not reduce.")
+          "The rank and the block of the input that become this block of the output. A collective that does not "
+          "reduce.")
       .def(
           "blocks_into",
           [](const CollectiveTraits& traits, double num_ranks, double group_size) -> std::optional<double> {

@@ -243,7 +243,9 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   }
   if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
   limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
-  if (spec.collective == Collective::kAllToAllV) return ResolveSlicesOnGpus(spec, shapes, placement, limited);
+  if (TraitsOf(spec.collective).elements == ElementKind::kSlices) {
+    return ResolveSlicesOnGpus(spec, shapes, placement, limited);
+  }
   if (of_lists) return ResolveRowsOnGpus(spec, shapes, placement, limited);
   return ResolvePlanOnGpus(spec, shapes, placement, limited);
 }
@@ -258,7 +260,7 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
   const int32_t most = capabilities.max_channels;
   if (!FitsLl(block_bytes, most)) gpu.ll.reset();
   if (!FitsLl(part_bytes, most)) gpu.ll_two_shot.reset();
-  const bool of_slices = request.collective == Collective::kAllToAllV;
+  const bool of_slices = TraitsOf(request.collective).elements == ElementKind::kSlices;
   const int32_t num_channels = (of_slices ? NumSliceChannels : NumChannels)(block_bytes, most);
   Request of_channel = request;
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);

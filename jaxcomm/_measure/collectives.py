@@ -1,7 +1,6 @@
 """The measured collectives: programs of one op or of a chain, with sizes, data and a NumPy oracle."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -138,9 +137,11 @@ def _from_row(op: str, row: Any) -> Collective:
     """The case of a collective that moves blocks: its row of traits says where to."""
 
     def run(lib: Any, x: Any, axis: Any, n: int, options: dict) -> Any:
-        known = {"perm": _ring(n), "source": 0, "split_axis": 0, "concat_axis": 0, "tiled": True}
-        names = inspect.signature(getattr(lib, op)).parameters.keys() & known.keys()
-        return getattr(lib, op)(x, axis, **{name: known[name] for name in names}, **options)
+        values: list[Any] = [_ring(n)] if "source_of" in row.attributes else [0] * ("root" in row.attributes)
+        joined = [name for name in row.attributes if name.endswith("_contiguous_count")]
+        if len(joined) == 2:  # the axis that is split, and the axis that is joined
+            values = [0, 0]
+        return getattr(lib, op)(x, axis, *values, **({"tiled": True} if joined else {}), **options)
 
     def expect(xs: np.ndarray, k: int) -> np.ndarray:
         n = len(xs)

@@ -169,7 +169,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
     return InvalidArgumentError(resolution.status().message() +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
-  if (spec.collective == Collective::kAllToAllV) {
+  if (TraitsOf(spec.collective).elements == ElementKind::kSlices) {
     return MakeSliceProgram(spec, dtype, input_count, output_count, max_channels);
   }
   if (resolution->backend == Backend::kRows) {
