@@ -12,7 +12,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _config, _placement, _xla_hierarchical
+from jaxcomm import _config, _xla_hierarchical
+from jaxcomm._processes import placement
 
 NAME = "xla_hierarchical"
 AXES = ("node", "gpu")
@@ -64,7 +65,7 @@ def test_bits_equal_those_of_lax(rng, sizes, axes, dtype):
 @pytest.mark.parametrize("groups", [None, [[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 3, 1, 5], [0, 2, 6, 4]]], ids=str)
 @pytest.mark.parametrize("axes", [("gpu",), AXES], ids=str)
 def test_groups_on_nodes_that_the_placement_finds(mesh, line, rng, monkeypatch, axes, groups):
-    monkeypatch.setattr(_placement, "ranks_per_node_for_xla", lambda *_: 2)
+    monkeypatch.setattr(placement, "ranks_per_node_for_xla", lambda *_: 2)
     x = rng.integers(-3, 4, (8, 24, 3)).astype(np.float32)
     more = {} if groups is None else {"axis_index_groups": groups}
 
@@ -213,7 +214,7 @@ def test_one_collective_where_there_are_no_two_levels(mesh, monkeypatch):
     assert kinds("gpu") == ["all-reduce"]  # one node
     assert len(kinds(AXES)) == 3
     with monkeypatch.context() as patch:
-        patch.setattr(_placement, "ranks_per_node_for_xla", lambda *_: 1)
+        patch.setattr(placement, "ranks_per_node_for_xla", lambda *_: 1)
         assert kinds(AXES) == ["all-reduce"]  # one rank per node, or unequal nodes
     monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
     _config.config.cache_clear()

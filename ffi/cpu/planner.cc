@@ -22,8 +22,8 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
                                                      int64_t output_count) {
   Capabilities capabilities;
   capabilities.machine = MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node);
-  const StatusOr<Resolution> resolution = Resolve(spec, {dtype, input_count, output_count},
-                                                  {resources.scope, spec.ranks_per_node}, capabilities);
+  const StatusOr<Resolution> resolution =
+      Resolve(spec, {dtype, input_count, output_count}, {resources.scope, spec.ranks_per_node}, capabilities);
   JAXCOMM_RETURN_IF_ERROR(resolution.status());
   const Request& request = resolution->request;
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/partition.h"
 #include "../../ffi/plan/request.h"
-#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/staging.h"
 #include "written.h"
 

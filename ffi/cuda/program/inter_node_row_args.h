@@ -78,12 +78,15 @@ JAXCOMM_BOTH int64_t RailArenaBytes(const InterNodeRowArgs& args, int32_t num_no
 }
 
 // row_limits.h for the arguments of a call.
-JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) { return args.combines ? 0 : ::jaxcomm::RailMarkWords(args.num_rows); }
+JAXCOMM_BOTH int64_t RailMarkWords(const RowArgs& args) {
+  return args.combines ? 0 : ::jaxcomm::RailMarkWords(args.num_rows);
+}
 JAXCOMM_BOTH int64_t RailMarksAt(const RowArgs& args, int32_t num_threads) {
   return ::jaxcomm::RailMarksAt(args.num_experts, args.choices_per_row, num_threads);
 }
 JAXCOMM_BOTH int64_t RailSharedBytes(const RowArgs& args, int32_t num_threads) {
-  return ::jaxcomm::RailSharedBytes(args.combines ? 0 : args.num_rows, args.num_experts, args.choices_per_row, num_threads);
+  return ::jaxcomm::RailSharedBytes(args.combines ? 0 : args.num_rows, args.num_experts, args.choices_per_row,
+                                    num_threads);
 }
 
 // As MakeRowArgs and WithBuffers of row_args.h.

@@ -5,8 +5,8 @@
 #include <map>
 #include <utility>
 
-#include "plan/partition.h"
 #include "plan/channels.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {

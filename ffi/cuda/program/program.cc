@@ -7,8 +7,8 @@
 #include <set>
 
 #include "cuda/program/packing.h"
-#include "plan/partition.h"
 #include "plan/channels.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {

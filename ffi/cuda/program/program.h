@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "include/jaxcomm/comm.h"
+#include "plan/algorithms.h"
 #include "plan/partition.h"
 #include "plan/plan.h"
-#include "plan/algorithms.h"
 
 namespace jaxcomm {
 namespace cuda {

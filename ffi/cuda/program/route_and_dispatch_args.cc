@@ -4,8 +4,8 @@
 #include <limits>
 #include <string>
 
-#include "plan/partition.h"
 #include "plan/channels.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -42,7 +42,8 @@ StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, co
     const RowPieces pieces = PiecesOf(args.row_bytes, bytes, max_channels);
     args.piece_bytes = pieces.piece_bytes;
     args.num_channels = pieces.num_channels;
-    if (RouteAndDispatchSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes) return args;
+    if (RouteAndDispatchSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes)
+      return args;
   }
   return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
                               std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +

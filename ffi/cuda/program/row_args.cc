@@ -4,8 +4,8 @@
 #include <limits>
 #include <string>
 
-#include "plan/partition.h"
 #include "plan/channels.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {

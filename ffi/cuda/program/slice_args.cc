@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "plan/partition.h"
 #include "plan/channels.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {
