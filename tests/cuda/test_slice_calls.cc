@@ -208,7 +208,7 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(Has(made(spec, kRows * kRow + 1, kRow), "rows of 5 elements do not fit the operands"));
     CHECK(Has(made(spec, kRow, kRow + 1), "rows of 5 elements do not fit the operands"));
     spec.algorithm = "pairwise";
-    CHECK(Has(made(spec, kRow, kRow), "all_to_all_v runs inside a node on GPUs, by algorithm \"direct\""));
+    CHECK(Has(made(spec, kRow, kRow), "GPUs have algorithm 'direct' for groups inside a node"));
     spec.algorithm = "direct";
     CHECK(made(spec, kRow, kRow).ok());
     spec.row_count = 0;
@@ -216,7 +216,8 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
   });
   RankPlacement placement = {0, 1};
   CHECK(Has(MakeCallProgram(SliceSpec(), DType::kF32, kRow, kRow, placement, 4).status(),
-            "runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass algorithm=\"xla\" (the ranks"));
+            "algorithm \"direct\" runs inside a node of GPUs, which NVLink connects; pass algorithm=\"xla\" (on GPUs, "
+            "the ranks"));
 }
 
 // A result with places for the worst case needs no arena of its size.
