@@ -9,7 +9,6 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _errors, _native
-from jaxcomm._processes import bootstrap
 
 FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:2: rank 3 aborted in step 1"]
 
@@ -82,4 +81,4 @@ def test_gpus_need_jaxlib_0_11_2(monkeypatch):
     monkeypatch.setattr(jaxlib, "__version__", "0.11.1")
     with pytest.raises(ImportError, match=r"0\.11\.2 or later on GPUs, found jaxlib 0\.11\.1: upgrade them"):
         _native.register_cuda.__wrapped__()
-    bootstrap.register()
+    jaxcomm.distributed.register()
