@@ -256,7 +256,8 @@ def explain(
         of_lists = {"choices": x.shape[0] * (choices or 0), "list_bytes": int(bytes_of_rank * rows_of_token) // n}
     if on_gpus:
         machine = plan.gpu_machine()
-        passed = op not in _request.MOE or _passed_between_nodes() is not False
+        known = _passed_between_nodes() if op in _request.MOE else True
+        passed = known is not False
         # Without a name, what runs is decided before NCCL has found the nodes.
         placement = plan.Placement(ranks_per_node=ranks_per_node, found=algorithm is not None, gin=gin)
         able = plan.Capabilities(
@@ -281,7 +282,9 @@ def explain(
             f"{op}: algorithm {resolution.algorithm!r} runs ({resolution.reason}); it has no plan, because it runs "
             "XLA's own collectives"
         )
-    request, sms = resolution.whole, resolution.num_channels
+    request, sms, reason = resolution.whole, resolution.num_channels, resolution.reason
+    if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
+        reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
     _replace(op, machine, links, launch_s, sync_overhead_s)
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
@@ -308,7 +311,7 @@ def explain(
     return Explanation(
         op=op,
         algorithm=resolution.algorithm,
-        reason=resolution.reason,
+        reason=reason,
         source=dict(plan.algorithms(native))[resolution.algorithm],
         num_nodes=request.num_nodes,
         ranks_per_node=ranks_per_node,

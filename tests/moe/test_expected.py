@@ -55,6 +55,7 @@ def test_between_nodes_the_selftest_decides(monkeypatch):
     monkeypatch.setattr(_selftest_record, "key", lambda: None)  # GPUs that are not at hand
     elsewhere = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
     assert elsewhere.algorithm == "hierarchical"
+    assert elsewhere.reason == "assumes that the self-test has passed between nodes of these GPUs"
     # Of one host, outside of the program on several hosts that the self-test was.
     monkeypatch.setattr(_selftest_record, "key", lambda: {"gpus": "G", "hosts": "one"})
     recorded = [{"gpus": "F", "hosts": "several"}, {"gpus": "G", "hosts": "one"}]
