@@ -225,6 +225,7 @@ def explain(
 
     Raises:
       ValueError: unknown op, algorithm, scope, platform or link, or invalid sizes.
+      TypeError: x has no shape, or axis_sizes are no integers.
       RuntimeError: the program has several processes, and the coordination service does not answer.
     """
     native = _request.native_name(op, moe=True)

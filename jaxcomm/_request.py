@@ -36,6 +36,8 @@ def splits_operand(op: str) -> bool:
 
 def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
     sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
+    if not all(isinstance(size, int | np.integer) for size in sizes):
+        raise TypeError(f"{op}: axis_sizes must be an integer or a sequence of them, got {axis_sizes!r}")
     if not sizes or any(size < 1 for size in sizes):
         raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
     return sizes
@@ -66,6 +68,8 @@ def call_of(
       perm: pairs of a permutation; None means a shift by one.
     """
     row = ROWS[native_name(op, moe=True)]
+    if row.input != "none" and not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise TypeError(f"{op}: x must be an array or a jax.ShapeDtypeStruct, got {x!r}")
     count = 0 if row.input == "none" else math.prod(x.shape)
     if splits_operand(row.functions[0]) and count % n:
         raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")

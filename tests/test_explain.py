@@ -222,6 +222,13 @@ def test_100000_gpus(op):
         assert many.bytes["network"] == 12_800_000
 
 
+def test_arguments_of_the_wrong_type():
+    with pytest.raises(TypeError, match=r"psum: x must be an array or a jax.ShapeDtypeStruct, got \(8,\)"):
+        jaxcomm.explain("psum", (8,), 8)
+    with pytest.raises(TypeError, match="psum: axis_sizes must be an integer or a sequence of them, got '8'"):
+        jaxcomm.explain("psum", operand(8), "8")
+
+
 def test_bad_arguments_of_gpus():
     with pytest.raises(ValueError, match="psum: platform must be 'cpu' or 'cuda', got 'gpu'"):
         jaxcomm.explain("psum", operand(8), 8, platform="gpu")
