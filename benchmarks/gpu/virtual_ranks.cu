@@ -10,7 +10,7 @@
 #include <string>
 
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/staging.h"
 #include "../../tests/cuda/gpu/gpu.cuh"
 

@@ -55,9 +55,14 @@ def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
         names = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
         comm = types.SimpleNamespace(**{name: getattr(jax.lax, name) for name in names})
         return with_synchronous_starts(with_plain_products(comm))
-    jaxcomm = import_jaxcomm()
+    try:
+        import jaxcomm
+    except ImportError as error:
+        raise ImportError(f"--comm jaxcomm: {error}. Install it with `make setup`, or use --comm lax.") from error
     common = [name for name in jaxcomm.algorithms("psum") if all(name in jaxcomm.algorithms(op) for op in sums)]
-    algorithm = algorithm_of_sums(config, common)
+    if config.psum not in ("", *common):
+        raise ValueError(f"--psum: got {config.psum!r}, expected one of {('', *common)}")
+    algorithm = config.psum or None
     ranks = jaxcomm.topology().ranks
     if algorithm == "direct" and len(ranks) > 1:
         algorithm = between_nodes if len(set(ranks)) == 1 and ranks[0] > 1 else None
@@ -74,19 +79,3 @@ def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
         all_gather_matmul=functools.partial(jaxcomm.all_gather_matmul, algorithm=matmul),
         matmul_psum_scatter=functools.partial(jaxcomm.matmul_psum_scatter, algorithm=matmul),
     )
-
-
-def import_jaxcomm():
-    try:
-        import jaxcomm
-    except ImportError as error:
-        raise ImportError(f"--comm jaxcomm: {error}. Install it with `make setup`, or use --comm lax.") from error
-    return jaxcomm
-
-
-def algorithm_of_sums(config, algorithms):
-    """The algorithm of --psum, one of ``algorithms``; None leaves the choice to jaxcomm."""
-    known = ("", *algorithms)
-    if config.psum not in known:
-        raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
-    return config.psum or None

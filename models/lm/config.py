@@ -182,7 +182,7 @@ def parse(config_type, argv=None):
     given = vars(parser.parse_args(argv))
     resume = given.pop("resume")
     try:
-        folder = pathlib.Path(given.get("out") or config_type.out or f"runs/{config_type.name}")
+        folder = pathlib.Path(given.get("out") or f"runs/{config_type.name}")
         config = load(config_type, folder / "config.json", given) if resume else config_type(**given)
         config.check_effect(given)
         return config, resume

@@ -21,7 +21,7 @@ class Program(NamedTuple):
     specs: Any  # PartitionSpec of each array of the state
     tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
     step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
-    evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte; with build(evaluation=), all losses
+    evaluate: Callable  # (state, tokens) -> {"loss"} of the batch, nats per byte; with build(evaluation=), all losses
     gradients: Callable | None = None  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
     graphdef: Any = None  # for nnx.merge with the parameters, of a Program of build()
 
@@ -155,7 +155,7 @@ def build(
       arrange: function of the parameters, for scripts that hold them in another form. ``loss`` then gets this form in
         place of the model, in the type of the optimiser.
       weights: of each loss in the sum that is minimised, by name.
-      evaluation: the losses of Program.evaluate, if they are not those of training.
+      evaluation: the losses of Program.evaluate; by default only the "loss" of training.
     """
     graphdef, _, init_params = lm.structure(config, module)
     plain, arrange = arrange is None, arrange or (lambda params: params)
@@ -193,6 +193,6 @@ def build(
 
     def evaluate(params, tokens):
         values = local_losses(vary(params, specs, config.axes), tokens, evaluation or loss)
-        return total(values) if evaluation else comm.psum(values["loss"], axes_of["loss"])
+        return total(values) if evaluation else {"loss": comm.psum(values["loss"], axes_of["loss"])}
 
     return make_program(config, mesh, init, specs, optimizer, gradients, norm, evaluate, graphdef=graphdef)

@@ -125,11 +125,12 @@ class Run:
         return {name: float(value) for name, value in metrics.items()}
 
     def evaluate(self):
-        """Returns and logs the bits per byte, always on the same held-out windows."""
+        """Returns and logs the bits per byte and other metrics, always on the same held-out windows."""
         config = self.config
         batches = data.heldout_batches(self.heldout_text, config.batch, config.seq + 1, config.eval_batches)
-        losses = [float(self.program.evaluate(self.state, self.put(tokens))) for tokens in batches]
-        record = {"heldout_bits_per_byte": float(np.mean(losses)) / math.log(2)}
+        found = [self.program.evaluate(self.state, self.put(tokens)) for tokens in batches]
+        means = {f"heldout_{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+        record = {"heldout_bits_per_byte": means.pop("heldout_loss") / math.log(2), **means}
         self.log(**record)
         return record
 

@@ -4,13 +4,11 @@ The loop is that of all scripts, models/lm/train.py. Here are the metrics of the
 """
 
 import functools
-import math
 
 import jax
 import numpy as np
 
 from ..lm import comm as comm_lib
-from ..lm import data
 from ..lm import train as lm
 from .config import Config
 from .decode import generate, make_decode
@@ -28,16 +26,6 @@ class Run(lm.Run):
 
     def __init__(self, config, build=build, resume=False):
         super().__init__(config, build, resume)
-
-    def evaluate(self):
-        """Returns and logs bits per byte and the share of dropped choices, always on the same held-out windows."""
-        config = self.config
-        batches = data.heldout_batches(self.heldout_text, config.batch, config.seq + 1, config.eval_batches)
-        results = [self.program.evaluate(self.state, self.put(tokens)) for tokens in batches]
-        loss, dropped = (float(np.mean([result[name] for result in results])) for name in ("loss", "dropped"))
-        record = {"heldout_bits_per_byte": loss / math.log(2), "heldout_dropped": dropped}
-        self.log(**record)
-        return record
 
     def sample(self):
         """Continues the prompt by ``config.sample`` bytes. All processes take part; the first writes the text."""

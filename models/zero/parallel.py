@@ -223,12 +223,12 @@ class Stage:
         return {**found, "embed": lm.at_least_float32(found["embed"], self.config)}
 
     def loss(self, vectors, tokens):
-        """Loss of the batch, without gradients."""
+        """{"loss"} of the batch, without gradients."""
         if self.config.stage == 3:
             value = self.local_loss(vectors, tokens, gather(self.comm, self.config.dtype))
         else:
             value = self.local_loss(self.complete(vectors), tokens, lambda x: x)
-        return self.comm.psum(value, AXES)
+        return {"loss": self.comm.psum(value, AXES)}
 
     def gradients(self, vectors, tokens):
         """({"loss"} of the batch, gradients of the batch): of parts, or with stage 0 of complete vectors."""

@@ -7,6 +7,7 @@
 #include "../../../ffi/cuda/program/call_program.h"
 #include "virtual_ranks.h"
 #if defined(__CUDACC__)
+#include "../../../ffi/cuda/kernels/launch.h"  // kThreads
 #endif
 
 namespace jaxcomm {
