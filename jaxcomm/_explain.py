@@ -263,7 +263,7 @@ def explain(
         placement = plan.Placement(ranks_per_node=ranks_per_node, found=algorithm is not None, gin=gin)
         able = plan.Capabilities(
             platform,
-            tested=True,
+            setting="plans",
             tested_between_nodes=gin and passed,
             multimem=True,
             in_place=symmetric_buffers,

@@ -254,9 +254,15 @@ def why_xla(platform: str, algorithm: str | None) -> str:
 def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
     """What this platform can do: settings and records. `algorithm`: argument of the call; `more`: further fields."""
     setting = "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
-    tested = platform == "cuda" and algorithm is None and not setting and _selftest_record.passed()
+    by_record = platform == "cuda" and algorithm is None and not setting
     return plan.Capabilities(
-        platform, setting, tested=tested, multimem=platform == "cuda", max_channels=config().max_sms, **more
+        platform,
+        setting,
+        measured=_selftest_record.measured() if by_record else [],
+        measured_one_exchange=by_record and _selftest_record.measured_one_exchange(),
+        multimem=platform == "cuda",
+        max_channels=config().max_sms,
+        **more,
     )
 
 

@@ -12,11 +12,13 @@ import os
 import pathlib
 import re
 from collections.abc import Collection
+from typing import Any
 
 import jax
 
 from jaxcomm import _native
 from jaxcomm._config import cache_folder, write
+from jaxcomm._core import plan
 from jaxcomm._processes import kv_store
 
 _FORMAT = 2  # 1: without started transfers
@@ -61,9 +63,10 @@ def path() -> pathlib.Path | None:
 
 
 _PASSED, _BETWEEN_NODES = "passed", "between_nodes"  # lists of keys in the file
+_ONE_EXCHANGE, _MEASURED = "one_exchange", "measured"  # the same; a list of {"key": ..., "rows": [...]}
 
 
-def _keys(name: str = _PASSED) -> list[dict[str, str]]:
+def _keys(name: str = _PASSED) -> list[Any]:
     try:
         read = json.loads(file.read_text()) if (file := path()) else {}
     except (OSError, ValueError):
@@ -121,6 +124,24 @@ def passed() -> bool:
 def passed_between_nodes() -> bool:
     """Whether it has passed with dispatch and combine between nodes: GIN works there. The same in all processes."""
     return _agreed(_BETWEEN_NODES)
+
+
+@functools.cache
+def measured() -> list[plan.Measured]:
+    """The calls for which a self-test has measured a plan as faster here. The same in all processes of the program."""
+    return [plan.Measured(**row) for row in json.loads(kv_store.kv_agree("selftest/measured", json.dumps(_rows())))]
+
+
+@functools.cache
+def measured_one_exchange() -> bool:
+    """Whether it has measured the kernel of route_and_dispatch as faster. The same in all processes."""
+    return _agreed(_ONE_EXCHANGE)
+
+
+def _rows() -> list[dict[str, str | int]]:
+    """Rows of this combination: the fields of plan.Measured by name."""
+    own = key()
+    return [] if own is None else [row for found in _keys(_MEASURED) if found["key"] == own for row in found["rows"]]
 
 
 def _agreed(name: str) -> bool:

@@ -9,6 +9,7 @@ namespace jaxcomm {
 namespace {
 
 constexpr char kXla[] = "xla";
+constexpr char kPlans[] = "plans";
 constexpr char kComposed[] = "xla_hierarchical";
 constexpr char kDirect[] = "direct";
 constexpr char kHierarchical[] = "hierarchical";
@@ -26,6 +27,23 @@ Resolution ByComposition(std::string reason) {
   resolution.backend = Backend::kComposition;
   resolution.algorithm = kComposed;
   return resolution;
+}
+
+// Empty, or why XLA's own collective runs a call on GPUs that names no algorithm.
+std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                           const Capabilities& capabilities) {
+  if (spec.asynchronous != 0) return "XLA overlaps its own started collective with computations";
+  const bool of_tokens = TraitsOf(spec.collective).elements == ElementKind::kTokens;
+  const Collective collective = of_tokens ? Collective::kDispatch : spec.collective;
+  const int64_t count = of_tokens ? shapes.choices * spec.row_count : shapes.input_count;
+  const int64_t bytes = count * ItemBytes(shapes.dtype);
+  const int64_t per_node = std::min(placement.ranks_per_node, spec.group_size);
+  const bool faster = std::any_of(capabilities.measured.begin(), capabilities.measured.end(), [&](const Measured& row) {
+    return row.collective == collective && (row.dtype == shapes.dtype || !Reduces(collective)) &&
+           row.num_ranks == spec.group_size && row.ranks_per_node == per_node && row.min_bytes <= bytes &&
+           bytes <= row.max_bytes;
+  });
+  return faster ? "" : "no measurement on these GPUs has found a plan to be faster for this call";
 }
 
 // Whether jaxcomm has a composition of XLA's collectives (jaxcomm/_xla_hierarchical.py).
@@ -109,7 +127,7 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   }
   if (!one_node && !placement.found) {
     if (spec.algorithm == kDirect) return ByXla("algorithm \"direct\" runs inside a node");
-    if (!named && !capabilities.tested_between_nodes) {
+    if (!named && capabilities.setting == kPlans && !capabilities.tested_between_nodes) {
       return ByXla("the self-test has not passed between nodes of these GPUs");
     }
   }
@@ -153,14 +171,9 @@ Status CheckSomeNodes(const CallSpec& spec, const Shapes& shapes, const Capabili
 StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
                                        const Capabilities& capabilities) {
   const bool one_node = placement.ranks_per_node >= spec.group_size;
-  if (!one_node && !placement.found) {
-    const bool proven = capabilities.tested_between_nodes || capabilities.setting == "plans";
-    if (!proven && spec.algorithm.empty()) {
-      return ByXla("the self-test has not passed between nodes of these GPUs");
-    }
-    if (!proven && spec.algorithm == kHierarchical && Composes(spec.collective)) {
-      return ByComposition("GIN between nodes of these GPUs has not been tested");
-    }
+  const bool proven = capabilities.tested_between_nodes || capabilities.setting == kPlans;
+  if (!one_node && !placement.found && !proven && spec.algorithm == kHierarchical && Composes(spec.collective)) {
+    return ByComposition("GIN between nodes of these GPUs has not been tested");
   }
   if (!one_node && placement.found && !placement.gin) {
     return InvalidArgumentError(
@@ -209,8 +222,9 @@ std::string WhyXla(const std::string& algorithm, const Capabilities& capabilitie
   if (algorithm == kXla || algorithm == kComposed) return "asked for";
   if (!algorithm.empty()) return "";
   if (capabilities.platform == Platform::kOther) return "jaxcomm has no collectives for this platform";
-  if (capabilities.platform == Platform::kCuda && !capabilities.tested && capabilities.setting != "plans") {
-    return "the self-test has not passed on these GPUs with these versions";
+  const bool measured = !capabilities.measured.empty() || capabilities.measured_one_exchange;
+  if (capabilities.platform == Platform::kCuda && !measured && capabilities.setting != kPlans) {
+    return "jaxcomm's collectives are not measured on these GPUs with these versions";
   }
   return "";
 }
@@ -243,11 +257,20 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   }
   if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
   limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
-  if (TraitsOf(spec.collective).elements == ElementKind::kSlices) {
-    return ResolveSlicesOnGpus(spec, shapes, placement, limited);
+  const bool by_record = spec.algorithm.empty() && !placement.found && capabilities.setting != kPlans;
+  if (by_record) {
+    if (std::string why = WhyNotMeasured(spec, shapes, placement, capabilities); !why.empty()) {
+      return ByXla(std::move(why));
+    }
   }
-  if (of_lists) return ResolveRowsOnGpus(spec, shapes, placement, limited);
-  return ResolvePlanOnGpus(spec, shapes, placement, limited);
+  const auto resolve_on_gpus = TraitsOf(spec.collective).elements == ElementKind::kSlices ? ResolveSlicesOnGpus
+                               : of_lists                                                 ? ResolveRowsOnGpus
+                                                                                          : ResolvePlanOnGpus;
+  StatusOr<Resolution> resolution = resolve_on_gpus(spec, shapes, placement, limited);
+  if (by_record && resolution.ok() && resolution->backend != Backend::kXla) {
+    resolution->reason = "measured as faster than XLA's own collective on these GPUs; " + resolution->reason;
+  }
+  return resolution;
 }
 
 StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algorithm, int64_t item_bytes,
@@ -291,6 +314,9 @@ RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, c
   // By the cost model, not measured: for 8 choices of 256 experts on 8 GPUs, the flags of kMaxOneExchangeBytes then
   // cost 7 us if dispatch sends a row once per rank. The exchange saves an all_gather and the barriers of dispatch, 9
   // us, and the sort of the ids, which the model does not have.
+  if (!named && !capabilities.measured_one_exchange && capabilities.setting != kPlans) {
+    return RouteAndDispatch::kTwoCalls;
+  }
   const bool fits = (named || bytes <= kMaxOneExchangeBytes) && FitsOneExchange(sizes);
   return fits && placement.ranks_per_node >= sizes.num_ranks ? RouteAndDispatch::kKernel : RouteAndDispatch::kTwoCalls;
 }

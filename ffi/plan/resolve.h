@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/call_spec.h"
 #include "common/dtype.h"
@@ -29,16 +30,27 @@ enum class Backend : uint8_t {
   kRows,         // GPUs: the kernels of all_to_all_v, dispatch and combine
 };
 
+// Calls for which the self-test has measured jaxcomm's default as faster than XLA's collective on these GPUs.
+struct Measured {
+  Collective collective = Collective::kBarrier;  // dispatch: combine, too, so that one back end runs a layer
+  DType dtype = DType::kF32;                     // of sums; the types of other collectives do not matter
+  int64_t num_ranks = 0;                         // of the group
+  int64_t ranks_per_node = 0;                    // of the group, on one host
+  int64_t min_bytes = 0;  // of the operand of a rank; of dispatch: of a row for each choice of its tokens
+  int64_t max_bytes = 0;  // inclusive
+};
+
 // Settings, versions and records: what a platform can do apart from this call.
 struct Capabilities {
   Platform platform = Platform::kCpu;
-  std::string setting;                // JAXCOMM_ALGORITHM: "", "xla" or "plans"
-  bool tested = false;                // GPUs: the self-test has passed on this combination of GPUs and versions
-  bool tested_between_nodes = false;  // the same between nodes, with GIN
-  bool multimem = false;              // GPUs: a node may have NVLink SHARP
-  bool in_place = false;              // GPUs: peers access operands and results where XLA has them
-  int32_t max_channels = 1;           // GPUs: of the lane of the call
-  std::optional<Machine> machine;     // cost model of a rank; none: GpuMachine()
+  std::string setting;                 // JAXCOMM_ALGORITHM: "", "xla" or "plans"
+  std::vector<Measured> measured;      // GPUs: a plan may run by default for these calls; XLA's collectives run others
+  bool tested_between_nodes = false;   // GPUs: the self-test has passed between nodes with GIN
+  bool measured_one_exchange = false;  // GPUs: the self-test has found the kernel of route_and_dispatch to be faster
+  bool multimem = false;               // GPUs: a node may have NVLink SHARP
+  bool in_place = false;               // GPUs: peers access operands and results where XLA has them
+  int32_t max_channels = 1;            // GPUs: of the lane of the call
+  std::optional<Machine> machine;      // cost model of a rank; none: GpuMachine()
 };
 
 // Where the ranks of a group are.

@@ -77,23 +77,35 @@ std::string ProtocolOf(const Resolution& resolution) {
 }  // namespace
 
 void BindResolve(nb::module_& m) {
+  nb::class_<Measured>(m, "Measured",
+                       "Calls for which a plan was measured as faster on these GPUs: ffi/plan/resolve.h.")
+      .def(
+          "__init__",
+          [](Measured* self, const std::string& collective, const std::string& dtype, int64_t num_ranks,
+             int64_t ranks_per_node, int64_t min_bytes, int64_t max_bytes) {
+            new (self)
+                Measured{CollectiveOf(collective), DTypeOf(dtype), num_ranks, ranks_per_node, min_bytes, max_bytes};
+          },
+          "collective"_a, "dtype"_a, "num_ranks"_a, "ranks_per_node"_a, "min_bytes"_a, "max_bytes"_a);
   nb::class_<Capabilities>(m, "Capabilities", "Settings, versions and records of a platform: ffi/plan/resolve.h.")
       .def(
           "__init__",
-          [](Capabilities* self, const std::string& platform, const std::string& setting, bool tested,
-             bool tested_between_nodes, bool multimem, bool in_place, int32_t max_channels,
-             std::optional<Machine> machine) {
+          [](Capabilities* self, const std::string& platform, const std::string& setting,
+             std::vector<Measured> measured, bool tested_between_nodes, bool measured_one_exchange, bool multimem,
+             bool in_place, int32_t max_channels, std::optional<Machine> machine) {
             new (self) Capabilities{EnumOf<Platform>(kPlatforms, "platform", platform),
                                     setting,
-                                    tested,
+                                    std::move(measured),
                                     tested_between_nodes,
+                                    measured_one_exchange,
                                     multimem,
                                     in_place,
                                     max_channels,
                                     std::move(machine)};
           },
-          "platform"_a, "setting"_a = "", "tested"_a = false, "tested_between_nodes"_a = false, "multimem"_a = false,
-          "in_place"_a = false, "max_channels"_a = 1, "machine"_a = nb::none())
+          "platform"_a, "setting"_a = "", "measured"_a = std::vector<Measured>(), "tested_between_nodes"_a = false,
+          "measured_one_exchange"_a = false, "multimem"_a = false, "in_place"_a = false, "max_channels"_a = 1,
+          "machine"_a = nb::none())
       .def_rw("machine", &Capabilities::machine);
   nb::class_<Placement>(m, "Placement", "Where the ranks of a group are: ffi/plan/resolve.h.")
       .def(

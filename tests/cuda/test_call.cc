@@ -300,7 +300,8 @@ TEST_CASE("drawn calls: a program has the protocol and the channels of the Resol
     const bool in_place = random() % 2 == 0;
     Capabilities gpus;
     gpus.platform = Platform::kCuda;
-    gpus.tested = gpus.multimem = true;
+    gpus.setting = "plans";
+    gpus.multimem = true;
     gpus.in_place = in_place;
     gpus.max_channels = 32;
     const StatusOr<Resolution> found =
