@@ -136,7 +136,7 @@ def _passed_between_nodes() -> bool | None:
     own = _selftest_record.key()
     if own is None or own["hosts"] == "several":
         return None if own is None else _selftest_record.passed_between_nodes()
-    return {**own, "hosts": "several"} in _selftest_record._keys(_selftest_record._BETWEEN_NODES)
+    return _selftest_record.put_between_nodes(_selftest_record.rows_of({**own, "hosts": "several"})[0])
 
 
 def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:

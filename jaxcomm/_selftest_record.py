@@ -1,35 +1,90 @@
-"""Which GPUs and versions have passed ``python -m jaxcomm.selftest``: a file in the user's cache folder.
+"""The results of ``python -m jaxcomm.selftest`` on GPUs: a file in the user's cache folder.
 
-Programs for GPUs use XLA's own collectives by default until the self-test has passed with their GPUs and versions.
-jaxcomm.moe.dispatch and combine use XLA's collectives between nodes until the self-test has passed between nodes, with
-NCCL's GPU-initiated networking (GIN).
+By default, a call runs jaxcomm's own kernels only if the record shows that such a call gave right values and was faster
+than XLA's collective. A record counts for the GPUs, versions and settings that it names, and for no others.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
-from jaxcomm import _native
+from jaxcomm import _native, _request
 from jaxcomm._config import cache_folder, write
 from jaxcomm._core import plan
 from jaxcomm._processes import kv_store
 
-_FORMAT = 2  # 1: without started transfers
+_FORMAT = 3
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+_NICS = pathlib.Path("/sys/class/infiniband")
+# Settings that change which kernels run, and how.
+_SETTINGS = ("JAXCOMM_BULK_COPY", "JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "NCCL_GIN_ENABLE", "NCCL_NVLS_ENABLE")
+
+ANY_SIZE = 1 << 62  # bytes
+# Features: what a row of the self-test belongs to.
+PROGRAMS = "programs"  # collectives in loops, gradients and over two axes
+TYPES = "types"  # one collective with many element types
+PLANS = "plans"  # one collective of one size, timed
+SLICES = "ragged_all_to_all"
+EXPERTS = "dispatch, combine"
+ONE_EXCHANGE = "route_and_dispatch"
+STARTS = "started transfers"
+_LISTS = {SLICES: ("all_to_all_v",), EXPERTS: ("dispatch", "combine")}
+
+
+@dataclasses.dataclass
+class Row:
+    """One test and its result.
+
+    Attributes:
+      feature: one of the names above.
+      op: public name of the collective, or name of the program.
+      dtype: element type, or several, with commas between them.
+      bytes: of the operand of one rank; of dispatch: of a row for each choice of its tokens.
+      ranks: number of ranks of a group.
+      ranks_per_node: those of them on one host.
+      wrong: elements that differ; None if the test raised.
+      jaxcomm_us, xla_us: median times of one call; None if they were not measured.
+      error: first line of the exception.
+    """
+
+    feature: str
+    op: str
+    dtype: str
+    bytes: int
+    ranks: int
+    ranks_per_node: int
+    wrong: int | None = None
+    jaxcomm_us: float | None = None
+    xla_us: float | None = None
+    error: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.wrong == 0 and not self.error
+
+    @property
+    def won(self) -> bool:
+        """Whether values were right and jaxcomm was faster than XLA's collective."""
+        times = self.jaxcomm_us, self.xla_us
+        return self.right and times[0] is not None and times[1] is not None and times[0] < times[1]
+
+    @property
+    def test(self) -> tuple[Any, ...]:
+        """Names the test, apart from its result."""
+        return self.feature, self.op, self.dtype, self.bytes, self.ranks, self.ranks_per_node
 
 
 def key() -> dict[str, str] | None:
-    """The GPUs and versions of this program, equal in all its processes; None without GPUs or without the CUDA module.
-
-    A self-test inside one host does not count for programs on several hosts.
-    """
+    """The GPUs, versions and settings of this program; None without GPUs or without the CUDA module."""
     try:
         gpus = jax.devices("cuda")
         module = _native.cuda()
@@ -37,13 +92,18 @@ def key() -> dict[str, str] | None:
     except (ImportError, RuntimeError):
         return None
     hosts = {getattr(gpu, "slice_index", None) if jax.process_count() > 1 else 0 for gpu in gpus}
+    settings = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
+    settings += [
+        flag for flag in os.environ.get("XLA_FLAGS", "").split() if "command_buffer" in flag or "graph" in flag
+    ]
     return {
         "gpus": ", ".join(sorted({gpu.device_kind for gpu in gpus})),
         "hosts": "one" if len(hosts) == 1 and None not in hosts else "several",
+        "network": _network(),
         "driver": _driver() or str(module.driver_version()),
         "nccl": str(nccl),
         "built": " ".join(f"{name}={value}" for name, value in sorted(module.built().items())),
-        "gin": os.environ.get("NCCL_GIN_ENABLE", ""),
+        "settings": " ".join(settings),
         "jaxlib": importlib.metadata.version("jaxlib"),
         "jaxcomm": importlib.metadata.version("jaxcomm"),
     }
@@ -57,94 +117,146 @@ def _driver() -> str:
     return found[1] if found else ""
 
 
+def _network() -> str:
+    """Names of the RDMA devices of this host."""
+    try:
+        return " ".join(sorted(device.name for device in _NICS.iterdir()))
+    except OSError:
+        return ""
+
+
 def path() -> pathlib.Path | None:
     folder = cache_folder()
     return folder / "selftest.json" if folder else None
 
 
-_PASSED, _BETWEEN_NODES = "passed", "between_nodes"  # lists of keys in the file
-_ONE_EXCHANGE, _MEASURED = "one_exchange", "measured"  # the same; a list of {"key": ..., "rows": [...]}
-
-
-def _keys(name: str = _PASSED) -> list[Any]:
+def _records() -> tuple[list[dict[str, Any]], str]:
+    """The records of the file, each with "key" and "rows"; or the reason why the file cannot be used."""
     try:
-        read = json.loads(file.read_text()) if (file := path()) else {}
-    except (OSError, ValueError):
-        return []
-    keys = read.get(name, []) if isinstance(read, dict) and read.get("format") == _FORMAT else []
-    return keys if isinstance(keys, list) else []
+        if (file := path()) is None or not file.exists():
+            return [], ""
+        found = json.loads(file.read_text())
+        if found["format"] != _FORMAT:
+            raise ValueError("another version of jaxcomm has written it")
+        return [{"key": dict(r["key"]), "rows": [Row(**row) for row in r["rows"]]} for r in found["records"]], ""
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        return [], f"{path()} cannot be used: {error}"
 
 
-def save(passed: dict[str, str], between_nodes: bool = False) -> pathlib.Path | None:
-    """Adds a key to the file. Returns the file; None if the user has no cache folder.
+def rows_of(own: dict[str, str]) -> tuple[list[Row], str]:
+    """The recorded rows of a key; if there are none, also the reason why a record that exists does not count."""
+    records, why = _records()
+    for record in records:
+        if record["key"] == own:
+            return record["rows"], ""
+    if records:
+        known = records[-1]["key"]
+        differences = [
+            f"{name} {known.get(name, '')!r} instead of {value!r}"
+            for name, value in own.items()
+            if known.get(name) != value
+        ]
+        why = f"{path()} was recorded with {', '.join(differences)}"
+    return [], why
 
-    Args:
-      passed: of a self-test that has passed.
-      between_nodes: whether dispatch and combine between nodes were among its tests. Otherwise, an earlier success no
-        longer counts.
+
+def save(own: dict[str, str], rows: Iterable[Row]) -> pathlib.Path | None:
+    """Adds rows to the record of a key; they replace earlier results of the same tests.
+
+    Returns:
+      The file; None if the user has no cache folder.
 
     Raises:
       OSError: the file can't be written.
     """
-    return _write(passed, (_PASSED, _BETWEEN_NODES) if between_nodes else (_PASSED,))
-
-
-def revoke(failed: dict[str, str], only_between_nodes: bool) -> None:
-    """Takes a key out of the file.
-
-    Args:
-      failed: of a self-test that has failed.
-      only_between_nodes: only dispatch and combine between nodes have failed. A success inside them still counts.
-
-    Raises:
-      OSError: the file can't be written.
-    """
-    if any(failed in _keys(name) for name in (_PASSED, _BETWEEN_NODES)):
-        _write(failed, (_PASSED,) if only_between_nodes and failed in _keys() else ())
-
-
-def _write(key: dict[str, str], lists: Collection[str]) -> pathlib.Path | None:
-    """Leaves the key in these lists only."""
     if (file := path()) is None:
         return None
-    keys = {name: [known for known in _keys(name) if known != key] for name in (_PASSED, _BETWEEN_NODES)}
-    for name in lists:
-        keys[name].append(key)
-    write(file, json.dumps({"format": _FORMAT, **keys}, indent=1))
+    merged = {row.test: row for row in (*rows_of(own)[0], *rows)}
+    records = [record for record in _records()[0] if record["key"] != own]
+    records.append({"key": own, "rows": list(merged.values())})
+    made = [{"key": r["key"], "rows": [dataclasses.asdict(row) for row in r["rows"]]} for r in records]
+    write(file, json.dumps({"format": _FORMAT, "records": made}, indent=1))
     return file
 
 
 @functools.cache
-def passed() -> bool:
-    """Whether the self-test has passed on this combination. The same answer in all processes of the program."""
-    return _agreed(_PASSED)
+def own_rows() -> tuple[Row, ...]:
+    """The recorded rows of this program's GPUs, versions and settings. The same in all processes of the program."""
+    own = key()
+    found, why = rows_of(own) if own is not None else ([], "")
+    if why:
+        logging.getLogger("jaxcomm").warning("jaxcomm: the self-test's record does not count here: %s", why)
+    text = kv_store.kv_agree("selftest/rows", json.dumps([dataclasses.asdict(row) for row in found]))
+    return tuple(Row(**row) for row in json.loads(text))
 
 
-@functools.cache
-def passed_between_nodes() -> bool:
-    """Whether it has passed with dispatch and combine between nodes: GIN works there. The same in all processes."""
-    return _agreed(_BETWEEN_NODES)
+def ranges(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The calls that jaxcomm runs by default: the fields of plan.Measured by name. `rows`: those of one key.
+
+    A range of sizes begins and ends with a size that won, and every size that was measured between them won. Below the
+    smallest measured size, the number of messages determines the time: a range that begins there begins at 0. A wrong
+    value excludes its collective altogether; in a program of several collectives it excludes all of them.
+    """
+    rows = list(rows)
+    if any(row.feature == PROGRAMS and not row.right for row in rows):
+        return []
+    wrong = {_collective(row) for row in rows if not row.right}
+    types: dict[str, set[str]] = {}
+    sizes: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        name = _collective(row)
+        if name is None or name in wrong:
+            continue
+        if row.feature == TYPES:
+            types.setdefault(name, set()).update(row.dtype.split(","))
+        elif row.xla_us is not None:
+            sizes.setdefault((name, row.ranks, row.ranks_per_node), []).append(row)
+    found = []
+    for (name, ranks, ranks_per_node), timed in sizes.items():
+        dtypes = sorted(types.get(name, ())) if _request.ROWS[name].reduces else ["float32"]
+        group = {"collective": name, "num_ranks": ranks, "ranks_per_node": ranks_per_node}
+        for begin, end in _won(sorted(timed, key=lambda row: row.bytes)):
+            found += [{**group, "dtype": dtype, "min_bytes": begin, "max_bytes": end} for dtype in dtypes]
+    return found
+
+
+def _collective(row: Row) -> str | None:
+    """Native name of the collective that a row tests; None if it tests several."""
+    if row.feature in (TYPES, PLANS):
+        return _request.native_name(row.op)
+    return {SLICES: "all_to_all_v", EXPERTS: "dispatch"}.get(row.feature)
+
+
+def _won(timed: list[Row]) -> list[tuple[int, int]]:
+    """Ranges of bytes that won, of rows in the order of their sizes."""
+    found: list[tuple[int, int]] = []
+    goes_on = False
+    for place, row in enumerate(timed):
+        if row.won:
+            begin = found.pop()[0] if goes_on else row.bytes if place > 0 else 0
+            found.append((begin, row.bytes if row.op != "barrier" else ANY_SIZE))
+        goes_on = row.won
+    return found
 
 
 @functools.cache
 def measured() -> list[plan.Measured]:
-    """The calls for which a self-test has measured a plan as faster here. The same in all processes of the program."""
-    return [plan.Measured(**row) for row in json.loads(kv_store.kv_agree("selftest/measured", json.dumps(_rows())))]
+    """The calls for which a self-test has measured jaxcomm as faster here. The same in all processes."""
+    return [plan.Measured(**found) for found in ranges(own_rows())]
 
 
 @functools.cache
 def measured_one_exchange() -> bool:
     """Whether it has measured the kernel of route_and_dispatch as faster. The same in all processes."""
-    return _agreed(_ONE_EXCHANGE)
+    results = [row.won for row in own_rows() if row.feature == ONE_EXCHANGE]
+    return bool(results) and all(results)
 
 
-def _rows() -> list[dict[str, str | int]]:
-    """Rows of this combination: the fields of plan.Measured by name."""
-    own = key()
-    return [] if own is None else [row for found in _keys(_MEASURED) if found["key"] == own for row in found["rows"]]
+def passed_between_nodes() -> bool:
+    """Whether kernels have put over the network between hosts here. The same in all processes."""
+    return put_between_nodes(own_rows())
 
 
-def _agreed(name: str) -> bool:
-    own = key()
-    found = own is not None and own in _keys(name)
-    return kv_store.kv_agree(f"selftest/{name}", str(int(found))) == "1"
+def put_between_nodes(rows: Iterable[Row]) -> bool:
+    results = [row.right for row in rows if row.feature == EXPERTS and row.ranks_per_node < row.ranks]
+    return bool(results) and all(results)

@@ -1,10 +1,11 @@
 """``python -m jaxcomm.selftest``: compares every collective with jax.lax on the devices of this program.
 
-Runs alone, under ``python -m jaxcomm.run``, and under any launcher of ``jaxcomm.distributed.initialize``. Prints
-bandwidths in the columns of nccl-tests and the result.
+Runs alone, under ``python -m jaxcomm.run``, and under any launcher of ``jaxcomm.distributed.initialize``. On GPUs, it
+records what gave right values and what was faster than XLA's collective: jaxcomm's kernels run only that by default. A
+run that ended early continues where it stopped.
 
-Exit status: 0 if all results are right, 1 if one is wrong or raised, 3 if time ran out between two tests, 124 if a test
-did not end, 2 for wrong arguments.
+Exit status: 0 if all results are right, 1 if one is wrong or raised, 2 for wrong arguments, 3 if time ran out between
+two tests, 4 if nothing could be tested, 124 if a test did not end.
 """
 
 import argparse
@@ -12,11 +13,10 @@ import dataclasses
 import faulthandler
 import functools
 import importlib.metadata
-import itertools
 import json
+import math
 import os
 import pathlib
-import statistics
 import sys
 import threading
 import time
@@ -28,20 +28,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh
-from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm import _config, _lowering, _request, _selftest_record
 from jaxcomm._measure import collectives, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
+from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm._processes import kv_store
+from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, STARTS, TYPES, Row
 
-PASSED, FAILED, INCOMPLETE, TIMED_OUT = 0, 1, 3, 124
-_AXIS = "i"
-_SIZES = {"cpu": (1 << 10, 64 << 10, 1 << 20), "gpu": (1 << 10, 64 << 10, 1 << 20, 32 << 20)}
-_DTYPES = ("float32", "bfloat16", "int32")  # types after the first are tested with one size
-_TYPED_BYTES = 64 << 10
-_REDOPS = {"psum": "sum", "pmean": "avg", "pmax": "max", "pmin": "min", "psum_scatter": "sum"}
+PASSED, FAILED, INCOMPLETE, NOTHING, TIMED_OUT = 0, 1, 3, 4, 124
+_SIZES = {"cpu": (1, 64 << 10, 1 << 20), "gpu": (1, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)}
+_DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float8_e4m3fn", "float8_e5m2", "bfloat16",
+    "float16", "float32", "complex64",
+)  # fmt: skip
+_WIDE_DTYPES = ("int64", "uint64", "float64", "complex128")  # with jax_enable_x64
+_TYPES_BYTES = 4 << 10
+_SHORT_BYTES = (
+    1 << 20
+)  # up to this size, chains of calls are timed: one call takes less time than its start from Python
+_CHAIN = 8
 _SHARE = 0.8  # of the time limit: after it, no test begins
 
 
@@ -51,7 +58,14 @@ def _like(name: str, of: str) -> Collective:
     )
 
 
-OPS = {**COLLECTIVES, "pmean": _like("pmean", "psum"), "pmin": _like("pmin", "pmax")}
+# A mean is tested with equal operands, because other means are rounded.
+_MEAN = dataclasses.replace(_like("pmean", "psum"), expect=lambda xs, k: xs)
+OPS = {
+    **COLLECTIVES,
+    "pmean": _MEAN,
+    "pmin": dataclasses.replace(_like("pmin", "pmax"), expect=lambda xs, k: np.broadcast_to(xs.min(axis=0), xs.shape)),
+}
+_TIMED = {name: op for name, op in COLLECTIVES.items() if _request.ROWS[op.native].functions[0] == name}
 
 
 class _Lax:
@@ -64,40 +78,18 @@ class _Lax:
     def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
         return lax.all_gather(x, axis_name)[source]
 
-    @staticmethod
-    def barrier(x: Any, axis_name: Any) -> Any:
-        return x
 
-
-@dataclasses.dataclass
-class Row:
-    """One test. The columns of nccl-tests: time of one call, bandwidths in GB/s of 1e9 bytes, wrong elements."""
-
-    op: str
-    size: int
-    count: int
-    type: str
-    redop: str
-    time_us: float | None = None
-    algbw: float | None = None
-    busbw: float | None = None
-    wrong: int | None = None
-    error: str = ""
-
-    @property
-    def right(self) -> bool:
-        return self.wrong == 0 and not self.error
-
-    def __str__(self) -> str:
-        times = [f"{value:.2f}" if value is not None else "-" for value in (self.time_us, self.algbw, self.busbw)]
-        wrong = "-" if self.wrong is None else str(self.wrong)
-        line = f"{self.op:14}{self.size:>11}{self.count:>11}{self.type:>10}{self.redop:>7}"
-        return line + f"{times[0]:>12}{times[1]:>9}{times[2]:>9}{wrong:>9}" + (f"  {self.error}" if self.error else "")
+def _line(row: Row, default: str) -> str:
+    times = [f"{value:.1f}" if value is not None else "-" for value in (row.jaxcomm_us, row.xla_us)]
+    wrong = "-" if row.wrong is None else str(row.wrong)
+    dtype = row.dtype if "," not in row.dtype else f"{row.dtype.count(',') + 1} types"
+    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default}"
+    return line.rstrip() + (f"  {row.error}" if row.error else "")
 
 
 HEADER = (
-    f"#{'op':13}{'size':>11}{'count':>11}{'type':>10}{'redop':>7}{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>9}\n"
-    f"#{'':13}{'(B)':>11}{'(elements)':>11}{'':>10}{'':>7}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}{'':>9}"
+    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster\n"
+    f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
 )
 
 
@@ -106,17 +98,68 @@ def _count_wrong(ours: jax.Array, theirs: jax.Array | float) -> jax.Array:
     return jnp.sum(ours != theirs, dtype=jnp.int32)
 
 
+def _put(xs: np.ndarray, group: Group) -> jax.Array:
+    """Places blocks of a group's ranks, (ranks, elements), in all groups of the mesh."""
+    return collectives.place(np.tile(xs, (group.mesh.size // group.size, 1)), group)
+
+
+def _time(row: Row, ours: Callable[..., Any], theirs: Callable[..., Any], x: jax.Array, chain: int = 1) -> None:
+    """Times both sides in turn. All processes measure the same number of repetitions."""
+    sides = {"ours": timing.stopwatch(ours, x), "theirs": timing.stopwatch(theirs, x)}
+    times = timing.alternate(
+        sides, reps=15 if chain > 1 else 7, size_bytes=row.bytes, max_seconds=None, processes=ProcessGroup()
+    )
+    row.jaxcomm_us, row.xla_us = (times[side].median_us / chain for side in sides)
+
+
 def _test_op(row: Row, collective: Collective, group: Group, size: collectives.Size) -> None:
-    n, dtype = group.size, jnp.dtype(row.type)
-    x = collectives.place(collectives.make_operands(collective, size, dtype, n, 1), group)
-    ours = collectives.program(collective, jaxcomm, group, 1, {})
-    y = ours(x)
-    row.wrong = int(_count_wrong(y, collectives.program(collective, _Lax(), group, 1, {})(x)))
-    measure_us = timing.stopwatch(ours, x)
-    row.time_us = statistics.median(measure_us() for _ in range(20 if row.size <= _TYPED_BYTES else 5))
-    if collective.bus_factor is not None:
-        row.algbw = row.size / row.time_us / 1e3
-        row.busbw = row.algbw * collective.bus_factor(n)
+    n, dtype = group.size, jnp.dtype(row.dtype)
+    chain = collectives.longest_exact_chain(collective, dtype, n, _CHAIN if row.bytes <= _SHORT_BYTES else 1)
+    x = _put(collectives.make_operands(collective, size, dtype, n, chain), group)
+    ours = collectives.program(collective, jaxcomm, group, chain, {}, isolate=True)
+    lib, options = (lax, {}) if collective.baseline == "" else (jaxcomm, {"algorithm": "xla"})
+    theirs = collectives.program(collective, lib, group, chain, options, isolate=True)
+    row.wrong = int(_count_wrong(ours(x), theirs(x)))
+    _time(row, ours, theirs, x, chain)
+
+
+def _dtypes(collective: Collective, n: int) -> list[str]:
+    """The element types that the collective takes, and in which its results over n ranks are exact."""
+    found = []
+    for name in (*_DTYPES, *(_WIDE_DTYPES if jax.config.read("jax_enable_x64") else ())):
+        dtype = jnp.dtype(name)
+        floating = jnp.issubdtype(dtype, jnp.floating)
+        complex_sum = dtype.kind == "c" and collective.name in ("psum", "psum_scatter")
+        ordered = floating or jnp.issubdtype(dtype, jnp.integer)
+        fits = not _request.ROWS[collective.native].reduces or complex_sum or ordered
+        if collective.name == "pmean":
+            fits = floating
+        if fits and collectives.num_values(collective, dtype, n, 1) >= 2:
+            found.append(name)
+    return found
+
+
+def _test_types(row: Row, collective: Collective, group: Group) -> None:
+    """All element types in one program, compared with NumPy."""
+    operands, expected = [], []
+    for name in row.dtype.split(","):
+        size = collectives.make_size(collective, _TYPES_BYTES, jnp.dtype(name).itemsize, group.size)
+        xs = collectives.make_operands(collective, size, jnp.dtype(name), group.size, 1)
+        if collective.name == "pmean":
+            xs = np.tile(xs[:1], (len(xs), 1))
+        operands.append(_put(xs, group))
+        expected.append(np.tile(np.stack(collective.expect(xs, 1)), (group.mesh.size // group.size, 1)))
+
+    def body(*xs: Any) -> Any:
+        return [collective.run(jaxcomm, x, group.axis, group.size, {}) for x in xs]
+
+    results = _mapped(body, group)(*operands)
+    row.wrong = sum(collectives.count_wrong(y, want) for y, want in zip(results, expected, strict=True))
+
+
+def _mapped(body: Callable[..., Any], group: Group) -> Callable[..., Any]:
+    mapped = jax.shard_map(body, mesh=group.mesh, in_specs=group.spec, out_specs=group.spec, check_vma=False)
+    return jax.jit(mapped)
 
 
 def _in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
@@ -190,25 +233,30 @@ def _starts_in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return lax.scan(step, x, length=3)[0]
 
 
-# Collectives in programs: (lib, x, names of two axes) -> y.
-PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
-    "two axes": lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True),
-    "one axis": lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0),
-    "loop": _in_loop,
-    "gradient": _gradient,
-    "ragged_all_to_all": _ragged,
-    "ragged to fewer": _ragged_to_fewer,
-    "start and done": _starts,
-    "starts in loop": _starts_in_loop,
+# Collectives in programs: name -> (feature, (lib, x, names of two axes) -> y).
+ALL_PROGRAMS: dict[str, tuple[str, Callable[[Any, Any, tuple[str, str]], Any]]] = {
+    "two axes": (PROGRAMS, lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True)),
+    "one axis": (PROGRAMS, lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0)),
+    "loop": (PROGRAMS, _in_loop),
+    "gradient": (PROGRAMS, _gradient),
+    "ragged_all_to_all": (SLICES, _ragged),
+    "ragged to fewer": (SLICES, _ragged_to_fewer),
+    "start and done": (STARTS, _starts),
+    "starts in loop": (STARTS, _starts_in_loop),
 }
 
 
-def _experts(lib: Any, x: Any, axes: tuple[str, str], width: int = 8, reduce: str = "node") -> Any:
-    """A layer of experts between nodes, and its gradient. The experts of rank r multiply rows by r + 1.
+_CHOICES = 3  # experts of a token
+
+
+def _experts(
+    lib: Any, x: Any, axes: tuple[str, str], width: int = 8, reduce: str = "node", algorithm: str | None = None
+) -> Any:
+    """A layer of experts and its gradient. The experts of rank r multiply rows by r + 1.
 
     In bfloat16, by one of three factors: all results are whole numbers below 256.
     """
-    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), 3
+    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), _CHOICES
     x = x.reshape(-1, 8)
     small = x.dtype == jnp.bfloat16
     factors = 3 if small else n
@@ -224,9 +272,9 @@ def _experts(lib: Any, x: Any, axes: tuple[str, str], width: int = 8, reduce: st
         routing = jaxcomm.moe.route(
             places % (2 * n), axes, num_experts=2 * n, capacity=capacity, on_overflow="drop", reduce=reduce
         )
-        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm=_BETWEEN_NODES)
+        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm=algorithm)
         rows = rows * (rank % factors + 1).astype(x.dtype)
-        return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
+        return jaxcomm.moe.combine(rows, routing, weights, algorithm=algorithm)
 
     return layer(tokens) + jax.grad(lambda tokens: jnp.sum(layer(tokens) * tokens))(tokens)
 
@@ -244,7 +292,22 @@ def _sum_by_node(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
 
 
-_MOE = "moe"
+def _one_exchange(lib: Any, x: Any, axes: tuple[str, str], two_calls: bool = False) -> Any:
+    """The tokens of a rank go to three experts each and come back. `two_calls`: by route and XLA's dispatch."""
+    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), _CHOICES
+    tokens = x.reshape(-1, 8)
+    if lib is not jaxcomm:
+        return choices * tokens
+    ids = (jnp.arange(len(tokens))[:, None] * 5 + jnp.arange(choices) * 3 + rank) % (2 * n)
+    options: dict[str, Any] = {"num_experts": 2 * n, "capacity": 2 * choices * len(tokens)}
+    if two_calls:
+        routing = jaxcomm.moe.route(ids, axes, on_overflow="drop", **options)
+        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm="xla")
+    else:
+        rows, routing = jaxcomm.moe.route_and_dispatch(tokens, ids, axes, algorithm="one_shot", **options)
+    return jaxcomm.moe.combine(rows, routing, jnp.ones(ids.shape, x.dtype), algorithm="xla" if two_calls else None)
+
+
 _BETWEEN_NODES = "hierarchical"
 _NO_GIN = "there is no GIN between them"  # in the error of such a group: ffi/cuda/runtime/communicator.cc
 _WIDE = {"cpu": (8, 64), "gpu": (1024, 4096)}  # tokens of a rank, elements of a row: enough for all thread blocks
@@ -254,64 +317,87 @@ class _NotBetweenNodes(Exception):
     """dispatch and combine can't be tested between nodes here."""
 
 
-def _run_program(lib: Any, run: Callable[..., Any], row: Row, devices: Sequence[Any], count: int) -> jax.Array:
-    n = len(devices)
+def _two_axes(group: Group) -> Group:
+    """The same groups with two axes."""
+    n = group.size
     inner = next(size for size in range(int(n**0.5), 0, -1) if n % size == 0)
-    mesh = Mesh(np.array(devices).reshape(inner, n // inner), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-    group = Group(mesh, ("a", "b"))
-    x = collectives.place((np.arange(n * count).reshape(n, -1) % 61).astype(jnp.dtype(row.type)), group)
-    spec = P(("a", "b"))
-    body = jax.shard_map(
-        lambda x: run(lib, x, ("a", "b")).reshape(-1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    mesh = Mesh(
+        group.mesh.devices.reshape(-1, inner, n // inner), ("groups", "a", "b"), axis_types=(AxisType.Auto,) * 3
     )
-    return jax.jit(body)(x)  # type: ignore[no-any-return]
+    return Group(mesh, ("a", "b"))
 
 
-def _test_program(row: Row, run: Callable[..., Any], devices: Sequence[Any], count: int | None = None) -> None:
-    """`count`: elements per device that the program gets, if it makes more of them."""
-    count = count or row.count
-    row.wrong = int(_count_wrong(*(_run_program(lib, run, row, devices, count) for lib in (jaxcomm, _Lax()))))
+def _prepare(
+    lib: Any, run: Callable[..., Any], row: Row, group: Group, count: int
+) -> tuple[Callable[..., Any], jax.Array]:
+    """Returns a program and its operand: `count` whole numbers below 61 on each device."""
+    shape = (group.mesh.size, count)
+    x = collectives.place((np.arange(math.prod(shape)).reshape(shape) % 61).astype(jnp.dtype(row.dtype)), group)
+    return _mapped(lambda x: run(lib, x, group.axis).reshape(-1), group), x
 
 
-def _find_nodes(row: Row, devices: Sequence[Any]) -> None:
+def _test_program(
+    row: Row, run: Callable[..., Any], group: Group, count: int, xla: Callable[..., Any] | None = None
+) -> None:
+    """`xla`: the program with XLA's collectives, for the times."""
+    ours, x = _prepare(jaxcomm, run, row, group, count)
+    row.wrong = int(_count_wrong(ours(x), _prepare(_Lax(), run, row, group, count)[0](x)))
+    if xla is not None:
+        _time(row, ours, _prepare(jaxcomm, xla, row, group, count)[0], x)
+
+
+def _find_nodes(row: Row, group: Group) -> None:
     """Raises _NotBetweenNodes if the kernels have found one node: "hierarchical" is then "direct"."""
-    sums = _run_program(jaxcomm, _sum_by_node, row, devices, row.count)
+    program, x = _prepare(jaxcomm, _sum_by_node, row, group, 32 * group.size)
+    sums = program(x)
     if int(_count_wrong(sums, 258)) == 0:
         raise _NotBetweenNodes("NVLink connects all GPUs: dispatch and combine were not tested between nodes")
     row.wrong = int(_count_wrong(sums, 256))
 
 
-def _tests_between_nodes(devices: Sequence[Any]) -> Iterator[tuple[Row, Callable[[], None]]]:
-    """As tests(), for dispatch and combine between nodes."""
-    n = len(devices)
-    row = Row(_MOE, 32 * n * 2, 32 * n, "bfloat16", "sum")
-    yield row, functools.partial(_find_nodes, row, devices)
-    row = Row(_MOE, 32 * n * 4, 32 * n, "float32", "sum")
-    yield row, functools.partial(_test_program, row, _experts, devices)
-    tokens, width = _WIDE[devices[0].platform]
-    for reduce in ("node", "home"):
-        row = Row(_MOE, tokens * width * 2, tokens * width, "bfloat16", "sum")
-        run = functools.partial(_experts, width=width, reduce=reduce)
-        yield row, functools.partial(_test_program, row, run, devices, tokens * 8)
+Test = tuple[Row, Callable[[], None]]
 
 
-def tests(devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> Iterator[tuple[Row, Callable[[], None]]]:
+def _tests_of_experts(group: Group, per_node: int, platform: str) -> Iterator[Test]:
+    """dispatch and combine: layers of experts, of few short rows and of many long ones."""
+    n, two = group.size, _two_axes(group)
+    between = per_node < n
+    if between:
+        row = Row(EXPERTS, "sums by node", "bfloat16", 32 * n * 2, n, per_node)
+        yield row, functools.partial(_find_nodes, row, two)
+    tokens, width = _WIDE[platform]
+    cells = [(4 * n, 8, "float32", "node"), *((tokens, width, "bfloat16", reduce) for reduce in ("node", "home"))]
+    for count, elements, dtype, reduce in cells:
+        run = functools.partial(_experts, width=elements, reduce=reduce, algorithm=_BETWEEN_NODES if between else None)
+        choice_bytes = _CHOICES * count * elements * jnp.dtype(dtype).itemsize
+        row = Row(EXPERTS, f"experts, {reduce}", dtype, choice_bytes, n, per_node)
+        xla = functools.partial(run, algorithm="xla") if platform == "gpu" else None
+        yield row, functools.partial(_test_program, row, run, two, count * 8, xla)
+    if not between:
+        row = Row(ONE_EXCHANGE, ONE_EXCHANGE, "float32", 32 * n * 4, n, per_node)
+        xla = functools.partial(_one_exchange, two_calls=True) if platform == "gpu" else None
+        yield row, functools.partial(_test_program, row, _one_exchange, two, 32 * n, xla)
+
+
+def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops: Sequence[str]) -> Iterator[Test]:
     """The rows, not yet filled, and the functions that fill them. The same in all processes."""
-    mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-    group, n = Group(mesh, _AXIS), len(devices)
-    cells = [(size, _DTYPES[0]) for size in sizes] + [(min(_TYPED_BYTES, max(sizes)), dtype) for dtype in _DTYPES[1:]]
+    n = group.size
+    for name, (feature, run) in ALL_PROGRAMS.items():
+        dtype = "float32" if name == "gradient" else "int32"
+        row = Row(feature, name, dtype, 32 * n * 4, n, per_node)
+        yield row, functools.partial(_test_program, row, run, _two_axes(group), 32 * n)
     for name in ops:
-        collective = OPS[name]
-        for size_bytes, dtype in cells if collective.sized else cells[:1]:
-            if (name == "pmean" and dtype == "int32") or collectives.num_values(collective, dtype, n, 1) < 2:
-                continue  # integers have no mean here, and sums over so many ranks are not exact in some types
-            itemsize = jnp.dtype(dtype).itemsize
-            size = collectives.make_size(collective, size_bytes, itemsize, n)
-            row = Row(name, size.total * itemsize, size.count, dtype, _REDOPS.get(name, "none"))
-            yield row, functools.partial(_test_op, row, collective, group, size)
-    for name, run in PROGRAMS.items():
-        row = Row(name, 32 * n * 4, 32 * n, "float32" if name == "gradient" else "int32", "none")
-        yield row, functools.partial(_test_program, row, run, devices)
+        if OPS[name].sized:
+            dtypes = _dtypes(OPS[name], n)
+            row = Row(TYPES, name, ",".join(dtypes), _TYPES_BYTES, n, per_node)
+            yield row, functools.partial(_test_types, row, OPS[name], group)
+    for size_bytes in sizes:
+        for name in ops:
+            if (collective := _TIMED.get(name)) and (collective.sized or size_bytes == sizes[0]):
+                size = collectives.make_size(collective, size_bytes, 4, n)
+                row = Row(PLANS, name, "float32", size.operand * 4, n, per_node)
+                yield row, functools.partial(_test_op, row, collective, group, size)
+    yield from _tests_of_experts(group, per_node, platform)
 
 
 class Report:
@@ -319,7 +405,8 @@ class Report:
 
     def __init__(self, file: pathlib.Path | None, limit_s: float):
         self.file, self.limit_s, self.begin = file, limit_s, time.monotonic()
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # of this run
+        self.known: list[Row] = []  # that earlier runs have recorded
         self.current: Row | str = "the start of JAX"
         self.key: dict[str, str] | None = None  # of the record
         self.facts: dict[str, Any] = {}
@@ -334,10 +421,17 @@ class Report:
             print(text, flush=True)
 
     def end(self, status: int, result: str) -> int:
-        """Prints the result and writes the file."""
+        """Prints what runs by default and the result, and writes the file."""
+        if self.key is not None:
+            ranges = _selftest_record.ranges([*self.known, *self.rows])
+            fields = ("collective", "num_ranks", "min_bytes", "max_bytes")
+            for name, ranks, begin, end in dict.fromkeys(tuple(found[field] for field in fields) for found in ranges):
+                sizes = f"operands of {begin:,} to {end:,} bytes" if end < _selftest_record.ANY_SIZE else "all calls"
+                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}")
+            self.say("# All other calls use XLA's collectives by default.")
         self.say(f"# {result}")
         if self.prints and self.file is not None:
-            rows = [dataclasses.asdict(row) for row in self.rows]
+            rows = [dataclasses.asdict(row) for row in (*self.known, *self.rows)]
             found = {
                 "result": result,
                 "status": status,
@@ -348,22 +442,25 @@ class Report:
             self.file.write_text(json.dumps(found, indent=1) + "\n")
         return status
 
-    def revoke(self, wrong: Sequence[Row]) -> None:
-        """Takes an earlier success out of the record. One inside nodes stays if only tests between nodes failed."""
-        if self.key is None:
-            return
-        try:
-            _selftest_record.revoke(self.key, only_between_nodes=all(row.op == _MOE for row in wrong))
-        except OSError as error:
-            self.say(f"# an earlier success is still recorded: {error}")
+    def add(self, row: Row) -> None:
+        """Prints a row and adds it to the record."""
+        self.rows.append(row)
+        self.say(_line(row, "" if row.xla_us is None else "jaxcomm" if row.won else "XLA"))
+        if self.key is not None:
+            try:
+                file = _selftest_record.save(self.key, [row])
+                self.facts["recorded"] = str(file) if file else None
+            except OSError as error:
+                self.say(f"# not recorded: {error}")
 
     def time_out(self) -> None:
         """Ends the process: a collective that does not end can't be interrupted."""
         faulthandler.dump_traceback(all_threads=True)
         name: Any = self.current
         if isinstance(name, Row):
-            self.revoke([name])
-            name = f"{name.op} of {name.size} bytes"
+            name.error = "did not end"
+            self.add(name)
+            name = f"{name.op} of {name.bytes} bytes"
         status = self.end(TIMED_OUT, f"FAILED: {name} did not end within {self.limit_s:g} s")
         sys.stdout.flush()
         os._exit(status)
@@ -387,69 +484,104 @@ def _goes_on(report: Report, number: int) -> bool:
     return kv_store.kv_agree(f"selftest/{number}", str(int(own))) == "1"
 
 
-def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> int:
+def _groups(devices: Sequence[Any], ranks: Sequence[int]) -> list[tuple[Group, int]]:
+    """The groups to test: meshes, and the ranks of a group that share a host. Groups inside a host come first.
+
+    `ranks`: sizes of groups; by default all devices, and all devices of a host.
+    """
+    host = _host_of if devices[0].platform == "gpu" and jax.process_count() > 1 else lambda device: 0
+    devices = sorted(devices, key=host)
+    on_host = len(devices) // len({host(device) for device in devices})
+    found = []
+    for size in sorted(set(ranks or (on_host, len(devices))) - ({1} if len(devices) > 1 else set())):
+        if len(devices) % size:
+            raise ValueError(f"--ranks: {len(devices)} devices cannot be split into groups of {size}")
+        mesh = Mesh(np.array(devices).reshape(-1, size), ("groups", "i"), axis_types=(AxisType.Auto,) * 2)
+        found.append((Group(mesh, "i"), math.gcd(size, on_host)))
+    return found
+
+
+def _host_of(device: Any) -> int:
+    """JAX numbers the hosts of GPUs; a process is a host where it does not."""
+    slice_index = getattr(device, "slice_index", None)
+    return int(device.process_index if slice_index is None else slice_index)
+
+
+def _fill(row: Row, fill: Callable[[], None]) -> str:
+    """Runs a test. Returns the reason if it cannot be run here."""
+    try:
+        fill()
+    except _NotBetweenNodes as error:
+        return str(error)
+    except Exception as error:  # the row names it
+        text = str(error)
+        if _NO_GIN in text and row.ranks_per_node < row.ranks:
+            return "there is no GIN between the hosts: jaxcomm's plans cannot run between them"
+        if "RESOURCE_EXHAUSTED" in text:
+            return f"{row.op} of {row.bytes} bytes was not tested: out of memory"
+        lines = text.splitlines()
+        row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return ""
+
+
+def run(
+    report: Report,
+    devices: Sequence[Any],
+    sizes: Sequence[int],
+    ops: Sequence[str],
+    ranks: Sequence[int] = (),
+    again: bool = False,
+) -> int:
     """Runs the tests and prints them. Returns the exit status."""
+    platform = devices[0].platform
     report.facts = _facts(devices)
     report.say(
         f"# jaxcomm {report.facts['jaxcomm']}, jaxlib {report.facts['jaxlib']}: {len(devices)} devices "
         f"({devices[0].device_kind}) in {jax.process_count()} processes"
     )
+    if platform == "gpu" and len(devices) == 1:
+        return report.end(NOTHING, "NOTHING TESTED: one GPU does not communicate")
+    report.key = _selftest_record.key() if platform == "gpu" else None
+    known = (
+        {row.test: row for row in _selftest_record.own_rows() if row.right} if platform == "gpu" and not again else {}
+    )
     report.say(HEADER)
-    key = report.key = _selftest_record.key() if devices[0].platform == "gpu" else None
-    # All processes decide as the first of them does.
-    several = kv_store.kv_agree("selftest/moe", str(int(key is not None and key["hosts"] == "several"))) == "1"
-    last = _tests_between_nodes(devices) if several else iter(())
-    between_nodes = several  # until a test shows that they cannot be tested
-    no_gin = False
-    for number, (row, fill) in enumerate(itertools.chain(tests(devices, sizes, ops), last)):
-        if not _goes_on(report, number):
-            return report.end(INCOMPLETE, f"INCOMPLETE: {len(report.rows)} tests passed before the time ran out")
-        report.current = row
-        try:
-            fill()
-        except Exception as error:  # the result names it
-            if isinstance(error, _NotBetweenNodes):
-                report.say(f"# {error}")
-                between_nodes = False
-                break  # of the last tests
-            if several and _NO_GIN in str(error):  # all tests use all GPUs
-                no_gin = True
-                break
-            lines = str(error).splitlines()
-            row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        report.rows.append(row)
-        report.say(str(row))
-        if row.error and jax.process_count() > 1:
-            break  # this process would run other tests than the others
+    number, left_out = 0, 0
+    for group, per_node in _groups(devices, ranks):
+        for row, fill in tests(group, per_node, platform, sizes, ops):
+            number += 1
+            if row.test in known:
+                report.known.append(known[row.test])
+                continue
+            if not _goes_on(report, number):
+                done = f"{len(report.rows)} tests passed before the time ran out"
+                return report.end(INCOMPLETE, f"INCOMPLETE: {done}; the next run continues here")
+            report.current = row
+            if why := _fill(row, fill):
+                left_out += 1
+                report.say(f"# {why}")
+                if row.ranks_per_node < row.ranks:
+                    break  # all tests of this group use its network
+                continue
+            report.add(row)
+            if row.error and jax.process_count() > 1:
+                return _end(report, devices, left_out)  # this process would run other tests than the others
+    return _end(report, devices, left_out)
+
+
+def _end(report: Report, devices: Sequence[Any], left_out: int) -> int:
     wrong = [row for row in report.rows if not row.right]
     if wrong:
-        report.revoke(wrong)
         names = ", ".join(dict.fromkeys(row.op for row in wrong))
         return report.end(FAILED, f"FAILED: {len(wrong)} of {len(report.rows)} tests, in {names}")
-    if no_gin:
-        report.revoke([])
-        return report.end(
-            PASSED, "PASSED: no plans between nodes, where XLA's own collectives run without GIN; not recorded"
-        )
-    return _passed(report, devices, key, set(ops) == set(OPS), between_nodes)
-
-
-def _passed(
-    report: Report, devices: Sequence[Any], key: dict[str, str] | None, complete: bool, between_nodes: bool
-) -> int:
+    if not report.rows and not report.known:
+        return report.end(NOTHING, "NOTHING TESTED")
     result = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"
-    if len(devices) == 1:
-        return report.end(PASSED, f"{result}; with one device, nothing was communicated")
-    if key is None:
-        return report.end(PASSED, result)
-    if not complete:
-        return report.end(PASSED, f"{result}; not recorded, because only some ops were tested")
-    try:
-        file = _selftest_record.save(key, between_nodes)
-    except OSError as error:
-        return report.end(PASSED, f"{result}; not recorded: {error}")
-    report.facts["recorded"] = str(file) if file else None
-    return report.end(PASSED, f"{result}; recorded in {file}" if file else f"{result}; there is no cache folder")
+    if report.known:
+        result += f"; {len(report.known)} had passed before (--again repeats them)"
+    if left_out:
+        result += f"; {left_out} could not run here"
+    return report.end(PASSED, result)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -469,6 +601,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=pathlib.Path, help="write the result to this file")
     parser.add_argument("--sizes", type=_sizes, help="bytes, such as 1K,1M")
     parser.add_argument("--ops", nargs="+", choices=list(OPS), default=list(OPS), help="only these ops")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[], help="sizes of the groups (default: all devices)")
+    parser.add_argument("--again", action="store_true", help="repeat tests that have passed before")
     parser.add_argument("--timeout", type=float, default=120, help="seconds (default 120)")
     args = parser.parse_args(arguments)
     report = Report(args.json, args.timeout)
@@ -486,8 +620,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if devices[0].platform not in _SIZES:
             report.facts = _facts(devices)
             why = f"on {devices[0].platform}, jaxcomm uses XLA's own collectives"
-            return report.end(PASSED, f"PASSED: nothing to test: {why}")
-        return run(report, devices, args.sizes or _SIZES[devices[0].platform], args.ops)
+            return report.end(NOTHING, f"NOTHING TESTED: {why}")
+        try:
+            _groups(devices, args.ranks)
+        except ValueError as error:
+            parser.error(str(error))
+        return run(report, devices, args.sizes or _SIZES[devices[0].platform], args.ops, args.ranks, args.again)
     finally:
         timer.cancel()
 

@@ -1,5 +1,6 @@
-"""python -m jaxcomm.selftest, the record that it leaves, and the default on GPUs that depends on the record."""
+"""python -m jaxcomm.selftest, the record that it leaves, and the defaults on GPUs that depend on the record."""
 
+import dataclasses
 import json
 import logging
 import threading
@@ -13,17 +14,27 @@ import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
+from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
 
 GPU_KEY = {
-    "gpus": "NVIDIA H100", "hosts": "one", "driver": "580.65.06", "nccl": "23203", "built": "cuda=13000",
-    "gin": "0", "jaxlib": "0.11.2", "jaxcomm": "0.1.0",
+    "gpus": "NVIDIA H100", "hosts": "one", "network": "mlx5_0", "driver": "580.65.06", "nccl": "23203",
+    "built": "cuda=13000 nccl=23203", "settings": "NCCL_GIN_ENABLE=0", "jaxlib": "0.11.2", "jaxcomm": "0.1.0",
 }  # fmt: skip
+CACHED = (_selftest_record.own_rows, _selftest_record.measured, _selftest_record.measured_one_exchange)
+
+
+def forget():
+    for cached in CACHED:
+        cached.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(_lowering, "_use_plans", False)
+    forget()
+    yield
+    forget()
 
 
 def run(tmp_path, *arguments):
@@ -32,41 +43,57 @@ def run(tmp_path, *arguments):
     return status, json.loads(file.read_text())
 
 
+# The command, on CPU devices.
+
+
 def test_every_op_passes_here(tmp_path, capsys):
     status, found = run(tmp_path)
     assert status == found["status"] == 0
     assert found["result"].startswith(f"PASSED: {len(found['rows'])} tests on 8 devices in ")
-    assert {row["op"] for row in found["rows"]} == set(NATIVE) | set(selftest.PROGRAMS)
-    assert {row["type"] for row in found["rows"] if row["op"] == "psum"} == {"float32", "bfloat16", "int32"}
+    assert {row["op"] for row in found["rows"]} >= set(NATIVE) | set(selftest.ALL_PROGRAMS)
     assert [row["wrong"] for row in found["rows"]] == [0] * len(found["rows"])
     assert (found["platform"], found["devices"], found["processes"], found["recorded"]) == ("cpu", 8, 1, None)
-    (row,) = (row for row in found["rows"] if (row["op"], row["type"]) == ("all_gather", "float32"))
-    assert (row["size"], row["count"], row["redop"]) == (1024, 32, "none")  # as nccl-tests count
-    assert row["algbw"] == pytest.approx(1024 / row["time_us"] / 1e3)
-    assert row["busbw"] == pytest.approx(row["algbw"] * 7 / 8)
+    rows = {(row["feature"], row["op"]): row for row in found["rows"]}
+    assert {op for feature, op in rows if feature == TYPES} == set(NATIVE) - {"barrier", "ragged_all_to_all"}
+    assert rows[TYPES, "psum"]["dtype"].count(",") >= 11 and "bool" not in rows[TYPES, "psum"]["dtype"]
+    timed = {op: row for (feature, op), row in rows.items() if feature == PLANS}
+    assert {NATIVE[op] for op in timed} == set(NATIVE.values()) - {"all_to_all_v"}
+    # 1 KiB as nccl-tests count: of the whole result of all_gather.
+    assert [timed[op]["bytes"] for op in ("all_to_all", "all_gather", "psum_scatter")] == [1024, 128, 1024]
+    assert all(row["jaxcomm_us"] > 0 and row["xla_us"] > 0 for row in timed.values())
     text = capsys.readouterr().out.splitlines()
-    assert text[1].split() == ["#op", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"]
+    assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster"]
     assert text[-1] == f"# {found['result']}"
 
 
-@pytest.mark.parametrize("op", [op for op in NATIVE if op not in selftest.PROGRAMS])
+def test_groups_smaller_than_the_program(tmp_path):
+    status, found = run(tmp_path, "--ranks", "2", "4", "--ops", "all_gather")
+    assert (status, {row["ranks"] for row in found["rows"]}) == (0, {2, 4})
+
+
+@pytest.mark.parametrize("op", [op for op in NATIVE if op not in selftest.ALL_PROGRAMS])
 def test_a_wrong_result_is_found(op, tmp_path, monkeypatch):
     right = getattr(jaxcomm, op)
-    monkeypatch.setattr(jaxcomm, op, lambda x, *args, **more: right(x, *args, **more).at[-1].add(1))
-    monkeypatch.setattr(selftest, "PROGRAMS", {})
-    monkeypatch.setattr(selftest, "_DTYPES", ("float32",))
+
+    def wrong(x, *args, **more):
+        y = right(x, *args, **more)
+        return y if more.get("algorithm") == "xla" else y.at[-1].set(~y[-1] if y.dtype == bool else y[-1] + 1)
+
+    monkeypatch.setattr(jaxcomm, op, wrong)
+    monkeypatch.setattr(selftest, "ALL_PROGRAMS", {})
+    monkeypatch.setattr(selftest, "_tests_of_experts", lambda *args: iter(()))
     status, found = run(tmp_path, "--ops", op)
     assert status == selftest.FAILED
-    assert found["result"] == f"FAILED: 1 of 1 tests, in {op}"
-    assert found["rows"][0]["wrong"] == 8  # one element of each device
+    assert found["result"].endswith(f"tests, in {op}")
+    assert [row["wrong"] >= 8 for row in found["rows"]] == [True] * len(found["rows"])
 
 
-@pytest.mark.parametrize("name", selftest.PROGRAMS)
+@pytest.mark.parametrize("name", selftest.ALL_PROGRAMS)
 def test_a_wrong_program_is_found(name, tmp_path, monkeypatch):
-    program = selftest.PROGRAMS[name]
-    monkeypatch.setattr(
-        selftest, "PROGRAMS", {name: lambda lib, x, axes: program(lib, x, axes) + (1 if lib is jaxcomm else 0)}
-    )
+    feature, program = selftest.ALL_PROGRAMS[name]
+    wrong = {name: (feature, lambda lib, x, axes: program(lib, x, axes) + (1 if lib is jaxcomm else 0))}
+    monkeypatch.setattr(selftest, "ALL_PROGRAMS", wrong)
+    monkeypatch.setattr(selftest, "_tests_of_experts", lambda *args: iter(()))
     status, found = run(tmp_path, "--ops", "barrier")
     assert (status, found["result"]) == (selftest.FAILED, f"FAILED: 1 of 2 tests, in {name}")
 
@@ -76,40 +103,15 @@ def test_an_exception_is_a_failure_and_the_other_ops_are_tested(tmp_path, monkey
         raise RuntimeError("no way\nmore")
 
     monkeypatch.setattr(jaxcomm, "pmin", fail)
-    monkeypatch.setattr(selftest, "PROGRAMS", {})
+    monkeypatch.setattr(selftest, "ALL_PROGRAMS", {})
+    monkeypatch.setattr(selftest, "_tests_of_experts", lambda *args: iter(()))
     status, found = run(tmp_path, "--ops", "pmin", "barrier")
     assert status == selftest.FAILED
-    assert [row["error"] for row in found["rows"]] == ["RuntimeError: no way"] * 3 + [""]
-
-
-def test_time_that_runs_out_between_tests(tmp_path, monkeypatch):
-    monkeypatch.setattr(selftest, "_SHARE", 0)
-    status, found = run(tmp_path)
-    assert (status, found["rows"]) == (selftest.INCOMPLETE, [])
-    assert found["result"] == "INCOMPLETE: 0 tests passed before the time ran out"
-
-
-def test_a_test_that_does_not_end(tmp_path, monkeypatch):
-    ended = threading.Event()
-    statuses = []
-    monkeypatch.setattr(selftest.os, "_exit", lambda status: (statuses.append(status), ended.set()))
-    monkeypatch.setattr(selftest.faulthandler, "dump_traceback", lambda all_threads: None)
-
-    def hang(report, *_):
-        report.current = "psum of 8 bytes"
-        assert ended.wait(60)
-        return 0
-
-    monkeypatch.setattr(selftest, "run", hang)
-    file = tmp_path / "selftest.json"
-    selftest.main(["--json", str(file), "--timeout", "0.2"])
-    assert statuses == [selftest.TIMED_OUT]
-    found = json.loads(file.read_text())
-    assert found["result"] == "FAILED: psum of 8 bytes did not end within 0.2 s"
+    assert [row["error"] for row in found["rows"]] == ["RuntimeError: no way", ""]
 
 
 def test_arguments(monkeypatch, capsys):
-    for arguments in (["--sizes", "0"], ["--sizes", "1X"], ["--ops", "nothing"]):
+    for arguments in (["--sizes", "0"], ["--sizes", "1X"], ["--ops", "nothing"], ["--ranks", "3"]):
         with pytest.raises(SystemExit, match="2"):
             selftest.main(arguments)
     assert selftest._sizes("8,1K,2M") == (8, 1024, 2 << 20)
@@ -119,12 +121,200 @@ def test_arguments(monkeypatch, capsys):
     assert "JAXCOMM_ALGORITHM=xla" in capsys.readouterr().err
 
 
+def experts_tests(per_node):
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    return list(selftest._tests_of_experts(group, per_node, "cpu"))
+
+
+@pytest.mark.parametrize("per_node", [4, 8])
+def test_the_result_of_experts(per_node):
+    """By the definition, on this machine; the kernels between nodes are tested in tests/cuda."""
+    found = experts_tests(per_node)
+    for row, fill in found[per_node == 4 :]:
+        fill()
+        assert row.wrong == 0
+    types = ["bfloat16"] * (per_node == 4) + ["float32", "bfloat16", "bfloat16"] + ["float32"] * (per_node == 8)
+    assert [row.dtype for row, _ in found] == types
+
+
+def test_wrong_experts_are_found(monkeypatch):
+    right, reduces = jaxcomm.moe.combine, []
+
+    def wrong(rows, routing, weights, **more):
+        reduces.append(routing.reduce)
+        return right(rows + 1, routing, weights, **more)
+
+    monkeypatch.setattr(jaxcomm.moe, "combine", wrong)
+    for row, fill in experts_tests(8):
+        fill()
+        assert row.wrong > 0
+    assert set(reduces) == {"node", "home"}
+
+
+def test_one_node_is_found(monkeypatch):
+    """The kernels add the rows of a node before those of the next one: one node has other sums."""
+    right = jaxcomm.moe.route
+    monkeypatch.setattr(jaxcomm.moe, "route", lambda *args, **more: right(*args, **more | {"reduce": "home"}))
+    _, fill = experts_tests(4)[0]
+    with pytest.raises(selftest._NotBetweenNodes, match="NVLink connects all GPUs"):
+        fill()
+
+
+def test_experts_between_gpus_occupy_many_thread_blocks():
+    """A thread block takes at least 128 bytes of every row, and 32 rows are few for signals and arenas."""
+    tokens, width = selftest._WIDE["gpu"]
+    assert (tokens >= 1024, 2 * width >= 8 << 10) == (True, True)
+
+
+# The course of a run on GPUs, with tests that only say what they found.
+
+
 class Gpu:
     platform = "gpu"
     device_kind = "NVIDIA H100"
+    process_index = 0
 
     def __init__(self, slice_index):
         self.slice_index = slice_index
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    """Runs tests of two GPUs: (row, error or times) each. Returns the exit status and the report."""
+
+    def start(*rows, gpus=2, limit_s=1, hosts=1, **more):
+        def tests(group, per_node, *_):
+            for given, found in rows:
+                row = dataclasses.replace(given, ranks=group.size, ranks_per_node=per_node)
+
+                def fill(row=row, found=found):
+                    start.ran.append((row.op, row.ranks))
+                    if isinstance(found, Exception) and (hosts == 1 or row.ranks_per_node < row.ranks):
+                        raise found
+                    row.wrong = 0
+                    if isinstance(found, tuple):
+                        row.jaxcomm_us, row.xla_us = found
+                    elif isinstance(found, int):
+                        row.wrong = found
+
+                yield row, fill
+
+        start.ran = []
+        monkeypatch.setattr(selftest, "tests", tests)
+        monkeypatch.setattr(jax, "process_count", lambda: hosts)
+        forget()
+        report = selftest.Report(None, limit_s)
+        devices = [Gpu(gpu * hosts // gpus) for gpu in range(gpus)]
+        return selftest.run(report, devices, (1,), tuple(selftest.OPS), **more), report
+
+    monkeypatch.setattr(selftest, "Mesh", lambda devices, *_, **__: devices)
+    monkeypatch.setattr(selftest, "Group", lambda mesh, axis: dataclasses.make_dataclass("G", ["size"])(mesh.shape[1]))
+    monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
+    monkeypatch.setattr(_selftest_record, "key", lambda: dict(GPU_KEY))
+    return start
+
+
+def row(feature, op, size=8, dtype="float32"):
+    return Row(feature, op, dtype, size, 2, 2)
+
+
+PSUM = [
+    (row(PROGRAMS, "loop"), 0),
+    (row(TYPES, "psum", dtype="float32,bfloat16"), 0),
+    (row(PLANS, "psum", 8), (1.0, 2.0)),
+    (row(PLANS, "psum", 4096), (3.0, 4.0)),
+    (row(PLANS, "psum", 1 << 20), (6.0, 5.0)),
+]
+
+
+def test_a_run_on_gpus_is_recorded(on_gpus, capsys):
+    status, report = on_gpus(*PSUM)
+    assert (status, len(report.rows)) == (selftest.PASSED, 5)
+    out = capsys.readouterr().out
+    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes" in out
+    assert _selftest_record.rows_of(GPU_KEY) == (report.rows, "")
+    assert report.facts["recorded"] == str(_selftest_record.path())
+
+
+def test_a_run_continues_where_the_last_one_ended(on_gpus, monkeypatch):
+    assert on_gpus(*PSUM[:2])[0] == selftest.PASSED
+    status, report = on_gpus(*PSUM)
+    assert [op for op, _ in on_gpus.ran] == ["psum"] * 3 and len(report.known) == 2
+    assert on_gpus(*PSUM, again=True)[0] == selftest.PASSED and len(on_gpus.ran) == 5
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY | {"driver": "570"})
+    assert on_gpus(*PSUM)[0] == selftest.PASSED and len(on_gpus.ran) == 5  # another driver
+    monkeypatch.setattr(selftest, "_SHARE", 0)
+    assert on_gpus(*PSUM)[0] == selftest.PASSED and not on_gpus.ran  # nothing is left to do
+    status, report = on_gpus(*PSUM, (row(PLANS, "psum", 1 << 24), (1.0, 2.0)))
+    assert (status, report.rows) == (selftest.INCOMPLETE, [])
+
+
+def test_a_failure_stays_until_it_has_passed(on_gpus):
+    assert on_gpus(*PSUM[:-1])[0] == selftest.PASSED
+    status, _ = on_gpus(*PSUM[:-1], (PSUM[-1][0], 3))
+    assert (status, on_gpus.ran) == (selftest.FAILED, [("psum", 2)])
+    assert _selftest_record.ranges(_selftest_record.rows_of(GPU_KEY)[0]) == []
+    assert on_gpus(*PSUM)[0] == selftest.PASSED and on_gpus.ran == [("psum", 2)]
+    assert len(_selftest_record.ranges(_selftest_record.rows_of(GPU_KEY)[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "recorded"),
+    [
+        (RuntimeError("jaxcomm: psum: several nodes of 2 ranks, and there is no GIN between them"), "PASSED", [2]),
+        (selftest._NotBetweenNodes("NVLink connects all GPUs"), "PASSED", [2]),
+        (RuntimeError("another\nmore"), "FAILED", [2, 4]),
+    ],
+)
+def test_several_hosts(on_gpus, capsys, error, status, recorded):
+    """Groups inside a host come first, and their results stay."""
+    first = 0 if status == "FAILED" else error
+    found, _ = on_gpus((PSUM[0][0], first), (PSUM[1][0], error), gpus=4, hosts=2)
+    assert found == getattr(selftest, status)
+    rows, _ = _selftest_record.rows_of(GPU_KEY)
+    assert sorted({row.ranks for row in rows}) == recorded
+    out = capsys.readouterr().out
+    assert ("another" in out, "1 could not run here" in out) == ((True, False) if status == "FAILED" else (False, True))
+
+
+def test_nothing_tested_is_no_success(on_gpus, monkeypatch):
+    assert on_gpus(*PSUM, gpus=1)[0] == selftest.NOTHING and not on_gpus.ran
+    no_gin = RuntimeError("there is no GIN between them")
+    assert on_gpus((PSUM[0][0], no_gin), gpus=2, hosts=2)[0] == selftest.NOTHING
+    assert _selftest_record.rows_of(GPU_KEY)[0] == []
+    tpu = dataclasses.make_dataclass("Tpu", ["platform", "device_kind"])("tpu", "v5")
+    monkeypatch.setattr(jax, "devices", lambda: [tpu])
+    assert selftest.main([]) == selftest.NOTHING
+
+
+def test_no_memory_for_a_size(on_gpus):
+    """Larger sizes are left out, and the smaller ones count."""
+    status, report = on_gpus(*PSUM[:1], (PSUM[-1][0], RuntimeError("RESOURCE_EXHAUSTED: Out of memory")))
+    assert (status, len(report.rows)) == (selftest.PASSED, 1)
+
+
+def test_a_test_that_does_not_end(tmp_path, monkeypatch):
+    ended = threading.Event()
+    statuses = []
+    monkeypatch.setattr(selftest.os, "_exit", lambda status: (statuses.append(status), ended.set()))
+    monkeypatch.setattr(selftest.faulthandler, "dump_traceback", lambda all_threads: None)
+
+    def hang(report, *_):
+        report.current, report.key = row(PLANS, "psum"), GPU_KEY
+        assert ended.wait(60)
+        return 0
+
+    monkeypatch.setattr(selftest, "run", hang)
+    file = tmp_path / "selftest.json"
+    selftest.main(["--json", str(file), "--timeout", "0.2"])
+    assert statuses == [selftest.TIMED_OUT]
+    found = json.loads(file.read_text())
+    assert found["result"] == "FAILED: psum of 8 bytes did not end within 0.2 s"
+    (recorded,) = _selftest_record.rows_of(GPU_KEY)[0]
+    assert not recorded.right and recorded.error == "did not end"
+
+
+# The record.
 
 
 class Module:
@@ -140,15 +330,18 @@ def test_the_key_of_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "devices", lambda platform: gpus)
     monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(_selftest_record, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(_selftest_record, "_NICS", tmp_path / "nics")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n")
+    (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)
     key = _selftest_record.key()
-    assert key == GPU_KEY | {
-        "built": "cuda=13000 nccl=23203", "jaxlib": jax.lib.__version__, "jaxcomm": jaxcomm.__version__,
-    }  # fmt: skip
+    assert key == GPU_KEY | {"jaxlib": jax.lib.__version__, "jaxcomm": jaxcomm.__version__}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_gpu_enable_command_buffer=CUSTOM_CALL")
+    graphs = "NCCL_GIN_ENABLE=0 --xla_gpu_enable_command_buffer=CUSTOM_CALL"
+    assert _selftest_record.key() == key | {"settings": graphs}
+    monkeypatch.delenv("XLA_FLAGS")
     (tmp_path / "version").unlink()
-    assert _selftest_record.key() == key | {"driver": "13000"}
-    monkeypatch.delenv("NCCL_GIN_ENABLE")
-    assert _selftest_record.key() == key | {"driver": "13000", "gin": ""}
+    (tmp_path / "nics" / "mlx5_0").rmdir()
+    assert _selftest_record.key() == key | {"driver": "13000", "network": ""}
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert _selftest_record.key()["hosts"] == "one"
     gpus[1].slice_index = 1
@@ -157,232 +350,123 @@ def test_the_key_of_the_record(monkeypatch, tmp_path):
     assert _selftest_record.key()["hosts"] == "several"  # unknown
 
 
-def test_the_record_counts_for_equal_versions_only(monkeypatch):
+def test_a_record_of_others_is_refused(monkeypatch, caplog):
+    """Of another machine, another version of jaxcomm, or a damaged file. One line says why."""
     own = dict(GPU_KEY)
     monkeypatch.setattr(_selftest_record, "key", lambda: own)
-    passed = _selftest_record.passed.__wrapped__
-    assert not passed()
-    file = _selftest_record.save(GPU_KEY | {"driver": "570"})
-    assert file == _selftest_record.path() and not passed()
-    _selftest_record.save(GPU_KEY)
-    _selftest_record.save(GPU_KEY)
-    assert passed() and len(json.loads(file.read_text())["passed"]) == 2
+
+    def found():
+        forget()
+        caplog.clear()
+        rows = _selftest_record.own_rows()
+        return rows, "".join(caplog.messages)
+
+    assert found() == ((), "")
+    file = _selftest_record.save(GPU_KEY, [dataclasses.replace(PSUM[0][0], wrong=0)])
+    assert file == _selftest_record.path() and len(found()[0]) == 1
     for name, value in GPU_KEY.items():
         own[name] = value + "1"
-        assert not passed(), name
+        rows, line = found()
+        assert rows == () and f"was recorded with {name} {value!r} instead of {value + '1'!r}" in line, name
         own[name] = value
-    for text in ("", "[]", '{"format": 0, "passed": [{}]}', '{"format": 1, "passed": 1}'):
+    record = json.loads(file.read_text())
+    for text in ("", "[]", '{"format": 2, "passed": [{}]}', json.dumps(record | {"records": [{"key": {}}]})):
         file.write_text(text)
-        assert not passed()
-    monkeypatch.setattr(_selftest_record, "key", lambda: None)
-    file.write_text('{"format": 1, "passed": [null]}')
-    assert not passed()
+        rows, line = found()
+        assert rows == () and f"{file} cannot be used" in line
+    _selftest_record.save(GPU_KEY, [dataclasses.replace(PSUM[0][0], wrong=0)])
+    assert len(found()[0]) == 1
 
 
-@pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_record_is_written_after_all_ops_on_several_gpus(monkeypatch, complete, count):
-    report = selftest.Report(None, 1)
-    assert selftest._passed(report, [Gpu(0)] * count, GPU_KEY, complete, False) == 0
-    recorded = complete and count > 1
-    assert (GPU_KEY in _selftest_record._keys()) == recorded
-    assert not _selftest_record._keys("between_nodes")
-    assert report.facts.get("recorded") == (str(_selftest_record.path()) if recorded else None)
+def passed(feature, op, size=8, us=None, wrong=0, ranks=2, per_node=2, dtype="float32"):
+    return Row(feature, op, dtype, size, ranks, per_node, wrong, *(us or (None, None)))
 
 
-NO_GIN = "INVALID_ARGUMENT: jaxcomm: moe.dispatch at f.py:3: several nodes of 4 ranks, and there is no GIN between them"
+FAST, SLOW = (1.0, 2.0), (2.0, 1.0)
+TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
 
 
-def test_the_record_of_experts_between_nodes(monkeypatch):
-    several = GPU_KEY | {"hosts": "several"}
-    monkeypatch.setattr(_selftest_record, "key", lambda: several)
-    passed = _selftest_record.passed_between_nodes.__wrapped__
-    assert not passed()
-    _selftest_record.save(several)
-    assert not passed()  # without GIN
-    selftest._passed(selftest.Report(None, 1), [Gpu(0), Gpu(1)], several, True, True)
-    assert passed() and _selftest_record.passed.__wrapped__()
-    _selftest_record.save(GPU_KEY, between_nodes=True)
-    assert passed()
-    _selftest_record.save(several)  # a later self-test finds no GIN
-    assert not passed() and several in _selftest_record._keys()
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([TYPED], []),
+        ([passed(PLANS, "psum", 8, FAST)], []),  # no element type
+        ([TYPED, passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
+        ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
+        (
+            [passed(PLANS, "all_gather", size, us) for size, us in ((512, FAST), (8, FAST), (64, SLOW), (4096, FAST))],
+            [("all_gather", 2, 2, 0, 8), ("all_gather", 2, 2, 512, 4096)],
+        ),
+        (
+            [passed(PLANS, "all_gather", 8, FAST), passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4)],
+            [("all_gather", 2, 2, 0, 8), ("all_gather", 8, 4, 0, 8)],
+        ),
+        ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, _selftest_record.ANY_SIZE)]),
+        ([passed(EXPERTS, "experts", 96, FAST)], [("dispatch", 2, 2, 0, 96)]),
+        ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 0, 96)]),
+        ([passed(PLANS, "psum_scatter", 8, FAST), passed(TYPES, "psum_scatter", wrong=1)], []),
+        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(TYPES, "pmin", wrong=1)], []),
+        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(PLANS, "psum", 64, FAST, wrong=1)], []),
+        ([passed(PLANS, "all_gather", 8, FAST), passed(PROGRAMS, "loop", wrong=1)], []),
+        ([passed(PLANS, "all_gather", 8, FAST), passed(EXPERTS, "experts", wrong=1)], [("all_gather", 2, 2, 0, 8)]),
+    ],
+)
+def test_only_what_won_is_the_default(rows, expected):
+    found = _selftest_record.ranges(rows)
+    names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
+    assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
+    assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
 
 
-@pytest.fixture
-def nodes(monkeypatch):
-    """Runs the tests between nodes only, on devices that the record takes for GPUs of several hosts."""
-    several = GPU_KEY | {"hosts": "several"}
+def test_features_of_experts(monkeypatch):
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
 
-    def run(limit_s=1):
-        report = selftest.Report(None, limit_s)
-        return report, selftest.run(report, [Gpu(0), Gpu(1)], (1,), tuple(selftest.OPS))
+    def found(*rows):
+        forget()
+        _selftest_record.path().unlink(missing_ok=True)
+        _selftest_record.save(GPU_KEY, rows)
+        return _selftest_record.measured_one_exchange(), _selftest_record.passed_between_nodes()
 
-    run.key = several
-    monkeypatch.setattr(selftest, "tests", lambda *args: iter(()))
-    monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
-    monkeypatch.setattr(_selftest_record, "key", lambda: run.key)
-    return run
-
-
-def fail_by(monkeypatch, error):
-    def fail(row, *_):
-        row.wrong = 0
-        if error:
-            raise error
-
-    monkeypatch.setattr(selftest, "_find_nodes", fail)
-    monkeypatch.setattr(selftest, "_test_program", fail)
-
-
-@pytest.mark.parametrize("error", [None, selftest._NotBetweenNodes("one node")])
-def test_experts_between_nodes(monkeypatch, capsys, nodes, error):
-    """With NVLink between the hosts, the self-test passes, and records nothing about nodes."""
-    fail_by(monkeypatch, error)
-    report, status = nodes()
-    assert (status, len(report.rows)) == (selftest.PASSED, 0 if error else 4)
-    assert _selftest_record._keys() == [nodes.key]
-    assert _selftest_record._keys("between_nodes") == ([] if error else [nodes.key])
-    out = capsys.readouterr().out
-    assert ("# one node" in out) == (error is not None)
-
-
-@pytest.mark.parametrize("hosts", ["one", "several"])
-def test_without_gin_no_plan_runs_between_nodes(monkeypatch, capsys, nodes, hosts):
-    """An earlier pass inside the nodes stays, and this run records none. On one host, the error is a failure."""
-
-    def fail():
-        raise RuntimeError(NO_GIN)
-
-    nodes.key = GPU_KEY | {"hosts": hosts}
-    psum = selftest.Row("psum", 4, 1, "int32", "sum")
-    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(psum, fail)]))
-    several = hosts == "several"
-    assert (nodes()[1] == selftest.PASSED) == several
-    assert _selftest_record._keys() == []
-    _selftest_record.save(nodes.key, True)
-    assert (nodes()[1] == selftest.PASSED) == several
-    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([nodes.key] if several else [], [])
-    assert ("no plans between nodes" in capsys.readouterr().out) == several
-
-
-def test_a_wrong_result_fails_also_without_gin(monkeypatch, nodes):
-    wrong = selftest.Row("psum", 4, 1, "int32", "sum", wrong=1)
-    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(wrong, lambda: None)]))
-    fail_by(monkeypatch, RuntimeError(NO_GIN))
-    _selftest_record.save(nodes.key, True)
-    assert (nodes()[1], _selftest_record._keys()) == (selftest.FAILED, [])
-
-
-def test_only_groups_of_several_hosts_test_experts_between_nodes(monkeypatch, nodes):
-    fail_by(monkeypatch, None)
-    nodes.key = GPU_KEY
-    report, status = nodes()
-    assert (status, report.rows, _selftest_record._keys("between_nodes")) == (selftest.PASSED, [], [])
-
-
-def test_experts_between_nodes_obey_the_time_limit(monkeypatch, nodes):
-    fail_by(monkeypatch, None)
-    monkeypatch.setattr(selftest, "_SHARE", 0)
-    report, status = nodes()
-    assert (status, report.rows, _selftest_record._keys()) == (selftest.INCOMPLETE, [], [])
-
-
-def test_a_failure_revokes_the_record(monkeypatch, nodes):
-    """Between nodes, it leaves the record of the other collectives."""
-    other = GPU_KEY | {"driver": "570"}
-    _selftest_record.save(other, True)
-    _selftest_record.save(nodes.key, True)
-    fail_by(monkeypatch, RuntimeError("another\nmore"))
-    report, status = nodes()
-    assert (status, {row.error for row in report.rows}) == (selftest.FAILED, {"RuntimeError: another"})
-    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([other, nodes.key], [other])
-    wrong = selftest.Row("psum", 4, 1, "int32", "sum", wrong=1)
-    monkeypatch.setattr(selftest, "tests", lambda *args: iter([(wrong, lambda: None)]))
-    fail_by(monkeypatch, None)
-    _selftest_record.save(nodes.key, True)
-    assert nodes()[1] == selftest.FAILED
-    assert _selftest_record._keys() == _selftest_record._keys("between_nodes") == [other]
-    assert nodes()[1] == selftest.FAILED  # without a record
-
-
-def test_a_test_that_does_not_end_revokes_the_record(monkeypatch):
-    monkeypatch.setattr(selftest.os, "_exit", lambda status: None)
-    monkeypatch.setattr(selftest.faulthandler, "dump_traceback", lambda all_threads: None)
-    _selftest_record.save(GPU_KEY, True)
-    report = selftest.Report(None, 1)
-    report.key, report.current = GPU_KEY, selftest.Row("moe", 4, 1, "float32", "sum")
-    report.time_out()
-    assert (_selftest_record._keys(), _selftest_record._keys("between_nodes")) == ([GPU_KEY], [])
-
-
-@pytest.mark.parametrize("algorithm", [None, "hierarchical"])
-def test_the_result_of_experts(monkeypatch, algorithm):
-    """By the definition, on this machine; the kernels between nodes are tested in tests/cuda."""
-    monkeypatch.setattr(selftest, "_BETWEEN_NODES", algorithm)
-    found = list(selftest._tests_between_nodes(jax.devices()))
-    for row, fill in found:
-        fill()
-        assert row.wrong == 0
-    assert [row.type for row, _ in found] == ["bfloat16", "float32", "bfloat16", "bfloat16"]
-
-
-def test_wrong_experts_are_found(monkeypatch):
-    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
-    right, reduces = jaxcomm.moe.combine, []
-
-    def wrong(rows, routing, weights, **more):
-        reduces.append(routing.reduce)
-        return right(rows, routing, **more)
-
-    monkeypatch.setattr(jaxcomm.moe, "combine", wrong)
-    for row, fill in selftest._tests_between_nodes(jax.devices()):
-        fill()
-        assert row.wrong > 0
-    assert list(dict.fromkeys(reduces)) == ["node", "home"]
-
-
-def test_one_node_is_found(monkeypatch):
-    """The kernels add the rows of a node before those of the next one: one node has other sums."""
-    monkeypatch.setattr(selftest, "_BETWEEN_NODES", None)
-    right = jaxcomm.moe.route
-    monkeypatch.setattr(jaxcomm.moe, "route", lambda *args, **more: right(*args, **more | {"reduce": "home"}))
-    _, fill = next(selftest._tests_between_nodes(jax.devices()))
-    with pytest.raises(selftest._NotBetweenNodes, match="NVLink connects all GPUs"):
-        fill()
-
-
-def test_experts_between_gpus_occupy_many_thread_blocks():
-    """A thread block takes at least 128 bytes of every row, and 32 rows are few for signals and arenas."""
-    tokens, width = selftest._WIDE["gpu"]
-    *_, (node, _), (home, _) = selftest._tests_between_nodes([Gpu(0), Gpu(1)])
-    assert (tokens >= 1024, 2 * width >= 8 << 10) == (True, True)
-    assert node.size == home.size == tokens * width * 2
+    between = passed(EXPERTS, "experts", 96, SLOW, ranks=4)
+    assert found() == (False, False)
+    assert found(passed(EXPERTS, "experts", 96, FAST)) == (False, False)
+    assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, SLOW), between) == (False, True)
+    assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)) == (True, False)
 
 
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):
-    """XLA's own collective until the self-test has passed; one line says how to change that."""
+    """XLA's own collective, except for calls that won; one line says how to change that."""
     jax.clear_caches()
     _lowering._log.cache_clear()
-    monkeypatch.setattr(_selftest_record, "passed", lambda: False)
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
     monkeypatch.setattr(_lowering, "config", _config.Config)
-    x = np.zeros((8, 16), np.float32)
+
+    def by_jaxcomm(op, count, dtype=np.float32):
+        jax.clear_caches()
+        f = jax.jit(on_ranks(lambda x: getattr(OURS, op)(x, "gpu"), mesh))
+        text = f.trace(np.zeros((8, count), dtype)).lower(lowering_platforms=("cuda",)).as_text()
+        return "custom_call @jaxcomm" in text
+
     with caplog.at_level(logging.WARNING, "jaxcomm"):
-        for op in ("all_gather", "psum"):
-            f = jax.jit(on_ranks(lambda x, op=op: getattr(OURS, op)(x, "gpu"), mesh))
-            assert "custom_call @jaxcomm" not in f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+        assert not by_jaxcomm("all_gather", 16) and not by_jaxcomm("psum", 16)
     (message,) = caplog.messages
     assert "run `python -m jaxcomm.selftest`" in message and "JAXCOMM_ALGORITHM=plans" in message
+    four = {"ranks": 4, "per_node": 4}
+    forget()
+    won = [passed(PLANS, "psum", 256, FAST, **four), passed(PLANS, "psum", 4096, SLOW, **four)]
+    _selftest_record.save(GPU_KEY, [TYPED, *won])
+    assert by_jaxcomm("psum", 64) and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
+    assert not by_jaxcomm("psum", 64, np.int32)  # a type that was not tested
 
     def why_xla(platform, algorithm=None):
         return plan.why_xla(algorithm or "", _lowering.capabilities(platform, algorithm))
 
-    assert "self-test has not passed" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
+    forget()
+    _selftest_record.path().unlink()
+    assert "not measured" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
     monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
     assert not why_xla("cuda")
     monkeypatch.setattr(_lowering, "config", _config.Config)
-    monkeypatch.setattr(_selftest_record, "passed", lambda: True)
-    assert not why_xla("cuda")
-    monkeypatch.setattr(_selftest_record, "passed", lambda: False)
     _lowering.use_plans()
     assert not why_xla("cuda")
     jax.clear_caches()

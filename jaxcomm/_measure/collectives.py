@@ -1,6 +1,7 @@
 """The measured collectives: programs of one op or of a chain, with sizes, data and a NumPy oracle."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ class Group:
 
     Attributes:
       mesh: all devices.
-      axis: name of the axis, or tuple of names, outermost first.
+      axis: name of the axis, or tuple of names, outermost first. Other axes of the mesh separate groups.
     """
 
     mesh: Mesh
@@ -33,7 +34,13 @@ class Group:
 
     @property
     def size(self) -> int:
-        return self.mesh.size
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+    @property
+    def spec(self) -> P:
+        """Splits the first dimension over all devices."""
+        return P(self.mesh.axis_names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +92,8 @@ def _expect_all_gather(xs: np.ndarray, k: int) -> np.ndarray:
 
 
 def _wide(xs: np.ndarray) -> np.ndarray:
-    return xs.astype(np.float64 if jnp.issubdtype(xs.dtype, jnp.floating) else np.int64)
+    kinds = ((jnp.floating, np.float64), (jnp.complexfloating, np.complex128))
+    return xs.astype(next((wide for kind, wide in kinds if jnp.issubdtype(xs.dtype, kind)), np.int64))
 
 
 def _sum(xs: np.ndarray) -> np.ndarray:
@@ -272,6 +280,8 @@ def make_size(collective: Collective, size_bytes: int, itemsize: int, n: int) ->
 def num_values(collective: Collective, dtype: Any, n: int, k: int) -> int:
     """Number of values 0, 1, 2, ... that operands may hold so that k chained ops are exact; below 2 if none are."""
     dtype = jnp.dtype(dtype)
+    if dtype == jnp.bool_:
+        return 2
     if jnp.issubdtype(dtype, jnp.integer):  # sums wrap around, which is exact
         return min(int(jnp.iinfo(dtype).max), _MAX_VALUES)
     info = jnp.finfo(dtype)
@@ -303,7 +313,7 @@ def make_operands(collective: Collective, size: Size, dtype: Any, n: int, k: int
 
 def place(xs: np.ndarray, group: Group) -> jax.Array:
     flat = xs.reshape(-1)
-    return jax.make_array_from_callback(flat.shape, NamedSharding(group.mesh, P(group.axis)), lambda index: flat[index])
+    return jax.make_array_from_callback(flat.shape, NamedSharding(group.mesh, group.spec), lambda index: flat[index])
 
 
 def program(
@@ -321,8 +331,7 @@ def program(
                 x = y if collective.restore is None else collective.restore(y, x, group.axis, n)
         return y
 
-    spec = P(group.axis)
-    mapped = jax.shard_map(body, mesh=group.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    mapped = jax.shard_map(body, mesh=group.mesh, in_specs=group.spec, out_specs=group.spec, check_vma=False)
     return jax.jit(mapped)
 
 

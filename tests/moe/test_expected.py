@@ -59,7 +59,8 @@ def test_between_nodes_the_selftest_decides(monkeypatch):
     # Of one host, outside of the program on several hosts that the self-test was.
     monkeypatch.setattr(_selftest_record, "key", lambda: {"gpus": "G", "hosts": "one"})
     recorded = [{"gpus": "F", "hosts": "several"}, {"gpus": "G", "hosts": "one"}]
-    monkeypatch.setattr(_selftest_record, "_keys", lambda name: recorded if name == "between_nodes" else [])
+    row = _selftest_record.Row(_selftest_record.EXPERTS, "experts", "float32", 8, 16, 8, wrong=0)
+    monkeypatch.setattr(_selftest_record, "rows_of", lambda key: ([row] if key in recorded else [], ""))
     with pytest.raises(ValueError, match=r"'xla' runs .the self-test has not passed between nodes of these GPUs"):
         jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
     recorded.append({"gpus": "G", "hosts": "several"})
