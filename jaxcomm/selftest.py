@@ -35,7 +35,17 @@ from jaxcomm._measure import collectives, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm._processes import kv_store
-from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, STARTS, TYPES, Row
+from jaxcomm._selftest_programs import (
+    ALL_PROGRAMS,
+    BETWEEN_NODES,
+    CHOICES,
+    Lax,
+    experts,
+    one_exchange,
+    ragged,
+    sum_by_node,
+)
+from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, SLICES, TYPES, Row
 
 PASSED, FAILED, INCOMPLETE, NOTHING, TIMED_OUT = 0, 1, 3, 4, 124
 _SIZES = {"cpu": (1, 64 << 10, 1 << 20), "gpu": (1, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)}
@@ -66,17 +76,6 @@ OPS = {
     "pmin": dataclasses.replace(_like("pmin", "pmax"), expect=lambda xs, k: np.broadcast_to(xs.min(axis=0), xs.shape)),
 }
 _TIMED = {name: op for name, op in COLLECTIVES.items() if _request.ROWS[op.native].functions[0] == name}
-
-
-class _Lax:
-    """jax.lax, with the operations that it lacks on some platforms."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lax, name)
-
-    @staticmethod
-    def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
-        return lax.all_gather(x, axis_name)[source]
 
 
 def _line(row: Row, default: str) -> str:
@@ -162,153 +161,6 @@ def _mapped(body: Callable[..., Any], group: Group) -> Callable[..., Any]:
     return jax.jit(mapped)
 
 
-def _in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """Several collectives per step of a loop, one of them XLA's own."""
-
-    def step(x: Any, _: Any) -> tuple[Any, None]:
-        y = lib.psum_scatter(x, axes, tiled=True) - lib.pmax(x[:8], axes)[0]
-        return lib.all_gather(y, axes, tiled=True) + lax.psum(x[0], axes) % 7, None
-
-    return lax.scan(step, x % 3, length=3)[0] % 251
-
-
-def _gradient(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    return jax.grad(lambda x: jnp.sum(lib.all_to_all(lib.psum(x, axes[0]), axes, 0, 0, tiled=True) * x))(x)
-
-
-def _ragged(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """Slices of two sizes. jax.lax sends the largest size, because XLA lacks ragged_all_to_all on CPUs."""
-    n = lax.axis_size(axes)
-    rank, peers, rows = lax.axis_index(axes), jnp.arange(n), x.shape[0] // n
-    sizes = rows - (rank + peers) % 2  # of both directions
-    if lib is not jaxcomm:
-        y = lax.all_to_all(x, axes, 0, 0, tiled=True)
-        return jnp.where(jnp.arange(x.shape[0]) % rows < jnp.repeat(sizes, rows), y, 0)
-    places = jnp.full(n, rank * rows)
-    return jaxcomm.ragged_all_to_all(x, jnp.zeros_like(x), peers * rows, sizes, places, sizes, axis_name=axes)
-
-
-def _ragged_to_fewer(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """One row of every slice, to an output of fewer rows than the operand: GPUs then put instead of reading."""
-    n = lax.axis_size(axes)
-    rank, peers, rows = lax.axis_index(axes), jnp.arange(n), x.shape[0] // n
-    if lib is not jaxcomm:
-        return lax.all_to_all(x[::rows], axes, 0, 0, tiled=True)
-    ones = jnp.ones_like(peers)
-    return jaxcomm.ragged_all_to_all(
-        x, jnp.zeros(n, x.dtype), peers * rows, ones, jnp.full(n, rank), ones, axis_name=axes
-    )
-
-
-def _start(lib: Any, name: str, x: Any, *arguments: Any, **options: Any) -> Callable[..., Any]:
-    """Starts a collective. The function that it returns ends it. jax.lax has no started collectives."""
-    if lib is jaxcomm:
-        done: Callable[..., Any] = getattr(jaxcomm, f"{name}_start")(x, *arguments, **options).done
-        return done
-    y = getattr(lib, name)(x, *arguments, **options)
-    return lambda after: y
-
-
-def _starts(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """All started collectives, and a synchronous one beside them."""
-    size = lax.axis_size(axes[0])
-    started = [
-        _start(lib, "psum", x, axes),
-        _start(lib, "all_gather", x, axes, tiled=True),
-        _start(lib, "psum_scatter", x, axes, tiled=True),
-        _start(lib, "all_to_all", x, axes, 0, 0, tiled=True),
-        _start(lib, "ppermute", x, axes[0], [(rank, (rank + 1) % size) for rank in range(size)]),
-        _start(lib, "pbroadcast", x, axes[0], 0),
-    ]
-    y = lib.pmax(x, axes)
-    return jnp.concatenate([y, *(done(after=y) for done in started)])
-
-
-def _starts_in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    def step(x: Any, _: Any) -> tuple[Any, None]:
-        done = _start(lib, "psum", x, axes)
-        y = lib.all_gather(x[: x.shape[0] // lax.axis_size(axes)] * 2, axes, tiled=True)
-        return (done(after=y) + y) % 251, None
-
-    return lax.scan(step, x, length=3)[0]
-
-
-# Collectives in programs: name -> (feature, (lib, x, names of two axes) -> y).
-ALL_PROGRAMS: dict[str, tuple[str, Callable[[Any, Any, tuple[str, str]], Any]]] = {
-    "two axes": (PROGRAMS, lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True)),
-    "one axis": (PROGRAMS, lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0)),
-    "loop": (PROGRAMS, _in_loop),
-    "gradient": (PROGRAMS, _gradient),
-    "ragged_all_to_all": (SLICES, _ragged),
-    "ragged to fewer": (SLICES, _ragged_to_fewer),
-    "start and done": (STARTS, _starts),
-    "starts in loop": (STARTS, _starts_in_loop),
-}
-
-
-_CHOICES = 3  # experts of a token
-
-
-def _experts(
-    lib: Any, x: Any, axes: tuple[str, str], width: int = 8, reduce: str = "node", algorithm: str | None = None
-) -> Any:
-    """A layer of experts and its gradient. The experts of rank r multiply rows by r + 1.
-
-    In bfloat16, by one of three factors: all results are whole numbers below 256.
-    """
-    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), _CHOICES
-    x = x.reshape(-1, 8)
-    small = x.dtype == jnp.bfloat16
-    factors = 3 if small else n
-    tokens = jnp.tile(x % 5 if small else x, (1, width // 8))
-    places = jnp.arange(len(tokens))[:, None] * 5 + jnp.arange(choices) * 3 + rank  # experts, before the remainder
-    weights = (places % 4).astype(x.dtype)
-    if lib is not jaxcomm:
-        scales = weights * (places % (2 * n) // 2 % factors + 1).astype(x.dtype)
-        return 3 * tokens * scales.sum(1, keepdims=True)
-    capacity = 2 * choices * len(tokens)  # each expert gets at most one row of a choice from the n ranks
-
-    def layer(tokens: Any) -> Any:
-        routing = jaxcomm.moe.route(
-            places % (2 * n), axes, num_experts=2 * n, capacity=capacity, on_overflow="drop", reduce=reduce
-        )
-        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm=algorithm)
-        rows = rows * (rank % factors + 1).astype(x.dtype)
-        return jaxcomm.moe.combine(rows, routing, weights, algorithm=algorithm)
-
-    return layer(tokens) + jax.grad(lambda tokens: jnp.sum(layer(tokens) * tokens))(tokens)
-
-
-def _sum_by_node(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
-    """256 + 1 + 1 in bfloat16; the last row comes from the last rank, the others from the first one.
-
-    258 in one node. Between nodes, the sum of the first node is rounded to 256, and so is 256 + 1.
-    """
-    n = lax.axis_size(axes)
-    ids = jnp.tile(jnp.array([0, 1, 2 * n - 1]), (x.size // 8, 1))
-    routing = jaxcomm.moe.route(ids, axes, num_experts=2 * n, on_overflow="drop")
-    rows = jaxcomm.moe.dispatch(jnp.ones_like(x).reshape(-1, 8), routing, algorithm=_BETWEEN_NODES)
-    weights = jnp.tile(jnp.array([256, 1, 1], x.dtype), (len(ids), 1))
-    return jaxcomm.moe.combine(rows, routing, weights, algorithm=_BETWEEN_NODES)
-
-
-def _one_exchange(lib: Any, x: Any, axes: tuple[str, str], two_calls: bool = False) -> Any:
-    """The tokens of a rank go to three experts each and come back. `two_calls`: by route and XLA's dispatch."""
-    n, rank, choices = lax.axis_size(axes), lax.axis_index(axes), _CHOICES
-    tokens = x.reshape(-1, 8)
-    if lib is not jaxcomm:
-        return choices * tokens
-    ids = (jnp.arange(len(tokens))[:, None] * 5 + jnp.arange(choices) * 3 + rank) % (2 * n)
-    options: dict[str, Any] = {"num_experts": 2 * n, "capacity": 2 * choices * len(tokens)}
-    if two_calls:
-        routing = jaxcomm.moe.route(ids, axes, on_overflow="drop", **options)
-        rows = jaxcomm.moe.dispatch(tokens, routing, algorithm="xla")
-    else:
-        rows, routing = jaxcomm.moe.route_and_dispatch(tokens, ids, axes, algorithm="one_shot", **options)
-    return jaxcomm.moe.combine(rows, routing, jnp.ones(ids.shape, x.dtype), algorithm="xla" if two_calls else None)
-
-
-_BETWEEN_NODES = "hierarchical"
 _NO_GIN = "there is no GIN between them"  # in the error of such a group: ffi/cuda/runtime/communicator.cc
 _WIDE = {"cpu": (8, 64), "gpu": (1024, 4096)}  # tokens of a rank, elements of a row: enough for all thread blocks
 
@@ -341,14 +193,14 @@ def _test_program(
 ) -> None:
     """`xla`: the program with XLA's collectives, for the times."""
     ours, x = _prepare(jaxcomm, run, row, group, count)
-    row.wrong = int(_count_wrong(ours(x), _prepare(_Lax(), run, row, group, count)[0](x)))
+    row.wrong = int(_count_wrong(ours(x), _prepare(Lax(), run, row, group, count)[0](x)))
     if xla is not None:
         _time(row, ours, _prepare(jaxcomm, xla, row, group, count)[0], x)
 
 
 def _find_nodes(row: Row, group: Group) -> None:
     """Raises _NotBetweenNodes if the kernels have found one node: "hierarchical" is then "direct"."""
-    program, x = _prepare(jaxcomm, _sum_by_node, row, group, 32 * group.size)
+    program, x = _prepare(jaxcomm, sum_by_node, row, group, 32 * group.size)
     sums = program(x)
     if int(_count_wrong(sums, 258)) == 0:
         raise _NotBetweenNodes("NVLink connects all GPUs: dispatch and combine were not tested between nodes")
@@ -368,24 +220,30 @@ def _tests_of_experts(group: Group, per_node: int, platform: str) -> Iterator[Te
     tokens, width = _WIDE[platform]
     cells = [(4 * n, 8, "float32", "node"), *((tokens, width, "bfloat16", reduce) for reduce in ("node", "home"))]
     for count, elements, dtype, reduce in cells:
-        run = functools.partial(_experts, width=elements, reduce=reduce, algorithm=_BETWEEN_NODES if between else None)
-        choice_bytes = _CHOICES * count * elements * jnp.dtype(dtype).itemsize
+        run = functools.partial(experts, width=elements, reduce=reduce, algorithm=BETWEEN_NODES if between else None)
+        choice_bytes = CHOICES * count * elements * jnp.dtype(dtype).itemsize
         row = Row(EXPERTS, f"experts, {reduce}", dtype, choice_bytes, n, per_node)
         xla = functools.partial(run, algorithm="xla") if platform == "gpu" else None
         yield row, functools.partial(_test_program, row, run, two, count * 8, xla)
     if not between:
         row = Row(ONE_EXCHANGE, ONE_EXCHANGE, "float32", 32 * n * 4, n, per_node)
-        xla = functools.partial(_one_exchange, two_calls=True) if platform == "gpu" else None
-        yield row, functools.partial(_test_program, row, _one_exchange, two, 32 * n, xla)
+        xla = functools.partial(one_exchange, two_calls=True) if platform == "gpu" else None
+        yield row, functools.partial(_test_program, row, one_exchange, two, 32 * n, xla)
 
 
 def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops: Sequence[str]) -> Iterator[Test]:
     """The rows, not yet filled, and the functions that fill them. The same in all processes."""
     n = group.size
+    two = _two_axes(group)
     for name, (feature, run) in ALL_PROGRAMS.items():
         dtype = "float32" if name == "gradient" else "int32"
         row = Row(feature, name, dtype, 32 * n * 4, n, per_node)
-        yield row, functools.partial(_test_program, row, run, _two_axes(group), 32 * n)
+        yield row, functools.partial(_test_program, row, run, two, 32 * n)
+    if platform == "gpu":
+        for count in (32 * n, *(size // 4 // n * n for size in sizes[2:])):
+            row = Row(SLICES, "ragged_all_to_all", "float32", 4 * count, n, per_node)
+            xla = functools.partial(ragged, algorithm="xla")
+            yield row, functools.partial(_test_program, row, ragged, two, count, xla)
     for name in ops:
         if OPS[name].sized:
             dtypes = _dtypes(OPS[name], n)

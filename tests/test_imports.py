@@ -23,7 +23,7 @@ LAYERS = [
     ["info", "matmul", "moe"],
     ["_calibrate", "_explain"],
     ["__init__"],
-    ["bench", "simulate"],
+    ["_selftest_programs", "bench", "simulate"],
     ["selftest"],
 ]
 MOST_ROOMS = 25
