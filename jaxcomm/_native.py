@@ -115,7 +115,8 @@ def register_cuda() -> bool:
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
     # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
     atexit.register(module.end_threads)
-    atexit.register(_errors.at_exit, module.failures)
+    _errors.failures = module.failures
+    atexit.register(_errors.at_exit)
     return True
 
 
