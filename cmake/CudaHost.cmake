@@ -41,6 +41,7 @@ add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)
 add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/bootstrap.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/failed_processes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/first_contact.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_calls.cc
@@ -52,9 +53,12 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/communicator.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/liveness.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/retired_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc)
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/watchdog.cc)
 # Some tests replace or observe these.
 add_library(jaxcomm_nccl_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_library.cc)
 add_library(jaxcomm_nccl_capabilities OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/capabilities.cc)

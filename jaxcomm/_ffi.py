@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxcomm import _check, _compat, _lowering, _native
 from jaxcomm._core import plan
-from jaxcomm._processes import placement
+from jaxcomm._processes import liveness, placement
 
 
 def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, execute: str) -> None:
@@ -51,7 +51,7 @@ def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, exe
             f"{library._name} was compiled with the headers of jaxcomm {version.decode()}, but jaxcomm "
             f"{importlib.metadata.version('jaxcomm')} is installed: compile it again"
         )
-    if _native.register_cuda():
+    if liveness.register_cuda():
         module.set_user_initialize(name, ctypes.cast(handlers["initialize"], ctypes.c_void_p).value)
         stages = module.user_stages() | {"execute": jax.ffi.pycapsule(handlers["execute"])}
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")

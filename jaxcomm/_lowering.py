@@ -17,8 +17,8 @@ from jaxcomm import _compat, _cost_params, _request, _selftest_record, _xla_hier
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes
-from jaxcomm._native import register, register_cuda
-from jaxcomm._processes import bootstrap
+from jaxcomm._native import register
+from jaxcomm._processes import bootstrap, liveness
 from jaxcomm._processes import placement as placements
 from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
@@ -191,7 +191,7 @@ class Site:
         bootstrap.warn_if_alone()
         try:
             if self.platform == "cuda":
-                register_cuda()
+                liveness.register_cuda()
             else:
                 register()
                 _cost_params.load()

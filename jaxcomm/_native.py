@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import sys
 import threading
 from types import ModuleType
 from typing import Any
@@ -113,9 +114,10 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
-    atexit.register(module.end_threads)
-    atexit.register(_errors.at_exit, module.failures)
+    _errors.failures = module.failures
+    module.start_watchdog()
+    # After JAX's own handler, so threads end before CUDA does. An uncaught exception is a failure for other processes.
+    atexit.register(lambda: module.end_threads(not hasattr(sys, "last_value")))
     return True
 
 

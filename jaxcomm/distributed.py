@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxcomm import _compat, _core, _cost_params, _native
-from jaxcomm._processes import bootstrap, kv_store, launchers
+from jaxcomm._processes import bootstrap, kv_store, launchers, liveness
 
 __all__ = ["initialize", "register"]
 
@@ -36,7 +36,7 @@ def register() -> None:
     """
     _native.register()
     with contextlib.suppress(ImportError):  # GPUs without the CUDA module: the lowering of an op raises
-        _native.register_cuda()
+        liveness.register_cuda()
     _cost_params.load()
     if jax.process_count() > 1:
         bootstrap.connect(range(jax.process_count()))

@@ -1,6 +1,9 @@
 """Invalid input raises an exception that names op and argument: when tracing if possible, else at run time."""
 
+import atexit
 import functools
+import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +18,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _errors, _native
+from jaxcomm import _compat, _core, _errors, _native
 from jaxcomm._config import Config
 
 X = np.zeros((8, 8, 6), np.float32)
@@ -308,24 +311,49 @@ def test_jax_reports_begin_and_end_of_compilations():
     assert own == [(what, _native._COMPILE, threading.get_ident()) for what in ("begins", "ends")]
 
 
-def test_failures_are_raised_and_printed_once(monkeypatch, capsys):
-    """check() raises failures; at exit, those that it has not raised are printed."""
-    failures = ["first"]
-    module = types.SimpleNamespace(failures=lambda: failures)
-    monkeypatch.setattr(_errors, "_raised", set())
-    monkeypatch.delitem(sys.modules, "jaxcomm._cuda", raising=False)
-    OURS.check()  # no GPUs, no failures
-    monkeypatch.setitem(sys.modules, "jaxcomm._cuda", module)
-    with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\Z"):
-        OURS.check()
-    failures.append("second")
-    _errors.at_exit(module.failures)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "jaxcomm: second; results are undefined (jaxcomm.check)\n")
-    with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\njaxcomm: second\Z"):
-        OURS.check()
-    _errors.at_exit(module.failures)
-    assert not capsys.readouterr().err
+WHEEL = """
+    xla_ffi_api_version = {version!r}
+    found = []
+    calls = []
+    def __getattr__(name):
+        results = dict(failures=found, cuda_targets=dict(), cuda_state_type=dict(), moe_one_shot_state_type=dict())
+        return lambda *given: calls.append((name, *given)) or results.get(name, dict())
+"""
+
+
+def test_check_asks_the_module_of_the_wheel(monkeypatch, tmp_path):
+    """The wheel's module is jaxcomm_cuda13._cuda. check() raises its failures, every time."""
+    package, version = tmp_path / "jaxcomm_cuda13", importlib.metadata.version("jaxcomm")
+    info = tmp_path / f"jaxcomm_cuda13-{version}.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: jaxcomm-cuda13\nVersion: {version}\n")
+    (package / "__init__.py").touch()
+    (package / "_cuda.py").write_text(textwrap.dedent(WHEEL).format(version=_core.xla_ffi_api_version))
+    find_spec, exits = importlib.util.find_spec, []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jaxcomm._cuda" else find_spec(name))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_native, "cuda", _native.cuda.__wrapped__)
+    monkeypatch.setattr(_errors, "failures", list)
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(_compat, "provides_communicators", lambda: True)
+    monkeypatch.setattr(jax.ffi, "register_ffi_type", lambda *types, **platform: None)
+    monkeypatch.setattr(atexit, "register", exits.append)
+    OURS.check()  # no module, no failures
+    assert _native.register_cuda.__wrapped__()
+    module = sys.modules["jaxcomm_cuda13._cuda"]
+    OURS.check()
+    module.found += ["first", "second"]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\njaxcomm: second\Z"):
+            OURS.check()
+    assert ("start_watchdog",) in module.calls
+    for error in (False, True):  # peers of a process that ends by an exception must not wait for it
+        monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+        if not error:
+            monkeypatch.delattr(sys, "last_value")
+        exits[-1]()
+        assert module.calls[-1] == ("end_threads", not error)
 
 
 LATE = """

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 #include "common/status.h"
@@ -14,6 +15,8 @@
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/threads.h"
+#include "cuda/runtime/liveness.h"
+#include "cuda/runtime/watchdog.h"
 #include "cuda/xla/call.h"
 #include "cuda/xla/route_and_dispatch_call.h"
 #include "cuda/xla/user_call.h"
@@ -194,8 +197,27 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"), "Opens NCCL: path and version. Raises RuntimeError if it can't be used.");
   m.def(
-      "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
-      "Ends the threads of this module, at exit. Whether they have ended.");
+      "start_watchdog", [] { cuda::StartWatchdog([] { std::_Exit(1); }); },
+      "Starts the thread that prints the report of a kernel that has aborted, and then ends the process.");
+  m.def(
+      "serve_liveness",
+      [](const std::string& token) {
+        const StatusOr<int> port = cuda::ServeLiveness(token);
+        Check(port.status());
+        return *port;
+      },
+      nb::arg("token"), "Starts the server by which processes learn of each other's end. Its port.");
+  m.def("join_liveness", &cuda::JoinLiveness, nb::arg("host"), nb::arg("port"), nb::arg("token"), nb::arg("process"),
+        "Connects this process to that server, on a thread.");
+  m.def(
+      "end_threads",
+      [](bool orderly) {
+        if (orderly) cuda::LeaveLiveness();
+        return cuda::Threads::End();
+      },
+      nb::arg("orderly"), nb::call_guard<nb::gil_scoped_release>(),
+      "Ends the threads of this module, at exit. Whether they have ended. `orderly`: the end of this process is no "
+      "failure for other processes.");
   m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
         "Properties of a communicator over these GPUs, one rank each. Takes seconds.");

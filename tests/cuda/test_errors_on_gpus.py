@@ -1,47 +1,11 @@
-"""jaxcomm.check() on a fake of the module; XLA flags and versions of jaxlib that jaxcomm refuses on GPUs."""
-
-import sys
-import types
+"""XLA flags and versions of jaxlib that jaxcomm refuses on GPUs."""
 
 import jax
 import jaxlib
 import pytest
 
 import jaxcomm
-from jaxcomm import _errors, _native
-
-FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:2: rank 3 aborted in step 1"]
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    found: list[str] = []
-    monkeypatch.setitem(sys.modules, "jaxcomm._cuda", types.SimpleNamespace(failures=lambda: found))
-    monkeypatch.setattr(_errors, "_raised", set())
-    return found
-
-
-def test_no_failure_no_module(failures, monkeypatch):
-    jaxcomm.check()
-    monkeypatch.delitem(sys.modules, "jaxcomm._cuda")
-    jaxcomm.check()
-
-
-def test_failures_are_raised_every_time(failures):
-    failures += FAILURES
-    for _ in range(2):
-        with pytest.raises(RuntimeError) as error:
-            jaxcomm.check()
-        assert str(error.value) == f"jaxcomm: {FAILURES[0]}\njaxcomm: {FAILURES[1]}"
-
-
-def test_unreported_failures_are_printed_at_exit(failures, capsys):
-    failures.append(FAILURES[0])
-    with pytest.raises(RuntimeError):
-        jaxcomm.check()
-    failures.append(FAILURES[1])
-    _errors.at_exit(lambda: failures)
-    assert capsys.readouterr().err == f"jaxcomm: {FAILURES[1]}; results are undefined (jaxcomm.check)\n"
+from jaxcomm import _native
 
 
 def test_the_module_has_no_failure_without_a_gpu():

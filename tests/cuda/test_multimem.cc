@@ -299,7 +299,10 @@ void TestAbort(uint64_t seed) {
   const uint64_t begin = emulation::NowNs();
   RunInTrouble(group, DrawRow(group, 2, random), seed, {1, 0, kTimeoutNs / 10});
   CHECK(emulation::NowNs() - begin < kTimeoutNs / 2);
-  for (int32_t r = 0; r < group.n; ++r) CHECK(group.report(r).state == device::Report::kNone);
+  for (int32_t r = 0; r < group.n; ++r) {
+    CHECK((group.report(r).state == device::Report::kComplete) == (r != 1));
+    if (r != 1) CHECK(group.report(r).peer == 1 || group.report(r).peer == 2 - r);
+  }
 }
 
 void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {

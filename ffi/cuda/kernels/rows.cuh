@@ -175,7 +175,7 @@ class RowCall {
     if ((state & kWrong) == 0) return;
     const auto row = static_cast<int32_t>(static_cast<uint32_t>(state >> 32));
     Report(rank(), kUnknownRow, row, args_.combines ? args_.num_slots : args_.num_rows);
-    device::SetAbortFlag(comm_);
+    device::AbortChannel(comm_, channel_);
   }
 
   // Rows that are copied at once. They fit into shared memory, and 31 bits count their units.

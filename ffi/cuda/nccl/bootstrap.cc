@@ -51,7 +51,7 @@ StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda(
       "cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_)));
   JAXCOMM_RETURN_IF_ERROR(
-      WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_)));
+      WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_), &processes_));
   return std::vector<uint64_t>(words_on_host_, words_on_host_ + size_);
 }
 
@@ -129,7 +129,7 @@ Status Bootstrap::Failure() const {
 }
 
 Status Bootstrap::Call(const char* name, std::function<ncclResult_t()> call) {
-  const Status status = CallNccl(nccl_, nccl_comm_, name, std::move(call), timeout_s_);
+  const Status status = CallNccl(nccl_, nccl_comm_, name, std::move(call), timeout_s_, processes_);
   if (status.code() == StatusCode::kDeadlineExceeded) Fail(status);
   return status;
 }

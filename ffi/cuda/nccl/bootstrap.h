@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -23,8 +24,9 @@ namespace cuda {
 // with a different call. The communicator is revoked then, so that no kernel of NCCL goes on waiting on the GPU.
 class Bootstrap {
  public:
-  Bootstrap(const NcclLibrary& nccl, ncclComm_t nccl_comm, double timeout_s)
-      : nccl_(nccl), nccl_comm_(nccl_comm), timeout_s_(timeout_s) {}
+  // `processes`: those of the ranks. The failure of one of them ends every wait.
+  Bootstrap(const NcclLibrary& nccl, ncclComm_t nccl_comm, double timeout_s, std::vector<uint64_t> processes)
+      : nccl_(nccl), nccl_comm_(nccl_comm), timeout_s_(timeout_s), processes_(std::move(processes)) {}
   Bootstrap(const Bootstrap&) = delete;
   Bootstrap& operator=(const Bootstrap&) = delete;
 
@@ -63,6 +65,7 @@ class Bootstrap {
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
   double timeout_s() const { return timeout_s_; }
+  const std::vector<uint64_t>& processes() const { return processes_; }
   // Work enqueued here has ended when the next collective call returns.
   cudaStream_t stream() const { return stream_; }
 
@@ -73,6 +76,7 @@ class Bootstrap {
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
   const double timeout_s_;
+  const std::vector<uint64_t> processes_;
   int32_t rank_ = 0;
   int32_t size_ = 0;
   cudaStream_t stream_ = nullptr;

@@ -11,6 +11,7 @@
 
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
 
@@ -99,13 +100,15 @@ StatusOr<std::vector<uint64_t>> FirstContact::AllGather(const std::vector<uint64
   const auto call = [memory, all, count = own.size(), nccl = &nccl_, of_xla = of_xla_] {
     return nccl->AllGather(memory.on_device, all, count, ncclUint64, of_xla, memory.stream);
   };
-  const Status begun = CallNccl(nccl_, of_xla_, "ncclAllGather", call, timeout_s_);
+  const std::vector<uint64_t> any;  // the processes of the group are not known yet
+  const Status begun = CallNccl(nccl_, of_xla_, "ncclAllGather", call, timeout_s_, any);
+  JAXCOMM_RETURN_IF_ERROR(FailureOf(any));
   if (begun.code() == StatusCode::kDeadlineExceeded) return Late(late, timeout_s_);
   JAXCOMM_RETURN_IF_ERROR(begun);
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(memory.on_host + own.size(), all, num_all * sizeof(uint64_t),
                                                    cudaMemcpyDeviceToHost, memory.stream)));
-  JAXCOMM_RETURN_IF_ERROR(WaitForStream(memory.stream, timeout_s_, late));
+  JAXCOMM_RETURN_IF_ERROR(WaitForStream(memory.stream, timeout_s_, late, &any));
   const uint64_t* const gathered = memory.on_host + own.size();
   std::vector<uint64_t> words(gathered, gathered + num_all);
   PutBack(device_, memory);

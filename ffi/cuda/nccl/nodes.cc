@@ -41,7 +41,8 @@ StatusOr<ncclComm_t> DuplicateNcclComm(Bootstrap& bootstrap) {
     word = of_ranks->front();
   }
   std::memcpy(&key, words, sizeof words);
-  StatusOr<ncclComm_t> made = MakeNcclComm(nccl, key, bootstrap.size(), bootstrap.rank(), bootstrap.timeout_s());
+  StatusOr<ncclComm_t> made =
+      MakeNcclComm(nccl, key, bootstrap.size(), bootstrap.rank(), bootstrap.timeout_s(), bootstrap.processes());
   JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", made.status()));
   return made;
 }

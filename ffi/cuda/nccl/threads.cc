@@ -63,7 +63,7 @@ bool Threads::End(double limit_s) {
   return state.changed.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return state.num_running == 0; });
 }
 
-bool RunBounded(std::function<void()> call, const Deadline& deadline) {
+bool RunBounded(std::function<void()> call, const Deadline& deadline, const std::function<bool()>& gives_up) {
   struct Run {
     std::mutex mutex;
     std::condition_variable returned;
@@ -82,9 +82,12 @@ bool RunBounded(std::function<void()> call, const Deadline& deadline) {
   });
   if (!started) return false;
   std::unique_lock<std::mutex> lock(run->mutex);
-  const bool done = run->returned.wait_until(lock, deadline.end(), [&] { return run->done; });
-  if (done && carried.after) carried.after();
-  return done;
+  const auto returned = [&] { return run->done; };
+  while (!run->returned.wait_for(lock, std::chrono::milliseconds(20), returned)) {
+    if (deadline.IsOver() || (gives_up && gives_up())) return false;
+  }
+  if (carried.after) carried.after();
+  return true;
 }
 
 }  // namespace cuda

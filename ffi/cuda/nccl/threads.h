@@ -26,10 +26,10 @@ class Threads {
   static bool End(double limit_s = 2);
 };
 
-// Runs `call` on a thread of its own, on the current GPU, and waits for it until the deadline. False if it has not
-// returned by then. It may return later, so `call` must own what it uses. For calls of NCCL that have no limit of
-// their own.
-bool RunBounded(std::function<void()> call, const Deadline& deadline);
+// Runs `call` on a thread of its own, on the current GPU, and waits for it until the deadline, or until `gives_up()`.
+// False if it has not returned by then. It may return later, so `call` must own what it uses. For calls of NCCL that
+// have no limit of their own.
+bool RunBounded(std::function<void()> call, const Deadline& deadline, const std::function<bool()>& gives_up = {});
 
 // For tests, whose fakes keep the state of a rank in variables of its thread. RunBounded runs the first function on the
 // new thread, and the second one on its caller's thread once the first has returned.

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/runtime/retired_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -28,11 +29,7 @@ Status BufferPlaces::Allocate() {
 }
 
 BufferPlaces::~BufferPlaces() {
-  if (memory_ == nullptr) return;
-  ScopedDevice keep;
-  cudaSetDevice(device_);
-  cudaFree(memory_);   // as that of a call's program: see ~DeviceCall
-  cudaGetLastError();  // the driver may be gone at the end of the process
+  if (memory_ != nullptr) Retire(device_, memory_);
 }
 
 Status BufferPlaces::Write(const std::vector<BufferPlace>& own, cudaStream_t stream) {

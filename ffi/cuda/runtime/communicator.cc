@@ -11,6 +11,8 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/failed_processes.h"
+#include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/nodes.h"
 #include "cuda/program/launch_limits.h"
@@ -30,6 +32,7 @@ struct Shared {
   Communicator::Settings settings;
   std::vector<Communicator*> communicators;
   Status first_failure;
+  Status own_failure;
 };
 
 Shared& GetShared() {
@@ -58,17 +61,21 @@ Communicator::Settings Communicator::Configured() {
 }
 
 StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
-                                           const AllDoneFunction& all_done) {
+                                           const std::vector<uint64_t>& processes, const AllDoneFunction& all_done) {
   if (!nccl_comm.ok()) return all_done(kBegin, nccl_comm.status());
-  return Make(nccl, *nccl_comm, Configured(), false, all_done);
+  return Make(nccl, *nccl_comm, Configured(), processes, false, all_done);
 }
 
 StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
-                                           bool asynchronous, const AllDoneFunction& all_done) {
-  auto* const made = new Communicator(nccl, nccl_comm, settings, asynchronous);
+                                           const std::vector<uint64_t>& processes, bool asynchronous,
+                                           const AllDoneFunction& all_done) {
+  auto* const made = new Communicator(nccl, nccl_comm, settings, processes, asynchronous);
   JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
-  std::lock_guard<std::mutex> lock(GetShared().mutex);
-  GetShared().communicators.push_back(made);
+  {
+    std::lock_guard<std::mutex> lock(GetShared().mutex);
+    GetShared().communicators.push_back(made);
+  }
+  made->AbortIfFailed();  // NoteFailure() may have come too early for this communicator
   return made;
 }
 
@@ -84,7 +91,7 @@ StatusOr<Communicator*> Communicator::MakeAsynchronousLane() {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   const StatusOr<ncclComm_t> nccl_comm = DuplicateNcclComm(bootstrap_);
   JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
-  return Make(nccl_, *nccl_comm, settings_, true,
+  return Make(nccl_, *nccl_comm, settings_, bootstrap_.processes(), true,
               [this](const char* at, const Status& own) { return bootstrap_.AllDone(at, own); });
 }
 
@@ -399,9 +406,43 @@ int64_t Communicator::PlaceOf(const device::Window& arena) const {
   return arena.At(rank()) - comm_.signals.pad.At(rank());
 }
 
+void Communicator::NoteFailure(uint64_t process, const std::string& why) {
+  if (!SetFailed(process, why)) return;
+  bool matters = false;
+  for (Communicator* const communicator : AllCommunicators()) matters = communicator->AbortIfFailed() || matters;
+  if (matters) std::fprintf(stderr, "jaxcomm: %s\n", why.c_str());
+}
+
+void Communicator::NoteOwnFailure(const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(GetShared().mutex);
+    if (GetShared().own_failure.ok()) GetShared().own_failure = UnavailableError(why);
+  }
+  NoteFailure(Incarnation(), "process " + std::to_string(Configured().process) + " failed: " + why);
+}
+
+Status Communicator::OwnFailure() {
+  JAXCOMM_RETURN_IF_ERROR(FirstFailure());
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  return GetShared().own_failure;
+}
+
+bool Communicator::AbortIfFailed() {
+  const Status failed = FailureOf(bootstrap_.processes());
+  if (failed.ok()) return false;
+  std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (abort_reason_.ok()) abort_reason_ = failed;
+  __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);
+  return true;
+}
+
 Status Communicator::Failure() {
   uint64_t time_ns;
   JAXCOMM_RETURN_IF_ERROR(KernelFailure(&time_ns));
+  {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    JAXCOMM_RETURN_IF_ERROR(abort_reason_);
+  }
   return bootstrap_.Failure();
 }
 
@@ -415,7 +456,13 @@ Status Communicator::KernelFailure(uint64_t* time_ns) {
   *time_ns = report_->time_ns;
   std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.ok()) {
-    failure_ = DeadlineExceededError(FailureText(*report_, CallName::Of(report_->call_id), settings_.timeout_s));
+    const std::string call = CallName::Of(report_->call_id);
+    // A kernel that has waited for the whole timeout, or refuses a table, needs no reason of the host's.
+    const bool told = !abort_reason_.ok() && report_->step > kTooManyRows;
+    failure_ = DeadlineExceededError(told ? call + ": rank " + std::to_string(report_->rank) + " aborted " +
+                                                PhaseText(report_->step) + ", where it waited for rank " +
+                                                std::to_string(report_->peer) + ": " + abort_reason_.message()
+                                          : FailureText(*report_, call, settings_.timeout_s));
   }
   return failure_;
 }

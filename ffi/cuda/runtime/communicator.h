@@ -48,11 +48,12 @@ class Communicator {
   };
   static Settings Configured();
 
-  // Owns `nccl_comm`, which nothing else uses; or the error with which this rank did not get one.
-  // `all_done`: as Bootstrap::AllDone, for the steps before there is a bootstrap. Collective.
+  // Owns `nccl_comm`, which nothing else uses; or the error with which this rank did not get one. `processes`: those of
+  // the ranks, by incarnation. `all_done`: as Bootstrap::AllDone, for the steps before there is a bootstrap.
+  // Collective.
   using AllDoneFunction = std::function<Status(const char* at, const Status& own)>;
   static StatusOr<Communicator*> Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
-                                      const AllDoneFunction& all_done);
+                                      const std::vector<uint64_t>& processes, const AllDoneFunction& all_done);
 
   // The communicator of the same ranks for calls that have been started: such a call runs beside one of this
   // communicator. It shares nothing with this one but the GPU's abort flag. Made by the first call, whose outcome is
@@ -65,6 +66,14 @@ class Communicator {
   // once it is an error. After it no call of the process may run: any operand may hold data that the kernel left
   // incomplete. Ranks that did not meet are no such failure, because no kernel has run.
   static Status FirstFailure();
+
+  // A process of the program has ended or failed. Ends all waits, of kernels and of the host, of the communicators that
+  // it belongs to, and their later calls fail. `why` names the process.
+  static void NoteFailure(uint64_t process, const std::string& why);
+  // The same for this process, which can't run a call that its peers may wait for.
+  static void NoteOwnFailure(const std::string& why);
+  // Why this process fails the calls of its peers: FirstFailure(), or the argument of NoteOwnFailure().
+  static Status OwnFailure();
 
   // An error that names both ranks if two ranks pass different values of `what`. Collective.
   Status CheckSameOnAllRanks(const char* what, uint64_t own);
@@ -102,8 +111,8 @@ class Communicator {
   // NCCL's handle of `arena`, which Reserve() returned.
   ncclWindow_t Registered(const device::Window& arena);
 
-  // The abort of a kernel, or the error of ranks that did not meet. After it this communicator can't be used any more:
-  // the counters of its ranks differ.
+  // The abort of a kernel, the failure of a process, or the error of ranks that did not meet. After it this
+  // communicator can't be used any more: the counters of its ranks differ.
   Status Failure();
   // An error if no call may run on this communicator: FirstFailure(), or its own Failure().
   Status CheckUsable();
@@ -120,15 +129,19 @@ class Communicator {
   bool bulk_copies() const { return bulk_copies_; }
 
  private:
-  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings, bool asynchronous)
+  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
+               const std::vector<uint64_t>& processes, bool asynchronous)
       : nccl_(nccl),
         settings_(settings),
         asynchronous_(asynchronous),
-        bootstrap_(nccl, nccl_comm, settings.timeout_s) {}
+        bootstrap_(nccl, nccl_comm, settings.timeout_s, processes) {}
   static StatusOr<Communicator*> Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
-                                      bool asynchronous, const AllDoneFunction& all_done);
+                                      const std::vector<uint64_t>& processes, bool asynchronous,
+                                      const AllDoneFunction& all_done);
   StatusOr<Communicator*> MakeAsynchronousLane();
 
+  // Aborts if a process of this communicator has failed. Whether it has.
+  bool AbortIfFailed();
   // Failure() of kernels. `time_ns`: its time on the GPU's clock.
   Status KernelFailure(uint64_t* time_ns);
   Status Make(const AllDoneFunction& all_done);
@@ -171,6 +184,7 @@ class Communicator {
 
   std::mutex failure_mutex_;  // separate, because calls wait for other ranks under mutex_
   Status failure_;
+  Status abort_reason_;
 };
 
 }  // namespace cuda

@@ -11,6 +11,7 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/wait_for_stream.h"
+#include "cuda/runtime/retired_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -181,13 +182,8 @@ Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow
 }
 
 DeviceCall::~DeviceCall() {
-  if (image_ == nullptr) return;
-  ScopedDevice keep;
-  cudaSetDevice(communicator_.device());
-  // XLA destroys the executable's CUDA graphs with it. cudaFree may wait for kernels, which end within their own
-  // timeouts.
-  cudaFree(image_);
-  cudaGetLastError();  // the driver may be gone at the end of the process
+  // XLA destroys the executable's CUDA graphs with it.
+  if (image_ != nullptr) Retire(communicator_.device(), image_);
 }
 
 Status DeviceCall::CheckAlignment(const void* x, const void* y) const {

@@ -43,16 +43,20 @@ Entry& EntryOf(const RankOfGroup& rank) {
   return *slot;
 }
 
-StatusOr<Communicator*> Make(const NcclLibrary& nccl, FirstContact& contact, size_t num_ranks, int32_t device) {
+StatusOr<Communicator*> Make(const NcclLibrary& nccl, FirstContact& contact, const std::vector<Member>& members,
+                             int32_t device) {
+  std::vector<uint64_t> processes;
+  for (const Member& member : members) processes.push_back(member.process);
   const StatusOr<ncclUniqueId> key = contact.Key();
   JAXCOMM_RETURN_IF_ERROR(key.status());
   const auto make = [&]() -> StatusOr<ncclComm_t> {
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device)));
-    return MakeNcclComm(nccl, *key, static_cast<int32_t>(num_ranks), contact.rank(),
-                        Communicator::Configured().timeout_s);
+    return MakeNcclComm(nccl, *key, static_cast<int32_t>(members.size()), contact.rank(),
+                        Communicator::Configured().timeout_s, processes);
   };
   ScopedDevice keep;
-  return Communicator::Make(nccl, make(), [&](const char* at, const Status& own) { return contact.AllDone(at, own); });
+  return Communicator::Make(nccl, make(), processes,
+                            [&](const char* at, const Status& own) { return contact.AllDone(at, own); });
 }
 
 }  // namespace
@@ -66,7 +70,7 @@ StatusOr<Communicator*> OwnCommunicator(ncclComm_t of_xla, int32_t device) {
   JAXCOMM_RETURN_IF_ERROR(members.status());
   Entry& entry = EntryOf({*members, contact.rank()});
   std::lock_guard<std::mutex> lock(entry.mutex);
-  if (!entry.made) entry.made = Make(**nccl, contact, members->size(), device);
+  if (!entry.made) entry.made = Make(**nccl, contact, *members, device);
   return *entry.made;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/runtime/own_communicators.h"
+#include "cuda/runtime/retired_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -45,6 +46,7 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   const Status met = first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(earlier);
   JAXCOMM_RETURN_IF_ERROR(met);
+  FreeRetired(device);
   const StatusOr<Communicator*> found = GetCommunicator(collectives, Groups(), device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   Communicator* const communicator = *found;
@@ -54,6 +56,10 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(spec.op + " at " + spec.site + number, identity));
   if (spec.asynchronous == 0) return communicator;
   return communicator->AsynchronousLane();
+}
+
+void NoteIfUnavailable(const CallSpec& spec, const Status& status) {
+  if (status.code() == StatusCode::kUnavailable) Communicator::NoteOwnFailure(spec.Where() + ": " + status.message());
 }
 
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {

@@ -71,6 +71,10 @@ struct CallSite : CallSiteBase {
   std::map<int32_t, std::unique_ptr<Call>> calls;  // by local device
 };
 
+// Called after a launch. Peers may wait for a kernel that this GPU can't run, so an error of CUDA ends their waits. All
+// ranks have the errors of arguments.
+void NoteIfUnavailable(const CallSpec& spec, const Status& status);
+
 // Errors of handlers.
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem);
 ffi::Error ToFfi(const CallSpec& spec, const Status& status);

@@ -62,7 +62,9 @@ ffi::Error EnqueueCall(cudaStream_t stream, typename Kind::State& state, int32_t
     return failure;
   const auto operands = Kind::Decode(state, args, rets);
   if (!operands.ok()) return ToFfi(state.spec, operands.status());
-  return ToFfi(state.spec, Kind::Launch(*call, *operands, stream));
+  const Status launched = Kind::Launch(*call, *operands, stream);
+  NoteIfUnavailable(state.spec, launched);
+  return ToFfi(state.spec, launched);
 }
 
 // After an error, XLA does not enqueue `done` of transfers that have been started, and reuses their memory for later

@@ -19,12 +19,26 @@ JAXCOMM_DEVICE int64_t Row(const Comm& comm, Channel channel) {
 // Makes later kernels on this GPU end at once, on every communicator of the process: see IsAborted.
 JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_flag, 1); }
 
-// Ends all signals and waits of a channel for good. A peer may still wait for a signal that this rank has not sent; the
-// first signal of a later kernel would satisfy that wait by mistake. The mark is the count of signals from this rank to
-// itself, with tag 0, which has no other use. Later kernels do not run either: see SetAbortFlag.
+// Stops this GPU for the process: nothing that the kernel, or work behind it, has computed can be read any more. Does not
+// return on a GPU. The emulation runs the kernel to its end, and its GPU starts no later work.
+JAXCOMM_DEVICE void Trap(const Comm& comm) {
+#if defined(__CUDACC__)
+  while (LoadAcquire(&comm.report->state) != Report::kComplete) {
+  }  // the thread that writes the report runs, and the trap must not stop it
+  __trap();
+#else
+  emulation::Trap();
+#endif
+}
+
+// Stops this GPU for the process (Trap), after a report: results that are not complete must not look right. Until CUDA
+// has stopped all thread blocks, they must not signal for this channel: a peer may still wait for a signal that this
+// rank has not sent, and would take the next one for it. The mark is the count of signals from this rank to itself, with
+// tag 0, which has no other use. Kernels of other streams do not begin either: see SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
   StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
   SetAbortFlag(comm);
+  Trap(comm);
 }
 
 JAXCOMM_DEVICE bool IsChannelAborted(const Comm& comm, int32_t channel) {
@@ -76,14 +90,15 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
 // Polls of a thread between two reads of the clock.
 constexpr int kPollsBetweenClockReads = 64;
 
-// Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Returns true if
-// Comm::timeout_ns have passed, which it reports to the host, or if the host or another block of this rank has aborted.
-// The channel has then aborted.
+// Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Aborts, with a report, if
+// Comm::timeout_ns have passed or if the host has set Report::abort. Aborts also if another thread has reported. Returns
+// true then, in the emulation only.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
-  const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
+  const bool reported = LoadAcquire(&comm.report->state) != Report::kNone;
+  const bool stop = reported || LoadAcquire(&comm.report->abort) != 0;
   if (!stop && NowNs() - begin_ns < comm.timeout_ns) return false;
-  if (!stop) Fail(comm, channel, peer, step, expected, seen);
+  if (!reported) Fail(comm, channel, peer, step, expected, seen);
   AbortChannel(comm, channel);
   return true;
 }

@@ -115,6 +115,7 @@ struct Machine {
   uint64_t switch_ns = 100;  // duration of a switch
   uint64_t coins = 1;
   bool loses_loads = false;  // bulk copies to shared memory never end
+  std::vector<unsigned> trapped;  // GPUs that kernels of the last launch have stopped, by blockIdx.y
 };
 
 inline Machine& TheMachine() {
@@ -158,6 +159,11 @@ EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
 EMULATION_UNCHECKED static uint64_t NowNs() {
   if (TheMachine().current != nullptr) Pause();
   return ++TheMachine().now_ns;
+}
+
+// The kernel runs to its end. The fake of the GPU refuses later work.
+EMULATION_UNCHECKED static void Trap() {
+  if (TheMachine().current != nullptr) TheMachine().trapped.push_back(Current().block.y);
 }
 
 // Random choice where hardware may behave in either way.
@@ -330,6 +336,7 @@ EMULATION_UNCHECKED static uint64_t NumEnded(const Barrier& barrier) { return ba
 // has `shared_bytes` of shared memory, which is NaN at first if read as floats.
 inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint64_t seed,
                    const std::function<void()>& body, size_t shared_bytes = 0) {
+  TheMachine().trapped.clear();
   std::mt19937_64 random(seed);
   const size_t num_blocks = static_cast<size_t>(blocks_x) * blocks_y;
   const size_t num_barriers = kNamedBarriers + (threads + kWarpThreads - 1) / kWarpThreads;

@@ -100,7 +100,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return stream == cudaStreamPerThread || AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
+  if (stream == cudaStreamPerThread) return cudaSuccess;
+  if (AnyOf(stream).HasFailed()) return cudaErrorLaunchFailure;
+  return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

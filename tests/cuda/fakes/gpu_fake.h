@@ -65,6 +65,7 @@ struct FakeStream {
   virtual ~FakeStream() = default;
   virtual void Push(std::function<void()> work) = 0;
   virtual bool IsOver() = 0;  // whether all pushed work has ended
+  virtual bool HasFailed() { return false; }
   virtual void Record(Event& event) = 0;
   virtual void Wait(Event& event) = 0;
 

@@ -34,6 +34,7 @@ inline int Arrive(int value) { return memory_model::Arrive(value); }
 inline int ArriveGroup(int number, int size, int value) { return memory_model::ArriveGroup(number, size, value); }
 inline void Pause() { memory_model::Pause(); }
 inline uint64_t NowNs() { return memory_model::NowNs(); }
+inline void Trap() {}  // threads run on, as they may until CUDA has stopped them
 inline void FenceAliases() { memory_model::AliasFence(); }
 inline void AccessMulticast() {}
 inline void* DynamicShared() { std::abort(); }

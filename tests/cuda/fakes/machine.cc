@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
 #include "../../../ffi/cuda/kernels/launch.h"
@@ -248,6 +249,27 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 
 }  // namespace
 
+namespace {
+
+struct StoppedGpus {
+  std::mutex mutex;
+  std::set<int> devices;
+};
+
+StoppedGpus& TheStoppedGpus() {
+  static auto* stopped = new StoppedGpus;
+  return *stopped;
+}
+
+}  // namespace
+
+bool IsStopped() {
+  std::lock_guard<std::mutex> lock(TheStoppedGpus().mutex);
+  return own != nullptr && TheStoppedGpus().devices.count(own->device()) != 0;
+}
+
+cudaError_t LaunchNothing(cudaStream_t stream) { return Launch(-1, 0, 0, stream, [] {}); }
+
 // The last rank to arrive runs the kernels of all ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> of_rank) {
@@ -255,6 +277,7 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
     Of(stream).graph.push_back([=](cudaStream_t on) { Launch(channels, threads, shared_bytes, on, of_rank); });
     return cudaSuccess;
   }
+  if (IsStopped()) return cudaErrorLaunchFailure;
   Rank* const rank = own;
   const int number = rank->num_kernels++;
   auto sent = std::make_shared<bool>(false);
@@ -265,11 +288,14 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
     World::Kernel& kernel = world.kernels[number / world.beside];
     const int num_kernels = world.n * world.beside;
     kernel.of_rank.resize(num_kernels);
+    kernel.devices.resize(num_kernels);
     kernel.num_channels.resize(world.beside, -1);
     if (!*sent) {
       kernel.of_rank[which * world.n + rank->rank] = of_rank;
-      CHECK(kernel.num_channels[which] == -1 || kernel.num_channels[which] == channels);
-      kernel.num_channels[which] = channels;
+      kernel.devices[which * world.n + rank->rank] = rank->device();
+      CHECK(channels == -1 || kernel.num_channels[which] == -1 || kernel.num_channels[which] == channels);
+      kernel.num_channels[which] = std::max(kernel.num_channels[which], channels);
+      kernel.threads = std::max(kernel.threads, threads);
       kernel.shared_bytes = std::max(kernel.shared_bytes, shared_bytes);
       if (shared_bytes > most_shared_bytes) most_shared_bytes = shared_bytes;
       ++kernel.num_arrived;
@@ -283,8 +309,12 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
         const auto at = static_cast<int>(blockIdx.y);
         if (static_cast<int>(blockIdx.x) < kernel.num_channels[at / world.n]) kernel.of_rank[at]();
       };
-      emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels), threads, world.seed,
-                        run, kernel.shared_bytes);
+      emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels),
+                        kernel.threads, world.seed, run, kernel.shared_bytes);
+      {
+        std::lock_guard<std::mutex> stopped_lock(TheStoppedGpus().mutex);
+        for (const unsigned at : emulation::TheMachine().trapped) TheStoppedGpus().devices.insert(kernel.devices[at]);
+      }
       kernel.done = true;
     }
     return kernel.done;

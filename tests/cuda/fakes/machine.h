@@ -70,8 +70,10 @@ struct World {
   };
   struct Kernel {
     std::vector<std::function<void()>> of_rank;  // of all ranks, once for each of `beside`
+    std::vector<int> devices;                    // their GPUs
     std::vector<int> num_channels;
     int num_arrived = 0;
+    unsigned threads = 0;
     size_t shared_bytes = 0;  // of the rank that asks for most
     bool done = false;
   };
@@ -115,14 +117,21 @@ struct Rank {
   FakeStream* busy = nullptr;  // occupies the GPU
 };
 
+extern thread_local Rank* own;  // of this thread
+
+// Whether a kernel has stopped this thread's GPU (device::Trap). CUDA starts no later work on it, and copies nothing.
+bool IsStopped();
+
 struct Stream : FakeStream {
   int num_waits = 0, num_records = 0;                    // of events
   std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
   std::deque<std::function<bool()>> queue;               // each returns whether it is complete
   bool Drain() {
-    while (!queue.empty() && queue.front()()) queue.pop_front();
+    while (!queue.empty() && !IsStopped() && queue.front()()) queue.pop_front();
+    if (IsStopped()) queue.clear();
     return queue.empty();
   }
+  bool HasFailed() override { return IsStopped(); }
   void Push(std::function<void()> work) override {
     queue.push_back([work = std::move(work)] { return work(), true; });
   }
@@ -142,7 +151,6 @@ struct Registered {
 
 constexpr uintptr_t kMulticast = 0x123000;  // of all memory that a rank has mapped; there is no memory at this address
 
-extern thread_local Rank* own;  // of this thread
 // Called once a communicator of jaxcomm's has been made.
 inline thread_local std::function<void()> after_init;
 
@@ -187,6 +195,9 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
 // `channels` x ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> kernel);
+
+// In place of a kernel: this rank, which is dead or late, has none while those of the others run.
+cudaError_t LaunchNothing(cudaStream_t stream);
 
 // The launches that `captured` has recorded, on `stream`, as a CUDA graph makes them.
 void Replay(const Stream& captured, cudaStream_t stream);

@@ -1,0 +1,21 @@
+// The processes of the program that have ended or failed, as far as this one knows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// `incarnation`: that of the process (first_contact.h). Only the first reason of a process is kept. Whether it is the
+// first.
+bool SetFailed(uint64_t incarnation, const std::string& why);
+
+// An error if one of `processes` has failed; if there are none, an error if any process has.
+Status FailureOf(const std::vector<uint64_t>& processes);
+
+}  // namespace cuda
+}  // namespace jaxcomm

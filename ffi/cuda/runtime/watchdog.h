@@ -1,0 +1,17 @@
+// A thread that reads the reports of kernels. A kernel that aborts stops its GPU, and XLA's error does not say why.
+#pragma once
+
+#include <functional>
+
+namespace jaxcomm {
+namespace cuda {
+
+// Time between the report on standard error and the end of the process, in which Python may raise XLA's error.
+constexpr double kGraceS = 5;
+
+// Starts the thread, once. After the first abort of a kernel it prints the report, waits, and calls `end`, which ends
+// the process. The host's calls of CUDA may hang by then, so the thread makes none.
+void StartWatchdog(std::function<void()> end, double grace_s = kGraceS);
+
+}  // namespace cuda
+}  // namespace jaxcomm
