@@ -19,16 +19,23 @@ JAXCOMM_DEVICE int64_t Row(const Comm& comm, Channel channel) {
 // Makes later kernels on this GPU end at once, on every communicator of the process: see IsAborted.
 JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_flag, 1); }
 
+// The state of a channel: its lowest bit says that the channel has aborted, and the other bits are the time at which a
+// waiting thread of the channel last read the host's words. It is the count of signals from this rank to itself, with
+// tag 0, which has no other use.
+JAXCOMM_DEVICE uint64_t* StateOf(const Comm& comm, int32_t channel) {
+  return comm.signals.received + Row(comm, channel) + comm.local.rank;
+}
+constexpr uint64_t kChannelAborted = 1;
+
 // Ends all signals and waits of a channel for good. A peer may still wait for a signal that this rank has not sent; the
-// first signal of a later kernel would satisfy that wait by mistake. The mark is the count of signals from this rank to
-// itself, with tag 0, which has no other use. Later kernels do not run either: see SetAbortFlag.
+// first signal of a later kernel would satisfy that wait by mistake. Later kernels do not run either: see SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
-  StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
+  StoreRelaxed(StateOf(comm, channel), kChannelAborted);
   SetAbortFlag(comm);
 }
 
 JAXCOMM_DEVICE bool IsChannelAborted(const Comm& comm, int32_t channel) {
-  return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
+  return (LoadRelaxed(StateOf(comm, channel)) & kChannelAborted) != 0;
 }
 
 // Whether a kernel of this process has aborted on this GPU. Called by all threads of a block before the kernel writes
@@ -76,13 +83,26 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
 // Polls of a thread between two reads of the clock.
 constexpr int kPollsBetweenClockReads = 64;
 
+// Time between two reads of the host's words by the waiting threads of a channel. Such a read passes PCIe, which takes
+// about a microsecond, and an LL call has up to 4,096 waiting threads. With 128 channels there are 3 reads per
+// microsecond.
+constexpr uint64_t kHostReadIntervalNs = 50'000;
+
 // Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Returns true if
 // Comm::timeout_ns have passed, which it reports to the host, or if the host or another block of this rank has aborted.
-// The channel has then aborted.
+// The channel has then aborted. One thread of the channel at a time reads the host's words; the others learn of an
+// abort from the channel's state, in the memory of the GPU.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
+  uint64_t* const state = StateOf(comm, channel);
+  const uint64_t last = LoadRelaxed(state);
+  if ((last & kChannelAborted) != 0) return true;
+  const uint64_t now = NowNs();
+  const bool late = now - begin_ns >= comm.timeout_ns;
+  const bool reads = now - last >= kHostReadIntervalNs && Claim(state, last, now & ~kChannelAborted);
+  if (!late && !reads) return false;
   const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
-  if (!stop && NowNs() - begin_ns < comm.timeout_ns) return false;
+  if (!late && !stop) return false;
   if (!stop) Fail(comm, channel, peer, step, expected, seen);
   AbortChannel(comm, channel);
   return true;
