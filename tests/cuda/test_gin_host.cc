@@ -124,7 +124,7 @@ TEST_CASE("kernel arguments") {
   CHECK(&gin->nccl_comm() == made_at);
   CHECK(asked.version == NCCL_VERSION_CODE && asked.ginConnectionType == NCCL_GIN_CONNECTION_FULL);
   CHECK(asked.ginSignalCount == 7 * 6 && asked.ginCounterCount == 7 && asked.ginContextCount > 0);
-  CHECK(asked.ginStrongSignalsRequired && !asked.ginVaSignalsRequired);
+  CHECK(asked.ginStrongSignalsRequired && !asked.ginVaSignalsRequired && asked.ginExclusiveContexts);
 
   ArenaLayout layout;
   layout.output = 4096;

@@ -327,6 +327,29 @@ void TestAbort(uint64_t seed) {
     if (r != 1) CHECK(group.report(r).peer == 1 || group.report(r).peer == 2 - r);
   }
 }
+
+// All threads of two blocks wait for a rank that does not arrive. A block reads the host's words once per interval, and
+// at most once per thread at the end.
+void TestHostReads(uint64_t seed) {
+  constexpr uint64_t kTimeoutNs = 2'000'000;
+  constexpr uint64_t kReadsPerBlock = kTimeoutNs / device::kHostReadIntervalNs + 1;
+  std::mt19937_64 random(seed);
+  Group group(2, 2, kTimeoutNs);
+  Drawn drawn = Draw(group, Collective::kAllReduce, {DType::kF32, ReduceOp::kSum}, random);
+  drawn.request.block_count = int64_t{2} * 2 * kUnits;  // a unit per thread
+  drawn.buffers =
+      PrepareLl(group.memory, group.ranks, group.slots, drawn.request, {}, drawn.operation, group.num_channels, 0);
+  emulation::Machine& machine = emulation::TheMachine();
+  const uint64_t switch_ns = machine.switch_ns;
+  machine.switch_ns = 10;
+  machine.counted = &group.report(0).abort;
+  machine.num_loads = 0;
+  emulation::Launch(2, 1, kUnits, seed, [&] { RunMixed(drawn.buffers.call, 0, static_cast<int32_t>(blockIdx.x)); });
+  machine.counted = nullptr;
+  machine.switch_ns = switch_ns;
+  CHECK(group.report(0).state == device::Report::kComplete);
+  CHECK(machine.num_loads >= kReadsPerBlock / 4 && machine.num_loads <= 2 * (kReadsPerBlock + kUnits));
+}
 #endif
 
 void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
@@ -344,6 +367,10 @@ TEST_CASE("flags that repeat") {
 #if !defined(__CUDACC__)
 TEST_CASE("a missing or late rank") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
+}
+
+TEST_CASE("waiting threads read the host's words by the clock") {
+  for (int repeat = 0; repeat < 3; ++repeat) TestHostReads(FirstSeed() + 3100 + repeat);
 }
 
 TEST_CASE("the host aborts") {

@@ -34,7 +34,7 @@ StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
 }
 
 void Bootstrap::Fail(const Status& failure) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(failure_mutex_);
   if (!failure_.ok()) return;
   failure_ = failure;
   RevokeNcclComm(nccl_, nccl_comm_);
@@ -124,7 +124,7 @@ Status Bootstrap::FailureOf(const std::vector<uint64_t>& answers, const char* at
 }
 
 Status Bootstrap::Failure() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(failure_mutex_);
   return failure_;
 }
 

@@ -17,7 +17,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One per communicator. Never deleted, like the communicator. One thread at a time.
+// One per ncclComm_t. Never deleted, like the communicators that share it. One thread at a time: whoever makes
+// collective calls holds `mutex`.
 //
 // All ranks make the collective calls in the same order. A collective call waits for the other ranks no longer than the
 // timeout. After one failure all later calls fail: other ranks may have continued, and their next word would be matched
@@ -29,6 +30,8 @@ class Bootstrap {
       : nccl_(nccl), nccl_comm_(nccl_comm), timeout_s_(timeout_s), processes_(std::move(processes)) {}
   Bootstrap(const Bootstrap&) = delete;
   Bootstrap& operator=(const Bootstrap&) = delete;
+
+  std::mutex mutex;
 
   // Allocates memory and a stream on the current device. Comes before all collective calls.
   Status Make(int32_t rank, int32_t size);
@@ -83,7 +86,7 @@ class Bootstrap {
   uint64_t* words_ = nullptr;          // device memory: own word, then those of all ranks
   uint64_t* words_on_host_ = nullptr;  // those of all ranks
 
-  mutable std::mutex mutex_;
+  mutable std::mutex failure_mutex_;
   Status failure_;
 };
 

@@ -49,6 +49,7 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
   const int32_t num_channels = comm.signals.num_channels;
   ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
   requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+  requirements.ginExclusiveContexts = true;  // the lanes of a group share the ncclComm_t, but no queues
   requirements.ginSignalCount = NumGinSignals(num_channels, comm.world.size);
   requirements.ginCounterCount = NumGinCounters(num_channels);
   requirements.ginQueueDepth = QueueDepth(num_channels, requirements.ginContextCount);

@@ -50,7 +50,12 @@ StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& k
     ncclComm_t made = nullptr;
   };
   const auto init = std::make_shared<Init>();
+  // jaxcomm's kernels use windows and GIN only. NCCL's own kernels run at first contact, for one word per rank.
   init->config.blocking = 1;
+  init->config.minCTAs = init->config.maxCTAs = 1;
+  init->config.nChannelsPerNetPeer = 1;
+  init->config.collnetEnable = 0;
+  if (nccl.version >= NCCL_VERSION(2, 30, 0)) init->config.numRmaCtx = 0;  // NCCL 2.29 refuses 0
   const auto call = [&nccl, init, key, size, rank] {
     ncclResult_t result = nccl.CommInitRankConfig(&init->made, size, key, rank, &init->config);
     while (result == ncclInProgress && Threads::Sleep(std::chrono::milliseconds(1))) {  // NCCL_COMM_BLOCKING=0

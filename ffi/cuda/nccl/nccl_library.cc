@@ -49,8 +49,9 @@ StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
   if (library->GetVersion) library->GetVersion(&library->version);
   if (library->GetVersion && library->version < kOldestNccl) {
     return UnavailableError(library->path + (loaded ? ", which this process had loaded before," : "") + " is NCCL " +
-                            NcclVersionText(library->version) + ", but jaxcomm needs " + NcclVersionText(kOldestNccl) +
-                            " or later. " + WhatToInstall());
+                            NcclVersionText(library->version) + ", but jaxcomm's kernels need " +
+                            NcclVersionText(kOldestNccl) + " or later; algorithm=\"xla\" works with it. " +
+                            WhatToInstall());
   }
   if (!lacks.empty()) return UnavailableError(library->path + " lacks " + lacks + ". " + WhatToInstall());
   return library.release();

@@ -10,9 +10,11 @@
 
 namespace jaxcomm {
 
-// NCCL 2.30.7, the oldest version whose device API has what jaxcomm uses. jaxcomm may be built with later headers: the
-// only structures that it exchanges with NCCL carry a version, which is then that of the older side (NoProperties).
-constexpr int kOldestNccl = 23007;
+// NCCL 2.29.7, the oldest version that says which ranks address each other's memory, and where (nLsaTeams,
+// ncclGetLsaDevicePointer). It may be older than the headers: kernels inside a node use none of NCCL's device code, and
+// the structures that the host exchanges with NCCL carry their size and version (ncclConfig_t, NoProperties). GIN needs
+// the version of the headers: Gin::Problem.
+constexpr int kOldestNccl = 22907;
 
 // Functions of NCCL. A library that lacks one is refused.
 #define JAXCOMM_NCCL_FUNCTIONS(F) \

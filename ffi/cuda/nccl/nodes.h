@@ -1,4 +1,4 @@
-// Nodes of a communicator, and further communicators of its ranks.
+// The nodes of a communicator.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,6 @@ namespace cuda {
 // node of its own if the nodes would be uneven. `properties`: of the bootstrap's communicator. `name`: ranks with
 // different names are on different nodes. Collective.
 StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name);
-
-// Another communicator of the bootstrap's ranks. Collective: if one rank fails, all return an error.
-StatusOr<ncclComm_t> DuplicateNcclComm(Bootstrap& bootstrap);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -63,20 +63,19 @@ Communicator::Settings Communicator::Configured() {
 StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
                                            const std::vector<uint64_t>& processes, const AllDoneFunction& all_done) {
   if (!nccl_comm.ok()) return all_done(kBegin, nccl_comm.status());
-  return Make(nccl, *nccl_comm, Configured(), processes, false, all_done);
+  const Settings settings = Configured();
+  auto* const made = new Communicator(*new Bootstrap(nccl, *nccl_comm, settings.timeout_s, processes), settings, false);
+  JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
+  return made->Register();
 }
 
-StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
-                                           const std::vector<uint64_t>& processes, bool asynchronous,
-                                           const AllDoneFunction& all_done) {
-  auto* const made = new Communicator(nccl, nccl_comm, settings, processes, asynchronous);
-  JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
+Communicator* Communicator::Register() {
   {
     std::lock_guard<std::mutex> lock(GetShared().mutex);
-    GetShared().communicators.push_back(made);
+    GetShared().communicators.push_back(this);
   }
-  made->AbortIfFailed();  // NoteFailure() may have come too early for this communicator
-  return made;
+  AbortIfFailed();  // NoteFailure() may have come too early for this communicator
+  return this;
 }
 
 StatusOr<Communicator*> Communicator::AsynchronousLane() {
@@ -86,13 +85,19 @@ StatusOr<Communicator*> Communicator::AsynchronousLane() {
 }
 
 StatusOr<Communicator*> Communicator::MakeAsynchronousLane() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  const StatusOr<ncclComm_t> nccl_comm = DuplicateNcclComm(bootstrap_);
-  JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
-  return Make(nccl_, *nccl_comm, settings_, bootstrap_.processes(), true,
-              [this](const char* at, const Status& own) { return bootstrap_.AllDone(at, own); });
+  auto* const made = new Communicator(bootstrap_, settings_, true);
+  made->properties_ = properties_;
+  made->device_ = device_;
+  made->num_sms_ = num_sms_;
+  made->bulk_copies_ = bulk_copies_;
+  made->comm_.world = comm_.world;
+  made->comm_.local = comm_.local;
+  made->comm_.timeout_ns = comm_.timeout_ns;
+  JAXCOMM_RETURN_IF_ERROR(made->MakeLane());
+  return made->Register();
 }
 
 namespace {
@@ -122,16 +127,20 @@ Status Communicator::FirstFailure() {
 std::vector<std::string> Communicator::Failures() {
   std::vector<std::string> failures;
   for (Communicator* const communicator : AllCommunicators()) {
-    if (const Status failure = communicator->Failure(); !failure.ok()) failures.push_back(failure.message());
+    uint64_t time_ns;
+    // The lanes of a group share the failures of their bootstrap.
+    const Status failure = communicator->asynchronous_ ? communicator->KernelFailure(&time_ns) : communicator->Failure();
+    if (!failure.ok()) failures.push_back(failure.message());
   }
   return failures;
 }
 
-Status Communicator::MakeBootstrap(ncclCommProperties_t* properties) {
-  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
+Status Communicator::MakeBootstrap() {
+  properties_ = NoProperties(nccl_);
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), &properties_);
   JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
-  device_ = properties->cudaDev;
-  comm_.world = {properties->rank, properties->nRanks, 0, 1};
+  device_ = properties_.cudaDev;
+  comm_.world = {properties_.rank, properties_.nRanks, 0, 1};
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.Make(rank(), size());
 }
@@ -139,9 +148,7 @@ Status Communicator::MakeBootstrap(ncclCommProperties_t* properties) {
 Status Communicator::Make(const AllDoneFunction& all_done) {
   comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
   ScopedDevice keep;
-  ncclCommProperties_t found = NoProperties(nccl_);
-  const ncclCommProperties_t* const properties = &found;
-  JAXCOMM_RETURN_IF_ERROR(all_done(kBegin, MakeBootstrap(&found)));
+  JAXCOMM_RETURN_IF_ERROR(all_done(kBegin, MakeBootstrap()));
   int num_sms = 0;
   Status ready =
       CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
@@ -150,19 +157,24 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0));
-  JAXCOMM_RETURN_IF_ERROR(LimitChannels(num_sms));
-  const StatusOr<int32_t> ranks_per_node = FindRanksPerNode(bootstrap_, *properties, settings_.node_name);
+  JAXCOMM_RETURN_IF_ERROR(FindNumSms(num_sms));
+  const StatusOr<int32_t> ranks_per_node = FindRanksPerNode(bootstrap_, properties_, settings_.node_name);
   JAXCOMM_RETURN_IF_ERROR(ranks_per_node.status());
-  device::Team& node = comm_.local;
-  node = {rank() % *ranks_per_node, *ranks_per_node, rank() / *ranks_per_node * *ranks_per_node, 1};
-  JAXCOMM_RETURN_IF_ERROR(node.size == size() ? CheckWindows(*properties) : MakeGin(*properties));
-  memory_.emplace(bootstrap_, node, properties->multimemSupport);
+  comm_.local = {rank() % *ranks_per_node, *ranks_per_node, rank() / *ranks_per_node * *ranks_per_node, 1};
+  return MakeLane();
+}
+
+Status Communicator::MakeLane() {
+  const LaneChannels channels = MaxChannels(num_sms_, settings_.max_channels);
+  comm_.signals.num_channels = (asynchronous_ ? channels.asynchronous : channels.synchronous) + 1;
+  JAXCOMM_RETURN_IF_ERROR(comm_.local.size == size() ? CheckWindows() : MakeGin());
+  memory_.emplace(bootstrap_, comm_.local, properties_.multimemSupport);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it made counters", MakeLocalMemory()));
   return MakeCounters();
 }
 
-Status Communicator::CheckWindows(const ncclCommProperties_t& properties) {
-  const StatusOr<bool> all_have = bootstrap_.AllTrue(properties.deviceApiSupport && properties.nLsaTeams == 1);
+Status Communicator::CheckWindows() {
+  const StatusOr<bool> all_have = bootstrap_.AllTrue(properties_.deviceApiSupport && properties_.nLsaTeams == 1);
   JAXCOMM_RETURN_IF_ERROR(all_have.status());
   if (*all_have) return OkStatus();
   return UnavailableError(
@@ -171,13 +183,10 @@ Status Communicator::CheckWindows(const ncclCommProperties_t& properties) {
       "--communicator); pass algorithm=\"xla\"");
 }
 
-// All ranks get the channels of the smallest GPU.
-Status Communicator::LimitChannels(int num_sms) {
-  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(num_sms));
+Status Communicator::FindNumSms(int own) {
+  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(own));
   JAXCOMM_RETURN_IF_ERROR(gathered.status());
-  const uint64_t smallest = *std::min_element(gathered->begin(), gathered->end());
-  const LaneChannels channels = MaxChannels(static_cast<int64_t>(smallest), settings_.max_channels);
-  comm_.signals.num_channels = (asynchronous_ ? channels.asynchronous : channels.synchronous) + 1;
+  num_sms_ = static_cast<int64_t>(*std::min_element(gathered->begin(), gathered->end()));
   return OkStatus();
 }
 
@@ -259,35 +268,35 @@ Status Communicator::MakeCounters() {
 }
 
 Status Communicator::CheckSameOnAllRanks(const char* what, uint64_t own) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.CheckEqual(what, own);
 }
 
 Status Communicator::CheckSameCall(const std::string& name, uint64_t hash) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.CheckSameCall(name, hash);
 }
 
 Status Communicator::AllDone(const char* at, const Status& own) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.AllDone(at, own);
 }
 
 StatusOr<bool> Communicator::AllTrue(bool own) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.AllTrue(own);
 }
 
 // Makes GIN on all ranks, or all ranks get an error. The memory of a communicator that can't be made is never freed.
-Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
+Status Communicator::MakeGin() {
   const auto all_done = [this](const char* at, const Status& own) {
     const std::string nodes = "the group's GPUs are of several nodes of " + std::to_string(comm_.local.size) +
                               " ranks, and there is no GIN between them: ";
@@ -299,9 +308,9 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
   };
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
-  Status own = Gin::Problem(nccl_, properties);
+  Status own = Gin::Problem(nccl_, properties_);
   // Names of nodes (JAXCOMM_NODE_ID) may divide NCCL's teams.
-  if (own.ok() && (!properties.deviceApiSupport || properties.nLsaTeams * comm_.local.size != size())) {
+  if (own.ok() && (!properties_.deviceApiSupport || properties_.nLsaTeams * comm_.local.size != size())) {
     own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
   }
   if (own.ok()) own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
@@ -323,7 +332,7 @@ Status Communicator::MakeGin(const ncclCommProperties_t& properties) {
 }
 
 Status Communicator::Begin(cudaStream_t stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(stream_mutex_);
   if (last_ != nullptr && last_stream_ != stream && !IsCaptured(stream)) {
     return CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, last_, 0));
   }
@@ -331,7 +340,7 @@ Status Communicator::Begin(cudaStream_t stream) {
 }
 
 Status Communicator::End(cudaStream_t stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(stream_mutex_);
   if (IsCaptured(stream)) return OkStatus();
   if (last_ == nullptr) {
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaEventCreate", cudaEventCreateWithFlags(&last_, cudaEventDisableTiming)));
@@ -348,7 +357,7 @@ void Communicator::WaitForStarted(int device, cudaStream_t stream) {
 }
 
 Status Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   if (bytes > arena_bytes_ || arena_bytes_ == 0) {
     ScopedDevice keep;
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
@@ -366,7 +375,7 @@ Status Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* aren
 }
 
 Status Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   Arena& arena = arenas_[owner];
   if (bytes > arena.bytes) {
     ScopedDevice keep;
@@ -387,7 +396,7 @@ Status Communicator::ReserveFor(const std::string& owner, int64_t bytes, device:
 }
 
 ncclWindow_t Communicator::Registered(const device::Window& arena) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   return memory_->Registered(arena);
 }
 

@@ -1,4 +1,4 @@
-// Resources of kernels for one ncclComm_t of jaxcomm's: symmetric memory, counters, a report.
+// Resources of kernels for one lane of a group: symmetric memory, counters, a report.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,8 +23,9 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One per ordered group of GPUs and process (own_communicators.h). Never deleted, and its ncclComm_t never destroyed:
-// executables and CUDA graphs keep its addresses.
+// One per ordered group of GPUs and process (own_communicators.h), and one more for calls that have been started. The
+// two share an ncclComm_t. Never deleted, and the ncclComm_t is never destroyed: executables and CUDA graphs keep its
+// addresses.
 //
 // All ranks of the communicator make the collective calls in the same order, outside of the capture of a CUDA graph. A
 // collective call waits for the other ranks no longer than the timeout.
@@ -56,8 +57,8 @@ class Communicator {
                                       const std::vector<uint64_t>& processes, const AllDoneFunction& all_done);
 
   // The communicator of the same ranks for calls that have been started: such a call runs beside one of this
-  // communicator. It shares nothing with this one but the GPU's abort flag. Made by the first call, whose outcome is
-  // final. Collective.
+  // communicator. It has memory, counters and channels of its own, on the same ncclComm_t. Made by the first call, whose
+  // outcome is final. Collective.
   StatusOr<Communicator*> AsynchronousLane();
 
   // The failures of all communicators of the process, for people.
@@ -129,35 +130,34 @@ class Communicator {
   bool bulk_copies() const { return bulk_copies_; }
 
  private:
-  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
-               const std::vector<uint64_t>& processes, bool asynchronous)
-      : nccl_(nccl),
-        settings_(settings),
-        asynchronous_(asynchronous),
-        bootstrap_(nccl, nccl_comm, settings.timeout_s, processes) {}
-  static StatusOr<Communicator*> Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
-                                      const std::vector<uint64_t>& processes, bool asynchronous,
-                                      const AllDoneFunction& all_done);
+  Communicator(Bootstrap& bootstrap, const Settings& settings, bool asynchronous)
+      : nccl_(bootstrap.nccl()), settings_(settings), asynchronous_(asynchronous), bootstrap_(bootstrap) {}
   StatusOr<Communicator*> MakeAsynchronousLane();
 
+  // Joins the communicators of the process, which Failures() and NoteFailure() see. Returns this.
+  Communicator* Register();
   // Aborts if a process of this communicator has failed. Whether it has.
   bool AbortIfFailed();
   // Failure() of kernels. `time_ns`: its time on the GPU's clock.
   Status KernelFailure(uint64_t* time_ns);
   Status Make(const AllDoneFunction& all_done);
-  Status MakeBootstrap(ncclCommProperties_t* properties);
-  Status LimitChannels(int num_sms);
+  Status MakeBootstrap();
+  // Makes what no other lane uses.
+  Status MakeLane();
+  Status FindNumSms(int own);
   Status CheckBulkCopies();
   Status LoadKernels() const;
   Status MakeLocalMemory();
   Status MakeCounters();
-  Status CheckWindows(const ncclCommProperties_t& properties);
-  Status MakeGin(const ncclCommProperties_t& properties);
+  Status CheckWindows();
+  Status MakeGin();
 
   const NcclLibrary& nccl_;
   const Settings settings_;
   const bool asynchronous_;  // this is the lane of another communicator
+  ncclCommProperties_t properties_ = {};
   int device_ = 0;
+  int64_t num_sms_ = 0;  // of the smallest GPU
   bool bulk_copies_ = false;
   device::Comm comm_;
   device::Window offset_table_;
@@ -170,19 +170,20 @@ class Communicator {
     int64_t bytes = 0;
   };
 
-  std::mutex mutex_;
-  Bootstrap bootstrap_;
-  std::optional<SymmetricMemory> memory_;  // set once the nodes are known
-  cudaEvent_t last_ = nullptr;             // end of the last call that was not captured
+  std::mutex stream_mutex_;
+  cudaEvent_t last_ = nullptr;  // end of the last call that was not captured
   cudaStream_t last_stream_ = nullptr;
+
+  Bootstrap& bootstrap_;                   // of both lanes; its mutex also guards the members below
+  std::optional<SymmetricMemory> memory_;  // set once the nodes are known
   device::Window arena_;
   int64_t arena_bytes_ = 0;
   std::map<std::string, Arena> arenas_;  // the newest of each owner
 
-  std::mutex lane_mutex_;  // held while the lane is made, before mutex_
+  std::mutex lane_mutex_;  // held while the lane is made, before the mutex of bootstrap_
   std::optional<StatusOr<Communicator*>> lane_;
 
-  std::mutex failure_mutex_;  // separate, because calls wait for other ranks under mutex_
+  std::mutex failure_mutex_;  // separate, because calls wait for other ranks under the mutex of bootstrap_
   Status failure_;
   Status abort_reason_;
 };

@@ -31,18 +31,25 @@ JAXCOMM_DEVICE void Trap(const Comm& comm) {
 #endif
 }
 
+// The state of a channel: its lowest bit says that the channel has aborted, and the other bits are the time at which a
+// waiting thread of the channel last read the host's words. It is the count of signals from this rank to itself, with
+// tag 0, which has no other use.
+JAXCOMM_DEVICE uint64_t* StateOf(const Comm& comm, int32_t channel) {
+  return comm.signals.received + Row(comm, channel) + comm.local.rank;
+}
+constexpr uint64_t kChannelAborted = 1;
+
 // Stops this GPU for the process (Trap), after a report: results that are not complete must not look right. Until CUDA
 // has stopped all thread blocks, they must not signal for this channel: a peer may still wait for a signal that this
-// rank has not sent, and would take the next one for it. The mark is the count of signals from this rank to itself, with
-// tag 0, which has no other use. Kernels of other streams do not begin either: see SetAbortFlag.
+// rank has not sent, and would take the next one for it. Kernels of other streams do not begin either: see SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
-  StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
+  StoreRelaxed(StateOf(comm, channel), kChannelAborted);
   SetAbortFlag(comm);
   Trap(comm);
 }
 
 JAXCOMM_DEVICE bool IsChannelAborted(const Comm& comm, int32_t channel) {
-  return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
+  return (LoadRelaxed(StateOf(comm, channel)) & kChannelAborted) != 0;
 }
 
 // Whether a kernel of this process has aborted on this GPU. Called by all threads of a block before the kernel writes
@@ -90,14 +97,27 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
 // Polls of a thread between two reads of the clock.
 constexpr int kPollsBetweenClockReads = 64;
 
-// Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Aborts, with a report, if
-// Comm::timeout_ns have passed or if the host has set Report::abort. Aborts also if another thread has reported. Returns
-// true then, in the emulation only.
+// Time between two reads of the host's words by the waiting threads of a channel. Such a read passes PCIe, which takes
+// about a microsecond, and an LL call has up to 4,096 waiting threads. With 128 channels there are 3 reads per
+// microsecond.
+constexpr uint64_t kHostReadIntervalNs = 50'000;
+
+// Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Returns true if
+// Comm::timeout_ns have passed or if the host has set Report::abort, both of which it reports, or if another block of this
+// rank has aborted. The channel has then aborted; on a GPU, the kernel does not run on. One thread of the channel at a time reads the host's words; the others learn of an
+// abort from the channel's state, in the memory of the GPU.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
+  uint64_t* const state = StateOf(comm, channel);
+  const uint64_t last = LoadRelaxed(state);
+  if ((last & kChannelAborted) != 0) return true;
+  const uint64_t now = NowNs();
+  const bool late = now - begin_ns >= comm.timeout_ns;
+  const bool reads = now - last >= kHostReadIntervalNs && Claim(state, last, now & ~kChannelAborted);
+  if (!late && !reads) return false;
   const bool reported = LoadAcquire(&comm.report->state) != Report::kNone;
   const bool stop = reported || LoadAcquire(&comm.report->abort) != 0;
-  if (!stop && NowNs() - begin_ns < comm.timeout_ns) return false;
+  if (!late && !stop) return false;
   if (!reported) Fail(comm, channel, peer, step, expected, seen);
   AbortChannel(comm, channel);
   return true;

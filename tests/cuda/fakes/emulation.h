@@ -116,6 +116,8 @@ struct Machine {
   uint64_t coins = 1;
   bool loses_loads = false;  // bulk copies to shared memory never end
   std::vector<unsigned> trapped;  // GPUs that kernels of the last launch have stopped, by blockIdx.y
+  const void* counted = nullptr;  // a word whose atomic loads are counted
+  uint64_t num_loads = 0;
 };
 
 inline Machine& TheMachine() {
@@ -173,6 +175,8 @@ EMULATION_UNCHECKED static bool FlipCoin() {
   return (coins >> 63) != 0;
 }
 
+EMULATION_UNCHECKED static void CountLoad(const void* word) { TheMachine().num_loads += word == TheMachine().counted; }
+
 enum thread_scope { thread_scope_thread, thread_scope_block, thread_scope_device, thread_scope_system };
 enum memory_order {
   memory_order_relaxed = __ATOMIC_RELAXED,
@@ -185,7 +189,10 @@ template <typename T, thread_scope>
 class atomic_ref {
  public:
   explicit atomic_ref(T& word) : word_(&word) {}
-  T load(memory_order order) const { return __atomic_load_n(word_, order); }
+  T load(memory_order order) const {
+    CountLoad(word_);
+    return __atomic_load_n(word_, order);
+  }
   void store(T value, memory_order order) const { __atomic_store_n(word_, value, order); }
   bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
     return __atomic_compare_exchange_n(word_, &expected, desired, false, order, order);
