@@ -80,10 +80,7 @@ class Engine {
   }
 
   StatusOr<EngineResult> Run() {
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_[rank].clock.Add(workload_.programs[rank].start_ps);
-      ready_.push_back(static_cast<int32_t>(rank));
-    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) ready_.push_back(static_cast<int32_t>(rank));
     RunReady();
     while (true) {
       rates_.Update(now_ps_, [&](int32_t slot, int64_t finish_ps) {

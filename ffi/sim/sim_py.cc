@@ -69,8 +69,7 @@ void BindClusters(nb::module_& m) {
       .def_rw("together_bytes", &Cluster::together_bytes)
       .def_rw("arena", &Cluster::arena)
       .def_rw("faults", &Cluster::faults)
-      .def_rw("slow_ranks", &Cluster::slow_ranks)
-      .def_rw("start_s", &Cluster::start_s);
+      .def_rw("slow_ranks", &Cluster::slow_ranks);
   m.def("machine_of", &MachineOf, "cluster"_a, "num_ranks"_a, "The parameters of the cost model for a cluster.");
 }
 

@@ -27,9 +27,8 @@ enum class Fidelity : uint8_t {
 
 struct LinkLoad {
   std::string name;
-  double bytes = 0;        // on the busiest link of this name
-  double capacity = 0;     // bytes per second
-  double total_bytes = 0;  // on all links of this name
+  double bytes = 0;     // on the busiest link of this name
+  double capacity = 0;  // bytes per second
 };
 
 // A transfer, or a wait for a signal, of a simulated rank.

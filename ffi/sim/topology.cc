@@ -167,9 +167,6 @@ Status Topology::AddFaults() {
     }
     slow_[slow.rank] = slow.slow;
   }
-  if (!cluster_.start_s.empty() && static_cast<int64_t>(cluster_.start_s.size()) != num_ranks_) {
-    return fail(std::to_string(cluster_.start_s.size()) + " arrivals for " + std::to_string(num_ranks_) + " ranks");
-  }
   return OkStatus();
 }
 
@@ -181,10 +178,6 @@ double Topology::Slow(int32_t rank) const {
 double Topology::HopS(int32_t rank) const {
   const auto found = hops_.find(rank);
   return found == hops_.end() ? 0 : found->second;
-}
-
-double Topology::StartS(int32_t rank) const {
-  return cluster_.start_s.empty() ? 0 : cluster_.start_s[static_cast<size_t>(rank)];
 }
 
 std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {

@@ -73,7 +73,6 @@ struct Cluster {
   bool arena = false;  // as Machine::arena
   std::vector<LinkFault> faults;
   std::vector<SlowRank> slow_ranks;
-  std::vector<double> start_s;  // when each rank arrives; empty: all at 0
 };
 
 // The parameters of the cost model: figures of level 0 and of the highest level that `num_ranks` ranks use.
@@ -115,14 +114,11 @@ class Topology {
   uint32_t OwnerDigits(const LinkId& link) const;
   std::string Name(const LinkId& link) const;
 
-  // Whether ranks of equal place differ: faults, slow ranks or late ranks.
-  bool HasFaults() const { return !shares_.empty() || !lost_.empty() || !slow_.empty() || !cluster_.start_s.empty(); }
+  // Whether ranks of equal place differ: faults or slow ranks.
+  bool HasFaults() const { return !shares_.empty() || !lost_.empty() || !slow_.empty(); }
   // Whether transfers pass links of ranks that are neither their source nor their destination because of a fault.
   bool HasRelays() const { return !lost_.empty(); }
   double Slow(int32_t rank) const;
-  double StartS(int32_t rank) const;
-  // Whether a barrier before the plan makes all ranks wait for the last one.
-  bool StartsTogether() const { return cluster_.start_s.empty() || cluster_.sync_overhead_s > 0; }
 
  private:
   Status AddFaults();

@@ -25,7 +25,7 @@ class Cluster:
       name: for messages.
       device: kind of the devices, such as "GB200" or "cpu".
       levels: innermost first.
-      memory_bytes_per_s: bandwidth of a device's memory.
+      memory_bytes, memory_bytes_per_s: size and bandwidth of a device's memory.
       copy: (overhead_s, bytes_per_s) of copies inside a device.
       launch_s, sync_overhead_s: start of a call, and synchronization of all ranks before and after it.
       channels: most thread blocks of a call.
@@ -42,6 +42,7 @@ class Cluster:
     name: str
     device: str
     levels: tuple[Level, ...]
+    memory_bytes: float = math.inf
     memory_bytes_per_s: float = math.inf
     copy: tuple[float, float] = (0.0, math.inf)
     launch_s: float = 0.0
@@ -128,7 +129,7 @@ class Cluster:
         """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
 
         Args:
-          calibration: result of ``calibrate()``; its errors become the band of predictions.
+          calibration: result of ``calibrate()``; its errors become the interval of predictions.
         """
         found = topology()
         n, per_node = sum(found.ranks), max(found.ranks)
