@@ -52,7 +52,6 @@ struct RankState {
   size_t queue_next = 0;
   Moment queue_free;
   int32_t queue_transfer = -1;
-  int64_t busy_ps = 0;
   int64_t waited_ps = 0;
   int64_t started_ps[2] = {0, 0};  // transfers of the processor and of the queue
 };
@@ -144,7 +143,6 @@ class Engine {
         continue;
       } else {
         state.clock.Add(op.overhead_ps);
-        state.busy_ps += op.overhead_ps;
         if (op.kind == OpKind::kSignal) {
           Send(op, current.counter, state.clock);
         } else if (TakesTime(op)) {
@@ -249,7 +247,6 @@ class Engine {
       state.queue_free.ps = now_ps_;
       return RunQueue(slot / 2);
     }
-    state.busy_ps += now_ps_ - state.clock.ps;
     state.clock.ps = now_ps_;
     state.transfer = -1;
     ready_.push_back(slot / 2);
@@ -268,10 +265,8 @@ class Engine {
       result_.num_ops += static_cast<int64_t>(state.next);
       const auto weight = static_cast<double>(workload_.programs[i].ranks);
       ranks += weight;
-      result_.mean_work_s += weight * static_cast<double>(state.busy_ps) * 1e-12;
       result_.mean_wait_s += weight * static_cast<double>(state.waited_ps) * 1e-12;
     }
-    result_.mean_work_s /= ranks;
     result_.mean_wait_s /= ranks;
     return std::move(result_);
   }

@@ -135,7 +135,7 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
   const Algorithm* ring_algorithm = FindAlgorithm(request.collective, "ring");
   if (ring_algorithm == nullptr || ring_algorithm->build != algorithm.build ||
       TraitsOf(request.collective).TakesRoot() || !is_like || topology.HasFaults() || request.staged_count > 0 ||
-      cluster.ranks_per_processor != 1 || request.geometry.num_ranks() != n ||
+      request.geometry.num_ranks() != n ||
       (request.geometry.num_nodes > 1 && size % request.geometry.ranks_per_node != 0)) {
     return std::nullopt;
   }
@@ -173,7 +173,6 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
     Simulation ring = *std::move(doubled);
     ring.time_s = extend(c.time_s, ring.time_s);
     ring.bounds.alpha_s = extend(c.bounds.alpha_s, ring.bounds.alpha_s);
-    ring.work_s = extend(c.work_s, ring.work_s);
     ring.wait_s = extend(c.wait_s, ring.wait_s);
     ring.num_ops = num_ops;
     for (LinkLoad& load : ring.links) {
@@ -240,11 +239,9 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
 
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
-  const double work_s = result->mean_work_s * cluster.ranks_per_processor;
-  const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s);
+  const double end_s = static_cast<double>(result->time_ps) * 1e-12;
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
   simulation.bounds.alpha_s = static_cast<double>(result->empty_ps) * 1e-12 + last_s;
-  simulation.work_s = result->mean_work_s;
   simulation.wait_s = result->mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());
   simulation.num_ops = result->num_ops;

@@ -45,7 +45,6 @@ struct TimelineEntry {
 struct Simulation {
   double time_s = 0;
   Bounds bounds;      // of this plan; without launch and synchronization
-  double work_s = 0;  // mean time of a rank on its own steps
   double wait_s = 0;  // mean time of a rank waiting for signals
   int64_t ranks_simulated = 0;
   int64_t num_ops = 0;          // simulated steps

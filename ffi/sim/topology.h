@@ -37,7 +37,6 @@ struct Level {
   double overhead_s = 0;                 // as LinkModel::overhead_s
   double latency_s = 0;                  // added by this level
   double taper = 1;                      // bytes_per_s of all adapters below a group, divided by those of its uplinks
-  bool shared = false;                   // level 1: bytes_per_s belongs to a group of level 0
   bool valiant = false;                  // dragonfly: each transfer goes through a random third group
   std::vector<int32_t> dims;             // torus
 };
@@ -67,7 +66,6 @@ struct Cluster {
   double memory_bytes_per_s = kUnlimited;  // a rank's memory: its own copies and transfers of peers
   double launch_s = 0;
   double sync_overhead_s = 0;
-  double ranks_per_processor = 1;
   // As Machine::together_bytes, but counts the bytes of all channels.
   double together_bytes = 0;
   bool arena = false;  // as Machine::arena

@@ -40,10 +40,8 @@ class Simulated:
       bound_beta_s: time of the bytes on the busiest link. Of any algorithm with fidelity "bounds".
       bottleneck: that link.
       utilisation: share of the time in which the busiest link of each name is busy.
-      links: bytes on the busiest link of each name, and its bandwidth.
       wait_s: mean time of a rank waiting for signals.
       why: what limits the time.
-      measured: whether the parameters are measured with jaxcomm on this cluster.
       origins: number of parameters of each origin.
       ranks_simulated: ranks that were simulated; each represents as many others.
       steps: number of simulated steps.
@@ -56,7 +54,6 @@ class Simulated:
     groups: dict[str, int]
     ranks: int
     bytes: int
-    measured: bool
     origins: dict[str, int]
     bound_alpha_s: float
     bound_beta_s: float
@@ -71,7 +68,6 @@ class Simulated:
     wait_s: float = 0.0
     ranks_simulated: int = 0
     steps: int = 0
-    links: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
@@ -93,12 +89,9 @@ class Simulated:
         lines += [f"assumed     {note}" for note in self.notes]
         lines += [f"  {name:24} busy {share:6.1%}" for name, share in list(self.utilisation.items())[:4]]
         counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
-        if self.measured:
-            lines.append(f"parameters  measured with jaxcomm on this machine ({counts})")
-        else:
-            lines.append(
-                f"parameters  This prediction rests on no measurement of jaxcomm ({counts}). The interval is a guess."
-            )
+        lines.append(
+            f"parameters  This prediction rests on no measurement of jaxcomm ({counts}). The interval is a guess."
+        )
         return "\n".join(lines)
 
 
@@ -134,8 +127,6 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
             f"{cluster.memory_bytes / 1e9:,.4g} GB (device.memory)"
         )
     inner = min(cluster.levels[0].ranks, n)
-    if cluster.scope is not None:
-        return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
     if _request.ROWS[native].elements == "slices":  # the channels cut every slice
         call["block_count"], item_bytes = item_bytes, 1
     return plan.gpu_request(native, n, inner, **call), item_bytes, operand
@@ -151,30 +142,20 @@ def resolve(
     symmetric_buffers: bool = False,
 ) -> tuple[Any, Any]:
     """The Resolution of a request on the cluster, and the cluster of the engine with as many channels."""
-    n, on_gpus = request.num_ranks, cluster.scope is None
     most = min(max_sms or cluster.channels, cluster.channels)
-    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most) if on_gpus else 1)
-    machine = sim.machine_of(native, n)
+    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most))
+    machine = sim.machine_of(native, request.num_ranks)
     if cluster.ll is not None:
         machine.ll = machine.ll_two_shot = cluster.ll
-    able = plan.Capabilities(
-        "cuda" if on_gpus else "cpu", in_place=symmetric_buffers, max_channels=most, machine=machine
-    )
+    able = plan.Capabilities("cuda", in_place=symmetric_buffers, max_channels=most, machine=machine)
     try:
         found = plan.resolve_plan(request, algorithm or "", item_bytes, able)
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
-    if on_gpus and not found.ll:
+    if not found.ll:
         native = cluster.native(found.num_channels)
-    native.arena = on_gpus and not symmetric_buffers
+    native.arena = not symmetric_buffers
     return found, native
-
-
-def _interval(cluster: Cluster, time_s: float) -> tuple[float, float]:
-    if cluster.errors:
-        low, high = np.quantile(np.array(cluster.errors), [0.1, 0.9])
-        return time_s * min(1 + float(low), 1), time_s * max(1 + float(high), 1)
-    return time_s / _GUESS, time_s * _GUESS
 
 
 def _surviving(
@@ -273,12 +254,11 @@ def collective(
         "groups": {level.name: min(level.ranks, n) for level in cluster.levels},
         "ranks": n,
         "bytes": operand,
-        "measured": bool(kinds) and set(kinds) == {"measured"} and cluster.scope is not None,
         "origins": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
     }
     if fidelity == "bounds":
         native = cluster.native(plan.num_channels(request.block_count * item_bytes, cluster.channels))
-        native.arena = cluster.scope is None and not symmetric_buffers
+        native.arena = not symmetric_buffers
         bounds = sim.bounds(request, item_bytes, native)
         larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
         limits = _limits(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
@@ -294,7 +274,7 @@ def collective(
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels, "notes": tuple(notes)}
 
     def result(time_s: float, limits: dict[str, Any], **more: Any) -> Simulated:
-        return Simulated(**common, time_s=time_s, interval=_interval(cluster, time_s), **limits, **more)
+        return Simulated(**common, time_s=time_s, interval=(time_s / _GUESS, time_s * _GUESS), **limits, **more)
 
     if choice.ll:  # a closed form: no link is shared
         cost = choice.call_cost(_weakest(choice.machine, cluster) if cluster.faults else None)
@@ -304,8 +284,7 @@ def collective(
         beta_s = sent / ll_rate
         link = f"{cluster.levels[0].name} out (LL)"
         limits = _limits(time_s, max(time_s - beta_s - cluster.launch_s, 0.0), beta_s, link)
-        loads, links = {link: beta_s / time_s}, {link: (sent, ll_rate)}
-        return result(time_s, limits, utilisation=loads, links=links, ranks_simulated=1)
+        return result(time_s, limits, utilisation={link: beta_s / time_s}, ranks_simulated=1)
     try:
         limit = (_MAX_BROKEN if cluster.faults else _MAX_STEPS) if max_steps is None else max_steps
         bytes_of_all = item_bytes * channels
@@ -328,7 +307,6 @@ def collective(
         time_s,
         _limits(time_s, bounds.alpha_s, bounds.beta_s, bounds.bottleneck),
         utilisation={load.name: load.bytes / load.capacity / time_s for load in found.links if load.bytes > 0},
-        links={load.name: (load.bytes, load.capacity) for load in found.links if load.bytes > 0},
         wait_s=found.wait_s,
         ranks_simulated=found.ranks_simulated,
         steps=found.num_ops,

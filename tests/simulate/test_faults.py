@@ -265,6 +265,7 @@ def test_faults_that_a_step_cannot_have(fault, message):
 
 TOML = """
 name = "two"
+fault = [FAULTS]
 [device]
 kind = "x"
 hbm = 1000
@@ -281,47 +282,49 @@ origin = "guess"
 inner = { ranks = 4, kind = "switch", bandwidth = 100, latency = 1, origin = "guess" }
 [[level]]
 outer = { ranks = 16, kind = "fat_tree", bandwidth = 10, latency = 1, origin = "guess" }
-[[fault]]
 """
 
 
+def _faults(*texts):
+    return _read(TOML.replace("FAULTS", ", ".join(f'"{text}"' for text in texts)))
+
+
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("texts", "message"),
     [
-        ("", "fault 1: needs exactly one of the keys link, plane, rank"),
-        ('link = "outer[1]"\nrank = 2', "needs exactly one of the keys link, plane, rank, got link, rank"),
-        ('lnik = "outer[1]"\ncapacity = 0.5', r"fault 1.lnik: unknown key \(did you mean link\?\); known are "),
-        ('link = "outer"\ncapacity = 0.5', r"fault 1.link: got 'outer', expected LEVEL\[INDEX\]"),
-        ('link = "other[1]"\ncapacity = 0.5', "fault 1.link: got 'other', expected one of the levels inner, outer"),
-        ('link = "outer[1]"\ncapacity = 1.5', "fault 1.capacity: got 1.5, expected a share"),
-        ('link = "outer[1]"', "fault 1.capacity: got None"),
-        ('link = "outer[1]"\ncapacity = 0.5\nslow = 2', "fault 1.slow: unknown key"),
-        ('link = "outer[1]"\ncapacity = 0.5\n[[fault]]\nlink = "outer[1].in"\ncapacity = 0.2', "fault 2 .* cont"),
-        ("rank = 1", "needs either slow = FACTOR or lost = true"),
-        ("rank = 1\nslow = 0.5", "fault 1.slow: got 0.5, expected a factor of at least 1"),
-        ("rank = 1\nlost = false", "fault 1.lost: got False, expected true"),
-        ("rank = 1\nslow = 2\n[[fault]]\nrank = 1\nlost = true", "fault 2 .* contradicts an earlier fault"),
-        ('rank = 1\nlost = true\n[[fault]]\nlink = "outer[2]"\ncapacity = 0.5', "fault 2 .* the loss of a rank"),
-        ('plane = "outer"\nlost = 1', r"level outer has 1 plane\(s\)"),
-        ('plane = "outer"\nlost = 0.5', "fault 1.lost: got 0.5"),
+        (["outer=0.5"], r"two.toml: fault outer=0.5: expected LEVEL\[INDEX\]=SHARE, LEVEL.planes=LOST"),
+        (["outer[1]=much"], r"expected LEVEL\[INDEX\]=SHARE"),
+        (["outer[1]=nan"], r"expected LEVEL\[INDEX\]=SHARE"),
+        (["outer[1]=-1"], r"expected LEVEL\[INDEX\]=SHARE"),
+        (["other[1]=0.5"], "got 'other', expected one of the levels inner, outer"),
+        (["outer[1]=1.5"], "got 1.5, expected a share"),
+        (["outer[1]=0.5", "outer[1].in=0.2"], "fault 2 .* contradicts"),
+        (["rank[1]=0.5"], "expected rank.* a factor of at least 1"),
+        (["rank[1].in=2"], "expected rank.* a factor of at least 1"),
+        (["rank[1]=2", "rank[1]=lost"], "fault 2 .* contradicts an earlier fault"),
+        (["rank[1]=lost", "outer[2]=0.5"], "fault 2 .* the loss of a rank"),
+        (["outer.planes=1"], r"level outer has 1 plane\(s\)"),
+        (["outer.planes=0.5"], "got 0.5, expected the number of lost planes"),
     ],
-)  # fmt: skip
-def test_faults_that_cannot_be_name_their_key(lines, message):
+)
+def test_faults_that_cannot_be_are_named(texts, message):
     with pytest.raises(ClusterError, match=message):
-        _read(TOML + lines)
+        _faults(*texts)
 
 
 def test_a_file_has_faults():
-    found = _read(TOML + 'link = "outer[1].out"\ncapacity = 0.5\n[[fault]]\nrank = 3\nslow = 2')
+    found = _faults("outer[1].out=0.5", "rank[3]=2")
     assert [str(f) for f in found.faults] == ["outer[1].out with 0.5 of its bandwidth", "rank 3 2 times as slow"]
     assert "fault: rank 3" in str(found)
+    with pytest.raises(ClusterError, match=r"two\.toml: fault: expected texts such as"):
+        _read(TOML.replace("FAULTS", "{ rank = 3 }"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--fault", "leaf[3]"], "--fault: got 'leaf[3]'"),
-        (["--fault", "leaf[3]=much"], "--fault leaf[3]=much: expected LEVEL[INDEX]=SHARE"),
+        (["--fault", "leaf[3]=much"], "fault leaf[3]=much: expected LEVEL[INDEX]=SHARE"),
         (["--fault", "leaf[3]=0.5", "leaf[3]=0.2"], "contradicts an earlier fault"),
         (["--fault", "leaf[99]=0.5"], "fault leaf[99] with 0.5 of its bandwidth: the index must be below 16"),
         (["--fault", "nvlink[1]=0"], "would be cut off"),

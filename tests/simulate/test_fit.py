@@ -4,10 +4,11 @@ import made
 import numpy as np
 import pytest
 
+from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl import hardware
 from jaxcomm.simulate.nccl.model import Model
 from jaxcomm.simulate.nccl.residual import Knots, Residual
-from tools.simulator import holdouts, intervals, measured, optimize, parameters
+from tools.simulator import holdouts, intervals, measured, parameters
 from tools.simulator.fit import fit
 from tools.simulator.priors import PRIORS
 
@@ -49,8 +50,8 @@ def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
     random = np.random.default_rng(0)
     a, target = random.normal(size=(20, 3)), 1e-4 * random.normal(size=20)
     mean, spread = 1e-4 * np.ones(3), np.array([0.1, 1.0, 10.0])
-    found = optimize.minimize(lambda t: a @ t, target, mean, spread, np.zeros(3))
-    precision, weight = np.diag(1 / spread**2), 1 / optimize.SCALE**2
+    found = least_squares.minimize(lambda t: a @ t, target, mean, spread, np.zeros(3))
+    precision, weight = np.diag(1 / spread**2), 1 / least_squares.SCALE**2
     expected = np.linalg.solve(weight * a.T @ a + precision, weight * a.T @ target + precision @ mean)
     np.testing.assert_allclose(found.theta, expected, atol=1e-7)
 
@@ -59,7 +60,7 @@ def test_one_wild_point_moves_little():
     target = np.zeros(21)
     target[7] = 3.0
     wide = np.array([10.0])
-    found = optimize.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.ones(1))
+    found = least_squares.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.ones(1))
     assert abs(found.theta[0]) < 0.02 < target.mean()
 
 

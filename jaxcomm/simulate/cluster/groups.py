@@ -58,9 +58,6 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
             level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * (share or 1.0))
         elif level.kind == "rails":
             _check_rails(cluster, ranks, what)
-        if level.shared:
-            below = len(levels) and levels[0].ranks / cluster.levels[0].ranks
-            level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * below)
         if level.paths:  # transfers of all groups collide
             own = levels[-1].ranks // (levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1)
             level = dataclasses.replace(level, sharers=level.sharing // own)
@@ -80,9 +77,6 @@ def place(cluster: Cluster, fault: Fault) -> np.ndarray:
     number = names.index(fault.level) if fault.level else 0
     if number < 2:
         count, ranks = n, np.array([fault.index])
-        if number == 1 and cluster.levels[1].shared:
-            inner = cluster.levels[0].ranks
-            ranks = fault.index // inner * inner + np.arange(inner)
     else:
         below, switches = cluster.levels[number - 1].ranks, _switches(cluster.levels, number)
         count = n // below * switches
@@ -105,8 +99,8 @@ def check_faults(cluster: Cluster) -> None:
         place(cluster, fault)
         if not fault.level or fault.capacity:
             continue
-        level, in_domain = cluster.levels[names.index(fault.level)], cluster.levels[0].kind in ("switch", "mesh")
-        adapter = len(names) > 1 and fault.level == names[1] and not level.shared
+        in_domain = cluster.levels[0].kind in ("switch", "mesh")
+        adapter = len(names) > 1 and fault.level == names[1]
         if not adapter or not in_domain or not (fault.out and fault.inward):
             raise ClusterError(
                 f"{cluster.name}: fault {fault}: ranks would be cut off; only an adapter of a rank in a domain can be "

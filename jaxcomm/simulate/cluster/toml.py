@@ -175,7 +175,11 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
         levels.append(level)
     if not levels:
         raise ClusterError(f"{file}: level: needs at least one")
-    found, levels = read_faults(broken, added, levels, lambda key, text: ClusterError(f"{file}: {key}: {text}"))
+    if not all(isinstance(text, str) for text in broken):
+        raise ClusterError(f'{file}: fault: expected texts such as "leaf[3]=0.5", got {broken!r:.80}')
+    found, levels = read_faults(
+        [*broken, *added], levels, lambda key, text: ClusterError(f"{file}: fault {key}: {text}")
+    )
     return figures | {
         "name": name, "device": kind, "levels": tuple(levels), "origins": origins, "faults": found,
     }  # fmt: skip
