@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import math
 import pathlib
 import statistics
 import types
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxcomm import _cost_params
 from jaxcomm._core import plan
-from jaxcomm._measure import collectives, timing
+from jaxcomm._measure import collectives, least_squares, timing
 from jaxcomm._measure.collectives import COLLECTIVES
 from jaxcomm._processes import kv_store, placement
 from jaxcomm.ops.all_to_all import all_to_all
@@ -189,12 +188,10 @@ _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 _COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
-_MIN_GAIN = 1e-3  # of the loss: a smaller gain is no improvement, so that parameters with little effect don't diverge
-_LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
-_STARTS = [
-    {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
-    for overhead_s, latency_s in ((1e-7, 1e-7), (1e-5, 1e-5), (1e-5, 1e-3), (1e-4, 1e-8))
-]
+# The center of the prior, and the spread of its logarithms, a factor of 20: parameters with little effect stay near it.
+_CENTER = {"overhead_s": 1e-6, "bytes_per_s": 1e9, "latency_s": 1e-6, "launch_s": 2e-5}
+_SPREAD = 3.0
+_STARTS = ((1e-7, 1e-7), (1e-5, 1e-5), (1e-5, 1e-3), (1e-4, 1e-8))  # overhead_s and latency_s
 
 
 def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]) -> Any:
@@ -212,34 +209,24 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
 
 
 def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any:
-    """Returns the machine with the best free parameters: pattern searches over the logarithms of the parameters."""
+    """Returns the machine with the best free parameters, from several starts."""
     free = _FREE[scope]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
         free = tuple(parameter for parameter in free if parameter[0] != "node")  # no request uses this link
 
-    def loss(values: Sequence[float]) -> float:
-        used = _with(machine, free, values)
-        errors = [
-            abs(math.log(plan.cost(request, algorithm, 4, used).time_s / cell.measured_s))
-            for request, algorithm, cell in measured
-        ]
-        # The error is capped at a factor of e: disturbed measurements and the model's blind spots must not dominate.
-        return sum(min(error, 1) for error in errors) / len(errors)
+    def times(logarithms: np.ndarray) -> np.ndarray:
+        used = _with(machine, free, np.exp(logarithms).tolist())
+        return np.log([plan.cost(request, algorithm, 4, used).time_s for request, algorithm, _ in measured])
 
-    def search(values: list[float]) -> tuple[float, list[float]]:
-        best, step = loss(values), 2.0
-        while step > 0.02:
-            improved = False
-            for i, factor in itertools.product(range(len(free)), (math.exp(step), math.exp(-step))):
-                trial = list(values)
-                trial[i] = max(trial[i] * factor, _LEAST[free[i][-1]])
-                if (now := loss(trial)) < best - _MIN_GAIN:
-                    best, values, improved = now, trial, True
-            step = step if improved else step / 2
-        return best, values
+    def logarithms(values: dict[str, float]) -> np.ndarray:
+        return np.log([values[parameter[-1]] for parameter in free])
 
-    starts = [[start[parameter[-1]] for parameter in free] for start in _STARTS]
-    return _with(machine, free, min(map(search, starts))[1])
+    measured_s, spread = np.log([cell.measured_s for _, _, cell in measured]), np.full(len(free), _SPREAD)
+    starts = [_CENTER | {"overhead_s": overhead_s, "latency_s": latency_s} for overhead_s, latency_s in _STARTS]
+    fits = [
+        least_squares.minimize(times, measured_s, logarithms(_CENTER), spread, logarithms(start)) for start in starts
+    ]
+    return _with(machine, free, np.exp(min(fits, key=lambda fit: fit.loss).theta).tolist())
 
 
 def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[Cell]]:

@@ -31,7 +31,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _request, _selftest_record
-from jaxcomm._measure import collectives, timing
+from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm._processes import kv_store
@@ -442,22 +442,11 @@ def _end(report: Report, devices: Sequence[Any], left_out: int) -> int:
     return report.end(PASSED, result)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    try:
-        found = tuple(int(word.rstrip("KMG")) * units[word.lstrip("0123456789")] for word in text.split(","))
-    except (KeyError, ValueError):
-        found = (0,)
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"sizes are bytes such as 1K,1M, got {text!r}")
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m jaxcomm.selftest", description=__doc__.split("\n\n")[1])
     parser.add_argument("--json", type=pathlib.Path, help="write the result to this file")
-    parser.add_argument("--sizes", type=_sizes, help="bytes, such as 1K,1M")
+    parser.add_argument("--sizes", type=size_text.parse_list, help="bytes, such as 1K,1M")
     parser.add_argument("--ops", nargs="+", choices=list(OPS), default=list(OPS), help="only these ops")
     parser.add_argument("--ranks", nargs="+", type=int, default=[], help="sizes of the groups (default: all devices)")
     parser.add_argument("--again", action="store_true", help="repeat tests that have passed before")

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import itertools
 import json
-import math
 import pathlib
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _config, _core, _cost_params
-from jaxcomm.simulate import Cluster
 
 links_of = importlib.import_module("jaxcomm._topology").links_of
 calibration = importlib.import_module("jaxcomm._calibrate")
@@ -53,8 +51,6 @@ def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
     assert {cell.op for cell in found.cells} == {"barrier", "psum", "all_to_all"}
     assert all(cell.measured_s > 0 and cell.predicted_s > 0 for cell in found.cells)
     assert found.path == kept and str(kept) in str(found)
-    cluster = Cluster.here(found)
-    assert len(cluster.errors) == len(found.cells)
     topology = jaxcomm.topology()
     assert topology.calibrated and "measured by calibrate()" in str(topology)
     (row,) = [link for link in topology.links if link.name == "node"]
@@ -167,7 +163,7 @@ def test_groups_that_measure(monkeypatch):
 
 
 def test_the_fit_finds_the_machine_that_was_measured():
-    """Fits times that the cost model predicts for a machine with other parameters than the initial ones."""
+    """Fits times that the cost model predicts for a machine with other parameters. A disturbed time changes little."""
     start = _core.plan.machine_of("process", 8)
     true = _core.plan.Machine([tuple(row) for row in rows(2e9)], 7e-6, start.ranks_per_processor, True)
     measured = []
@@ -176,32 +172,13 @@ def test_the_fit_finds_the_machine_that_was_measured():
             request = _core.plan.Request(collective, 1, 8, count // (8 if collective == "all_to_all" else 1))
             time_s = _core.plan.cost(request, algorithm, 4, true).time_s
             measured.append((request, algorithm, calibration.Cell("process", "psum", algorithm, 4 * count, time_s, 0)))
-    fitted = calibration._fit(start, "process", measured)
+    disturbed = dataclasses.replace(measured[0][2], measured_s=50 * measured[0][2].measured_s)
+    fitted = calibration._fit(start, "process", [*measured, (*measured[0][:2], disturbed)])
     for request, algorithm, cell in measured:
         assert _core.plan.cost(request, algorithm, 4, fitted).time_s == pytest.approx(cell.measured_s, rel=0.1)
     assert fitted.launch_s == pytest.approx(true.launch_s, rel=0.2)
     assert fitted.links[1][2] == pytest.approx(2e9, rel=0.2)  # bytes a second
     assert fitted.links[2][1:3] == fitted.links[1][1:3]
-
-
-def test_a_cell_that_is_far_off_counts_no_more_than_one_that_is_off_by_a_factor_e(monkeypatch):
-    """The cost of each cell is the launch. In e-folds from the start of the search, two were measured at 2, the others
-    at 0, -0.9 and 0.5. The fit meets those two exactly; by plain distances, it would end at 0.5.
-    """
-    machine = _core.plan.machine_of("process", 8)
-    launch_s = calibration._STARTS[0]["launch_s"]
-
-    def cost(request, algorithm, item_bytes, used):
-        return types.SimpleNamespace(time_s=used.launch_s)
-
-    monkeypatch.setattr(calibration, "plan", types.SimpleNamespace(cost=cost, Machine=_core.plan.Machine))
-    request = types.SimpleNamespace(ranks_per_node=8)
-    measured = [
-        (request, "", calibration.Cell("process", "psum", "", 4, launch_s * math.exp(efolds), 0))
-        for efolds in (2, 2, 0, -0.9, 0.5)
-    ]
-    fitted = calibration._fit(machine, "process", measured)
-    assert fitted.launch_s == pytest.approx(launch_s * math.exp(2), rel=1e-6)
 
 
 def test_measurements_and_predictions_are_of_the_same_call(monkeypatch):

@@ -52,7 +52,6 @@ struct RankState {
   size_t queue_next = 0;
   Moment queue_free;
   int32_t queue_transfer = -1;
-  int64_t busy_ps = 0;
   int64_t waited_ps = 0;
   int64_t started_ps[2] = {0, 0};  // transfers of the processor and of the queue
 };
@@ -80,10 +79,7 @@ class Engine {
   }
 
   StatusOr<EngineResult> Run() {
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_[rank].clock.Add(workload_.programs[rank].start_ps);
-      ready_.push_back(static_cast<int32_t>(rank));
-    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) ready_.push_back(static_cast<int32_t>(rank));
     RunReady();
     while (true) {
       rates_.Update(now_ps_, [&](int32_t slot, int64_t finish_ps) {
@@ -147,7 +143,6 @@ class Engine {
         continue;
       } else {
         state.clock.Add(op.overhead_ps);
-        state.busy_ps += op.overhead_ps;
         if (op.kind == OpKind::kSignal) {
           Send(op, current.counter, state.clock);
         } else if (TakesTime(op)) {
@@ -252,7 +247,6 @@ class Engine {
       state.queue_free.ps = now_ps_;
       return RunQueue(slot / 2);
     }
-    state.busy_ps += now_ps_ - state.clock.ps;
     state.clock.ps = now_ps_;
     state.transfer = -1;
     ready_.push_back(slot / 2);
@@ -271,10 +265,8 @@ class Engine {
       result_.num_ops += static_cast<int64_t>(state.next);
       const auto weight = static_cast<double>(workload_.programs[i].ranks);
       ranks += weight;
-      result_.mean_work_s += weight * static_cast<double>(state.busy_ps) * 1e-12;
       result_.mean_wait_s += weight * static_cast<double>(state.waited_ps) * 1e-12;
     }
-    result_.mean_work_s /= ranks;
     result_.mean_wait_s /= ranks;
     return std::move(result_);
   }

@@ -25,7 +25,6 @@ struct Interval {
 struct EngineResult {
   int64_t time_ps = 0;           // until the last rank has finished
   int64_t empty_ps = 0;          // the same if all transfers were empty
-  double mean_work_s = 0;        // time of a rank on its own steps, on average
   double mean_wait_s = 0;        // time in which a rank waits for signals, on average
   std::vector<double> bytes_on;  // bytes on one link of each class
   int64_t num_ops = 0;           // executed

@@ -43,12 +43,11 @@ std::vector<LinkId> SharedLinks(const Topology& topology, int32_t rank) {
   return shared;
 }
 
-// What faults change at a rank: its speed, its start, and the bandwidths of its links.
+// What faults change at a rank: its speed, and the bandwidths of its links.
 uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkId>& shared) {
   uint64_t hash = 0;
   const auto add = [&](double value) { hash = Mix(hash ^ Bits(value)); };
   add(topology.Slow(rank));
-  add(topology.StartS(rank));
   const auto levels = static_cast<uint8_t>(std::min<size_t>(topology.cluster().levels.size(), 2));
   for (uint8_t level = 0; level < levels; ++level) {
     for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, 0, rank, 0}));

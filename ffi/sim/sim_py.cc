@@ -42,7 +42,6 @@ void BindClusters(nb::module_& m) {
       .def_rw("overhead_s", &Level::overhead_s)
       .def_rw("latency_s", &Level::latency_s)
       .def_rw("taper", &Level::taper)
-      .def_rw("shared", &Level::shared)
       .def_rw("valiant", &Level::valiant)
       .def_rw("dims", &Level::dims);
   nb::class_<LinkFault>(m, "LinkFault", "Links with less bandwidth.")
@@ -65,12 +64,10 @@ void BindClusters(nb::module_& m) {
       .def_rw("memory_bytes_per_s", &Cluster::memory_bytes_per_s)
       .def_rw("launch_s", &Cluster::launch_s)
       .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
-      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor)
       .def_rw("together_bytes", &Cluster::together_bytes)
       .def_rw("arena", &Cluster::arena)
       .def_rw("faults", &Cluster::faults)
-      .def_rw("slow_ranks", &Cluster::slow_ranks)
-      .def_rw("start_s", &Cluster::start_s);
+      .def_rw("slow_ranks", &Cluster::slow_ranks);
   m.def("machine_of", &MachineOf, "cluster"_a, "num_ranks"_a, "The parameters of the cost model for a cluster.");
 }
 
@@ -98,7 +95,6 @@ void BindSim(nb::module_& m) {
   nb::class_<Simulation>(m, "Simulation")
       .def_ro("time_s", &Simulation::time_s)
       .def_ro("bounds", &Simulation::bounds)
-      .def_ro("work_s", &Simulation::work_s)
       .def_ro("wait_s", &Simulation::wait_s)
       .def_ro("ranks_simulated", &Simulation::ranks_simulated)
       .def_ro("num_ops", &Simulation::num_ops)

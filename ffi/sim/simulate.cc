@@ -25,7 +25,6 @@ std::vector<LinkLoad> Loads(const Topology& topology, const Workload& workload, 
   std::map<std::string, LinkLoad> by_name;
   for (size_t i = 0; i < bytes.size(); ++i) {
     LinkLoad& load = by_name[topology.Name(workload.links[i].id)];
-    load.total_bytes += bytes[i] * static_cast<double>(workload.links[i].count);
     if (load.capacity > 0 && bytes[i] / workload.links[i].capacity <= load.bytes / load.capacity) continue;
     load.bytes = bytes[i];
     load.capacity = workload.links[i].capacity;
@@ -136,7 +135,7 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
   const Algorithm* ring_algorithm = FindAlgorithm(request.collective, "ring");
   if (ring_algorithm == nullptr || ring_algorithm->build != algorithm.build ||
       TraitsOf(request.collective).TakesRoot() || !is_like || topology.HasFaults() || request.staged_count > 0 ||
-      cluster.ranks_per_processor != 1 || request.geometry.num_ranks() != n ||
+      request.geometry.num_ranks() != n ||
       (request.geometry.num_nodes > 1 && size % request.geometry.ranks_per_node != 0)) {
     return std::nullopt;
   }
@@ -174,17 +173,12 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
     Simulation ring = *std::move(doubled);
     ring.time_s = extend(c.time_s, ring.time_s);
     ring.bounds.alpha_s = extend(c.bounds.alpha_s, ring.bounds.alpha_s);
-    ring.work_s = extend(c.work_s, ring.work_s);
     ring.wait_s = extend(c.wait_s, ring.wait_s);
     ring.num_ops = num_ops;
     for (LinkLoad& load : ring.links) {
       const auto before =
           std::find_if(c.links.begin(), c.links.end(), [&](const LinkLoad& l) { return l.name == load.name; });
       if (before == c.links.end()) return std::nullopt;
-      // All links of a name together: their number is in proportion to the groups.
-      const auto last = static_cast<double>(next);
-      load.total_bytes =
-          extend(before->total_bytes / last, load.total_bytes / (2 * last)) * static_cast<double>(groups);
       load.bytes = extend(before->bytes, load.bytes);
     }
     SetBusiest(&ring);
@@ -245,14 +239,9 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
 
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
-  const double work_s = result->mean_work_s * cluster.ranks_per_processor;
-  double late_s = 0;  // until the last rank arrives
-  for (double start_s : cluster.start_s) late_s = std::max(late_s, start_s);
-  const double entry_s = topology.StartsTogether() ? late_s : 0;
-  const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s) + entry_s;
+  const double end_s = static_cast<double>(result->time_ps) * 1e-12;
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
-  simulation.bounds.alpha_s = static_cast<double>(result->empty_ps) * 1e-12 + last_s + entry_s;
-  simulation.work_s = result->mean_work_s;
+  simulation.bounds.alpha_s = static_cast<double>(result->empty_ps) * 1e-12 + last_s;
   simulation.wait_s = result->mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());
   simulation.num_ops = result->num_ops;

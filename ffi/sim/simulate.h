@@ -27,9 +27,8 @@ enum class Fidelity : uint8_t {
 
 struct LinkLoad {
   std::string name;
-  double bytes = 0;        // on the busiest link of this name
-  double capacity = 0;     // bytes per second
-  double total_bytes = 0;  // on all links of this name
+  double bytes = 0;     // on the busiest link of this name
+  double capacity = 0;  // bytes per second
 };
 
 // A transfer, or a wait for a signal, of a simulated rank.
@@ -46,7 +45,6 @@ struct TimelineEntry {
 struct Simulation {
   double time_s = 0;
   Bounds bounds;      // of this plan; without launch and synchronization
-  double work_s = 0;  // mean time of a rank on its own steps
   double wait_s = 0;  // mean time of a rank waiting for signals
   int64_t ranks_simulated = 0;
   int64_t num_ops = 0;          // simulated steps

@@ -37,7 +37,6 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   Machine machine;
   machine.launch_s = cluster.launch_s;
   machine.sync_overhead_s = cluster.sync_overhead_s;
-  machine.ranks_per_processor = cluster.ranks_per_processor;
   machine.together_bytes = static_cast<int64_t>(cluster.together_bytes);
   machine.arena = cluster.arena;
   machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
@@ -50,12 +49,7 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
     const Level& level = cluster.levels[i];
     network.latency_s = level.latency_s + (i > 1 ? network.latency_s : 0);
     network.overhead_s = level.overhead_s;
-    if (i == 1) {
-      network.bytes_per_s = std::min(level.bytes_per_s, level.flow_bytes_per_s);
-      machine.shared_network = level.shared;
-    } else {
-      network.bytes_per_s = std::min(network.bytes_per_s, level.flow_bytes_per_s);
-    }
+    network.bytes_per_s = std::min(i == 1 ? level.bytes_per_s : network.bytes_per_s, level.flow_bytes_per_s);
   }
   return machine;
 }
@@ -134,7 +128,6 @@ Status Topology::AddFaults() {
       return fail(name + "the index must be below " + std::to_string(count));
     }
     auto owner = static_cast<int32_t>(fault.index);
-    if (fault.level == 1 && level.shared) owner = static_cast<int32_t>(fault.index / locals * locals);
     if (fault.level >= 2) {
       const int64_t below = levels[static_cast<size_t>(fault.level - 1)].ranks;
       owner = static_cast<int32_t>(fault.level == 2 && Rails() ? fault.index / locals * below + fault.index % locals
@@ -142,7 +135,7 @@ Status Topology::AddFaults() {
     }
     if (fault.capacity == 0) {
       const bool domain = levels[0].kind == LevelKind::kSwitch || levels[0].kind == LevelKind::kMesh;
-      if (fault.level != 1 || level.shared || !fault.out || !fault.in || !domain) {
+      if (fault.level != 1 || !fault.out || !fault.in || !domain) {
         return fail(name +
                     "ranks would be cut off; only an adapter of a rank in a domain can be lost, in both directions");
       }
@@ -167,9 +160,6 @@ Status Topology::AddFaults() {
     }
     slow_[slow.rank] = slow.slow;
   }
-  if (!cluster_.start_s.empty() && static_cast<int64_t>(cluster_.start_s.size()) != num_ranks_) {
-    return fail(std::to_string(cluster_.start_s.size()) + " arrivals for " + std::to_string(num_ranks_) + " ranks");
-  }
   return OkStatus();
 }
 
@@ -181,10 +171,6 @@ double Topology::Slow(int32_t rank) const {
 double Topology::HopS(int32_t rank) const {
   const auto found = hops_.find(rank);
   return found == hops_.end() ? 0 : found->second;
-}
-
-double Topology::StartS(int32_t rank) const {
-  return cluster_.start_s.empty() ? 0 : cluster_.start_s[static_cast<size_t>(rank)];
 }
 
 std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {
@@ -291,8 +277,7 @@ void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses
     links.Cross(0, src, relay);
     return links.Cross(1, relay, dst);
   }
-  const auto adapter = [&](int32_t rank) { return levels[1].shared ? rank / local_ranks * local_ranks : rank; };
-  links.Cross(1, adapter(src), adapter(dst));
+  links.Cross(1, src, dst);
   for (size_t i = 2; i < levels.size(); ++i) {
     const auto level = static_cast<int32_t>(i);
     if (!Crosses(src, dst, level)) continue;
@@ -343,8 +328,7 @@ double Topology::WholeCapacity(const LinkId& link) const {
     default:
       break;
   }
-  const double adapter = cluster_.levels[1].bytes_per_s / (cluster_.levels[1].shared ? cluster_.levels[0].ranks : 1);
-  const double uplinks = static_cast<double>(RanksBelow(link.level)) * adapter / level.taper;
+  const double uplinks = static_cast<double>(RanksBelow(link.level)) * cluster_.levels[1].bytes_per_s / level.taper;
   const auto groups = static_cast<double>(level.ranks / cluster_.levels[link.level - 1U].ranks);
   if (link.type == LinkType::kGroups) return uplinks / std::max(groups - 1, 1.0);
   return link.type == LinkType::kFabric ? uplinks * groups : uplinks;
@@ -357,7 +341,7 @@ uint32_t Topology::OwnerDigits(const LinkId& link) const {
   switch (link.type) {
     case LinkType::kOut:
     case LinkType::kIn:
-      return link.level == 1 && cluster_.levels[1].shared ? from_level(1) : all;
+      return all;
     case LinkType::kUp:
     case LinkType::kDown:
       return from_level(link.level) | (link.level == 2 && Rails() ? (1U << inner) - 1 : 0);

@@ -37,7 +37,6 @@ struct Level {
   double overhead_s = 0;                 // as LinkModel::overhead_s
   double latency_s = 0;                  // added by this level
   double taper = 1;                      // bytes_per_s of all adapters below a group, divided by those of its uplinks
-  bool shared = false;                   // level 1: bytes_per_s belongs to a group of level 0
   bool valiant = false;                  // dragonfly: each transfer goes through a random third group
   std::vector<int32_t> dims;             // torus
 };
@@ -67,13 +66,11 @@ struct Cluster {
   double memory_bytes_per_s = kUnlimited;  // a rank's memory: its own copies and transfers of peers
   double launch_s = 0;
   double sync_overhead_s = 0;
-  double ranks_per_processor = 1;
   // As Machine::together_bytes, but counts the bytes of all channels.
   double together_bytes = 0;
   bool arena = false;  // as Machine::arena
   std::vector<LinkFault> faults;
   std::vector<SlowRank> slow_ranks;
-  std::vector<double> start_s;  // when each rank arrives; empty: all at 0
 };
 
 // The parameters of the cost model: figures of level 0 and of the highest level that `num_ranks` ranks use.
@@ -115,14 +112,11 @@ class Topology {
   uint32_t OwnerDigits(const LinkId& link) const;
   std::string Name(const LinkId& link) const;
 
-  // Whether ranks of equal place differ: faults, slow ranks or late ranks.
-  bool HasFaults() const { return !shares_.empty() || !lost_.empty() || !slow_.empty() || !cluster_.start_s.empty(); }
+  // Whether ranks of equal place differ: faults or slow ranks.
+  bool HasFaults() const { return !shares_.empty() || !lost_.empty() || !slow_.empty(); }
   // Whether transfers pass links of ranks that are neither their source nor their destination because of a fault.
   bool HasRelays() const { return !lost_.empty(); }
   double Slow(int32_t rank) const;
-  double StartS(int32_t rank) const;
-  // Whether a barrier before the plan makes all ranks wait for the last one.
-  bool StartsTogether() const { return cluster_.start_s.empty() || cluster_.sync_overhead_s > 0; }
 
  private:
   Status AddFaults();

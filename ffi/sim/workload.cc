@@ -80,7 +80,7 @@ void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
   const LinkId id = fold_.RepresentativeOf(link, &count);
   const auto [entry, added] = link_index_.try_emplace(Key(id), static_cast<int32_t>(workload_.links.size()));
   if (added) {
-    workload_.links.push_back({id, capacity, count});
+    workload_.links.push_back({id, capacity});
     sum_.push_back(0);
     row_sum_.push_back(0);
   }
@@ -381,7 +381,6 @@ void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {
 void WorkloadBuilder::Add(const Plan& plan) {
   RankOps program;
   program.ranks = fold_.Multiplicity(plan.rank);
-  if (!topology_.StartsTogether()) program.start_ps = Picoseconds(topology_.StartS(plan.rank));
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();
   peer_routes_.clear();

@@ -15,11 +15,10 @@
 
 namespace jaxcomm {
 
-// Links that carry the same load. A class has `count` links of `capacity` bytes per second each.
+// Links that carry the same load, of `capacity` bytes per second each.
 struct LinkClass {
   LinkId id;  // one of them
   double capacity = 1;
-  int64_t count = 1;
 };
 
 // Links that a transfer crosses, as a range of Workload::uses. `limit`: bytes per second where nothing else transfers.
@@ -60,7 +59,6 @@ struct ProgramOp {
 struct RankOps {
   std::vector<ProgramOp> ops;
   int64_t ranks = 1;  // that run this program
-  int64_t start_ps = 0;
 };
 
 struct Workload {

@@ -15,18 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxcomm
-from jaxcomm._measure import collectives, timing
+from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Group
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm.bench import launch, records, report, sweep
 from jaxcomm.bench.records import Record
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of bytes such as 256, 64K, 16M or 1G")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
 def _axes(text: str) -> tuple[int, ...]:
@@ -65,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
     names = f"{', '.join(COLLECTIVES)} or all (default)"
     add("op", f"ops to measure: {names}", nargs="+", choices=[*COLLECTIVES, "all"], default=["all"], metavar="OP")
-    add("begin", "smallest size (default: 256)", type=_bytes, default=256, metavar="BYTES")
-    add("end", "largest size (default: 64M)", type=_bytes, default=64 << 20, metavar="BYTES")
+    add("begin", "smallest size (default: 256)", type=size_text.parse, default=256, metavar="BYTES")
+    add("end", "largest size (default: 64M)", type=size_text.parse, default=64 << 20, metavar="BYTES")
     add("factor", "ratio of one size to the previous one (default: 4)", type=_at_least(2), default=4)
     add("dtype", "element type (default: float32)", choices=collectives.DTYPES, default="float32")
     text = "call: one op per jit call, host to host; chain: dependent ops inside one jit; default: both"

@@ -10,10 +10,8 @@ import numpy as np
 
 from jaxcomm import _request
 from jaxcomm._core import plan, sim
-from jaxcomm.simulate.cluster import ecmp, faults
-from jaxcomm.simulate.cluster import skew as skews
+from jaxcomm.simulate.cluster import ecmp, faults, groups
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.cluster.skew import Skew
 
 # Errors of a prediction that rests on no measurement of jaxcomm: a factor of four each way, a guess.
 _GUESS = 4.0
@@ -23,10 +21,6 @@ _MAX_STEPS = 100_000_000
 # With faults, few ranks have equal roles, and their transfers do not end at the same times.
 _MAX_BROKEN = 1_000_000
 FIDELITIES = ("bounds", "folded", "full")
-
-
-class TooManySteps(ValueError):
-    """More steps would have to be simulated than the limit allows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +35,17 @@ class Simulated:
       algorithm, reason: plan, and the reason for its selection; "" with fidelity "bounds".
       channels: thread blocks of each rank.
       time_s: predicted time; None with fidelity "bounds".
-      band: (low, high), seconds, meant to hold 80 % of the measured times.
+      interval: (low, high), seconds, meant to hold 80 % of the measured times.
       bound_alpha_s: time of this plan without bytes. Of any algorithm with fidelity "bounds".
       bound_beta_s: time of the bytes on the busiest link. Of any algorithm with fidelity "bounds".
       bottleneck: that link.
       utilisation: share of the time in which the busiest link of each name is busy.
-      links: bytes on the busiest link of each name, and its bandwidth.
       wait_s: mean time of a rank waiting for signals.
       why: what limits the time.
-      measured: whether the parameters are measured with jaxcomm on this cluster.
       origins: number of parameters of each origin.
       ranks_simulated: ranks that were simulated; each represents as many others.
       steps: number of simulated steps.
-      late_s: time until the last rank arrives, which is part of ``time_s``.
-      notes: faults, arrivals and collisions that the time contains.
+      notes: faults and collisions that the time contains.
       timeline: transfers and waits (with an empty name) of the simulated ranks, as far as ``max_entries`` allows.
     """
 
@@ -63,7 +54,6 @@ class Simulated:
     groups: dict[str, int]
     ranks: int
     bytes: int
-    measured: bool
     origins: dict[str, int]
     bound_alpha_s: float
     bound_beta_s: float
@@ -73,23 +63,21 @@ class Simulated:
     reason: str = ""
     channels: int = 0
     time_s: float | None = None
-    band: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
     utilisation: dict[str, float] = dataclasses.field(default_factory=dict)
     wait_s: float = 0.0
     ranks_simulated: int = 0
     steps: int = 0
-    late_s: float = 0.0
-    links: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         lines = [f"{self.op} of {self.bytes} bytes per rank among {self.ranks} ranks on {self.cluster}"]
         lines += ["groups      " + ", ".join(f"{name} {size}" for name, size in self.groups.items())]
-        if self.time_s is not None and self.band is not None:
-            low, high = self.band
+        if self.time_s is not None and self.interval is not None:
+            low, high = self.interval
             lines += [
-                f"time        {time_text(self.time_s)}, band {time_text(low)} to {time_text(high)}",
+                f"time        {time_text(self.time_s)}, interval {time_text(low)} to {time_text(high)}",
                 f"algorithm   {self.algorithm}, {self.channels} channel(s): {self.reason}",
             ]
         whose = "of this plan" if self.time_s is not None else "of any algorithm"
@@ -101,12 +89,9 @@ class Simulated:
         lines += [f"assumed     {note}" for note in self.notes]
         lines += [f"  {name:24} busy {share:6.1%}" for name, share in list(self.utilisation.items())[:4]]
         counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
-        if self.measured:
-            lines.append(f"parameters  measured with jaxcomm on this machine ({counts})")
-        else:
-            lines.append(
-                f"parameters  This prediction rests on no measurement of jaxcomm ({counts}). The band is a guess."
-            )
+        lines.append(
+            f"parameters  This prediction rests on no measurement of jaxcomm ({counts}). The interval is a guess."
+        )
         return "\n".join(lines)
 
 
@@ -133,10 +118,15 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     """The request of whole blocks, bytes of an element, and bytes of the operand."""
     native, n = _request.native_name(op), math.prod(sizes)
     call, item_bytes = _request.blocks(op, x, n, source, perm)
-    operand = 0 if _request.ROWS[native].input == "none" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
+    itemsize = 0 if _request.ROWS[native].input == "none" else np.dtype(x.dtype).itemsize
+    operand, result = (count * itemsize for count in _request.call_of(op, x, n, source=source, perm=perm)[2])
+    if (most := max(operand, result)) > cluster.memory_bytes:
+        what = "result has" if result > operand else "operand has"
+        raise ValueError(
+            f"{op}: the {what} {most / 1e9:,.4g} GB per rank, but a device of {cluster.name} has "
+            f"{cluster.memory_bytes / 1e9:,.4g} GB (device.memory)"
+        )
     inner = min(cluster.levels[0].ranks, n)
-    if cluster.scope is not None:
-        return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
     if _request.ROWS[native].elements == "slices":  # the channels cut every slice
         call["block_count"], item_bytes = item_bytes, 1
     return plan.gpu_request(native, n, inner, **call), item_bytes, operand
@@ -152,38 +142,29 @@ def resolve(
     symmetric_buffers: bool = False,
 ) -> tuple[Any, Any]:
     """The Resolution of a request on the cluster, and the cluster of the engine with as many channels."""
-    n, on_gpus = request.num_ranks, cluster.scope is None
     most = min(max_sms or cluster.channels, cluster.channels)
-    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most) if on_gpus else 1)
-    machine = sim.machine_of(native, n)
+    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most))
+    machine = sim.machine_of(native, request.num_ranks)
     if cluster.ll is not None:
         machine.ll = machine.ll_two_shot = cluster.ll
-    able = plan.Capabilities(
-        "cuda" if on_gpus else "cpu", in_place=symmetric_buffers, max_channels=most, machine=machine
-    )
+    able = plan.Capabilities("cuda", in_place=symmetric_buffers, max_channels=most, machine=machine)
     try:
         found = plan.resolve_plan(request, algorithm or "", item_bytes, able)
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
-    if on_gpus and not found.ll:
+    if not found.ll:
         native = cluster.native(found.num_channels)
-    native.arena = on_gpus and not symmetric_buffers
+    native.arena = not symmetric_buffers
     return found, native
-
-
-def _band(cluster: Cluster, time_s: float, late_s: float = 0.0) -> tuple[float, float]:
-    """`late_s`: part of the time that is given, not predicted."""
-    time_s -= late_s
-    if cluster.errors:
-        low, high = np.quantile(np.array(cluster.errors), [0.1, 0.9])
-        return late_s + time_s * min(1 + float(low), 1), late_s + time_s * max(1 + float(high), 1)
-    return late_s + time_s / _GUESS, late_s + time_s * _GUESS
 
 
 def _surviving(
     op: str, x: Any, n: int, sizes: tuple[int, ...], cluster: Cluster, perm: Any
 ) -> tuple[Any, int, tuple[int, ...], Cluster]:
     """Operand, ranks and cluster without the ranks that are lost."""
+    for fault in cluster.faults:
+        if fault.slow == 0 and fault.index >= n:
+            raise ValueError(f"{op}: {cluster.name}: fault {fault}: the index must be below {n}")
     try:
         left, broken = faults.survive(cluster.faults, n, cluster.levels[0].ranks)
     except ValueError as error:
@@ -195,30 +176,6 @@ def _surviving(
     if _request.splits_operand(op):
         x = jax.ShapeDtypeStruct((-(-math.prod(x.shape) // left) * left,), x.dtype)
     return x, left, (left,), dataclasses.replace(cluster, faults=broken)
-
-
-def _arrivals(
-    op: str, given: Skew | Sequence[float] | None, n: int, seed: int, together: bool, notes: list[str]
-) -> tuple[float, list[float]]:
-    """The last arrival, and those of all ranks after the first one. `together`: the plan starts with a barrier."""
-    if given is None:
-        return 0.0, []
-    found = given if isinstance(given, Skew) else skews.given(given)
-    if found.kind == "list" and len(found.arrivals_s) != n:
-        raise ValueError(f"{op}: skew has {len(found.arrivals_s)} arrivals, expected one for each of {n} ranks")
-    drawn = found.sample_s(n, seed)
-    if found.kind == "list":
-        notes.append(
-            f"the last rank arrives after {time_text(found.last_s(n))}, the mean after {time_text(drawn.mean())}"
-        )
-    else:
-        notes.append(
-            f"{found.kind} arrivals: the last of {n} ranks after {time_text(found.last_s(n))} (expected), "
-            f"{time_text(float(drawn.max()))} (drawn with seed {seed})"
-        )
-    if together:
-        return found.last_s(n), []
-    return float(drawn.max()), [float(arrival_s) for arrival_s in drawn - drawn.min()]
 
 
 def _weakest(machine: Any, cluster: Cluster) -> Any:
@@ -245,8 +202,6 @@ def collective(
     fidelity: str = "folded",
     max_steps: int | None = None,
     max_entries: int = 0,
-    skew: Skew | Sequence[float] | None = None,
-    seed: int = 0,
     symmetric_buffers: bool = False,
 ) -> Simulated:
     """Predicts the time of a collective on a cluster, from the plan that jaxcomm would execute there.
@@ -267,9 +222,6 @@ def collective(
       max_steps: if more steps would have to be simulated, the time is the larger of that of the cost model, in which
         transfers do not share links, and of the lower bound of the bytes. By default, more than 10^8 are an error.
       max_entries: most entries of the timeline.
-      skew: arrivals of the ranks: seconds by rank, or a distribution (``skew.parse``). If all ranks synchronize before
-        the plan, as on GPUs, the time is that of the last arrival plus that of the plan.
-      seed: of the arrivals that are drawn from a distribution.
       symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them, as in
         ``jaxcomm.explain``. Otherwise, data passes through an arena.
 
@@ -287,8 +239,13 @@ def collective(
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
     x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
     cluster = cluster.spread(n)
-    in_use = ("", *(level.name for level in cluster.levels))
-    notes += [str(fault) for fault in cluster.faults if fault.level in in_use]
+    names = [level.name for level in cluster.levels]
+    for fault in cluster.faults:
+        if fault.level and fault.level not in names:
+            raise ValueError(f"{op}: {cluster.name}: fault {fault}: {n} ranks use the levels {', '.join(names)} only")
+        if not fault.planes:
+            groups.place(cluster, fault)
+        notes.append(str(fault))
     request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
@@ -297,20 +254,17 @@ def collective(
         "groups": {level.name: min(level.ranks, n) for level in cluster.levels},
         "ranks": n,
         "bytes": operand,
-        "measured": bool(kinds) and set(kinds) == {"measured"} and cluster.scope is not None,
         "origins": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
     }
-    late, start_s = _arrivals(op, skew, n, seed, cluster.sync_overhead_s > 0, notes)
     if fidelity == "bounds":
         native = cluster.native(plan.num_channels(request.block_count * item_bytes, cluster.channels))
-        native.arena = cluster.scope is None and not symmetric_buffers
+        native.arena = not symmetric_buffers
         bounds = sim.bounds(request, item_bytes, native)
         larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
         limits = _limits(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
         return Simulated(**common, **limits, notes=tuple(notes))
     choice, native = resolve(op, request, item_bytes, cluster, algorithm, max_sms, symmetric_buffers)
     channels = max(choice.num_channels, 1)
-    native.start_s = start_s
     for level in cluster.levels[2:]:
         if level.paths:
             busiest = ecmp.load(level.sharing * channels, level.paths)
@@ -320,44 +274,39 @@ def collective(
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels, "notes": tuple(notes)}
 
     def result(time_s: float, limits: dict[str, Any], **more: Any) -> Simulated:
-        band = _band(cluster, time_s, late)
-        return Simulated(**common, time_s=time_s, band=band, late_s=late, **limits, **more)
+        return Simulated(**common, time_s=time_s, interval=(time_s / _GUESS, time_s * _GUESS), **limits, **more)
 
     if choice.ll:  # a closed form: no link is shared
         cost = choice.call_cost(_weakest(choice.machine, cluster) if cluster.faults else None)
-        time_s = cost.time_s + late
+        time_s = cost.time_s
         ll_rate = (cluster.ll or (0, 1.0, 0))[1]
         sent = cost.node.bytes / 2  # without flags
         beta_s = sent / ll_rate
         link = f"{cluster.levels[0].name} out (LL)"
         limits = _limits(time_s, max(time_s - beta_s - cluster.launch_s, 0.0), beta_s, link)
-        loads, links = {link: beta_s / time_s}, {link: (sent, ll_rate)}
-        return result(time_s, limits, utilisation=loads, links=links, ranks_simulated=1)
+        return result(time_s, limits, utilisation={link: beta_s / time_s}, ranks_simulated=1)
     try:
-        limit = (_MAX_BROKEN if cluster.faults or start_s else _MAX_STEPS) if max_steps is None else max_steps
+        limit = (_MAX_BROKEN if cluster.faults else _MAX_STEPS) if max_steps is None else max_steps
         bytes_of_all = item_bytes * channels
         found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
     except ValueError as error:
         if cluster.faults and "would have to be simulated" in str(error):
-            raise TooManySteps(
+            raise ValueError(
                 f"{op}: {error}; the faults leave few ranks of equal role, so ask about fewer ranks"
             ) from None
-        if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults or start_s:
+        if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults:
             raise
         least = sim.bounds(request, item_bytes * channels, native)
         time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)
         limits = _limits(time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck)
         why = "cost model, in which transfers do not share links: " + limits["why"]
-        return result(time_s + late, limits | {"bound_alpha_s": least.alpha_s, "why": why})
+        return result(time_s, limits | {"bound_alpha_s": least.alpha_s, "why": why})
     bounds = found.bounds
-    # With start_s the engine counts from the first arrival.
-    before_s = late - max(start_s) if start_s else late
-    time_s = found.time_s + before_s
+    time_s = found.time_s
     return result(
         time_s,
-        _limits(time_s, bounds.alpha_s + before_s, bounds.beta_s, bounds.bottleneck),
+        _limits(time_s, bounds.alpha_s, bounds.beta_s, bounds.bottleneck),
         utilisation={load.name: load.bytes / load.capacity / time_s for load in found.links if load.bytes > 0},
-        links={load.name: (load.bytes, load.capacity) for load in found.links if load.bytes > 0},
         wait_s=found.wait_s,
         ranks_simulated=found.ranks_simulated,
         steps=found.num_ops,

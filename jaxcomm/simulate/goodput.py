@@ -13,11 +13,12 @@ class Goodput:
     """The share of time that makes progress. ``str()`` gives a summary.
 
     Attributes:
-      share: time of progress divided by time.
+      share: time of progress divided by all time.
       interval_s: work between two checkpoints.
       young_s, daly_s: approximations of the best interval, sqrt(2 C M) and its correction of higher order.
       mtbf_s: mean time between failures of all ranks together (M).
-      checkpoint_share: time in checkpoints divided by time of progress; the rest of the loss is due to failures.
+      checkpoint_share: time in checkpoints divided by all time. Failures cost the rest of the loss: lost work,
+        detection and restarts.
     """
 
     share: float
@@ -31,8 +32,8 @@ class Goodput:
         return "\n".join(
             [
                 f"goodput     {self.share:.2%} of the time, with a checkpoint every {self.interval_s:.4g} s of work",
-                f"checkpoints {self.checkpoint_share:.2%} of the time of progress",
-                f"failures    one every {self.mtbf_s:.4g} s",
+                f"checkpoints {self.checkpoint_share:.2%} of the time",
+                f"failures    {1 - self.share - self.checkpoint_share:.2%} of the time; one every {self.mtbf_s:.4g} s",
                 f"intervals   {self.young_s:.4g} s by Young, {self.daly_s:.4g} s by Daly",
                 "All numbers follow from the arguments; none is measured.",
             ]
@@ -99,5 +100,5 @@ def goodput(
         ratio = math.sqrt(checkpoint_s / (2 * mean_s))
         daly_s = young_s * (1 + ratio / 3 + ratio * ratio / 9) - checkpoint_s
     work_s = _best(checkpoint_s, mean_s) if interval_s is None else interval_s
-    share = work_s / _time(work_s, checkpoint_s, restart_s + detect_s, mean_s)
-    return Goodput(share, work_s, young_s, daly_s, mean_s, checkpoint_s / work_s)
+    time_s = _time(work_s, checkpoint_s, restart_s + detect_s, mean_s)
+    return Goodput(work_s / time_s, work_s, young_s, daly_s, mean_s, checkpoint_s / time_s)

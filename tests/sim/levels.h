@@ -39,7 +39,6 @@ inline Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   cluster.self = machine.links[static_cast<size_t>(Link::kSelf)];
   cluster.launch_s = machine.launch_s;
   cluster.sync_overhead_s = machine.sync_overhead_s;
-  cluster.ranks_per_processor = machine.ranks_per_processor;
   cluster.together_bytes = static_cast<double>(machine.together_bytes);
   cluster.arena = machine.arena;
   Level inner;
@@ -55,8 +54,7 @@ inline Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   outer.name = "network";
   outer.kind = LevelKind::kFatTree;
   outer.ranks = geometry.num_ranks();
-  outer.shared = machine.shared_network && !geometry.all_addressable;
-  outer.bytes_per_s = outer.shared ? network.bytes_per_s : kUnlimited;
+  outer.bytes_per_s = kUnlimited;
   outer.flow_bytes_per_s = network.bytes_per_s;
   outer.overhead_s = network.overhead_s;
   outer.latency_s = network.latency_s;

@@ -1,12 +1,15 @@
 // The engine agrees with the cost model where no link is shared, and keeps the properties of max-min fair sharing.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/plan/staging.h"
+#include "../../ffi/sim/engine.h"
 #include "../../ffi/sim/rates.h"
 #include "../../ffi/sim/simulate.h"
+#include "../../ffi/sim/workload.h"
 #include "../plan/written.h"
 #include "levels.h"
 
@@ -44,11 +47,21 @@ void ForEachAlgorithm(const std::vector<std::pair<int, int>>& shapes, int64_t bl
   }
 }
 
-double TotalOn(const Simulation& simulation, const std::string& name) {
-  for (const LinkLoad& load : simulation.links) {
-    if (load.name == name) return load.total_bytes;
+// Bytes on all links of each name, with every rank simulated.
+std::map<std::string, double> TotalsOf(const Algorithm& algorithm, const Request& request, const Cluster& cluster) {
+  const int64_t n = request.geometry.num_ranks();
+  const Topology topology = ValueOf(Topology::Make(cluster, n));
+  const Fold fold(topology);
+  const ArenaCopies copies = cluster.arena ? CopiesOf(algorithm, request) : ArenaCopies();
+  WorkloadBuilder builder(topology, fold, request.geometry, 4, copies);
+  for (int32_t rank = 0; rank < n; ++rank) builder.Add(BuildPlan(algorithm, request, rank));
+  const Workload workload = std::move(builder).Finish();
+  const EngineResult result = ValueOf(RunEngine(workload));
+  std::map<std::string, double> totals;
+  for (size_t i = 0; i < workload.links.size(); ++i) {
+    totals[topology.Name(workload.links[i].id)] += result.bytes_on[i];
   }
-  return 0;
+  return totals;
 }
 
 TEST_CASE("without shared links the engine is the cost model") {
@@ -315,23 +328,23 @@ TEST_CASE("every byte that leaves a rank arrives at another") {
           }
           const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
           const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
-          const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
+          std::map<std::string, double> totals = TotalsOf(algorithm, request, cluster);
           if (request.collective == Collective::kAllToAll) {  // each byte is read and written
             const auto self = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kSelf)].bytes);
-            CheckClose(algorithm.name, TotalOn(full, "memory"), 2 * (self + node + network), 1e-9);
+            CheckClose(algorithm.name, totals["memory"], 2 * (self + node + network), 1e-9);
           }
           if (cluster.levels[0].kind != LevelKind::kSwitch) return;
           const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
           if (!over_domain) {  // otherwise transfers between rails cross the domain too
-            CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
-            CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
+            CheckClose(algorithm.name, totals["nvlink out"], node, 1e-9);
+            CheckClose(algorithm.name, totals["nvlink in"], node, 1e-9);
           }
           if (cluster.levels.size() == 1) return;
-          CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
-          CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
+          CheckClose(algorithm.name, totals[cluster.levels[1].name + " out"], network, 1e-9);
+          CheckClose(algorithm.name, totals[cluster.levels[1].name + " in"], network, 1e-9);
           if (cluster.levels.size() == 2) return;
-          CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
-                     TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
+          CheckClose(algorithm.name, totals[cluster.levels[2].name + " up"],
+                     totals[cluster.levels[2].name + " down"], 1e-9);
         });
   }
 }
@@ -380,7 +393,7 @@ TEST_CASE("another numbering of the ranks changes no time") {
 TEST_CASE("transfers that share a link get max-min fair rates") {
   // Links of 1 and 2 bytes per second. The first transfer uses the first link, the second both, the third the second.
   Workload workload;
-  workload.links = {{{}, 1, 1}, {{}, 2, 1}};
+  workload.links = {{{}, 1}, {{}, 2}};
   workload.uses = {{0, 1}, {0, 1}, {1, 1}, {1, 1}};
   workload.routes = {{0, 1, 1}, {1, 2, 1}, {3, 1, 2}};
   Rates rates(workload, 3);
@@ -404,7 +417,7 @@ TEST_CASE("rounding of weights leaves no rate undetermined") {
   // Three transfers of weights 0.1, 0.2 and 0.3 fill a link; 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not 0 in floating
   // point. Another transfer uses a second link, which a limited one joins to the first.
   Workload workload;
-  workload.links = {{{}, 1, 1}, {{}, 103, 1}};
+  workload.links = {{{}, 1}, {{}, 103}};
   workload.uses = {{0, 0.1}, {0, 0.2}, {0, 0.3}, {1, 1}, {1, 60}};
   workload.routes = {{0, 1, 10}, {1, 1, 5}, {2, 2, 1.0 / 0.3}, {4, 1, 1.7}};
   Rates rates(workload, 4);
@@ -442,7 +455,8 @@ TEST_CASE("closed forms of all_to_all on tapered trees and tori") {
   torus.levels[0].dims = {8, 8};
   found = Run(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus, Fidelity::kFolded);
   CheckClose("torus", found.bounds.beta_s, 64 * m * 8 / (8 * 5e10), 1e-9);
-  CheckClose("torus", TotalOn(found, "torus dimension 1 -"), TotalOn(found, "torus dimension 1 +"), 1e-9);
+  std::map<std::string, double> totals = TotalsOf(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus);
+  CheckClose("torus", totals["torus dimension 1 -"], totals["torus dimension 1 +"], 1e-9);
   // Dragonfly of groups of 4 ranks, half as many global links: a shift by one group uses one pair of groups.
   Cluster dragonfly = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
                                    MakeLevel("group", LevelKind::kSwitch, 4, 5e10, 1e-6),

@@ -45,7 +45,7 @@ void SameInFull(const Algorithm& algorithm, const Request& request, const Cluste
   CHECK(folded.bounds.bottleneck == full.bounds.bottleneck);
   for (const LinkLoad& load : full.links) {
     for (const LinkLoad& other : folded.links) {
-      if (other.name == load.name) CheckClose(load.name, other.total_bytes, load.total_bytes, 1e-9);
+      if (other.name == load.name) CheckClose(load.name, other.bytes, load.bytes, 1e-9);
     }
   }
 }

@@ -29,7 +29,7 @@ TEST_CASE("steps after a wait go on with a row and do not repeat its bytes") {
   cluster.levels[0].bytes_per_s = 4e9;  // of the links; a transfer has 2 GB/s
   const Simulation found = ValueOf(Simulate(algorithm, request, 4, cluster, Fidelity::kFull, 100));
   for (const LinkLoad& load : found.links) {
-    if (load.name == "node out") CheckClose("bytes", load.total_bytes, 4 * (1000 + 500));
+    if (load.name == "node out") CheckClose("bytes", load.bytes, 4 * (1000 + 500));
   }
   // The sum takes one overhead, and the read another one. The signal arrives during the sum.
   CheckClose("time", found.time_s, 1e-6 + 2 * 3e-6 + 4 * 1500 / 2e9);

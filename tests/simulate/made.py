@@ -4,10 +4,10 @@ import csv
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import features, formulas, systems, table
-from tools.simulator import measured
+from jaxcomm.simulate.nccl import features, formulas, systems
+from tools.simulator import measured, table_file
 
-COLUMNS = (*table.REQUIRED[:8], "time_us", "note")
+COLUMNS = (*table_file.REQUIRED[:8], "time_us", "note")
 DEFAULTS = {
     "source": "somebody/sweep:file.md",
     "hardware": "GB200 NVL72",

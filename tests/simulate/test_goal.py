@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxcomm._core import plan
-from jaxcomm.simulate import Cluster, cli, collective
-from jaxcomm.simulate.export import goal
+from jaxcomm.simulate import Cluster, collective
+from tools.simulator import goal
 
 OVERHEAD_S, LATENCY_S, RATE = 1e-6, 5e-6, 48e9
 # Each rank is a node of its own, so all messages pass its adapter.
@@ -163,14 +163,12 @@ def test_a_schedule_survives_its_text(pull):
         assert _fifo_s(schedule) > 0
 
 
-def test_the_command_writes_the_schedule(tmp_path):
-    command = ["collective", "all_gather", "--bytes", "64KiB", "--ranks", "8", "--cluster", "dgx-h100"]
-    assert cli.main([*command, "--algorithm", "ring", "--goal", str(tmp_path / "x.goal")]) == 0
-    schedule = _read((tmp_path / "x.goal").read_text())
-    received = [sum(op.size for op in ops if op.kind == "recv" and op.size > 1) for ops in schedule]
-    assert received == [7 * 64 << 10] * 8
-    assert cli.main([*command, "--fault", "nvlink[3]=0.5", "--goal", str(tmp_path / "y.goal")]) == 2
-    assert not (tmp_path / "y.goal").exists()
+def test_clusters_without_faults_have_schedules():
+    x = jax.ShapeDtypeStruct((16 << 10,), np.float32)
+    schedule = goal.of("all_gather", x, 8, cluster=Cluster.load("dgx-h100"), algorithm="ring")
+    assert [sum(op.size for op in ops if op.kind == "recv" and op.size > 1) for ops in schedule] == [7 * 64 << 10] * 8
+    with pytest.raises(ValueError, match="a schedule has no faults, got nvlink"):
+        goal.of("all_gather", x, 8, cluster=Cluster.load("dgx-h100", {"fault.nvlink[3]": "0.5"}))
 
 
 def _plan(rank, steps):

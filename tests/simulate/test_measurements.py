@@ -73,7 +73,7 @@ def test_the_package_ships_the_parameters_of_this_table():
     """Every measured point returns itself: the shipped parameters are not those of an older table."""
     rows = measured.read(FOUND[0])
     found = parameters.shipped().model.predict(rows)
-    assert set(found.basis) == {"measured"}
+    assert set(found.evidence) == {"measured"}
     np.testing.assert_allclose(np.exp(found.log_time), measured.times(rows), rtol=1e-3)
 
 

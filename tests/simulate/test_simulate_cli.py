@@ -1,4 +1,4 @@
-"""python -m jaxcomm.simulate: rows in, the same rows out; errors on standard error."""
+"""python -m tools.simulator: rows in, the same rows out; errors on standard error."""
 
 import csv
 import subprocess
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from test_fit import DENSE, SIZES, TRUTH
 
-from jaxcomm.simulate import cli
 from tools.simulator import errors, measured
 from tools.simulator.__main__ import main
 
@@ -28,7 +27,7 @@ def test_predict_keeps_rows_order_and_cells(tmp_path, capsys):
         {"bytes": "65536.0", "note": "lib=NCCL; a, b", "extra": "again"},
     ]
     made.write(tmp_path / "in.csv", rows, columns)
-    assert cli.main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
     before, after = _rows(tmp_path / "in.csv"), _rows(tmp_path / "out.csv")
     assert [row[:-3] for row in after] == before
     assert after[0][-3:] == ["predicted_us", "low_us", "high_us"]
@@ -43,7 +42,7 @@ def test_predict_keeps_rows_order_and_cells(tmp_path, capsys):
 
 def test_predict_takes_a_table_without_rows(tmp_path):
     made.write(tmp_path / "in.csv", [])
-    assert cli.main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
     assert len(_rows(tmp_path / "out.csv")) == 1
 
 
@@ -53,7 +52,7 @@ def test_predictions_follow_the_parameters_that_were_fitted(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "domain, somebody/sweep, GB200 NVL72: 120 rows" in out and "not identified" in out
     command = ["predict", str(tmp_path / "t.csv"), "--parameters", str(tmp_path / "f.json"), "--out"]
-    assert cli.main([*command, str(tmp_path / "out.csv")]) == 0
+    assert main([*command, str(tmp_path / "out.csv")]) == 0
     predicted = [float(row[-3]) for row in _rows(tmp_path / "out.csv")[1:]]
     np.testing.assert_allclose(predicted, measured.times(source), rtol=1e-3)
 
@@ -172,12 +171,12 @@ def test_bad_input_ends_with_its_name_and_status_2(tmp_path, monkeypatch, capsys
     made.write("good.csv", [{}])
     made.write("done.csv", [{"low_us": "1"}], (*made.COLUMNS, "low_us"))
     made.write("untimed.csv", [{"op": "ep_combine", "bytes": "", "time_us": ""}])
-    assert (cli.main if command[0] == "predict" else main)(command) == 2
+    assert main(command) == 2
     assert message in capsys.readouterr().err
 
 
 def test_it_runs_as_a_module(tmp_path):
     made.write(tmp_path / "in.csv", [{}])
-    command = [sys.executable, "-m", "jaxcomm.simulate", "predict", tmp_path / "in.csv", "--out", tmp_path / "out.csv"]
+    command = [sys.executable, "-m", "tools.simulator", "predict", tmp_path / "in.csv", "--out", tmp_path / "out.csv"]
     subprocess.run(command, check=True, timeout=120)
     assert len(_rows(tmp_path / "out.csv")[1]) == len(made.COLUMNS) + 3

@@ -1,10 +1,10 @@
-"""jaxcomm.simulate.table: what it reads, and the file, line and column of what it refuses."""
+"""tools.simulator.table_file: what it reads, and the file, line and column of what it refuses."""
 
 import made
 import pytest
 
-from jaxcomm.simulate.nccl import hardware, table
-from tools.simulator import measured
+from jaxcomm.simulate.nccl import hardware
+from tools.simulator import measured, table_file
 
 
 def test_cells_become_numbers_and_notes(tmp_path):
@@ -27,7 +27,7 @@ def test_a_series_does_not_depend_on_notes_that_follow_from_the_time(tmp_path):
 
 def test_expert_rows_may_lack_bytes_and_time(tmp_path):
     rows = [{"op": "ep_combine", "bytes": "", "time_us": "", "note": "tokens=128"}, {}]
-    found = table.read(made.write(tmp_path / "t.csv", rows))
+    found = table_file.read(made.write(tmp_path / "t.csv", rows))
     assert found.rows[0].bytes is None and found.rows[0].size == 128
     assert len(found) == 2 and measured.times(made.read(tmp_path / "t.csv", rows)).tolist() == [100]
 
@@ -48,7 +48,7 @@ def test_expert_rows_may_lack_bytes_and_time(tmp_path):
     ],
 )
 def test_a_bad_cell_is_named_by_line_and_column(tmp_path, row, message):
-    with pytest.raises(table.TableError) as error:
+    with pytest.raises(table_file.TableError) as error:
         made.read(tmp_path / "t.csv", [{}, row])
     assert message in str(error.value)
 
@@ -65,28 +65,28 @@ def test_a_bad_cell_is_named_by_line_and_column(tmp_path, row, message):
 )
 def test_a_bad_file_is_named(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(table.TableError) as error:
-        table.read(tmp_path / "t.csv")
+    with pytest.raises(table_file.TableError) as error:
+        table_file.read(tmp_path / "t.csv")
     assert message in str(error.value)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(table.TableError, match=r"none\.csv: No such file"):
-        table.read(tmp_path / "none.csv")
+    with pytest.raises(table_file.TableError, match=r"none\.csv: No such file"):
+        table_file.read(tmp_path / "none.csv")
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(table.TableError, match=r"t\.csv: not UTF-8"):
-        table.read(tmp_path / "t.csv")
+    with pytest.raises(table_file.TableError, match=r"t\.csv: not UTF-8"):
+        table_file.read(tmp_path / "t.csv")
 
 
 def test_lines_are_counted_through_cells_that_span_them(tmp_path):
-    with pytest.raises(table.TableError, match=r"t\.csv:4: column ranks"):
+    with pytest.raises(table_file.TableError, match=r"t\.csv:4: column ranks"):
         made.read(tmp_path / "t.csv", [{"hardware": "GB200\nNVL72"}, {"ranks": "x"}])
 
 
 def test_a_table_to_predict_needs_no_times(tmp_path):
     path = made.write(tmp_path / "t.csv", [{}], [c for c in made.COLUMNS if c != "time_us"])
-    assert len(table.read(path)) == 1
-    with pytest.raises(table.TableError, match="missing columns time_us"):
+    assert len(table_file.read(path)) == 1
+    with pytest.raises(table_file.TableError, match="missing columns time_us"):
         measured.read(path)
 
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.nccl import table
-from jaxcomm.simulate.nccl.parameters import Fitted, ParametersError, load, shipped
-from tools.simulator import errors, holdouts, measured, megatron, parameters
+from jaxcomm.simulate.nccl.parameters import Fitted, shipped
+from jaxcomm.simulate.nccl.table import Table
+from tools.simulator import errors, holdouts, measured, megatron, parameters, predict, table_file
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -21,6 +21,12 @@ def _parser() -> argparse.ArgumentParser:
     text = "leave out the hold-outs: quicker, but predictions of other scales, ops and systems get the widest interval"
     fit.add_argument("--quick", help=text, action="store_true")
     fit.set_defaults(run=_fit)
+
+    rows = commands.add_parser("predict", help="add predicted_us, low_us and high_us to the rows of a table")
+    rows.add_argument("table", metavar="IN.csv")
+    rows.add_argument("--out", required=True, metavar="OUT.csv")
+    rows.add_argument("--parameters", help="parameters that `fit` wrote (default: the package's)", metavar="FILE")
+    rows.set_defaults(run=_predict)
 
     check = commands.add_parser("validate", help="fit parts of a table, predict the rest, print the errors")
     check.add_argument("table", metavar="FILE.csv")
@@ -43,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(path: str) -> table.Table:
+def _measured(path: str) -> Table:
     found = measured.read(path)
     if not len(found):
-        raise table.TableError(f"{path}: no row has a time")
+        raise table_file.TableError(f"{path}: no row has a time")
     return found
 
 
@@ -63,11 +69,23 @@ def _fit(args: argparse.Namespace) -> int:
     return 0
 
 
+def _predict(args: argparse.Namespace) -> int:
+    given = table_file.read(args.table)
+    if taken := [name for name in predict.COLUMNS if name in given.columns]:
+        raise table_file.TableError(f"{args.table}:1: column {taken[0]} is there already")
+    fitted = parameters.load(args.parameters) if args.parameters else shipped()
+    cells, reasons = predict.of_rows(given, fitted)
+    table_file.write(args.out, given, predict.COLUMNS, cells)
+    for index, reason in sorted(reasons.items()):
+        print(f"{args.table}:{given.rows[index].line}: declined: {reason}", file=sys.stderr)
+    return 0
+
+
 def _validate(args: argparse.Namespace) -> int:
     rows = _measured(args.table)
     report = errors.run(rows, tuple(name for name in args.hold_out if name != "new-rows"))
     if "new-rows" in args.hold_out:
-        fitted: Fitted = load(args.parameters) if args.parameters else shipped()
+        fitted: Fitted = parameters.load(args.parameters) if args.parameters else shipped()
         more = errors.new_rows(rows, fitted)
         report.lines.extend(more.lines)
         report.coverage.update(more.coverage)
@@ -92,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
-    except (table.TableError, ParametersError, ValueError) as error:
+    except ValueError as error:
         print(f"python -m tools.simulator: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import measured, optimize
+from tools.simulator import measured
 from tools.simulator.holdouts import Part
 
 
@@ -22,7 +23,7 @@ def _line(x: np.ndarray, log_time: np.ndarray, steps: np.ndarray | None = None) 
     steps = np.ones(len(x)) if steps is None else steps
     mean = np.array([np.min(log_time - np.log(steps)), np.median(log_time - np.log(x))])
     wide = np.full(2, 10.0)
-    return optimize.minimize(
+    return least_squares.minimize(
         lambda t: np.logaddexp(t[0] + np.log(steps), t[1] + np.log(x)), log_time, mean, wide, mean
     ).theta
 

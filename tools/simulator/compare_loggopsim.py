@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcomm.simulate import Cluster, collective
 from jaxcomm.simulate.cluster.levels import Level
-from jaxcomm.simulate.export import goal
+from tools.simulator import goal
 
 # L, o, g and G in picoseconds: 5 us, 0.5 us, 1 us, and 20 ps per byte (50 GB/s). LogGOPSim takes integers.
 LATENCY, OVERHEAD, GAP, GAP_PER_BYTE = 5_000_000, 500_000, 1_000_000, 20

@@ -148,15 +148,15 @@ def new_rows(table: Table, fitted: Fitted) -> Report:
     """The errors of fitted parameters on rows that they were not fitted to."""
     found = fitted.model.predict(table)
     sizes = np.array([row.size for row in table.rows])
-    fresh = np.isfinite(found.log_time) & (found.basis != "measured")
+    fresh = np.isfinite(found.log_time) & (found.evidence != "measured")
     error = np.log(measured.times(table)) - found.log_time
     index = np.flatnonzero(fresh)
     lines = _lines("new-rows", table, index, error[fresh])
-    for basis in sorted(set(found.basis[fresh])):
-        lines += _lines(f"new-rows, {basis}", table, index, np.where(found.basis == basis, error, np.nan)[fresh])[:2]
+    for name in sorted(set(found.evidence[fresh])):
+        lines += _lines(f"new-rows, {name}", table, index, np.where(found.evidence == name, error, np.nan)[fresh])[:2]
     coverage = {}
     if len(index):
-        low, high = fitted.intervals.limits(found.basis[fresh], sizes[fresh], found.deviation[fresh])
+        low, high = fitted.intervals.limits(found.evidence[fresh], sizes[fresh], found.deviation[fresh])
         coverage["new-rows"] = float(np.mean((error[fresh] >= low) & (error[fresh] <= high)))
     return Report(lines, coverage, None)
 

@@ -4,13 +4,14 @@ from collections import defaultdict
 
 import numpy as np
 
+from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl import features, formulas, hardware
 from jaxcomm.simulate.nccl.features import Features
 from jaxcomm.simulate.nccl.model import Model
 from jaxcomm.simulate.nccl.residual import Knots, Residual
 from jaxcomm.simulate.nccl.systems import Key, Prior, System, Systems, describe
 from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import measured, optimize
+from tools.simulator import measured
 from tools.simulator.priors import PRIORS
 
 # Weight of rows that are slower than a larger size of their series.
@@ -25,7 +26,7 @@ def _fit_one(
     weight: np.ndarray,
     prior: dict[str, Prior],
     start: np.ndarray | None = None,
-) -> optimize.Fit:
+) -> least_squares.Fit:
     mean = np.log([p.center for p in prior.values()])
     spread = np.array([p.spread for p in prior.values()])
     names = list(prior)
@@ -35,12 +36,12 @@ def _fit_one(
 
     random = np.random.default_rng(0)
     starts = [start] if start is not None else [mean + k * spread * random.normal(size=len(mean)) for k in (0, 0.5)]
-    fits = [optimize.minimize(model, target, mean, spread, s, weight) for s in starts[:_STARTS]]
+    fits = [least_squares.minimize(model, target, mean, spread, s, weight) for s in starts[:_STARTS]]
     return min(fits, key=lambda fit: fit.loss)
 
 
 # First fits by system and rows: the parts of a hold-out share most of them.
-Cache = dict[tuple[Key, tuple[int, ...]], optimize.Fit]
+Cache = dict[tuple[Key, tuple[int, ...]], least_squares.Fit]
 
 
 def fit_systems(table: Table, q: Features, cache: Cache | None = None, wanted: set[Key] | None = None) -> Systems:
@@ -84,7 +85,7 @@ def _device(table: Table, i: int) -> str:
     return found.name
 
 
-def _system(prior: dict[str, Prior], found: optimize.Fit, device: str, rows: int) -> System:
+def _system(prior: dict[str, Prior], found: least_squares.Fit, device: str, rows: int) -> System:
     values = {name: float(v) for name, v in zip(prior, np.exp(found.theta), strict=True)}
     spread = np.array([p.spread for p in prior.values()])
     known = {n: float(np.clip(1 - v, 0, 1)) for n, v in zip(prior, found.variance / spread**2, strict=True)}

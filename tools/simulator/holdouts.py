@@ -152,7 +152,7 @@ class HeldOut:
     part: np.ndarray
     error: np.ndarray
     plan_error: np.ndarray  # of the plan model alone
-    basis: np.ndarray
+    evidence: np.ndarray
     deviation: np.ndarray
     calibration: tuple[np.ndarray, ...]  # of `points`: its training rows, each predicted from all others
 
@@ -180,19 +180,19 @@ def predict(table: Table, name: str, cache: Cache | None = None) -> HeldOut:
             np.full(len(rows), number),
             log_time[rows] - found.log_time,
             log_time[rows] - plan.log_time,
-            found.basis,
+            found.evidence,
             found.deviation,
         )
         for column, value in zip(columns, values, strict=True):
             column.append(value[known])
         if name == "points":
             calibration = leave_one_out(fitted)
-    index, part, error, plan_error, basis, deviation = (np.concatenate(c) if c else np.zeros(0) for c in columns)
-    return HeldOut(name, index.astype(int), part, error, plan_error, basis, deviation, calibration)
+    index, part, error, plan_error, evidence, deviation = (np.concatenate(c) if c else np.zeros(0) for c in columns)
+    return HeldOut(name, index.astype(int), part, error, plan_error, evidence, deviation, calibration)
 
 
 def leave_one_out(fitted: Model) -> tuple[np.ndarray, ...]:
-    """Error, deviation, size and basis of each fitted point, predicted from all others in closed form."""
+    """Error, deviation, size and evidence of each fitted point, predicted from all others in closed form."""
     residual = fitted.residual
     knots = residual.knots
     error, deviation = np.zeros(len(residual.values)), np.zeros(len(residual.values))

@@ -26,17 +26,17 @@ def _pairs(error: np.ndarray, size: np.ndarray, hold_out: str = "") -> list[tupl
 
 
 def calibrate(scaled: tuple[np.ndarray, ...], held_out: dict[str, HeldOut], sizes: np.ndarray) -> Intervals:
-    """Intervals from leave-one-out errors (error, deviation, size, basis) and from hold-outs.
+    """Intervals from leave-one-out errors (error, deviation, size, evidence) and from hold-outs.
 
     Args:
       scaled: what `holdouts.leave_one_out` returns.
-      held_out: by name of the hold-out; a basis whose hold-out is missing has the widest interval, a guess.
+      held_out: by name of the hold-out; evidence whose hold-out is missing has the widest interval, a guess.
       sizes: of the rows of the held_out table.
     """
-    error, deviation, size, basis = scaled
+    error, deviation, size, evidence = scaled
     quantiles = {}
     for name in SCALED:
-        mask = basis == name
+        mask = evidence == name
         if mask.any():
             quantiles[name] = _pairs(error[mask] / deviation[mask], size[mask])
     for name, source in SOURCES.items():
@@ -56,7 +56,7 @@ def coverage(held_out: HeldOut, sizes: np.ndarray) -> float:
         if not len(held_out):
             return float("nan")
         intervals = calibrate(held_out.calibration, {}, sizes)
-        low, high = intervals.limits(held_out.basis, sizes[held_out.index], held_out.deviation)
+        low, high = intervals.limits(held_out.evidence, sizes[held_out.index], held_out.deviation)
         return float(np.mean((held_out.error >= low) & (held_out.error <= high)))
     for number in sorted(set(held_out.part)):
         mine, others = held_out.part == number, held_out.part != number

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import table
-from jaxcomm.simulate.nccl.table import Row, Table, TableError
+from jaxcomm.simulate.nccl.table import Row, Table
+from tools.simulator import table_file
+from tools.simulator.table_file import TableError
 
 # Notes that follow from the measured time: two rows of one series may differ in them.
 _RESULT_NOTES = frozenset({"printed", "rounding", "flag", "bw", "bytes"})
@@ -18,13 +19,13 @@ def read(path: str | pathlib.Path) -> Table:
     """The rows of a table that have a time. Only rows of ``ep_`` operations may lack one.
 
     Raises:
-      TableError: as ``table.read``, or a bad column ``time_us``.
+      TableError: as ``table_file.read``, or a bad column ``time_us``.
     """
-    found = table.read(path)
+    found = table_file.read(path)
     if "time_us" not in found.columns:
         raise TableError(f"{path}:1: missing columns time_us; found {', '.join(found.columns)}")
     for row, cell in zip(found.rows, _cells(found), strict=True):
-        value = table.positive(cell)
+        value = table_file.positive(cell)
         if value is None and (cell or not row.op.startswith("ep_")):
             raise TableError(f"{path}:{row.line}: column time_us: got {cell!r}, expected a positive number")
     return select(found, map(bool, _cells(found)))

@@ -1,16 +1,27 @@
-"""Writes the parameters that `python -m jaxcomm.simulate predict` reads."""
+"""Writes files of fitted parameters, and reads them with checks."""
 
 import json
+import math
 import pathlib
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.nccl.parameters import FORMAT, Fitted
-from jaxcomm.simulate.nccl.residual import TEXTS, Residual
+from jaxcomm.simulate.cluster.toml_table import unknown
+from jaxcomm.simulate.nccl import formulas
+from jaxcomm.simulate.nccl.parameters import Fitted, from_data
+from jaxcomm.simulate.nccl.residual import ENTRY, TEXTS, Residual
 from jaxcomm.simulate.nccl.table import Table
 from tools.simulator import fit, holdouts, intervals
+
+FORMAT = 2
+_KEYS = ("format", "origin", "units", "intervals", "priors", "systems", "residual")
+_SYSTEM = ("key", "device", "rows", "parameters", "identified")
+
+
+class ParametersError(ValueError):
+    """A file of parameters that cannot be read; the message names file and key."""
 
 
 def fitted_to(table: Table, origin: str, with_hold_outs: bool = True) -> Fitted:
@@ -37,7 +48,7 @@ def save(path: str | pathlib.Path, fitted: Fitted) -> None:
         "format": FORMAT,
         "origin": fitted.origin,
         "units": "us; GB/s for channel_*; shares of data/hardware.toml for share_*, self, nic_*; log_ratio is natural",
-        "bands": {
+        "intervals": {
             k: [[round(x, 4) for x in pair] for pair in v] for k, v in sorted(fitted.intervals.quantiles.items())
         },
         "priors": {
@@ -88,3 +99,43 @@ def _series(residual: Residual) -> list[dict[str, Any]]:
             entry["noise"] = [round(float(knots.noise[i]), 3) for i in index]
         entries.append(entry)
     return entries
+
+
+def load(path: str | pathlib.Path) -> Fitted:
+    """Reads a file that ``save`` wrote."""
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParametersError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ParametersError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ParametersError(f"{path}: key format: expected {FORMAT}; write the file anew with `fit`")
+    try:
+        _check(str(path), data)
+        return from_data(data)
+    except ParametersError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ParametersError(f"{path}: missing or malformed key: {error}") from None
+
+
+def _check(path: str, data: dict[str, Any]) -> None:
+    """Refuses unknown keys, forms with other parameters than those of the model, and values that are not positive."""
+    tables: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [("", data, _KEYS)]
+    tables += [(f"systems[{i}].", entry, _SYSTEM) for i, entry in enumerate(data.get("systems", []))]
+    tables += [(f"residual[{i}].", entry, ENTRY) for i, entry in enumerate(data.get("residual", []))]
+    for place, table, known in tables:
+        for key in table:
+            if key not in known:
+                raise ParametersError(f"{path}: {place}{key}: {unknown(key, known)}")
+    values = [value for prior in data["priors"].values() for pair in prior.values() for value in pair]
+    values += [value for entry in data["systems"] for value in entry["parameters"].values()]
+    for value in values:
+        if not (value > 0 and math.isfinite(value)):
+            raise ParametersError(f"{path}: got parameter {value!r}, expected a positive number")
+    if set(data["priors"]) != set(formulas.FORMS):
+        raise ParametersError(f"{path}: key priors: expected {', '.join(formulas.FORMS)}")
+    for entry in data["systems"]:
+        if set(entry["parameters"]) != set(data["priors"][entry["key"][0]]):
+            raise ParametersError(f"{path}: key systems: parameters of {', '.join(entry['key'])} do not match its form")

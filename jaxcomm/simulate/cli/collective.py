@@ -1,21 +1,22 @@
-"""The command `collective`: a prediction, what-ifs, comparisons, timelines and plots."""
+"""The command `collective`: a prediction, what-ifs, comparisons, a timeline and plots."""
 
 import argparse
 import dataclasses
 import itertools
-import pathlib
+import re
 import sys
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxcomm._request import splits_operand
+from jaxcomm._core import plan
+from jaxcomm._measure import size_text
+from jaxcomm._request import native_name, splits_operand
 from jaxcomm.simulate import collectives
 from jaxcomm.simulate.cli import options
-from jaxcomm.simulate.cluster import skew as skews
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.export import goal, perfetto, plots
+from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.nccl import predict as nccl
 
 _TIMELINE_ENTRIES = 100_000
@@ -25,39 +26,38 @@ def add_command(commands: Any) -> None:
     """Adds the command to a parser."""
     call = commands.add_parser("collective", help="time of a jaxcomm collective on a cluster, from its plan")
     call.add_argument("op", metavar="OP", help="public name, such as psum or all_to_all")
-    call.add_argument(
-        "--bytes", required=True, metavar="SIZES", help="operand of one rank: 64MiB, 1KiB,1MiB, 64KiB..4GiB"
-    )
+    text = "operand of one rank: 64MiB (64 x 2^20), 64MB (64 x 10^6), 1KiB,1MiB, or 64KiB..4GiB"
+    call.add_argument("--bytes", required=True, type=size_text.parse_list, metavar="SIZES", help=text)
     call.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: one group of the first level)")
     call.add_argument("--cluster", required=True, metavar="CLUSTER", help=options.cluster_help())
     call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
     call.add_argument("--dtype", default="float32", help="element type (default: float32)")
     call.add_argument("--fidelity", default="folded", choices=collectives.FIDELITIES, help="default: folded")
-    text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
+    text = "other algorithms, or nccl-VERSION: the time of NCCL, from published timings"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
-    call.add_argument("--goal", metavar="OUT.goal", help="schedule of the last plan, for LogGOPSim")
     options.add(call)
     call.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     clusters = options.clusters(args)
-    numbers, sizes = _numbers(args, clusters[""]), options.sizes(args.bytes)
-    dtype = _dtype(args.dtype)
-    drawn = options.plots(args)
-    several = len(numbers) * len(sizes) > 1
-    if "waterfall" in drawn and (several or args.fidelity == "bounds"):
-        raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
-    libraries = [name for name in args.compare if name.startswith("nccl-")]
-    others = [name for name in args.compare if name not in libraries]
-    options.check_plots(drawn, len(numbers) * len(sizes) * (len(clusters) + len(others)))
+    numbers, dtype = _numbers(args, clusters[""]), _dtype(args.dtype)
+    for size in args.bytes:
+        if size % dtype.itemsize:
+            raise ValueError(f"--bytes: {size} is not a multiple of the {dtype.itemsize} bytes of {dtype}")
+    drawn = options.outputs(args)
+    several = len(numbers) * len(args.bytes) > 1
+    if drawn and args.fidelity == "bounds":
+        raise ValueError("--plot: --fidelity bounds gives no times")
+    if "waterfall" in drawn and several:
+        raise ValueError("--plot waterfall: needs one size and one number of ranks")
+    libraries, others = _compared(args)
     asked = [("", name) for name in (args.algorithm, *others)]
     asked += [(label, args.algorithm) for label in clusters if label]
     points: list[plots.Point] = []
-    loads: dict[str, list[plots.Load]] = {}
     times: dict[str, float] = {}
     last: collectives.Simulated | None = None
-    for ranks, size in itertools.product(numbers, sizes):
+    for ranks, size in itertools.product(numbers, args.bytes):
         x, base = _operand(args.op, size, ranks, dtype), None
         for label, algorithm in asked:
             try:
@@ -68,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
                     cluster=clusters[label],
                     algorithm=algorithm,
                     fidelity=args.fidelity,
-                    skew=skews.parse(args.skew) if args.skew else None,
-                    seed=args.seed,
                     max_entries=_TIMELINE_ENTRIES if args.trace else 0,
                     symmetric_buffers=args.symmetric_buffers,
                 )
@@ -84,29 +82,32 @@ def run(args: argparse.Namespace) -> int:
             base = base or last.time_s
             if last.time_s is not None:
                 times[name] = last.time_s
-                series = ", ".join([name or "as given", *([f"{size} bytes, {ranks} ranks"] if several else [])])
-                loads[series] = [
-                    plots.Load(link, moved, moved / rate / last.time_s) for link, (moved, rate) in last.links.items()
-                ]
-                points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
+                points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.interval))
         for name in libraries:
             other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
-            row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s, "band": other.band}
-            options.print_one(args, name, other, row, base)
-            points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.band))
+            row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s}
+            options.print_one(args, name, other, row | {"interval": other.interval}, base)
+            points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.interval))
     if args.trace and last is not None:
         options.write(args.trace, perfetto.of_collective(last))
-    if args.goal:
-        schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
-        pathlib.Path(args.goal).write_text(goal.text(schedule), encoding="utf-8")
-    title = f"{args.op} of {args.bytes} among {', '.join(map(str, numbers))} ranks of {clusters[''].name}"
     if "time" in drawn:
-        plots.collectives(drawn["time"], title, points)
-    if "links" in drawn:
-        plots.links(drawn["links"], title, loads)
+        plots.collectives(drawn["time"], f"{args.op} on {clusters[''].name}", points)
     if "waterfall" in drawn:
+        title = f"{args.op} of {plots.size(args.bytes[0])} among {numbers[0]} ranks of {clusters[''].name}"
         options.waterfall(drawn["waterfall"], title, {name: times[name] for name in clusters})
     return 0
+
+
+def _compared(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The versions of NCCL and the algorithms of --compare."""
+    known = [name for name, _ in plan.algorithms(native_name(args.op))]
+    libraries = [name for name in args.compare if re.fullmatch(r"nccl-\d+(\.\d+)*", name)]
+    others = [name for name in args.compare if name not in libraries]
+    for name in others:
+        if name not in known:
+            expected = f"expected nccl-VERSION such as nccl-2.28, or an algorithm of {args.op}: {', '.join(known)}"
+            raise ValueError(f"--compare: got {name!r}, {expected}")
+    return libraries, others
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -1,9 +1,9 @@
 """The command `goodput`."""
 
 import argparse
+import re
 from typing import Any
 
-from jaxcomm.simulate.cluster.toml_table import seconds
 from jaxcomm.simulate.goodput import goodput
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "y": 365.25 * 86400.0}
@@ -20,9 +20,16 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _seconds(option: str, text: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*", text)
+    if not found or found[2] not in _UNITS:
+        raise ValueError(f"{option}: got {text!r}, expected a number with one of the units {', '.join(_UNITS)}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
 def run(args: argparse.Namespace) -> int:
     names = ("mtbf", "checkpoint", "restart", "detect", "interval")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    times = {f"{name}_s": seconds(f"--{name}", text, _UNITS) for name, text in given.items()}
+    times = {f"{name}_s": _seconds(f"--{name}", text) for name, text in given.items()}
     print(goodput(args.ranks, **times))
     return 0

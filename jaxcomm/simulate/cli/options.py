@@ -2,17 +2,14 @@
 
 import argparse
 import json
+import os
 import pathlib
-import re
 from typing import Any
 
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.export import plots as plotting
 
 ALL = "all what-ifs"
-
-
-PLOTS = ("time", "links", "waterfall")
 
 
 def cluster_help() -> str:
@@ -24,36 +21,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
     text = "leaf[3]=0.5 (share left; lost: 0), leaf.planes=1 (lost), rank[7]=1.5 (times as slow), rank[7]=lost"
     parser.add_argument("--fault", metavar="FAULT", nargs="+", default=[], help=text)
-    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or one per rank of the group (0us,5us,...)"
-    parser.add_argument("--skew", metavar="SKEW", help=text)
-    text = "of arrivals drawn from a distribution (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     text = "peers access operands and results where XLA has them; otherwise data passes through an arena"
     parser.add_argument("--symmetric-buffers", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
     parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
-    text = "plots, which need matplotlib: OUT.png of times, links=OUT.png of link loads, waterfall=OUT.png of what-ifs"
+    text = "plots, which need matplotlib: OUT.png of times, waterfall=OUT.png of what-ifs"
     parser.add_argument("--plot", metavar="[KIND=]OUT.png", nargs="+", default=[], help=text)
-
-
-def sizes(text: str) -> list[int]:
-    """Bytes of "64MiB", "1KiB,1MiB" or "64KiB..4GiB" (every power of two in between)."""
-
-    def one(part: str) -> int:
-        found = re.fullmatch(r"\s*(\d+)\s*([KMGT]?i?B?)\s*", part)
-        scale = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
-        if not found or (unit := found[2].rstrip("B").rstrip("i")) not in scale:
-            raise ValueError(f"--bytes: got {part!r}, expected a size such as 4096, 64KiB or 1GiB")
-        return int(found[1]) << scale[unit] if unit else int(found[1])
-
-    found = []
-    for part in text.split(","):
-        first, _, last = part.partition("..")
-        size = one(first)
-        found.append(size)
-        while last and size > 0 and (size := 2 * size) <= one(last):
-            found.append(size)
-    return found
 
 
 def changes(text: str) -> dict[str, str]:
@@ -67,25 +40,27 @@ def changes(text: str) -> dict[str, str]:
     return changes
 
 
-def plots(args: argparse.Namespace) -> dict[str, str]:
-    """Paths by kind of plotting."""
+def outputs(args: argparse.Namespace) -> dict[str, str]:
+    """Paths of the plots by kind. Checks them and that of --trace before a prediction takes time."""
     found: dict[str, str] = {}
     for text in args.plot:
-        kind, equals, path = text.partition("=")
-        kind, path = (kind, path) if equals and kind in PLOTS else ("time", text)
+        path = text.removeprefix("waterfall=")
+        kind = "time" if path == text else "waterfall"
         if not path or kind in found or pathlib.Path(path) in map(pathlib.Path, found.values()):
-            raise ValueError(f"--plot: got {text!r}, expected OUT.png, links=OUT.png or waterfall=OUT.png, once each")
-        if not pathlib.Path(path).parent.is_dir() or pathlib.Path(path).is_dir():
-            raise ValueError(f"--plot: {path}: expected a file in a directory that exists")
+            raise ValueError(f"--plot: got {text!r}, expected OUT.png or waterfall=OUT.png, once each")
         found[kind] = path
+    for option, path in [
+        *(("--plot", path) for path in found.values()),
+        *([("--trace", args.trace)] * bool(args.trace)),
+    ]:
+        target = pathlib.Path(path)
+        if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise ValueError(f"{option}: {path}: expected a file that can be written")
     if "waterfall" in found and not args.what_if:
         raise ValueError("--plot waterfall: needs --what-if")
+    if found:
+        plotting.check()
     return found
-
-
-def check_plots(plots: dict[str, str], predictions: int) -> None:
-    if "links" in plots and predictions > plotting.MAX_SERIES:
-        raise ValueError(f"--plot links: got {predictions} predictions, expected at most {plotting.MAX_SERIES}")
 
 
 def clusters(args: argparse.Namespace) -> dict[str, Cluster]:
@@ -101,7 +76,7 @@ def clusters(args: argparse.Namespace) -> dict[str, Cluster]:
     made = {"": Cluster.load(args.cluster, broken)}
     for text in args.what_if:
         made[text] = Cluster.load(args.cluster, {**broken, **changes(text)})
-    if "waterfall" in plots(args):
+    if any(text.startswith("waterfall=") for text in args.plot):
         every: dict[str, str] = {}
         for text in args.what_if:
             if twice := every.keys() & changes(text).keys():

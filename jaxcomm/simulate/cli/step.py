@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import itertools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -11,12 +12,16 @@ from typing import Any
 import jax
 
 from jaxcomm.simulate.cli import options
-from jaxcomm.simulate.cluster import skew as skews
 from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.step import hlo, predict
 from jaxcomm.simulate.step.result import Step
 from jaxcomm.simulate.step.tasks import StepError
+
+# Axes of which all orders are tried, and the gain from which another order is worth a line.
+_MAX_ORDERED = 3
+_LEAST_GAIN = 0.02
 
 
 def add_command(commands: Any) -> None:
@@ -24,11 +29,9 @@ def add_command(commands: Any) -> None:
     step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
     text = "FILE.py:FUNCTION or MODULE:FUNCTION; FUNCTION(mesh) returns the step and a tuple of its arguments"
     step.add_argument("target", metavar="TARGET", nargs="?", help=text)
-    text = "axes, outermost first: data=16,model=8; optional with --hlo"
+    text = "axes, outermost first: ranks along the last one are neighbours; data=16,model=8; optional with --hlo"
     step.add_argument("--mesh", metavar="AXIS=SIZE,...", help=text)
     step.add_argument("--hlo", metavar="FILE", help="HLO text instead of TARGET: compiled.as_text() of several devices")
-    text = "times of kernels from jax.profiler, for --hlo: FILE.trace.json.gz"
-    step.add_argument("--profile", metavar="FILE", help=text)
     step.add_argument("--cluster", required=True, metavar="CLUSTER", help=options.cluster_help())
     step.add_argument("--while-trips", type=int, default=1, metavar="N", help="iterations of while loops (default: 1)")
     step.add_argument("--compare", metavar="CLUSTER", nargs="+", default=[], help="other clusters")
@@ -72,48 +75,39 @@ def _target(text: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
-    """The prediction of the given step for a cluster."""
+def _workload(args: argparse.Namespace) -> Callable[[Cluster, dict[str, int] | None], Step]:
+    """The prediction of the given step for a cluster and a mesh."""
     if (args.target is None) == (args.hlo is None):
         raise ValueError(f"step: expected one of TARGET and --hlo, got {'none' if args.hlo is None else 'both'}")
-    if args.profile and not args.hlo:
-        raise ValueError("step: --profile needs --hlo, the text of the program of the profile")
-    if args.hlo and (args.skew or args.symmetric_buffers):
-        raise ValueError("step: --skew and --symmetric-buffers need a TARGET")
-    mesh = _mesh(args.mesh) if args.mesh else None
+    if args.hlo and args.symmetric_buffers:
+        raise ValueError("step: --symmetric-buffers needs a TARGET")
     if args.hlo:
         text = pathlib.Path(args.hlo).read_text(encoding="utf-8", errors="replace")
-        return lambda cluster: hlo.of_text(
-            text,
-            cluster=cluster,
-            mesh=mesh,
-            while_trips=args.while_trips,
-            profiled=args.profile,
-            file=args.hlo,
+        return lambda cluster, mesh: hlo.of_text(
+            text, cluster=cluster, mesh=mesh, while_trips=args.while_trips, file=args.hlo
         )
-    if mesh is None:
+    if not args.mesh:
         raise ValueError("step: --mesh is missing, such as --mesh data=16,model=8")
     target = _target(args.target)
-    try:
-        made = target(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
-    except KeyError as error:
-        if not error.args or not isinstance(error.args[0], str) or error.args[0] in mesh:
-            raise
-        raise ValueError(f"step: {args.target}: --mesh {args.mesh} has no axis {error.args[0]!r}") from error
-    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], tuple | list):
-        raise ValueError(f"step: {args.target} must return the step and a tuple of its arguments, got {made!r:.200}")
-    step_fn, arguments = made
 
-    def of_target(cluster: Cluster) -> Step:
+    def of_target(cluster: Cluster, mesh: dict[str, int] | None) -> Step:
+        assert mesh
+        try:
+            made = target(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+        except KeyError as error:
+            if not error.args or not isinstance(error.args[0], str) or error.args[0] in mesh:
+                raise
+            raise ValueError(f"step: {args.target}: --mesh {args.mesh} has no axis {error.args[0]!r}") from error
+        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list)):
+            raise ValueError(
+                f"step: {args.target} must return the step and a tuple of its arguments, got {made!r:.200}"
+            )
         try:
             return predict.step(
-                step_fn,
-                arguments,
+                *made,
                 mesh=mesh,
                 cluster=cluster,
                 while_trips=args.while_trips,
-                skew=skews.parse(args.skew) if args.skew else None,
-                seed=args.seed,
                 symmetric_buffers=args.symmetric_buffers,
             )
         except StepError as error:
@@ -122,37 +116,49 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
     return of_target
 
 
+def _best_order(
+    workload: Callable[[Cluster, dict[str, int] | None], Step], cluster: Cluster, mesh: dict[str, int], found: Step
+) -> tuple[str, float] | None:
+    """The order of the axes with the shortest step, as --mesh gets it, and its time; None if it is that of `mesh`."""
+    best, best_s = "", found.time_s
+    if sum(size > 1 for size in mesh.values()) > _MAX_ORDERED:
+        return None
+    for order in itertools.permutations(mesh):
+        if order == tuple(mesh):
+            continue
+        try:
+            time_s = workload(cluster, {axis: mesh[axis] for axis in order}).time_s
+        except ValueError:  # its groups do not fit the levels of the cluster
+            continue
+        if time_s < best_s * (1 - _LEAST_GAIN):
+            best, best_s = ",".join(f"{axis}={mesh[axis]}" for axis in order), time_s
+    return (best, best_s) if best else None
+
+
 def run(args: argparse.Namespace) -> int:
-    clusters, drawn = options.clusters(args), options.plots(args)
+    clusters, drawn = options.clusters(args), options.outputs(args)
     made_of = tuple(clusters)
     for name in args.compare:
         clusters[f"cluster {name}"] = Cluster.load(name)
-    options.check_plots(drawn, len(clusters))
-    predict = _workload(args)
+    mesh = _mesh(args.mesh) if args.mesh else None
+    workload = _workload(args)
     found: dict[str, Step] = {}
     for label, cluster in clusters.items():
-        found[label] = predict(cluster)
-        options.print_one(args, label, found[label], found[label].row(), found[""].time_s)
+        found[label] = workload(cluster, mesh)
+        row = found[label].row()
+        best = _best_order(workload, cluster, mesh, found[label]) if mesh and args.target and not label else None
+        if best:
+            row["best_order"] = {"mesh": best[0], "time_s": best[1]}
+        options.print_one(args, label, found[label], row, found[""].time_s)
+        if best and not args.json:
+            print(f"order of axes  --mesh {best[0]} would take {time_text(best[1])}")
     if args.trace:
         options.write(args.trace, perfetto.of_step(list(found.values())[-1]))
     title = f"step on {' x '.join(f'{name} {size}' for name, size in found[''].mesh.items())} of {clusters[''].name}"
     if "time" in drawn:
         plots.steps(drawn["time"], title, found)
-    if "links" in drawn:
-        plots.links(drawn["links"], title, {name or "as given": _loads(one) for name, one in found.items()})
     if "waterfall" in drawn:
         options.waterfall(
             drawn["waterfall"], title, {name: one.time_s for name, one in found.items() if name in made_of}
         )
     return 0
-
-
-def _loads(found: Step) -> list[plots.Load]:
-    """Of all collectives of a step together."""
-    moved: dict[str, float] = {}
-    busy_s: dict[str, float] = {}
-    for row in found.collectives:
-        for link, (size, rate) in row.simulated.links.items():
-            moved[link] = moved.get(link, 0.0) + row.count * size
-            busy_s[link] = busy_s.get(link, 0.0) + row.count * size / rate
-    return [plots.Load(link, moved[link], busy_s[link] / found.time_s) for link in moved]

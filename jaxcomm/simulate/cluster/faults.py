@@ -1,22 +1,17 @@
 """Faults of a cluster: degraded and lost links, planes and ranks, and slow ranks.
 
-A fault is a table of the TOML file, or a text such as "leaf[3]=0.5" on the command line.
+A fault is a text such as "leaf[3]=0.5", in the TOML file or on the command line.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxcomm.simulate.cluster.toml_table import parse_number, unknown
+from jaxcomm.simulate.cluster.toml_table import parse_number
 
 _DIRECTIONS = {"": (True, True), "out": (True, False), "up": (True, False), "in": (False, True), "down": (False, True)}
-_KEYS = {
-    "link": {"link", "capacity"},
-    "plane": {"plane", "lost"},
-    "rank": {"rank", "slow", "lost"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,70 +48,34 @@ class Fault:
 
 
 Error = Callable[[str, str], ValueError]
-
-
-def table(values: Mapping[str, Any], levels: Sequence[str], error: Error) -> Fault:
-    """The fault of a TOML table. `error(key, text)` makes the exception."""
-    every = set().union(*_KEYS.values())
-    for key in values:
-        if key not in every:
-            raise error(key, unknown(key, every))
-    kinds = [kind for kind in _KEYS if kind in values]
-    if len(kinds) != 1:
-        raise error("", f"needs exactly one of the keys {', '.join(_KEYS)}, got {', '.join(values) or 'none'}")
-    [kind] = kinds
-    for key in values:
-        if key not in _KEYS[kind]:
-            raise error(key, f"unknown key; a fault with {kind} has {', '.join(sorted(_KEYS[kind]))}")
-
-    def figure(key: str, least: float, most: float, words: str) -> float:
-        value = values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
-            raise error(key, f"got {value!r}, expected {words}")
-        return float(value)
-
-    def level(name: Any, key: str) -> str:
-        if name not in levels:
-            raise error(key, f"got {name!r}, expected one of the levels {', '.join(levels)}")
-        return str(name)
-
-    if kind == "plane":
-        lost = figure("lost", 1, math.inf, "the number of lost planes")
-        if lost != int(lost):
-            raise error("lost", f"got {lost:g}, expected the number of lost planes")
-        return Fault(level(values["plane"], "plane"), planes=int(lost))
-    if kind == "rank":
-        index = int(figure("rank", 0, math.inf, "a rank"))
-        if ("slow" in values) == ("lost" in values):
-            raise error("rank", "needs either slow = FACTOR or lost = true")
-        if "lost" in values:
-            if values["lost"] is not True:
-                raise error("lost", f"got {values['lost']!r}, expected true")
-            return Fault(index=index, slow=0.0)
-        return Fault(index=index, slow=figure("slow", 1, math.inf, "a factor of at least 1"))
-    found = re.fullmatch(r"([^\[\]]+)\[(\d+)\](?:\.(out|in|up|down))?", str(values["link"]))
-    if not found:
-        raise error("link", f"got {values['link']!r}, expected LEVEL[INDEX], with .out or .in for one direction")
-    out, inward = _DIRECTIONS[found[3] or ""]
-    capacity = figure("capacity", 0, 1, "a share from 0 (lost) to less than 1")
-    return Fault(level(found[1], "link"), int(found[2]), out, inward, capacity)
+_TEXT = re.compile(r"\s*([^\[\]=.]+)(?:\[(\d+)\](?:\.(out|in|up|down))?|(\.planes))\s*=\s*(\S+)\s*")
+_EXPECTED = "expected LEVEL[INDEX]=SHARE, LEVEL.planes=LOST, rank[INDEX]=FACTOR or rank[INDEX]=lost"
 
 
 def parse(given: str, levels: Sequence[str], error: Error) -> Fault:
-    """The fault of "leaf[3]=0.5", "leaf[3].out=0.5", "leaf.planes=1", "rank[7]=1.5" or "rank[7]=lost"."""
-    key, equals, text = (part.strip() for part in given.partition("="))
-    value = parse_number(text)
-    if not equals or (isinstance(value, str) and value != "lost"):
-        raise error(given, "expected LEVEL[INDEX]=SHARE, LEVEL.planes=LOST, rank[INDEX]=FACTOR or rank[INDEX]=lost")
-    rank = re.fullmatch(r"rank\[(\d+)\]", key)
-    values: dict[str, Any]
-    if rank and "rank" not in levels:
-        values = {"rank": int(rank[1])} | ({"lost": True} if value == "lost" else {"slow": value})
-    elif key.endswith(".planes"):
-        values = {"plane": key.removesuffix(".planes"), "lost": value}
-    else:
-        values = {"link": key, "capacity": 0 if value == "lost" else value}
-    return table(values, levels, lambda _, problem: error(given, problem))
+    """The fault of "leaf[3]=0.5", "leaf[3].out=0.5", "leaf.planes=1", "rank[7]=1.5" or "rank[7]=lost".
+
+    `error(key, text)` makes the exception.
+    """
+    found = _TEXT.fullmatch(given)
+    lost = found is not None and found[5] == "lost"
+    value = parse_number(found[5]) if found and not lost else 0
+    if not found or isinstance(value, str) or not 0 <= value < math.inf:
+        raise error(given, _EXPECTED)
+    name, index = found[1], int(found[2] or -1)
+    if name == "rank" and name not in levels:
+        if found[3] or found[4] or (not lost and value < 1):
+            raise error(given, "expected rank[INDEX]=FACTOR with a factor of at least 1, or rank[INDEX]=lost")
+        return Fault(index=index, slow=float(value))
+    if name not in levels:
+        raise error(given, f"got {name!r}, expected one of the levels {', '.join(levels)}")
+    if found[4]:
+        if not isinstance(value, int) or value < 1:
+            raise error(given, f"got {value}, expected the number of lost planes")
+        return Fault(name, planes=value)
+    if value >= 1:
+        raise error(given, f"got {value:g}, expected a share from 0 (lost) to less than 1")
+    return Fault(name, index, *_DIRECTIONS[found[3] or ""], float(value))
 
 
 def check(faults: Sequence[Fault], error: Error) -> None:
@@ -133,22 +92,10 @@ def check(faults: Sequence[Fault], error: Error) -> None:
             raise error(place, "contradicts the loss of a rank, after which the others have new numbers")
 
 
-def read(
-    rows: Sequence[Any], added: Sequence[str], levels: list[Any], error: Error
-) -> tuple[tuple[Fault, ...], list[Any]]:
-    """The faults of the tables of a file and of a command line, and the levels without lost planes."""
+def read(given: Sequence[str], levels: list[Any], error: Error) -> tuple[tuple[Fault, ...], list[Any]]:
+    """The faults of these texts, and the levels without lost planes."""
     names = [level.name for level in levels]
-    found: list[Fault] = []
-    for number, row in enumerate(rows):
-        place = f"fault {number + 1}"
-        if not isinstance(row, dict):
-            raise error(place, f"must be a table, got {row!r}")
-
-        def of_row(key: str, problem: str, place: str = place) -> ValueError:
-            return error(f"{place}.{key}".rstrip("."), problem)
-
-        found.append(table(row, names, of_row))
-    found += [parse(row, names, lambda key, problem: error(f"--fault {key}", problem)) for row in added]
+    found = [parse(text, names, error) for text in given]
     check(found, error)
     for fault in found:
         if not fault.planes:

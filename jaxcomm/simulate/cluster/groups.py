@@ -1,7 +1,6 @@
 """The part of a cluster that a group of ranks sees, while all groups of a call communicate at once."""
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -59,9 +58,6 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
             level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * (share or 1.0))
         elif level.kind == "rails":
             _check_rails(cluster, ranks, what)
-        if level.shared:
-            below = len(levels) and levels[0].ranks / cluster.levels[0].ranks
-            level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * below)
         if level.paths:  # transfers of all groups collide
             own = levels[-1].ranks // (levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1)
             level = dataclasses.replace(level, sharers=level.sharing // own)
@@ -81,9 +77,6 @@ def place(cluster: Cluster, fault: Fault) -> np.ndarray:
     number = names.index(fault.level) if fault.level else 0
     if number < 2:
         count, ranks = n, np.array([fault.index])
-        if number == 1 and cluster.levels[1].shared:
-            inner = cluster.levels[0].ranks
-            ranks = fault.index // inner * inner + np.arange(inner)
     else:
         below, switches = cluster.levels[number - 1].ranks, _switches(cluster.levels, number)
         count = n // below * switches
@@ -106,8 +99,8 @@ def check_faults(cluster: Cluster) -> None:
         place(cluster, fault)
         if not fault.level or fault.capacity:
             continue
-        level, in_domain = cluster.levels[names.index(fault.level)], cluster.levels[0].kind in ("switch", "mesh")
-        adapter = len(names) > 1 and fault.level == names[1] and not level.shared
+        in_domain = cluster.levels[0].kind in ("switch", "mesh")
+        adapter = len(names) > 1 and fault.level == names[1]
         if not adapter or not in_domain or not (fault.out and fault.inward):
             raise ClusterError(
                 f"{cluster.name}: fault {fault}: ranks would be cut off; only an adapter of a rank in a domain can be "
@@ -191,57 +184,6 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
         for (number, index, out, inward), (share, latency_s) in shares.items()
     ]
     return tuple(found)
-
-
-def smaller(cluster: Cluster, most: int, source: int = 0) -> tuple[Cluster, int] | None:
-    """A cluster of the same levels with fewer groups in each, its faults, and the number of `source` there.
-
-    The highest levels shrink first. Powers of two stay powers of two. Faults of different groups stay in different
-    groups as far as the groups suffice.
-
-    Args:
-      cluster: as returned by ``view``, with faults.
-      most: ranks of the result.
-      source: a rank.
-
-    Returns:
-      None if the cluster does not shrink so far, as a mesh or a torus.
-    """
-    levels = cluster.levels
-    sizes = [level.ranks // below for level, below in zip(levels, [1, *(low.ranks for low in levels)], strict=False)]
-    kept = list(sizes)
-    for number in range(len(sizes) - 1, -1, -1):
-        others = math.prod(kept) // kept[number]
-        size = max(min(kept[number], 2), min(kept[number], most // others))
-        indivisible = number == 0 and levels[0].kind in ("mesh", "torus")
-        if sizes[number] & (sizes[number] - 1) == 0:
-            size = 1 << (size.bit_length() - 1)
-        kept[number] = kept[number] if indivisible else size
-    if math.prod(kept) > most or kept == sizes:
-        return None
-    names = [level.name for level in levels]
-    faults = [fault for fault in cluster.faults if not fault.planes]
-    numbers = [names.index(fault.level) if fault.level else 0 for fault in faults]
-    first = [_first(levels, number, fault.index) for number, fault in zip(numbers, faults, strict=True)]
-    digits = np.unravel_index([0, source, *first], sizes, order="F")
-    new = tuple(_distinct(row.tolist(), size) for row, size in zip(digits, kept, strict=True))
-    ranks = np.ravel_multi_index(new, kept, order="F").tolist()
-    seen = tuple(dataclasses.replace(level, ranks=math.prod(kept[: number + 1])) for number, level in enumerate(levels))
-    found: dict[tuple[str, int, bool, bool], Fault] = {}
-    for fault, number, rank in zip(faults, numbers, ranks[2:], strict=True):
-        index = _link(seen, number, rank)
-        key = (fault.level, index, fault.out, fault.inward)
-        if key not in found or (fault.capacity, -fault.slow) < (found[key].capacity, -found[key].slow):
-            found[key] = dataclasses.replace(fault, index=index)
-    return dataclasses.replace(cluster, levels=seen, faults=tuple(found.values())), ranks[1]
-
-
-def _distinct(digits: list[int], size: int) -> list[int]:
-    """Numbers below `size`, which differ where the digits differ if `size` numbers suffice."""
-    every = sorted(set(digits))
-    if len({digit % size for digit in every}) == len(every):
-        return [digit % size for digit in digits]
-    return [every.index(digit) % size for digit in digits]
 
 
 def _check_rails(cluster: Cluster, ranks: np.ndarray, what: str) -> None:

@@ -26,7 +26,6 @@ class Level:
         transfers are spread over all of them.
       sharing: ranks that share these uplinks, as ``spread`` counts them.
       sharers: groups of ranks that communicate over these uplinks at once; ``spread`` counts the ranks of one.
-      shared: the ranks of a group of the first level share the bandwidth of the second.
       valiant: a dragonfly sends through a random third group.
       dims: dimensions of a torus.
     """
@@ -44,7 +43,6 @@ class Level:
     paths: int = 0
     sharing: int = 0
     sharers: int = 1
-    shared: bool = False
     valiant: bool = False
     dims: tuple[int, ...] = ()
 

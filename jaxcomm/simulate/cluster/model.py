@@ -8,9 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxcomm._calibrate import Calibration
-from jaxcomm._core import plan, sim
-from jaxcomm._topology import topology
+from jaxcomm._core import sim
 from jaxcomm.simulate.cluster import ecmp, toml
 from jaxcomm.simulate.cluster.faults import Fault
 from jaxcomm.simulate.cluster.levels import Compute, Level
@@ -23,18 +21,15 @@ class Cluster:
 
     Attributes:
       name: for messages.
-      device: kind of the devices, such as "GB200" or "cpu".
+      device: kind of the devices, such as "GB200".
       levels: innermost first.
-      memory_bytes_per_s: bandwidth of a device's memory.
+      memory_bytes, memory_bytes_per_s: size and bandwidth of a device's memory.
       copy: (overhead_s, bytes_per_s) of copies inside a device.
       launch_s, sync_overhead_s: start of a call, and synchronization of all ranks before and after it.
       channels: most thread blocks of a call.
       channel_bytes_per_s: limit of one thread block.
       ll: (overhead_s, bytes_per_s, latency_s) of LL messages; None: the cluster has none.
-      scope: on CPUs "process", "node" or "network"; None on GPUs.
-      ranks_per_processor: ranks that take turns on one processor.
       origins: origin of each figure, by "table.key".
-      errors: measured / predicted - 1 of the calibration that the figures come from.
       compute: computation of a device; None if the file has no ``flops_bf16``.
       faults: degraded and lost links, planes and ranks, and slow ranks.
     """
@@ -42,6 +37,7 @@ class Cluster:
     name: str
     device: str
     levels: tuple[Level, ...]
+    memory_bytes: float = math.inf
     memory_bytes_per_s: float = math.inf
     copy: tuple[float, float] = (0.0, math.inf)
     launch_s: float = 0.0
@@ -49,10 +45,7 @@ class Cluster:
     channels: int = 1
     channel_bytes_per_s: float = math.inf
     ll: tuple[float, float, float] | None = None
-    scope: str | None = None
-    ranks_per_processor: float = 1.0
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    errors: tuple[float, ...] = ()
     compute: Compute | None = None
     faults: tuple[Fault, ...] = ()
 
@@ -123,42 +116,6 @@ class Cluster:
                 break
         return dataclasses.replace(self, levels=tuple(levels))
 
-    @staticmethod
-    def here(calibration: Calibration | None = None) -> "Cluster":
-        """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
-
-        Args:
-          calibration: result of ``calibrate()``; its errors become the band of predictions.
-        """
-        found = topology()
-        n, per_node = sum(found.ranks), max(found.ranks)
-        scope = "process" if sum(map(len, found.nodes)) == 1 else "node" if len(found.nodes) == 1 else "network"
-        origin = "measured: calibrate()" if found.calibrated else "guess: constants of the cost model"
-        errors = (
-            [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
-        )
-        machine = plan.machine_of(scope, n, per_node)
-        rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
-        overhead_s, rate, latency_s = rows["node"]
-        levels = [Level("node", "switch", per_node, math.inf, rate, latency_s, overhead_s)]
-        if n > per_node:
-            overhead_s, rate, latency_s = rows["network"]
-            shared = machine.shared_network
-            of_rank = rate if shared else math.inf
-            levels.append(Level("network", "fat_tree", n, of_rank, rate, latency_s, overhead_s, shared=shared))
-        return Cluster(
-            "this machine",
-            "cpu",
-            tuple(levels),
-            copy=rows["self"][:2],
-            launch_s=machine.launch_s,
-            sync_overhead_s=machine.sync_overhead_s,
-            scope=scope,
-            ranks_per_processor=machine.ranks_per_processor,
-            origins={f"{name}.{key}": origin for name in rows for key in ("overhead", "bandwidth", "latency")},
-            errors=tuple(errors),
-        )
-
     def native(self, channels: int = 1) -> Any:
         """The cluster of the engine, for calls with this number of channels."""
         result = sim.Cluster()
@@ -175,21 +132,19 @@ class Cluster:
             made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
             if level.paths:
                 made.taper *= ecmp.load(level.sharing * channels, level.paths)
-            made.shared, made.valiant, made.dims = level.shared, level.valiant, list(level.dims)
+            made.valiant, made.dims = level.valiant, list(level.dims)
             levels.append(made)
         result.levels = levels
         result.own = (*self.copy, 0.0)
         result.memory_bytes_per_s = self.memory_bytes_per_s
         result.launch_s, result.sync_overhead_s = self.launch_s, self.sync_overhead_s
-        result.ranks_per_processor = self.ranks_per_processor
         names = [level.name for level in self.levels]
         links = [f for f in self.faults if f.level in names and not f.planes]
         result.faults = [
             sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity, f.latency_s) for f in links
         ]
         result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
-        if self.scope is None:  # the kernel runs short moves at once
-            result.together_bytes = channels * sim.TOGETHER_BYTES
+        result.together_bytes = channels * sim.TOGETHER_BYTES  # the kernel runs short moves at once
         return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxcomm.simulate.cluster.faults import read as read_faults
 from jaxcomm.simulate.cluster.levels import KINDS, Compute, Level
-from jaxcomm.simulate.cluster.toml_table import FLOPS, RATES, TIMES, ClusterError, Table, parse_number, unknown
+from jaxcomm.simulate.cluster.toml_table import BYTES, FLOPS, RATES, TIMES, ClusterError, Table, parse_number, unknown
 
 
 def _level(table: Table, name: str, number: int) -> Level:
@@ -95,7 +95,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
         origin[name] = "guess: what-if"
 
 
-_DEVICE = ("kind", "hbm", "copy", "copy_overhead", "flops_bf16", *_COMPUTE)
+_DEVICE = ("kind", "memory", "hbm", "copy", "copy_overhead", "flops_bf16", *_COMPUTE)
 _KERNEL = ("launch", "sync", "channels", "channel", "ll", "ll_overhead", "ll_latency")
 
 
@@ -138,6 +138,7 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
     rows = top.take("level", list)
     broken = top.take("fault", list, [])
     figures: dict[str, Any] = {
+        "memory_bytes": device.figure("memory", BYTES, math.inf),
         "memory_bytes_per_s": device.figure("hbm", RATES),
         "copy": (device.figure("copy_overhead", TIMES), device.figure("copy", RATES)),
         "launch_s": kernel.figure("launch", TIMES),
@@ -174,7 +175,11 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dic
         levels.append(level)
     if not levels:
         raise ClusterError(f"{file}: level: needs at least one")
-    found, levels = read_faults(broken, added, levels, lambda key, text: ClusterError(f"{file}: {key}: {text}"))
+    if not all(isinstance(text, str) for text in broken):
+        raise ClusterError(f'{file}: fault: expected texts such as "leaf[3]=0.5", got {broken!r:.80}')
+    found, levels = read_faults(
+        [*broken, *added], levels, lambda key, text: ClusterError(f"{file}: fault {key}: {text}")
+    )
     return figures | {
         "name": name, "device": kind, "levels": tuple(levels), "origins": origins, "faults": found,
     }  # fmt: skip

@@ -10,6 +10,7 @@ ORIGINS = ("datasheet", "measured", "fitted", "guess")
 # Units of strings such as "400 Gb/s"; numbers have the first unit of their row.
 RATES = {"GB/s": 1e9, "MB/s": 1e6, "TB/s": 1e12, "Gb/s": 0.125e9, "Tb/s": 0.125e12}
 TIMES = {"us": 1e-6, "ns": 1e-9, "ms": 1e-3, "s": 1.0}
+BYTES = {"GB": 1e9, "GiB": 2.0**30}
 FLOPS = {"flop/s": 1.0, "Tflop/s": 1e12, "Pflop/s": 1e15}
 
 
@@ -31,14 +32,6 @@ def parse_number(text: str) -> int | float | str:
     except ValueError:
         return text
     return int(value) if value.is_integer() else value
-
-
-def seconds(option: str, text: str, units: Mapping[str, float]) -> float:
-    """The seconds of an option's value, such as "90", "15min" or "5us"; without a unit, they are seconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]*)\s*", text)
-    if not found or (found[2] or "s") not in units:
-        raise ValueError(f"{option}: got {text!r}, expected a number with one of the units {', '.join(units)}")
-    return float(found[1]) * units[found[2] or "s"]
 
 
 class Table:

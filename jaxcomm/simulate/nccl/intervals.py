@@ -16,7 +16,7 @@ _EDGES = (2.0**16, 2.0**20, 2.0**26)
 _NORMAL = 1.2816
 # Factor of four, a guess, where no measurement exists.
 _GUESS = (-float(np.log(4)), float(np.log(4)))
-# The bases whose quantiles are in units of the residual's deviation.
+# Evidence whose quantiles are in units of the residual's deviation.
 SCALED = ("between", "beyond")
 
 
@@ -27,14 +27,14 @@ def size_range(size: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """`quantiles[basis]` has one pair for each entry of SIZES."""
+    """`quantiles[evidence]` has one pair for each entry of SIZES."""
 
     quantiles: dict[str, list[tuple[float, float]]]
 
-    def limits(self, basis: np.ndarray, size: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def limits(self, evidence: np.ndarray, size: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of the interval as offsets to the logarithm of the time: lower, upper."""
-        low, high = np.zeros(len(basis)), np.zeros(len(basis))
-        for i, (name, number) in enumerate(zip(basis, size_range(size), strict=True)):
+        low, high = np.zeros(len(evidence)), np.zeros(len(evidence))
+        for i, (name, number) in enumerate(zip(evidence, size_range(size), strict=True)):
             if name == "measured":
                 low[i], high[i] = -_NORMAL * NUGGET, _NORMAL * NUGGET
                 continue

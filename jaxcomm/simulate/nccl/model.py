@@ -17,7 +17,7 @@ class Prediction:
 
     Attributes:
       log_time: logarithm of microseconds; NaN where declined.
-      basis: the measurements that the prediction rests on, best first: "measured" (this very point), "between" or
+      evidence: the measurements that the prediction rests on, best first: "measured" (this very point), "between" or
         "beyond" (the measured sizes of its series), "scale" (another number of ranks, pattern or option), "larger"
         (more ranks than any measurement of the system), "op", "harness" (another one, or another library version, on
         this device), "device" (shares of other devices' data sheets), "guess".
@@ -26,7 +26,7 @@ class Prediction:
     """
 
     log_time: np.ndarray
-    basis: np.ndarray
+    evidence: np.ndarray
     deviation: np.ndarray
     reasons: dict[int, str]
 
@@ -55,7 +55,7 @@ class Model:
         q = features.build(table)
         log_time, forms, origins = self.plan(table, q)
         knots = Knots.of(table.rows, forms)
-        basis = _bases(self.residual, knots, origins)
+        evidence = _evidence(self.residual, knots, origins)
         deviation = np.full(len(table), np.nan)
         if use_residual and len(table):
             shift, deviation = self.residual.predict(knots)
@@ -71,10 +71,10 @@ class Model:
             elif row.ranks == 1:
                 reasons[i] = "a group of one rank exchanges nothing"
         log_time[list(reasons)] = np.nan
-        return Prediction(log_time, basis, deviation, reasons)
+        return Prediction(log_time, evidence, deviation, reasons)
 
 
-def _bases(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarray:
+def _evidence(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarray:
     known: dict[tuple[Any, ...], tuple[float, float]] = {}
     points: set[tuple[Any, ...]] = set()
     largest: dict[tuple[Any, ...], float] = {}

@@ -1,4 +1,4 @@
-"""Times of NCCL and RCCL for the rows of a table, and on the device of a cluster."""
+"""Times of NCCL and RCCL for the rows of a table, and of NCCL on the devices of a cluster."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.nccl import hardware, model, parameters, table
 
-COLUMNS = ("predicted_us", "low_us", "high_us")
 _OPS = {"permute": "collective_permute"}
 # Bytes of a row are those of nccl-tests: the larger buffer of a rank.
 _LARGER = ("all_gather",)
@@ -19,39 +18,33 @@ _HOST, _HOST_OF_RACK = 8, 4
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """`basis` says which measurements the band rests on (docs/internals/simulate.md)."""
+    """`evidence` says which measurements the interval rests on (docs/internals/simulate.md)."""
 
     name: str
     op: str
     ranks: int
     bytes: int
     time_s: float
-    band: tuple[float, float]
-    basis: str
+    interval: tuple[float, float]
+    evidence: str
 
     def __str__(self) -> str:
-        low, high = self.band
+        low, high = self.interval
         return "\n".join(
             [
                 f"{self.op} of {self.bytes} bytes among {self.ranks} ranks with {self.name}, from published timings",
-                f"time        {time_text(self.time_s)}, band {time_text(low)} to {time_text(high)}",
-                f"basis       {self.basis}",
+                f"time        {time_text(self.time_s)}, interval {time_text(low)} to {time_text(high)}",
+                f"evidence    {self.evidence}",
             ]
         )
 
 
-def _predict(given: table.Table, fitted: parameters.Fitted) -> tuple[model.Prediction, np.ndarray]:
-    """The prediction, and microseconds of each row: the time, and the ends of the band. NaN where declined."""
+def of_table(given: table.Table, fitted: parameters.Fitted) -> tuple[model.Prediction, np.ndarray]:
+    """The prediction, and microseconds of each row: the time, and the ends of the interval. NaN where declined."""
     found = fitted.model.predict(given)
     size = np.array([row.size for row in given.rows], float)
-    low, high = fitted.intervals.limits(found.basis, size, found.deviation)
+    low, high = fitted.intervals.limits(found.evidence, size, found.deviation)
     return found, np.exp(np.stack([found.log_time, found.log_time + low, found.log_time + high], axis=1))
-
-
-def of_rows(given: table.Table, fitted: parameters.Fitted) -> tuple[list[list[str]], dict[int, str]]:
-    """Cells of COLUMNS for each row, empty where declined, and the reasons by row."""
-    found, times_us = _predict(given, fitted)
-    return [[f"{x:.6g}" if np.isfinite(x) else "" for x in row] for row in times_us], found.reasons
 
 
 def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, name: str) -> Predicted:
@@ -84,8 +77,8 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
         bytes=float(size),
         notes={"lib": f"NCCL {name.removeprefix('nccl-')}"},
     )
-    found, times_us = _predict(table.Table((), (), (row,)), parameters.shipped())
+    found, times_us = of_table(table.Table((), (), (row,)), parameters.shipped())
     if found.reasons:
         raise ValueError(f"--compare {name}: {found.reasons[0]}")
     time_s, low_s, high_s = (float(time_us) * 1e-6 for time_us in times_us[0])
-    return Predicted(name, op, ranks, operand, time_s, (low_s, high_s), str(found.basis[0]))
+    return Predicted(name, op, ranks, operand, time_s, (low_s, high_s), str(found.evidence[0]))

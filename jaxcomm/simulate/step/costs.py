@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,6 @@ from jaxcomm._request import splits_operand
 from jaxcomm.simulate import collectives
 from jaxcomm.simulate.cluster import faults, groups
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.cluster.skew import Skew
 from jaxcomm.simulate.cluster.toml_table import ClusterError
 from jaxcomm.simulate.step.result import Collective
 from jaxcomm.simulate.step.schedule import Duration
@@ -20,10 +19,6 @@ from jaxcomm.simulate.step.tasks import Exchange, Kernel, StepError
 
 # Of one collective; beyond, the cost model gives its time.
 MAX_STEPS = 300_000
-# Of one group with faults; beyond, a smaller group gives the slowdown.
-_MAX_BROKEN_STEPS = 1_000_000
-# Of that smaller group, at most.
-_SMALL_RANKS = 256
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
 
@@ -36,28 +31,18 @@ class Costs:
       cluster: the part of the cluster that the mesh uses, without its faults.
       broken: the same with its faults, in the numbers of the ranks that go on.
       acting: texts of the faults that act on the step.
-      notes: assumptions, with their number.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        mesh: dict[str, int],
-        skew: Skew | None = None,
-        seed: int = 0,
-        symmetric_buffers: bool = False,
-    ):
+    def __init__(self, cluster: Cluster, mesh: dict[str, int], symmetric_buffers: bool = False):
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
         self.compute, self.mesh = cluster.compute, mesh
-        self.skew, self.seed, self.symmetric_buffers = skew, seed, symmetric_buffers
+        self.symmetric_buffers = symmetric_buffers
         n = math.prod(mesh.values())
-        if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
-            raise StepError(f"step: skew has {len(skew.arrivals_s)} arrivals, expected one for each of {n} ranks")
         if n > cluster.ranks:
             raise ClusterError(f"{cluster.name}: the mesh has {n} ranks, but the cluster has {cluster.ranks}")
-        self.notes: dict[str, int] = {}
         groups.check_faults(cluster)
+        self.given = cluster.faults
         self.cluster = dataclasses.replace(cluster, faults=()).spread(n)
         broken, given = self._survive(cluster, n)
         names = [level.name for level in self.cluster.levels]
@@ -96,8 +81,6 @@ class Costs:
 
     def kernel(self, work: Kernel, ideal: bool = False) -> float:
         """Roofline: the larger of the times for operations and bytes."""
-        if work.time_s is not None:
-            return self.slow * work.time_s
         of, dtype = self.compute, work.dtype or "bfloat16"
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
@@ -112,14 +95,12 @@ class Costs:
         return self.found[key]
 
     def _seen(self, work: Exchange, what: str) -> list[tuple[np.ndarray, Cluster]]:
-        """The first group, those with faults and the one with the last arrival, and the cluster that each sees."""
+        """The first group and those with faults, and the cluster that each sees."""
         rows = groups.members(self.mesh, work.axes, work.groups, what)
         group_of = np.full(rows.max() + 1, -1)
         group_of[rows] = np.arange(len(rows))[:, None]
         wanted = {0}
-        skew = self.skew
-        ranks = [*self.places, *([np.array([np.argmax(skew.arrivals_s)])] if skew and skew.arrivals_s else [])]
-        for some in ranks:
+        for some in self.places:
             wanted |= {int(group) for group in group_of[some[some < len(group_of)]] if group >= 0}
         found = []
         for row in rows[sorted(wanted)]:
@@ -160,78 +141,34 @@ class Costs:
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
         source = int(place[work.source])
-        skew = self.skew
-        if skew is not None and skew.kind == "list":
-            skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
         bytes_of = (_count(op, work.count, n) * dtype.itemsize, dtype.itemsize)
-        key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
-
-        def simulate(seen: Cluster, ranks: int, source: int, **changes: Any) -> collectives.Simulated:
-            arguments = {"algorithm": algorithm, "perm": perm, "skew": skew, **changes}
-            return collectives.collective(
-                op,
-                jax.ShapeDtypeStruct((_count(op, work.count, ranks),), dtype),
-                ranks,
-                cluster=seen,
-                source=source,
-                max_sms=work.max_sms,
-                max_steps=_MAX_BROKEN_STEPS if seen.faults else MAX_STEPS,
-                seed=self.seed,
-                symmetric_buffers=self.symmetric_buffers,
-                **arguments,
-            )
+        key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source)
 
         if key not in self.classes:
             try:
-                try:
-                    self.classes[key] = simulate(cluster, n, source)
-                except collectives.TooManySteps:
-                    if perm is not None:
-                        raise
-                    self.classes[key] = self._estimate(simulate, cluster, n, source)
+                self.classes[key] = collectives.collective(
+                    op,
+                    jax.ShapeDtypeStruct((_count(op, work.count, n),), dtype),
+                    n,
+                    cluster=cluster,
+                    algorithm=algorithm,
+                    source=source,
+                    perm=perm,
+                    max_sms=work.max_sms,
+                    max_steps=None if cluster.faults else MAX_STEPS,
+                    symmetric_buffers=self.symmetric_buffers,
+                )
             except ValueError as error:
                 raise StepError(f"step: {what}: {error}") from None
         return self.classes[key]
 
-    def _estimate(
-        self, simulate: Callable[..., collectives.Simulated], seen: Cluster, n: int, source: int
-    ) -> collectives.Simulated:
-        """The time without faults, times the slowdown of a smaller group of the same levels with the same plan."""
-        healthy = simulate(dataclasses.replace(seen, faults=()), n, source)
-        most = min(_SMALL_RANKS, n - 1)
-        while True:
-            made = groups.smaller(seen, most, source)
-            if made is None:
-                raise collectives.TooManySteps(
-                    f"{healthy.op}: the faults leave few ranks of equal role among {n}, and no smaller group has the "
-                    "same levels; use smaller groups"
-                )
-            small, root = made
-            ranks = small.levels[-1].ranks
-            same: dict[str, Any] = {"source": root, "algorithm": healthy.algorithm, "skew": None}
-            try:
-                broken = simulate(small, ranks, **same)
-                break
-            except collectives.TooManySteps:
-                most = ranks // 2
-        sound = simulate(dataclasses.replace(small, faults=()), ranks, **same)
-        slower = max(1.0, (broken.time_s or 0.0) / (sound.time_s or 1.0))
-        text = f"in groups of {n} ranks, the slowdown by faults is an estimate: that of {ranks} ranks"
-        self.notes[text] = self.notes.get(text, 0) + 1
-
-        def longer(time_s: float) -> float:
-            return healthy.late_s + (time_s - healthy.late_s) * slower
-
-        return dataclasses.replace(
-            healthy,
-            time_s=longer(healthy.time_s or 0.0),
-            band=healthy.band and (longer(healthy.band[0]), longer(healthy.band[1])),
-            utilisation={name: share / slower for name, share in healthy.utilisation.items()},
-            why=f"{healthy.why} without faults, which make it {slower:.2f} times as long (estimate)",
-        )
+    def idle(self) -> list[str]:
+        """Notes about the other faults of the cluster."""
+        found = [str(fault) for fault in self.given if str(fault) not in self.acting]
+        return [f"without effect on this step: {text}" for text in found]
 
     def assumed(self, collectives: Sequence[Collective]) -> list[tuple[str, int]]:
-        """Arrivals and collisions that the times of collectives contain."""
+        """Collisions that the times of collectives contain."""
         faulty = {str(f) for seen in self.views.values() for _, cluster in seen for f in cluster.faults}
         return [(note, 1) for c in collectives for note in c.simulated.notes if note not in faulty]
 
@@ -242,15 +179,13 @@ class Costs:
         return found.time_s or 0.0 if found else 0.0
 
     def end(self, high: bool) -> Duration:
-        """Times at one end of the band."""
+        """Times at one end of the interval."""
 
         def of(work: Kernel | Exchange) -> float:
             if isinstance(work, Kernel):
-                if work.time_s is not None:
-                    return self.kernel(work)
                 return self.kernel(work) * _SLOWEST_KERNEL if high else self.kernel(work, ideal=True)
             found = self.simulated(work)
-            return found.band[high] if found and found.band else 0.0
+            return found.interval[high] if found and found.interval else 0.0
 
         return of
 

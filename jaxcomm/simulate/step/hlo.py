@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.step import hlo_kernels, hlo_text, predict, profile
+from jaxcomm.simulate.step import hlo_kernels, hlo_text, predict
 from jaxcomm.simulate.step.costs import Costs
 from jaxcomm.simulate.step.hlo_text import Instruction, Module
 from jaxcomm.simulate.step.result import Step
@@ -45,9 +45,8 @@ class _Reader:
     a done adds its collective to what the next task needs, and a start delays nothing.
     """
 
-    def __init__(self, module: Module, mesh: dict[str, int], while_trips: int, times: dict[str, float] | None = None):
-        self.module, self.mesh, self.while_trips, self.times = module, mesh, while_trips, times
-        self.timed = 0  # kernels with a measured time
+    def __init__(self, module: Module, mesh: dict[str, int], while_trips: int):
+        self.module, self.mesh, self.while_trips = module, mesh, while_trips
         self.kernels = hlo_kernels.Kernels(module, self.note)
         self.shapes = self.kernels.shapes
         self.pairs = any(
@@ -151,8 +150,6 @@ class _Reader:
         if start and base != "copy":
             i = self._started(name, i, base)
         kernel = self.kernels.kernel(name, i)
-        if kernel and self.times is not None:
-            kernel = self._timed(kernel, i.name)
         return add(kernel) if kernel else earlier
 
     def _started(self, name: str, i: Instruction, base: str) -> Instruction:
@@ -263,16 +260,6 @@ class _Reader:
                 return axes, tuple(sorted(found[0]))
         return tuple(self.mesh), tuple(pairs)  # never: all axes form one group
 
-    # Kernels
-
-    def _timed(self, kernel: Kernel, name: str) -> Kernel:
-        assert self.times is not None
-        if name not in self.times:
-            self.note("the profile has no time of a kernel; the roofline gives it")
-            return kernel
-        self.timed += 1
-        return dataclasses.replace(kernel, time_s=self.times[name])
-
 
 def of_text(
     text: str,
@@ -280,7 +267,6 @@ def of_text(
     cluster: Cluster,
     mesh: Any = None,
     while_trips: int = 1,
-    profiled: str | None = None,
     file: str = "HLO",
 ) -> Step:
     """Predicts the time of a compiled program on a cluster, from its HLO text.
@@ -293,8 +279,6 @@ def of_text(
       cluster: the cluster; device d of the program is its rank d.
       mesh: names of axes for the output, an AbstractMesh or sizes by axis; the product is the number of devices.
       while_trips: iterations of a while loop whose length the text does not give.
-      profiled: trace of ``jax.profiler`` (``*.trace.json.gz``) of this program. Kernels take their measured times,
-        collectives those of the cluster. The trace is that of one step or of several, on any number of devices.
       file: name for messages.
 
     Raises:
@@ -309,10 +293,8 @@ def of_text(
         raise StepError(
             f"{file}: the program has {module.devices} devices, but the mesh has {math.prod(sizes.values())} ranks"
         )
-    reader = _Reader(module, sizes, while_trips, profile.times(profiled, module.name) if profiled else None)
+    reader = _Reader(module, sizes, while_trips)
     block = reader.block(module.entry)
-    if profiled and not reader.timed:
-        raise StepError(f"{profiled}: no event is an instruction of {file}; profile the same compiled program")
     if not any(True for _ in block.exchanges()):
         raise StepError(f"{file}: the program has no collective; expected compiled.as_text() of several devices")
     return predict.of_block(block, Costs(cluster, sizes), reader.notes)

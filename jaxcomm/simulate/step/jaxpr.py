@@ -56,6 +56,7 @@ _OWN = {native: op for op, native in reversed(NATIVE.items())} | {
     "moe_dispatch": "ragged_all_to_all", "moe_combine": "ragged_all_to_all",
     "all_gather_matmul": "all_gather", "matmul_psum_scatter": "psum_scatter",
 }  # fmt: skip
+_BY_XLA = "collectives that XLA executes, the default on GPUs, take the time of jaxcomm's plan, asynchronously"
 _EVEN_EXPERTS = "experts get equally many tokens, and every choice of a token is sent"
 # Primitives over named axes that send nothing.
 _LOCAL = ("axis_index", "pvary", "pcast", "core_pmap")
@@ -346,7 +347,7 @@ class _Builder:
         for value in ins:
             dtype = str(value.aval.dtype)
             by_type[dtype] = by_type.get(dtype, 0) + math.prod(value.aval.shape)
-        self.reader.note("collectives of jax.lax take the time of jaxcomm's plan, asynchronously")
+        self.reader.note(_BY_XLA)
         given = _arguments(params, params.get("axis_index_groups"))
         return [
             Exchange(_LAX[name], axes, count, dtype, equation.site, asynchronous=True, **given)
@@ -355,7 +356,7 @@ class _Builder:
         ]
 
     def _jaxcomm(self, equation: _Equation) -> list[Kernel | Exchange | Loop]:
-        """jaxcomm's own calls block the stream."""
+        """A synchronous call with an algorithm of jaxcomm blocks the stream. XLA executes those without one."""
         name, params = equation.name.removeprefix("jaxcomm_"), equation.params
         if name == "moe_check":
             return []
@@ -377,7 +378,10 @@ class _Builder:
         count, flops, dtype = math.prod(x.shape), 0.0, str(x.dtype)
         algorithm, max_sms = getattr(call, "algorithm", None), getattr(call, "max_sms", None)
         asynchronous = getattr(call, "asynchronous", False)
-        if asynchronous:
+        if algorithm in (None, "xla", "xla_hierarchical"):
+            self.reader.note(_BY_XLA)
+            asynchronous, algorithm, max_sms = True, None, None
+        elif asynchronous:
             max_sms = min(max_sms or plan.ASYNCHRONOUS_CHANNELS, plan.ASYNCHRONOUS_CHANNELS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note(_EVEN_EXPERTS)
@@ -392,9 +396,6 @@ class _Builder:
             if name == "matmul_psum_scatter":
                 count = math.prod(x.shape[:-1]) * equation.ins[len(equation.ins) // 2].aval.shape[-1]
             self.reader.note("collective products overlap with their transfers, unless the algorithm is unfused")
-        if algorithm in ("xla", "xla_hierarchical"):
-            self.reader.note(f"algorithm {algorithm} takes the time of jaxcomm's plan")
-            algorithm = None
         given = {"algorithm": algorithm, "max_sms": max_sms, **_arguments(params, call.groups)}
         made = Exchange(op, tuple(call.axes), count, dtype, call.site, asynchronous, **given)
         size = sum(roofline.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))

@@ -1,15 +1,15 @@
 """step(): the time of a training or inference step on a cluster, from its jaxpr."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxcomm.simulate.cluster import skew as skews
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.cluster.skew import Skew
 from jaxcomm.simulate.step.costs import MAX_STEPS, Costs
 from jaxcomm.simulate.step.jaxpr import Reader
+from jaxcomm.simulate.step.memory import peak_bytes
 from jaxcomm.simulate.step.result import Collective, Step
 from jaxcomm.simulate.step.schedule import Timeline, execute
 from jaxcomm.simulate.step.tasks import Block, Exchange, Kernel, StepError
@@ -22,7 +22,8 @@ def axes_of(mesh: Any) -> dict[str, int]:
     return sizes
 
 
-def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> Block:
+def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> tuple[Block, float]:
+    """The tasks of a device, and the bytes that it holds at once."""
     mesh = axes_of(given)
     if isinstance(given, dict):
         given = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
@@ -46,7 +47,7 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
             "step: the program has no collective. XLA inserts collectives of automatic sharding when it compiles; "
             "write the step with jax.shard_map"
         )
-    return block
+    return block, peak_bytes(jaxpr)
 
 
 def _table(timeline: Timeline, costs: Costs) -> tuple[Collective, ...]:
@@ -74,12 +75,9 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) 
             f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
         )
     shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
-    shares["kernels with measured times"] = 0.0
     for run, times in timeline.leaves():
         work = run.task.work
-        if isinstance(work, Kernel) and work.time_s is not None:
-            shares["kernels with measured times"] += times * costs.kernel(work)
-        elif isinstance(work, Kernel):
+        if isinstance(work, Kernel):
             by_bytes = work.bytes / (costs.cluster.memory_bytes_per_s * costs.compute.memory_efficiency)
             busy_s = costs.kernel(work) - costs.compute.kernel_s
             shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
@@ -95,16 +93,17 @@ def step(
     mesh: Any,
     cluster: Cluster,
     while_trips: int = 1,
-    skew: Skew | Sequence[float] | None = None,
-    seed: int = 0,
     symmetric_buffers: bool = False,
 ) -> Step:
     """Predicts the time of a step on a cluster, from its jaxpr. No device is needed.
 
     Kernels take the larger of the times for their operations and their bytes; elementwise operations between two
     products are one kernel. Collectives take the time of ``collective`` while all groups of the mesh communicate.
-    Those of ``jax.lax`` overlap with computation; jaxcomm's block it, as on a GPU stream. Ranks are row-major positions
-    in the mesh: the last axis has consecutive ranks.
+    Those that XLA executes overlap with computation: collectives of ``jax.lax``, and jaxcomm's without an algorithm,
+    because XLA's are the default on GPUs. A synchronous call of jaxcomm with an algorithm blocks computation.
+
+    Ranks are row-major positions in the mesh: ranks along its last axis are neighbours on the cluster, so the order of
+    the axes decides which collectives stay inside a domain.
 
     Args:
       step_fn: a function with ``jax.shard_map`` inside, jitted or not.
@@ -112,8 +111,6 @@ def step(
       mesh: the mesh of the shard_map, an AbstractMesh, or a dict of sizes by axis.
       cluster: the cluster; its file has ``device.flops_bf16``.
       while_trips: iterations of a while loop, which a jaxpr does not know.
-      skew: arrivals of the ranks at each collective: a distribution, or seconds by rank of the mesh.
-      seed: of the arrivals that are drawn from a distribution.
       symmetric_buffers: as in ``collective``.
 
     With faults, each collective takes the time of its slowest group. Each kernel takes the time of the slowest rank.
@@ -124,14 +121,13 @@ def step(
     """
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
-    given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
     reader = Reader(while_trips)
-    block = _trace(step_fn, args, mesh, reader)
-    costs = Costs(cluster, axes_of(mesh), given, seed, symmetric_buffers)
-    return of_block(block, costs, reader.notes)
+    block, memory_bytes = _trace(step_fn, args, mesh, reader)
+    costs = Costs(cluster, axes_of(mesh), symmetric_buffers)
+    return of_block(block, costs, reader.notes, memory_bytes)
 
 
-def of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
+def of_block(block: Block, costs: Costs, notes: dict[str, int], memory_bytes: float | None = None) -> Step:
     """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
@@ -144,7 +140,7 @@ def of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
     modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
     if modelled:
         note(f"collectives of more than {MAX_STEPS} steps take the time of the cost model", modelled)
-    for text, count in [*costs.notes.items(), *costs.assumed(collectives)]:
+    for text, count in costs.assumed(collectives):
         note(text, count)
     kinds = [o.split(":")[0] for o in {**costs.cluster.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
@@ -152,18 +148,19 @@ def of_block(block: Block, costs: Costs, notes: dict[str, int]) -> Step:
         cluster=costs.cluster.name,
         mesh=costs.mesh,
         time_s=timeline.time_s,
-        band=(min(low, timeline.time_s), max(high, timeline.time_s)),
+        interval=(min(low, timeline.time_s), max(high, timeline.time_s)),
         least_s=timeline.least_s,
         serial_s=timeline.serial_s,
         compute_s=timeline.compute_s,
         communication_s=timeline.communication_s,
         exposed_s=timeline.exposed_s,
-        late_s=sum(c.count * c.simulated.late_s for c in collectives),
+        memory_bytes=memory_bytes,
+        capacity_bytes=capacity if math.isfinite(capacity := costs.cluster.memory_bytes) else None,
         flops=sum(work.flops * times for work, times in kernels),
         bytes=sum(work.bytes * times for work, times in kernels),
         collectives=collectives,
         why=_why(timeline, collectives, costs),
-        notes=(*costs.acting, *(f"{text} ({count} place(s))" for text, count in notes.items())),
+        notes=(*costs.acting, *costs.idle(), *(f"{text} ({count} place(s))" for text, count in notes.items())),
         origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         timeline=timeline,
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxcomm.simulate import collectives
 from jaxcomm.simulate.step.schedule import Timeline
-from jaxcomm.simulate.step.tasks import Kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +44,12 @@ class Step:
       cluster: name of the cluster.
       mesh: sizes of the axes.
       time_s: predicted time.
-      band: (low, high), seconds; a guess.
+      interval: (low, high), seconds; a guess.
       least_s, serial_s: no order of the tasks is faster than the first; the second is all tasks one after the other.
       compute_s, communication_s: busy time of the two streams.
       exposed_s: communication without computation at the same time.
-      late_s: of the communication, time until the last rank of each collective arrives.
+      memory_bytes: an estimate of what a device holds at once (``memory.peak_bytes``); None for HLO.
+      capacity_bytes: memory of a device; None if the cluster does not say.
       flops, bytes: of the kernels of one device: operations of products, and bytes of memory.
       collectives: by exposed time, largest first.
       why: what limits the time.
@@ -61,13 +61,14 @@ class Step:
     cluster: str
     mesh: dict[str, int]
     time_s: float
-    band: tuple[float, float]
+    interval: tuple[float, float]
     least_s: float
     serial_s: float
     compute_s: float
     communication_s: float
     exposed_s: float
-    late_s: float
+    memory_bytes: float | None
+    capacity_bytes: float | None
     flops: float
     bytes: float
     collectives: tuple[Collective, ...]
@@ -81,10 +82,16 @@ class Step:
         result = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "timeline"}
         result["collectives"] = [
             {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name != "simulated"}
-            | {"algorithm": c.simulated.algorithm, "bottleneck": c.simulated.bottleneck, "band": c.simulated.band}
+            | {key: getattr(c.simulated, key) for key in ("algorithm", "bottleneck", "interval")}
             for c in self.collectives
         ]
         return result
+
+    def _memory(self) -> list[str]:
+        if self.memory_bytes is None or self.capacity_bytes is None:
+            return []
+        fits = "" if self.memory_bytes <= self.capacity_bytes else ": THE STEP DOES NOT FIT"
+        return [f"memory         {self.memory_bytes / 1e9:,.3g} GB of {self.capacity_bytes / 1e9:,.4g} GB{fits}"]
 
     def __str__(self) -> str:
         time = collectives.time_text
@@ -92,12 +99,12 @@ class Step:
         share = self.exposed_s / self.time_s if self.time_s else 0.0
         lines = [
             f"step on {math.prod(self.mesh.values())} ranks of {self.cluster} ({sizes})",
-            f"time           {time(self.time_s)}, band {time(self.band[0])} to {time(self.band[1])}",
+            f"time           {time(self.time_s)}, interval {time(self.interval[0])} to {time(self.interval[1])}",
             f"bounds         {time(self.least_s)} for any order of the tasks, {time(self.serial_s)} in series",
             f"computation    {time(self.compute_s)}: {self.flops:.4g} flop in products, {self.bytes:.4g} bytes moved",
             f"communication  {time(self.communication_s)}, of which {time(self.exposed_s)} ({share:.0%} of the step) "
             "without computation",
-            *([f"arrivals       {time(self.late_s)} of the communication"] if self.late_s else []),
+            *self._memory(),
             f"limited by     {self.why}",
             "",
             f"{'collective':18} {'axes':14} {'ranks':>7} {'bytes':>12} {'count':>6} {'time':>10} {'exposed':>10}  "
@@ -110,10 +117,6 @@ class Step:
             )
         lines += ["", *(f"assumed: {note}" for note in self.notes)]
         counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
-        works = [run.task.work for run, _ in self.timeline.leaves()]
-        if any(isinstance(work, Kernel) and work.time_s is not None for work in works):
-            lines.append(f"Kernels have measured times. The times of collectives rest on no measurement ({counts}).")
-        else:
-            lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
-        lines.append("The band is a guess.")
+        lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
+        lines.append("The interval is a guess.")
         return "\n".join(lines)

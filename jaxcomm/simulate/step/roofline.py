@@ -107,7 +107,7 @@ def one_shot(equation: Any) -> list[tuple[str, int]]:
     return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
 
 
-def _parts(eqn: Any) -> list[Any]:
+def parts(eqn: Any) -> list[Any]:
     """The jaxprs in the parameters of an equation."""
     found = []
     for value in eqn.params.values():
@@ -121,7 +121,7 @@ def _parts(eqn: Any) -> list[Any]:
 def _equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
-        for part in _parts(eqn):
+        for part in parts(eqn):
             yield from _equations(part)
 
 
@@ -139,7 +139,7 @@ def products_in(jaxpr: Any, while_trips: int) -> float:
     """Operations of the products of a jaxpr. The branch of a cond with most of them counts."""
     flops = 0.0
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        name, inside = eqn.primitive.name, [products_in(part, while_trips) for part in _parts(eqn)]
+        name, inside = eqn.primitive.name, [products_in(part, while_trips) for part in parts(eqn)]
         if name == "dot_general":
             flops += _contraction(eqn.invars[0].aval, eqn.invars[1].aval, eqn.params["dimension_numbers"])
         elif name == "cond":

@@ -18,7 +18,6 @@ class Kernel:
       bytes: read from and written to memory.
       dtype: element type of the product.
       site: call site.
-      time_s: measured time. The other figures then do not count. None: the roofline gives the time.
     """
 
     name: str
@@ -26,7 +25,6 @@ class Kernel:
     bytes: float
     dtype: str
     site: str
-    time_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
