@@ -4,10 +4,8 @@ An op that is linear is a matrix M, which the oracle gives on unit vectors. The 
 vjp is the transpose of M times the cotangent. pmax and pmin have values only.
 """
 
-import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 
@@ -19,7 +17,6 @@ import pairwise
 import pytest
 import reference
 from harness import OURS, value
-from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -152,7 +149,6 @@ BATCHES = {
     "named": np.eye(2),
     "constant": [[1], [2]],
 }  # fmt: skip
-FACTORS = {"call": [1], "jit": [1, 2], "scan": [1, 2], "cond": [2]}
 
 
 def batched(kind, f, x):
@@ -166,19 +162,6 @@ def batched(kind, f, x):
     return jax.vmap(f, axis_name="v" if kind == "named" else None)(x)
 
 
-def within(kind, f, x):
-    """The results of linear functions of x, stacked."""
-    if kind == "jit":
-        g = jax.checkpoint(jax.jit(f))
-        return jnp.stack([g(x), g(2 * x)])
-    if kind == "scan":
-        return lax.scan(lambda c, s: (c + s, f(x * s)), jnp.zeros((), x.dtype), jnp.array([1, 2], x.dtype))[1]
-    if kind == "cond":
-        everywhere = lax.psum(jnp.sum(jnp.abs(x)).astype(np.float32), tuple(jax.sharding.get_abstract_mesh().manual_axes))
-        return lax.cond(everywhere >= 0, lambda x: f(2 * x), f, x)[None]
-    return f(x)[None]
-
-
 def called(kind, op, x, *args, **kwargs):
     if kind == "at_once":
         return getattr(OURS, op)(x, *args, **kwargs)
@@ -186,40 +169,17 @@ def called(kind, op, x, *args, **kwargs):
     return getattr(OURS, f"{op}_start")(x, *args, after=after, **kwargs).done(after=after)
 
 
-def elements(rng, shape, dtype):
-    """Random elements of the type, and the same in float64 or complex128."""
-    if dtype == "int8":
-        x = rng.integers(-3, 4, shape)
-    else:
-        x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype == "complex64" else 0)
-    x = x.astype(jnp.dtype(dtype))
-    return x, x.astype(np.complex128 if dtype == "complex64" else np.float64)
-
-
-def assert_close(got, want, bound, name):
-    assert got.shape == want.shape, name
-    error = np.abs(got.astype(want.dtype) - want)
-    assert (error <= bound).all(), f"{name}: error {error.max()}, allowed {np.broadcast_to(bound, error.shape).max()}"
-
-
 def pytest_generate_tests(metafunc):
-    """More cases in the full size. Ops with the same arguments share a table."""
+    # Ops with the same arguments share a table.
     tables = [("psum", "pmean", "pmax", "pmin", "barrier"), *((op,) for op in ARGUMENTS if len(ARGUMENTS[op]) > 1)]
-    seeds = 1 if metafunc.config.getoption("--size") == "default" else 3
-    rows = []
-    for ops, seed in itertools.product(tables, range(seeds)):
-        options = {"op": ops, "arguments": range(len(ARGUMENTS[ops[0]])), **OPTIONS}
-        marks = [pytest.mark.full] if seed else []
-        for i, case in enumerate(pairwise.cases(options, allowed, seed)):
-            rows.append(pytest.param(case, i, id=f"{case['op']}-{seed}-{i}", marks=marks))
-    metafunc.parametrize(("case", "number"), rows)
+    options = [{"op": ops, "arguments": range(len(ARGUMENTS[ops[0]])), **OPTIONS} for ops in tables]
+    pairwise.parametrize(metafunc, options, allowed)
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_options(rng, case, number):
     op = case["op"]
     partly, dtype, kind = case["mesh"].startswith("partly"), case["dtype"], case["batch"]
-    print(case)
     types = (AxisType.Explicit if "explicit" in case["mesh"] else AxisType.Auto,) * 2
     mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=types)
     sizes = {"gpu": SIZES["gpu"]} if partly else SIZES
@@ -258,12 +218,13 @@ def test_options(rng, case, number):
         (num_ranks, 2) if kind == "named" else (num_ranks,),
         block,
         elements_of_batch,
-        np.array(FACTORS[case["within"]]),
+        np.array(pairwise.WITHIN[case["within"]]),
     )
 
     def body(x):
         f = functools.partial(called, case["calls"], op, axis_name=axes, **arguments, **more)
-        return within(case["within"], functools.partial(batched, kind, f), x[0])[None]
+        axes = ("gpu",) if partly else tuple(sizes)
+        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], axes)[None]
 
     ranks = P("gpu" if partly else tuple(sizes))
     same = case["operand"] == "same"
@@ -273,10 +234,10 @@ def test_options(rng, case, number):
     )  # fmt: skip
 
     shape = (1 if same else num_ranks, elements_of_batch.shape[1], *block)
-    (x, x64), (dx, dx64) = (elements(rng, shape, dtype) for _ in range(2))
+    (x, x64), (dx, dx64) = (pairwise.elements(rng, shape, dtype) for _ in range(2))
     whole, dwhole = (np.broadcast_to(z, (num_ranks, *shape[1:])) for z in (x64, dx64))
     want = expected.value(whole)
-    ct, ct64 = elements(rng, want.shape, dtype)
+    ct, ct64 = pairwise.elements(rng, want.shape, dtype)
     derivable = dtype != "int8" and op not in ORDERED
 
     def program(x, dx, ct):
@@ -292,21 +253,21 @@ def test_options(rng, case, number):
             spec = P(*spec, *[None] * (z.ndim - len(spec) - 1), "node")
         return jax.device_put(z, NamedSharding(mesh, spec))
 
-    with jax.enable_x64(dtype == "float64"), jax.set_mesh(mesh) if "explicit" in case["mesh"] else contextlib.nullcontext():
+    with pairwise.environment(mesh, dtype):
         operands = place(x, P() if same else ranks), place(dx, P() if same else ranks), ct
         got = value(jax.jit(program, donate_argnums=(0, 1) if case["donated"] else ())(*operands))
     if not derivable:
         eps = 4 * jnp.finfo(got.dtype).eps if op == "pmean" else 0
-        assert_close(got, want, eps * np.abs(want), "value")
+        pairwise.assert_close(got, want, eps * np.abs(want), "value")
         return
     eps = 4 * float(jnp.finfo(dtype).eps)
     y, dy, gx = got
     of_value, of_vjp = expected.bounds(whole, ct64)
     assert y.dtype == dy.dtype == gx.dtype == x.dtype
     moves = op not in SUMS
-    assert_close(y, want, 0 if moves else eps * of_value, "value")
-    assert_close(dy, expected.value(dwhole), 0 if moves else eps * expected.bounds(dwhole, ct64)[0], "jvp")
+    pairwise.assert_close(y, want, 0 if moves else eps * of_value, "value")
+    pairwise.assert_close(dy, expected.value(dwhole), 0 if moves else eps * expected.bounds(dwhole, ct64)[0], "jvp")
     wanted = expected.vjp(ct64, expected.matrix)
     if same:
         wanted, of_vjp = wanted.sum(0, keepdims=True), of_vjp.sum(0, keepdims=True)
-    assert_close(gx, wanted, eps * of_vjp, "vjp")
+    pairwise.assert_close(gx, wanted, eps * of_vjp, "vjp")

@@ -5,16 +5,11 @@ the sum over r of the products x_r[j] w_r to rank j, where x_r[j] is block j of 
 and in w, so the derivatives are such products too.
 """
 
-import contextlib
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pairwise
-import pytest
 from harness import on_ranks, value
-from jax import lax
 from jax.sharding import AxisType
 
 import jaxcomm
@@ -47,13 +42,7 @@ def allowed(case):
 
 
 def pytest_generate_tests(metafunc):
-    seeds = 1 if metafunc.config.getoption("--size") == "default" else 3
-    rows = [
-        pytest.param(case, id=f"{case['op']}-{seed}-{i}", marks=[pytest.mark.full] if seed else [])
-        for seed in range(seeds)
-        for i, case in enumerate(pairwise.cases(OPTIONS, allowed, seed))
-    ]
-    metafunc.parametrize("case", rows)
+    pairwise.parametrize(metafunc, [OPTIONS], allowed)
 
 
 def groups_of(axes, pairs):
@@ -94,35 +83,8 @@ def in_groups(f, groups, *operands):
     return np.concatenate(results)[order]
 
 
-def within(kind, f, x, w):
-    """Results of f, stacked. f is linear in x."""
-    if kind == "jit":
-        return jax.checkpoint(jax.jit(lambda x, w: f(2 * x, w)[None]))(x, w)
-    if kind == "scan":
-        return lax.scan(lambda c, s: (c + s, f(x * s, w)), jnp.zeros((), x.dtype), jnp.array([1, 2], x.dtype))[1]
-    if kind == "cond":
-        everywhere = lax.psum(jnp.sum(jnp.abs(x)).astype(jnp.float32), tuple(SIZES))
-        return lax.cond(everywhere >= 0, lambda x: f(2 * x, w), lambda x: f(x, w), x)[None]
-    return f(x, w)[None]
-
-
-FACTORS = {"call": [1], "jit": [2], "scan": [1, 2], "cond": [2]}
-
-
-def elements(rng, shape, dtype):
-    x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype == "complex64" else 0)
-    x = x.astype(jnp.dtype(dtype))
-    return x, x.astype(np.complex128 if dtype == "complex64" else np.float64)
-
-
-def assert_close(got, want, bound, name):
-    assert got.shape == want.shape, name
-    error = np.abs(got.astype(want.dtype) - want)
-    assert (error <= bound).all(), f"{name}: error {error.max()}, allowed {np.max(bound)}"
-
-
-def test_options(rng, case):
-    gathers, batch, factors = case["op"] == "gather", case["batch"], np.array(FACTORS[case["within"]])
+def test_options(rng, case, number):
+    gathers, batch, factors = case["op"] == "gather", case["batch"], np.array(pairwise.WITHIN[case["within"]])
     dtype, wide = case["types"].split(" ")[0], "to" in case["types"]
     kind = AxisType.Explicit if case["mesh"] == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((2, 2), tuple(SIZES), axis_types=(kind,) * 2, devices=jax.devices()[:4])
@@ -158,16 +120,13 @@ def test_options(rng, case):
         return jax.vmap(call, (0 if batch != "w" else None, 0 if batch != "x" else None))(x, w)
 
     size = 1 if batch in ("alone", "cotangents") else B
-    (x, x64), (dx, dx64) = (elements(rng, (4, size, m, 3, K), dtype) for _ in range(2))
-    (w, w64), (dw, dw64) = (elements(rng, (4, size, K, F), dtype) for _ in range(2))
+    (x, x64), (dx, dx64) = (pairwise.elements(rng, (4, size, m, 3, K), dtype) for _ in range(2))
+    (w, w64), (dw, dw64) = (pairwise.elements(rng, (4, size, K, F), dtype) for _ in range(2))
     total = 3 if case["weights"] == "two" else 1
 
-    def each(z, shared):
-        """The elements of the batch."""
-        return [z[:, 0 if shared else b] for b in range(size)]
-
     def both(x, w):
-        return list(zip(each(x, batch == "w"), each(w, batch == "x"), strict=True))
+        """The operands of each element of the batch."""
+        return [(x[:, b * (batch != "w")], w[:, b * (batch != "x")]) for b in range(size)]
 
     forward, transpose = (gather, gather_transpose) if gathers else (scatter, scatter_transpose)
 
@@ -186,18 +145,19 @@ def test_options(rng, case):
         return gx, gw
 
     want = product(x64, w64)
-    cts = [elements(rng, want.shape, "float32" if wide else dtype) for _ in range(2)]
+    cts = [pairwise.elements(rng, want.shape, "float32" if wide else dtype) for _ in range(2)]
     (ct, ct64), other = cts[0], cts[1]
 
     def body(x, w, dx, dw, ct, ct2):
-        f = functools.partial(within, case["within"], batched)
+        def f(x, w):
+            return pairwise.within(case["within"], lambda x: batched(x, w), x, tuple(SIZES))
+
         y, dy = jax.jvp(f, (x, w), (dx, dw))
         pull = jax.vjp(f, x, w)[1]
         found = jax.vmap(pull)(jnp.stack([ct, ct2])) if batch == "cotangents" else [g[None] for g in pull(ct)]
         return y, dy, tuple(found)
 
-    explicit = jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext()
-    with jax.enable_x64(dtype == "float64"), explicit:
+    with pairwise.environment(mesh, dtype):
         f = jax.jit(on_ranks(body, mesh, check_vma=case["mesh"] != "no_vma"))
         ranks = jax.NamedSharding(mesh, jax.P(tuple(SIZES)))
         y, dy, (gx, gw) = value(f(*(jax.device_put(z, ranks) for z in (x, w, dx, dw, ct, other[0]))))
@@ -205,11 +165,11 @@ def test_options(rng, case):
     # Of the products, of the sums of a ring, which rounds once per rank, and of the two weights.
     eps = 4 * float(jnp.finfo("float32" if wide else dtype).eps)
     ax, aw = np.abs(x64), np.abs(w64)
-    assert_close(y, want, eps * product(ax, aw), "value")
+    pairwise.assert_close(y, want, eps * product(ax, aw), "value")
     bound = product(np.abs(dx64), aw) + product(ax, np.abs(dw64))
-    assert_close(dy, product(dx64, w64) + product(x64, dw64), eps * bound, "jvp")
+    pairwise.assert_close(dy, product(dx64, w64) + product(x64, dw64), eps * bound, "jvp")
     eps = 4 * float(jnp.finfo(dtype).eps)
     for i, (_, one) in enumerate(cts if batch == "cotangents" else cts[:1]):
         wants, bounds = gradients(x64, w64, one), gradients(ax, aw, np.abs(one))
         for got, wanted, bound, name in zip((gx, gw), wants, bounds, ("vjp of x", "vjp of w"), strict=True):
-            assert_close(got[:, i], wanted, eps * bound, name)
+            pairwise.assert_close(got[:, i], wanted, eps * bound, name)
