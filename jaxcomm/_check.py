@@ -124,15 +124,20 @@ def group_size(names: AxisNames, rows: Groups) -> int:
     return lax.axis_size(names) if rows is None else len(rows[0])
 
 
+def _algorithms(collective: str) -> list[str]:
+    composed = [_xla_hierarchical.NAME] if collective in _xla_hierarchical.COMPOSITIONS else []
+    return [*(row[0] for row in plan.algorithms(collective)), "xla", *composed]
+
+
 def algorithm(op: str, collective: str, name: str | None) -> str | None:
-    if name is None:
-        return None
-    known = [*(row[0] for row in plan.algorithms(collective)), "xla"]
-    if collective in _xla_hierarchical.COMPOSITIONS:
-        known.append(_xla_hierarchical.NAME)
-    if name not in known:
+    if name is not None and name not in (known := _algorithms(collective)):
         raise ValueError(f"{op}: unknown algorithm {name!r}; pass one of {', '.join(known)}")
     return name
+
+
+def has_algorithm(collective: str, name: str | None) -> bool:
+    """Whether a collective (its native name) takes this argument `algorithm`."""
+    return name is None or name in _algorithms(collective)
 
 
 def max_sms(op: str, value: Any) -> int | None:

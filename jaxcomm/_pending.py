@@ -107,8 +107,14 @@ def start(call: Call, transfer: Callable[..., Any], x: PyTree, options: Mapping[
 
 
 def complete(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
-    """Runs a transfer to its end and returns the result."""
-    y = primitive.bind(x, call=call, **params)
+    """Runs a transfer, the transpose of the call's own, to its end and returns the result.
+
+    If its collective lacks the algorithm of the call, the selection table chooses another one.
+    """
+    own = call
+    if not _check.has_algorithm(primitive.name.removeprefix("jaxcomm_"), call.algorithm):
+        own = dataclasses.replace(call, algorithm=None)
+    y = primitive.bind(x, call=own, **params)
     return done_p.bind(y, x, call=call) if call.asynchronous else y
 
 

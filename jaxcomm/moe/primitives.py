@@ -108,6 +108,7 @@ def _combine_transpose(ct, *operands, call, per_choice):
     elif undefined(weights[0]):
         products = jnp.sum(sent.astype(dtype) * rows.astype(dtype), 1, keepdims=True)
         grad = combine(products, None, assignment, call, True)
+        grad = grad if jnp.issubdtype(weights[0].aval.dtype, jnp.complexfloating) else grad.real
         results[1] = grad.reshape(weights[0].aval.shape).astype(weights[0].aval.dtype)
     return results
 
@@ -159,8 +160,9 @@ def _combine_batch(axis_data, operands, dims, *, call, per_choice):
     choices = split_batch(combine_p.bind(merged, *assignment, call=call, per_choice=True), axis_data.size)
     factors = jnp.moveaxis(weights[0], dims[1], 2)  # (T, K, batch)
     dtype = accumulator_type(rows.dtype)
-    choices = choices.reshape(*factors.shape, -1).astype(dtype) * factors[..., None].astype(dtype)
-    total = functools.reduce(jnp.add, [choices[:, k] for k in range(factors.shape[1])])
+    choices = choices.reshape(*factors.shape, choices.shape[2]).astype(dtype) * factors[..., None].astype(dtype)
+    zeros = jnp.zeros_like(choices, shape=(choices.shape[0], *choices.shape[2:]))
+    total = functools.reduce(jnp.add, [choices[:, k] for k in range(factors.shape[1])], zeros)
     return total.astype(rows.dtype), 1
 
 

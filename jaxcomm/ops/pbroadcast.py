@@ -11,10 +11,10 @@ from jax import lax
 from jaxcomm import _check, _compat, _pending
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import define
+from jaxcomm._primitive import ReduceOp, define, in_wider_type
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
-from jaxcomm.ops.psum import psum, psum_start
+from jaxcomm.ops.psum import all_reduce_p
 
 
 @collective()
@@ -71,14 +71,12 @@ def _attributes(x, n, *, source):
 
 def _transpose(ct, x, *, call, source):
     # The source gets the sum of all ranks' cotangents.
-    total = _sum(ct, call)
-    return jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
-
-
-def _sum(ct, call):
-    if call.asynchronous:
-        return psum_start(ct, call.axes, max_sms=call.max_sms).done()
-    return psum(ct, call.axes, max_sms=call.max_sms)
+    total = in_wider_type(
+        lambda wide: _pending.complete(all_reduce_p, wide, call=call, reduce_op=ReduceOp.SUM),
+        _compat.make_varying(ct, call.axes),
+    )
+    chosen = jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
+    return _compat.make_varying(chosen, call.axes)  # jnp.where drops the condition if the array is empty
 
 
 def _batch_named(bind, axis_data, x, d, *, call, source):
@@ -95,8 +93,14 @@ def _batch_named(bind, axis_data, x, d, *, call, source):
 
 
 def _xla(x, *, call, source):
-    # XLA has no broadcast on CPU; a masked sum would lose the sign of zeros.
-    return lax.index_in_dim(lax.all_gather(x, call.axes), source, keepdims=False)
+    # XLA has no broadcast on CPU. A sum of bits that are zero on all other ranks keeps the sign of zeros.
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(_xla(x.real, call=call, source=source), _xla(x.imag, call=call, source=source))
+    sent = x.astype(np.uint8) if x.dtype == np.bool_ else x
+    bits = lax.bitcast_convert_type(sent, f"uint{8 * sent.dtype.itemsize}")
+    here = lax.axis_index(call.axes) == source
+    total = lax.psum(jnp.where(here, bits, jnp.zeros_like(bits)), call.axes)
+    return lax.bitcast_convert_type(total, sent.dtype).astype(x.dtype)
 
 
 broadcast_p = define(

@@ -1,0 +1,273 @@
+"""Every two options of an op together: values, jvp and vjp against NumPy in float64.
+
+An op that is linear is a matrix M, which the oracle gives on unit vectors. The value is M x, the jvp is M dx, and the
+vjp is the transpose of M times the cotangent. pmax and pmin have values only.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import collective
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pairwise
+import pytest
+import reference
+from harness import OURS, value
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm import _xla_hierarchical
+from jaxcomm._request import NATIVE
+
+# Arguments of an op, and its block without the last dimension, for groups of n ranks.
+ARGUMENTS = {
+    "psum": [lambda n: ({}, (2,))],
+    "pmean": [lambda n: ({}, (2,))],
+    "pmax": [lambda n: ({}, (2,))],
+    "pmin": [lambda n: ({}, (2,))],
+    "barrier": [lambda n: ({}, (2,))],
+    "all_gather": [
+        lambda n: ({"axis": 0, "tiled": True}, (2, 3)),
+        lambda n: ({"axis": -2, "tiled": True}, (3, 2)),
+        lambda n: ({"axis": 0}, (2, 3)),
+        lambda n: ({"axis": -1}, (2,)),
+        lambda n: ({"axis": 1, "to": "invarying"}, (2,)),
+    ],
+    "psum_scatter": [
+        lambda n: ({"scatter_dimension": 0, "tiled": True}, (2 * n, 3)),
+        lambda n: ({"scatter_dimension": -2, "tiled": True}, (3, n)),
+        lambda n: ({"scatter_dimension": 0}, (n, 2)),
+        lambda n: ({"scatter_dimension": -2}, (2, n)),
+    ],
+    "all_to_all": [
+        lambda n: ({"split_axis": 0, "concat_axis": 0, "tiled": True}, (2 * n, 2)),
+        lambda n: ({"split_axis": 0, "concat_axis": -2, "tiled": True}, (n, 3)),
+        lambda n: ({"split_axis": 1, "concat_axis": 0}, (2, n)),
+        lambda n: ({"split_axis": 0, "concat_axis": -1}, (n, 2)),
+        lambda n: ({"split_axis": -2, "concat_axis": -2}, (2, n)),
+    ],
+    "ppermute": [
+        lambda n: ({"perm": [(i, (i + 1) % n) for i in range(n) if i != 1]}, (2,)),
+        lambda n: ({"perm": [(i, n - 1 - i) for i in range(n)]}, (2,)),
+        lambda n: ({"perm": []}, (2,)),
+    ],
+    "pbroadcast": [lambda n: ({"source": n // 2}, (2,)), lambda n: ({"source": n - 1}, (2,))],
+}
+SUMS = ("psum", "pmean", "psum_scatter")
+ORDERED = ("pmax", "pmin")  # no derivatives
+STARTED = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "psum_scatter")
+ONE_AXIS = ("all_gather", "ppermute", "psum_scatter")  # if it is an axis of vmap
+OPTIONS = {
+    "axes": [("gpu",), ("node", "gpu"), ("gpu", "node")],
+    "groups": ["one", "pairs"],
+    # Which axes are manual, and the types of the others: x is sharded over the axis node.
+    "mesh": ["vma", "no_vma", "explicit", "partly_auto", "partly_explicit"],
+    "algorithm": ["chosen", "any", "xla", "xla_hierarchical"],
+    "dtype": ["float32", "bfloat16", "float64", "complex64", "int8"],
+    "batch": ["alone", "first", "last", "constant", "named"],
+    "within": ["call", "jit", "scan", "cond"],
+    "calls": ["at_once", "started", "after"],
+    "operand": ["varies", "same"],
+    "size": [2, 0],
+    "donated": [False, True],
+}
+SIZES = {"node": 2, "gpu": 4}
+
+
+def allowed(case):
+    op, partly = case["op"], case["mesh"].startswith("partly")
+    named, groups = case["batch"] == "named", case["groups"] != "one"
+    invarying = "to" in ARGUMENTS[op][case["arguments"]](1)[0]
+    return not (
+        (case["calls"] != "at_once" and op not in STARTED)
+        or (groups and (op in ("pbroadcast", "ppermute") or named or invarying))
+        or (partly and (case["axes"] != ("gpu",) or named))
+        # XLA does not compile its own sums of 16 bits here, and loses the sharding of empty arrays.
+        or (partly and (case["operand"] == "same" or (case["dtype"] == "bfloat16" and op in SUMS)))
+        or ("explicit" in case["mesh"] and not case["size"])
+        or (case["algorithm"] == "xla_hierarchical" and NATIVE[op] not in _xla_hierarchical.COMPOSITIONS)
+        or (case["dtype"] == "complex64" and op in ORDERED)
+        or (invarying and (named or case["mesh"] in ("no_vma", "partly_auto")))
+    )
+
+
+@dataclasses.dataclass
+class Expected:
+    """The op in float64. Operands are (ranks, batch, *block), results (ranks, results of within, batch, *block)."""
+
+    oracle: Callable  # (ranks, *block, columns) -> (ranks, *results, columns)
+    ranks: tuple  # (R,), or (R, size) if the batch is an axis of vmap
+    block: tuple
+    batch: np.ndarray  # (results, elements): each result is the op of this combination of the elements of the batch
+    factors: np.ndarray  # of the results of within()
+
+    @functools.cached_property
+    def matrix(self):
+        """(results of all ranks, operands of all ranks)."""
+        size = math.prod((*self.ranks, *self.block))
+        y = self.oracle(np.eye(size).reshape(math.prod(self.ranks), *self.block, size))
+        return y.reshape(math.prod(y.shape[:-1]), size)
+
+    def on_ranks(self, f, x):
+        """f, a function like the oracle, for each element of the batch."""
+        if len(self.ranks) == 2:
+            y = f(x.reshape(math.prod(self.ranks), *x.shape[2:], 1))
+            return y.reshape(*self.ranks, *y.shape[1:-1])
+        return np.moveaxis(f(np.moveaxis(x, 1, -1)), -1, 1)
+
+    def value(self, x, f=None):
+        y = np.einsum("sb,rb...->rs...", self.batch, self.on_ranks(f or self.oracle, x))
+        return np.einsum("w,rs...->rws...", self.factors, y)
+
+    def vjp(self, ct, matrix):
+        ct = np.einsum("w,sb,rws...->rb...", self.factors, self.batch, ct)
+
+        def transpose(ct):
+            x = matrix.T @ ct.reshape(matrix.shape[0], ct.shape[-1])
+            return x.reshape(math.prod(self.ranks), *self.block, ct.shape[-1])
+
+        return self.on_ranks(transpose, ct)
+
+    def bounds(self, x, ct):
+        """The sums of the magnitudes that are added."""
+
+        def add(x):
+            y = self.oracle(x)
+            return (np.abs(self.matrix) @ x.reshape(self.matrix.shape[1], x.shape[-1])).reshape(y.shape)
+
+        return self.value(np.abs(x), add), self.vjp(np.abs(ct), np.abs(self.matrix))
+
+
+BATCHES = {
+    "alone": [[1]],
+    "first": np.eye(2),
+    "last": np.eye(2),
+    "named": np.eye(2),
+    "constant": [[1], [2]],
+}  # fmt: skip
+
+
+def batched(kind, f, x):
+    """f on (batch, *block)."""
+    if kind == "alone":
+        return f(x[0])[None]
+    if kind == "constant":
+        return jax.vmap(lambda s: f(s * x[0]))(jnp.array([1, 2], x.dtype))
+    if kind == "last":
+        return jnp.moveaxis(jax.vmap(f, -1, -1)(jnp.moveaxis(x, 0, -1)), -1, 0)
+    return jax.vmap(f, axis_name="v" if kind == "named" else None)(x)
+
+
+def called(kind, op, x, *args, **kwargs):
+    if kind == "at_once":
+        return getattr(OURS, op)(x, *args, **kwargs)
+    after = (jnp.cos(x), x[:1]) if kind == "after" else ()
+    return getattr(OURS, f"{op}_start")(x, *args, after=after, **kwargs).done(after=after)
+
+
+def pytest_generate_tests(metafunc):
+    # Ops with the same arguments share a table.
+    tables = [("psum", "pmean", "pmax", "pmin", "barrier"), *((op,) for op in ARGUMENTS if len(ARGUMENTS[op]) > 1)]
+    options = [{"op": ops, "arguments": range(len(ARGUMENTS[ops[0]])), **OPTIONS} for ops in tables]
+    pairwise.parametrize(metafunc, options, allowed)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_options(rng, case, number):
+    op = case["op"]
+    partly, dtype, kind = case["mesh"].startswith("partly"), case["dtype"], case["batch"]
+    types = (AxisType.Explicit if "explicit" in case["mesh"] else AxisType.Auto,) * 2
+    mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=types)
+    sizes = {"gpu": SIZES["gpu"]} if partly else SIZES
+    axes = case["axes"]
+    if kind == "named":  # not all ops take it together with other axes
+        axes = ("v",) if op in ONE_AXIS else ("v", *axes) if number % 2 else (*axes, "v")
+    virtual = {**sizes, "v": 2} if kind == "named" else sizes
+    n = math.prod(virtual[a] for a in axes)
+    more = {}
+    if case["groups"] != "one":
+        more["axis_index_groups"] = np.roll(np.arange(n)[::-1], 1).reshape(-1, n // 2).tolist()
+        n //= 2
+    arguments, block = ARGUMENTS[op][case["arguments"]](n)
+    block = (*block, case["size"])
+    if case["algorithm"] == "any":
+        fitting = collective.fitting(op, *(({"g": n}, ("g",)) if more or kind == "named" else (sizes, axes)))
+        more["algorithm"] = fitting[number % len(fitting)]
+    elif case["algorithm"] != "chosen":
+        more["algorithm"] = case["algorithm"]
+
+    def oracle(x):
+        x = x.reshape(*virtual.values(), *x.shape[1:])
+        given = dict(arguments)
+        for name in ("axis", "split_axis", "concat_axis", "scatter_dimension"):
+            if name in given:
+                new = op == "all_gather" and not given.get("tiled")
+                given[name] %= len(block) + new
+        given.pop("to", None)
+        y = reference.on_mesh(getattr(reference, op), x, virtual, axes, more.get("axis_index_groups"), **given)
+        return y.reshape(math.prod(virtual.values()), *y.shape[len(virtual) :])
+
+    num_ranks = math.prod(sizes.values())
+    elements_of_batch = np.array(BATCHES[kind])
+    expected = Expected(
+        oracle,
+        (num_ranks, 2) if kind == "named" else (num_ranks,),
+        block,
+        elements_of_batch,
+        np.array(pairwise.WITHIN[case["within"]]),
+    )
+
+    def body(x):
+        f = functools.partial(called, case["calls"], op, axis_name=axes, **arguments, **more)
+        axes = ("gpu",) if partly else tuple(sizes)
+        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], axes)[None]
+
+    ranks = P("gpu" if partly else tuple(sizes))
+    same = case["operand"] == "same"
+    f = jax.shard_map(
+        body, mesh=mesh, in_specs=P() if same else ranks, out_specs=ranks,
+        axis_names={"gpu"} if partly else set(sizes), check_vma=case["mesh"] not in ("no_vma", "partly_auto"),
+    )  # fmt: skip
+
+    shape = (1 if same else num_ranks, elements_of_batch.shape[1], *block)
+    (x, x64), (dx, dx64) = (pairwise.elements(rng, shape, dtype) for _ in range(2))
+    whole, dwhole = (np.broadcast_to(z, (num_ranks, *shape[1:])) for z in (x64, dx64))
+    want = expected.value(whole)
+    ct, ct64 = pairwise.elements(rng, want.shape, dtype)
+    derivable = dtype != "int8" and op not in ORDERED
+
+    def program(x, dx, ct):
+        if not derivable:
+            return f(x)
+        y, pull = jax.vjp(f, x)
+        if "explicit" in case["mesh"]:
+            ct = jax.sharding.reshard(ct, jax.typeof(y).sharding)
+        return *jax.jvp(f, (x,), (dx,)), *pull(ct)
+
+    def place(z, spec):
+        if partly:
+            spec = P(*spec, *[None] * (z.ndim - len(spec) - 1), "node")
+        return jax.device_put(z, NamedSharding(mesh, spec))
+
+    with pairwise.environment(mesh, dtype):
+        operands = place(x, P() if same else ranks), place(dx, P() if same else ranks), ct
+        got = value(jax.jit(program, donate_argnums=(0, 1) if case["donated"] else ())(*operands))
+    if not derivable:
+        eps = 4 * jnp.finfo(got.dtype).eps if op == "pmean" else 0
+        pairwise.assert_close(got, want, eps * np.abs(want), "value")
+        return
+    eps = 4 * float(jnp.finfo(dtype).eps)
+    y, dy, gx = got
+    of_value, of_vjp = expected.bounds(whole, ct64)
+    assert y.dtype == dy.dtype == gx.dtype == x.dtype
+    moves = op not in SUMS
+    pairwise.assert_close(y, want, 0 if moves else eps * of_value, "value")
+    pairwise.assert_close(dy, expected.value(dwhole), 0 if moves else eps * expected.bounds(dwhole, ct64)[0], "jvp")
+    wanted = expected.vjp(ct64, expected.matrix)
+    if same:
+        wanted, of_vjp = wanted.sum(0, keepdims=True), of_vjp.sum(0, keepdims=True)
+    pairwise.assert_close(gx, wanted, eps * of_vjp, "vjp")
