@@ -21,7 +21,7 @@ JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_fla
 
 // Stops this GPU for the process: nothing that the kernel, or work behind it, has computed can be read any more. Does not
 // return on a GPU. The emulation runs the kernel to its end, and its GPU starts no later work.
-JAXCOMM_DEVICE void Trap(const Comm& comm) {
+JAXCOMM_DEVICE void Trap([[maybe_unused]] const Comm& comm) {
 #if defined(__CUDACC__)
   while (LoadAcquire(&comm.report->state) != Report::kComplete) {
   }  // the thread that writes the report runs, and the trap must not stop it
