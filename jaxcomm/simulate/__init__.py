@@ -5,7 +5,7 @@ is `python -m jaxcomm.simulate`.
 
 - `cluster`: clusters as TOML, their faults, and the part of a cluster that a group sees.
 - `step`: programs as tasks, from their jaxpr or HLO, and the order in which the tasks run.
-- `nccl`: NCCL and RCCL, from statistics of published measurements.
+- `nccl`: NCCL, from statistics of published measurements.
 - `export`: plots, timelines and schedules.
 """
 

@@ -4,8 +4,8 @@ import csv
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import features, formulas, systems
-from tools.simulator import measured, table_file
+from tools.simulator import forms, measured, table_file
+from tools.simulator.rows import features
 
 COLUMNS = (*table_file.REQUIRED[:8], "time_us", "note")
 DEFAULTS = {
@@ -37,7 +37,7 @@ def read(path, rows):
 
 def features_of(tmp_path, **row):
     """Features of one row."""
-    return features.build(read(tmp_path / "one.csv", [{k: str(v) for k, v in row.items()}]))
+    return features(read(tmp_path / "one.csv", [{k: str(v) for k, v in row.items()}]))
 
 
 def sweep(ops, ranks, sizes, **row):
@@ -47,10 +47,10 @@ def sweep(ops, ranks, sizes, **row):
 def timed(path, rows, values, noise=0.0, seed=0):
     """A table of `rows` whose times follow from the parameters `values`, with log-normal noise."""
     found = read(path, rows)
-    q = features.build(found)
+    q = features(found)
     random = np.random.default_rng(seed)
     times = np.zeros(len(found))
     for i, row in enumerate(found.rows):
-        form = formulas.FORMS[systems.form(row, q, i)]
+        form = forms.FORMS[forms.form(row, q, i)]
         times[i] = form(q.take(np.array([i])), values)[0] * np.exp(noise * random.normal())
     return read(path, [{**row, "time_us": f"{t:.9g}"} for row, t in zip(rows, times, strict=True)])

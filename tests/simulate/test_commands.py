@@ -285,7 +285,7 @@ def test_bad_changes_name_the_key(changes, message):
 
 def test_a_compared_library_has_the_same_bytes():
     """NCCL's tables count the result of an all_gather, jaxcomm the operand."""
-    found = nccl.predict("all_gather", 1 << 20, 8, Cluster.load("dgx-h100"), "float32", "nccl-2.28")
+    found = nccl.predict("all_gather", 1 << 20, 8, Cluster.load("dgx-h100"), "nccl-2.28")
     assert (found.bytes, found.ranks) == (1 << 20, 8)
 
 

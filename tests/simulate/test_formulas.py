@@ -1,4 +1,4 @@
-"""jaxcomm.simulate.nccl: formulas and rules: closed formulas, worked by hand."""
+"""Formulas and rules of jaxcomm.simulate.nccl and of the laboratory: closed formulas, worked by hand."""
 
 import itertools
 
@@ -6,8 +6,10 @@ import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate.nccl import features, formulas, rules
+from jaxcomm.simulate.nccl import formulas, rules
+from tools.simulator import forms
 from tools.simulator.priors import PRIORS
+from tools.simulator.rows import features
 
 MIB = 2**20
 RING = {
@@ -60,7 +62,7 @@ def test_a_mesh_has_a_link_for_each_pair(tmp_path):
     p = {name: prior.center for name, prior in PRIORS["mesh"].items()}
     p |= {"launch": 0, "lambda_ll": 1e9, "lambda_ll128": 1e9, "lambda_simple": 0.0, "growth": 0, "self": 1e12}
     row = {"hardware": "8x MI355X", "interconnect": "xGMI", "op": "all_gather", "bytes": 8_000_000, "ranks_per_node": 8}
-    two, eight = (formulas.mesh(made.features_of(tmp_path, ranks=n, **row), p)[0] for n in (2, 8))
+    two, eight = (forms.mesh(made.features_of(tmp_path, ranks=n, **row), p)[0] for n in (2, 8))
     assert two == pytest.approx(4e6 / (0.8 * 76.8e3))
     assert eight == pytest.approx(7e6 / (0.8 * 537.6e3))
 
@@ -69,8 +71,8 @@ def test_network_plans(tmp_path):
     row = {"interconnect": "2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", "op": "all_gather"}
     q = made.features_of(tmp_path, bytes=8_000_000, **row)
     p = {"launch": 30.0, "hop_ll": 10.0, "hop_simple": 16.0, "nic_ll": 0.05, "nic_simple": 1.0}
-    assert formulas.stepwise(q, p) == pytest.approx(30 + 7 * min(10 + 1e6 / 5e3, 16 + 1e6 / 100e3))
-    assert formulas.doubling(q, p) == pytest.approx(30 + min(30 + 7e6 / 5e3, 48 + 7e6 / 100e3))
+    assert forms.stepwise(q, p) == pytest.approx(30 + 7 * min(10 + 1e6 / 5e3, 16 + 1e6 / 100e3))
+    assert forms.doubling(q, p) == pytest.approx(30 + min(30 + 7e6 / 5e3, 48 + 7e6 / 100e3))
 
 
 def test_a_cluster_is_bounded_by_adapters_or_by_links(tmp_path):
@@ -102,7 +104,7 @@ def test_bytes_of_experts_follow_from_the_shape(tmp_path):
 def test_start_and_rate_of_experts_meet_smoothly(tmp_path):
     q = made.features_of(tmp_path, op="ep_combine", bytes=8_000_000)
     p = {"launch": 10.0, "per_peer": 0.0, "share_simple": 7 / 9, "nic_simple": 1.0, "sharpness": 2.0}
-    assert formulas.experts(q, p) == pytest.approx(np.hypot(10, 10))
+    assert forms.experts(q, p) == pytest.approx(np.hypot(10, 10))
 
 
 def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):
@@ -125,18 +127,18 @@ def test_versions_differ_in_what_a_message_of_ll_may_hold(tmp_path):
 def test_nccl_changes_protocol_with_size(tmp_path):
     """all_gather on 4 ranks of an NVL72 goes to Simple between 4 and 8 MiB (measured: 28 and 55 us)."""
     rows = made.sweep(["all_gather"], [4, 8], [2**k for k in range(10, 30)])
-    four, eight = rules.ring_protocol(features.build(made.read(tmp_path / "t.csv", rows))).reshape(2, -1)
+    four, eight = rules.ring_protocol(features(made.read(tmp_path / "t.csv", rows))).reshape(2, -1)
     assert four[22 - 10] == 0 and four[23 - 10] == 2
     assert list(dict.fromkeys(eight)) == [0, 1, 2]
     assert (np.diff(four) >= 0).all() and (np.diff(eight) >= 0).all()
 
 
-@pytest.mark.parametrize("form", formulas.FORMS)
+@pytest.mark.parametrize("form", forms.FORMS)
 def test_times_grow_with_bytes(tmp_path, form):
     """Sizes double; a protocol switched too early may cost, as on the machine, but never a factor of two."""
     p = {name: prior.center for name, prior in PRIORS[form].items()}
     for op in ("all_reduce", "all_gather", "all_to_all", "collective_permute"):
-        q = features.build(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
-        times = formulas.FORMS[form](q, p)
+        q = features(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
+        times = forms.FORMS[form](q, p)
         assert np.isfinite(times).all() and (times > 0).all()
         assert (times[1:] > 0.5 * times[:-1]).all() and times[-1] > 10 * times[0], op

@@ -1,12 +1,13 @@
 """The targets on the table of published measurements, which lies beside the clone and not in it."""
 
+import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from jaxcomm.simulate.nccl import parameters
-from tools.simulator import errors, holdouts, measured
+from jaxcomm.simulate.nccl import parameters as of_package
+from tools.simulator import errors, holdouts, measured, parameters
 from tools.simulator.__main__ import main
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -69,17 +70,24 @@ def test_all_hold_outs_meet_their_targets(monkeypatch, tmp_path):
 
 
 @needs_table
-def test_the_package_ships_the_parameters_of_this_table():
-    """Every measured point returns itself: the shipped parameters are not those of an older table."""
+def test_the_parameters_are_those_of_this_table():
+    """Every measured point returns itself: the parameters are not those of an older table."""
     rows = measured.read(FOUND[0])
-    found = parameters.shipped().model.predict(rows)
+    found = parameters.of_measurements().model.predict(rows)
     assert set(found.evidence) == {"measured"}
     np.testing.assert_allclose(np.exp(found.log_time), measured.times(rows), rtol=1e-3)
 
 
-def test_shipped_parameters_name_their_origin_and_have_an_interval_for_every_basis():
-    fitted = parameters.shipped()
+def test_parameters_name_their_origin_and_have_an_interval_for_all_evidence():
+    fitted = parameters.of_measurements()
     assert "measurements.csv" in fitted.origin
     assert {"between", "beyond", "scale", "larger", "op", "harness", "device"} == set(fitted.intervals.quantiles)
     for pairs in fitted.intervals.quantiles.values():
         assert all(low < high for low, high in pairs)
+
+
+def test_the_package_ships_a_part_of_these_parameters():
+    data = json.loads((ROOT / "tools/simulator/parameters.json").read_text())
+    shipped = json.loads((ROOT / "jaxcomm/simulate/nccl/data/parameters.json").read_text())
+    assert shipped == parameters.of_package(data)
+    assert {"harness", "device"} == set(of_package.shipped().intervals.quantiles)

@@ -4,7 +4,7 @@ import made
 import pytest
 
 from jaxcomm.simulate.nccl import hardware
-from tools.simulator import measured, table_file
+from tools.simulator import measured, rows, table_file
 
 
 def test_cells_become_numbers_and_notes(tmp_path):
@@ -122,4 +122,4 @@ def test_network_rates_are_read_per_rank(tmp_path, text, rate):
     row = {"hardware": "8x H100", "interconnect": text, "ranks": "16", "ranks_per_node": "8"}
     found = made.read(tmp_path / "t.csv", [row]).rows[0]
     device = hardware.device(found.hardware)
-    assert hardware.nic_rate(found, device) == rate
+    assert rows.nic_rate(found, device) == rate

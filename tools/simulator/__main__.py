@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.nccl.parameters import Fitted, shipped
-from jaxcomm.simulate.nccl.table import Table
 from tools.simulator import errors, holdouts, measured, megatron, parameters, predict, table_file
+from tools.simulator.table import Table
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -18,6 +17,7 @@ def _parser() -> argparse.ArgumentParser:
     fit = commands.add_parser("fit", help="fit parameters to a table and write them as JSON")
     fit.add_argument("table", metavar="FILE.csv")
     fit.add_argument("--out", help="where to write them (default: parameters.json)", default="parameters.json")
+    fit.add_argument("--package", help="write the part that jaxcomm.simulate reads to this file too", metavar="FILE")
     text = "leave out the hold-outs: quicker, but predictions of other scales, ops and systems get the widest interval"
     fit.add_argument("--quick", help=text, action="store_true")
     fit.set_defaults(run=_fit)
@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     rows = commands.add_parser("predict", help="add predicted_us, low_us and high_us to the rows of a table")
     rows.add_argument("table", metavar="IN.csv")
     rows.add_argument("--out", required=True, metavar="OUT.csv")
-    rows.add_argument("--parameters", help="parameters that `fit` wrote (default: the package's)", metavar="FILE")
+    rows.add_argument("--parameters", help="parameters that `fit` wrote (default: those of tools/simulator)", metavar="FILE")
     rows.set_defaults(run=_predict)
 
     check = commands.add_parser("validate", help="fit parts of a table, predict the rest, print the errors")
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     text = f"{', '.join(names)} (rows that the parameters were not fitted to); default: all"
     check.add_argument("--hold-out", help=text, nargs="+", choices=names, default=names, metavar="NAME")
     check.add_argument("--report", help="where to write the table too (default: errors.md)", default="errors.md")
-    check.add_argument("--parameters", help="parameters for new-rows (default: the package's)", metavar="FILE")
+    check.add_argument("--parameters", help="parameters for new-rows (default: those of tools/simulator)", metavar="FILE")
     text = (
         "exit with status 1 if a target is missed, except for those of TARGET: a hold-out, or a hold-out and its rows"
     )
@@ -59,7 +59,10 @@ def _measured(path: str) -> Table:
 def _fit(args: argparse.Namespace) -> int:
     rows = _measured(args.table)
     fitted = parameters.fitted_to(rows, f"fitted to {pathlib.Path(args.table).name}", with_hold_outs=not args.quick)
-    parameters.save(args.out, fitted)
+    data = parameters.plain(fitted)
+    parameters.save(args.out, data)
+    if args.package:
+        parameters.save(args.package, parameters.of_package(data))
     for key, system in sorted(fitted.model.systems.fitted.items()):
         print(f"{', '.join(part for part in key if part)}: {system.rows} rows")
         for name, value in system.parameters.items():
@@ -73,7 +76,7 @@ def _predict(args: argparse.Namespace) -> int:
     given = table_file.read(args.table)
     if taken := [name for name in predict.COLUMNS if name in given.columns]:
         raise table_file.TableError(f"{args.table}:1: column {taken[0]} is there already")
-    fitted = parameters.load(args.parameters) if args.parameters else shipped()
+    fitted = parameters.load(args.parameters) if args.parameters else parameters.of_measurements()
     cells, reasons = predict.of_rows(given, fitted)
     table_file.write(args.out, given, predict.COLUMNS, cells)
     for index, reason in sorted(reasons.items()):
@@ -85,7 +88,7 @@ def _validate(args: argparse.Namespace) -> int:
     rows = _measured(args.table)
     report = errors.run(rows, tuple(name for name in args.hold_out if name != "new-rows"))
     if "new-rows" in args.hold_out:
-        fitted: Fitted = parameters.load(args.parameters) if args.parameters else shipped()
+        fitted = parameters.load(args.parameters) if args.parameters else parameters.of_measurements()
         more = errors.new_rows(rows, fitted)
         report.lines.extend(more.lines)
         report.coverage.update(more.coverage)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from jaxcomm._measure import least_squares
-from jaxcomm.simulate.nccl.table import Table
 from tools.simulator import measured
 from tools.simulator.holdouts import Part
+from tools.simulator.table import Table
 
 
 def _series(table: Table, mask: np.ndarray) -> dict[tuple[Any, ...], list[int]]:

@@ -6,9 +6,9 @@ from collections import defaultdict
 import numpy as np
 
 from jaxcomm.simulate.nccl.intervals import SIZES, size_range
-from jaxcomm.simulate.nccl.parameters import Fitted
-from jaxcomm.simulate.nccl.table import Table
 from tools.simulator import baselines, fit, holdouts, intervals, measured
+from tools.simulator.parameters import Fitted
+from tools.simulator.table import Table
 
 _MIB = 2.0**20
 
@@ -156,7 +156,7 @@ def new_rows(table: Table, fitted: Fitted) -> Report:
         lines += _lines(f"new-rows, {name}", table, index, np.where(found.evidence == name, error, np.nan)[fresh])[:2]
     coverage = {}
     if len(index):
-        low, high = fitted.intervals.limits(found.evidence[fresh], sizes[fresh], found.deviation[fresh])
+        low, high = intervals.limits(fitted.intervals, found.evidence[fresh], sizes[fresh], found.deviation[fresh])
         coverage["new-rows"] = float(np.mean((error[fresh] >= low) & (error[fresh] <= high)))
     return Report(lines, coverage, None)
 

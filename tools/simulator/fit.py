@@ -5,14 +5,14 @@ from collections import defaultdict
 import numpy as np
 
 from jaxcomm._measure import least_squares
-from jaxcomm.simulate.nccl import features, formulas, hardware
+from jaxcomm.simulate.nccl import hardware
 from jaxcomm.simulate.nccl.features import Features
-from jaxcomm.simulate.nccl.model import Model
-from jaxcomm.simulate.nccl.residual import Knots, Residual
-from jaxcomm.simulate.nccl.systems import Key, Prior, System, Systems, describe
-from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import measured
+from jaxcomm.simulate.nccl.systems import Key, Prior, System, Systems
+from tools.simulator import forms, measured, rows
+from tools.simulator.model import Model
 from tools.simulator.priors import PRIORS
+from tools.simulator.residual import Knots, Residual
+from tools.simulator.table import Table
 
 # Weight of rows that are slower than a larger size of their series.
 _WARM_UP_WEIGHT = 0.2
@@ -32,7 +32,7 @@ def _fit_one(
     names = list(prior)
 
     def model(theta: np.ndarray) -> np.ndarray:
-        return np.asarray(np.log(formulas.FORMS[key[0]](q, dict(zip(names, np.exp(theta), strict=True)))))
+        return np.asarray(np.log(forms.FORMS[key[0]](q, dict(zip(names, np.exp(theta), strict=True)))))
 
     random = np.random.default_rng(0)
     starts = [start] if start is not None else [mean + k * spread * random.normal(size=len(mean)) for k in (0, 0.5)]
@@ -53,7 +53,7 @@ def fit_systems(table: Table, q: Features, cache: Cache | None = None, wanted: s
       wanted: the systems that are fitted twice; None means all. Others serve as prior only.
     """
     cache = {} if cache is None else cache
-    _, keys = describe(table, q)
+    _, keys = forms.describe(table, q)
     index = defaultdict(list)
     for i, key in enumerate(keys):
         if np.isfinite(q.link[i]):
@@ -112,10 +112,10 @@ def _prior(form: str, others: dict[Key, System]) -> dict[str, Prior]:
 
 def fit(table: Table, cache: Cache | None = None, wanted: set[Key] | None = None) -> Model:
     """Fits both layers to the rows of known hardware; `fit_systems` explains the options."""
-    q = features.build(table)
+    q = rows.features(table)
     table = measured.select(table, np.isfinite(q.link) & (q.ranks > 1))
-    q = features.build(table)
+    q = rows.features(table)
     found = fit_systems(table, q, cache, wanted)
     bare = Model(found, Residual(Knots.of((), []), np.zeros(0)))
-    log_time, forms, _ = bare.plan(table, q)
-    return Model(found, Residual(Knots.of(table.rows, forms), np.log(measured.times(table)) - log_time))
+    log_time, names, _ = bare.plan(table, q)
+    return Model(found, Residual(Knots.of(table.rows, names), np.log(measured.times(table)) - log_time))

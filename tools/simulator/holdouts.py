@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import features, hardware
-from jaxcomm.simulate.nccl.model import Model
-from jaxcomm.simulate.nccl.systems import describe
-from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import measured
+from jaxcomm.simulate.nccl import hardware
+from tools.simulator import forms, measured
+from tools.simulator import rows as table_rows
 from tools.simulator.fit import Cache, fit
+from tools.simulator.model import Model
+from tools.simulator.table import Table
 
 SEED = 16
 _DENSE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
@@ -163,7 +163,7 @@ class HeldOut:
 def predict(table: Table, name: str, cache: Cache | None = None) -> HeldOut:
     """Fits the training rows of a hold-out of a table of measured rows, and predicts the others."""
     log_time = np.log(measured.times(table))
-    _, keys = describe(table, features.build(table))
+    _, keys = forms.describe(table, table_rows.features(table))
     columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
     calibration: tuple[np.ndarray, ...] = ()
     for number, each in enumerate(HOLD_OUTS[name](table)):

@@ -1,18 +1,41 @@
-"""Prediction intervals from the errors of hold-outs."""
+"""Prediction intervals from the errors of hold-outs.
+
+Points of a measured series use errors in units of the residual's deviation, so that the interval is narrow between
+close neighbours. All others use plain errors, by range of sizes.
+"""
 
 import numpy as np
 
-from jaxcomm.simulate.nccl.intervals import SCALED, SIZES, Intervals, size_range
+from jaxcomm.simulate.nccl.intervals import SIZES, Intervals, size_range
 from tools.simulator.holdouts import HeldOut
+from tools.simulator.residual import NUGGET
 
+# Evidence whose quantiles are in units of the residual's deviation.
+SCALED = ("between", "beyond")
+# 90 % quantile of the normal distribution.
+_NORMAL = 1.2816
 _LEVELS = (0.1, 0.9)
 # Rows of one machine or harness err together, and these hold-outs have few of them: wider quantiles.
 _WIDE_LEVELS = (0.03, 0.97)
 _WIDE = ("larger", "harness", "system")
 # A range of sizes with fewer errors uses those of all sizes.
 _FEWEST = 25
-# Basis of a prediction, and the hold-out whose errors it has.
+# Evidence of a prediction, and the hold-out whose errors it has.
 SOURCES = {"scale": "scale", "larger": "larger", "op": "operation", "harness": "harness", "device": "system"}
+
+
+def limits(
+    intervals: Intervals, evidence: np.ndarray, size: np.ndarray, deviation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the intervals as offsets to the logarithm of the time: lower, upper."""
+    low, high = np.zeros(len(evidence)), np.zeros(len(evidence))
+    for i, name in enumerate(evidence):
+        if name == "measured":
+            low[i], high[i] = -_NORMAL * NUGGET, _NORMAL * NUGGET
+            continue
+        scale = deviation[i] if name in SCALED and name in intervals.quantiles else 1.0
+        low[i], high[i] = (end * scale for end in intervals.of(name, size[i]))
+    return np.minimum(low, 0), np.maximum(high, 0)
 
 
 def _pairs(error: np.ndarray, size: np.ndarray, hold_out: str = "") -> list[tuple[float, float]]:
@@ -56,7 +79,7 @@ def coverage(held_out: HeldOut, sizes: np.ndarray) -> float:
         if not len(held_out):
             return float("nan")
         intervals = calibrate(held_out.calibration, {}, sizes)
-        low, high = intervals.limits(held_out.evidence, sizes[held_out.index], held_out.deviation)
+        low, high = limits(intervals, held_out.evidence, sizes[held_out.index], held_out.deviation)
         return float(np.mean((held_out.error >= low) & (held_out.error <= high)))
     for number in sorted(set(held_out.part)):
         mine, others = held_out.part == number, held_out.part != number

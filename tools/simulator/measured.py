@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxcomm.simulate.nccl.table import Row, Table
 from tools.simulator import table_file
+from tools.simulator.table import Row, Table
 from tools.simulator.table_file import TableError
 
 # Notes that follow from the measured time: two rows of one series may differ in them.

@@ -1,5 +1,7 @@
 """Writes files of fitted parameters, and reads them with checks."""
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -9,15 +11,25 @@ from typing import Any
 import numpy as np
 
 from jaxcomm.simulate.cluster.toml_table import unknown
-from jaxcomm.simulate.nccl import formulas
-from jaxcomm.simulate.nccl.parameters import Fitted, from_data
-from jaxcomm.simulate.nccl.residual import ENTRY, TEXTS, Residual
-from jaxcomm.simulate.nccl.table import Table
-from tools.simulator import fit, holdouts, intervals
+from jaxcomm.simulate.nccl import formulas, parameters, systems
+from jaxcomm.simulate.nccl.intervals import Intervals
+from tools.simulator import fit, forms, holdouts, intervals
+from tools.simulator.model import Model
+from tools.simulator.residual import ENTRY, TEXTS, Residual
+from tools.simulator.table import Table
 
 FORMAT = 2
 _KEYS = ("format", "origin", "units", "intervals", "priors", "systems", "residual")
 _SYSTEM = ("key", "device", "rows", "parameters", "identified")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The model and the intervals of its predictions."""
+
+    model: Model
+    intervals: Intervals
+    origin: str
 
 
 class ParametersError(ValueError):
@@ -42,9 +54,10 @@ def fitted_to(table: Table, origin: str, with_hold_outs: bool = True) -> Fitted:
     return Fitted(fitted, intervals.calibrate(holdouts.leave_one_out(fitted), held_out, sizes), origin)
 
 
-def save(path: str | pathlib.Path, fitted: Fitted) -> None:
+def plain(fitted: Fitted) -> dict[str, Any]:
+    """The content of a file."""
     found = fitted.model.systems
-    data = {
+    return {
         "format": FORMAT,
         "origin": fitted.origin,
         "units": "us; GB/s for channel_*; shares of data/hardware.toml for share_*, self, nic_*; log_ratio is natural",
@@ -67,6 +80,21 @@ def save(path: str | pathlib.Path, fitted: Fitted) -> None:
         ],
         "residual": _series(fitted.model.residual),
     }
+
+
+def of_package(data: dict[str, Any]) -> dict[str, Any]:
+    """The part that `jaxcomm.simulate` reads: it predicts NCCL on devices, and no row of a table."""
+    kept = {key: data[key] for key in ("format", "origin", "units")}
+    kept["intervals"] = {
+        name: data["intervals"][name] for name in sorted(systems.EVIDENCE.values()) if name in data["intervals"]
+    }
+    kept["priors"] = {form: data["priors"][form] for form in formulas.FORMS}
+    kept["systems"] = [entry for entry in data["systems"] if entry["key"][0] in formulas.FORMS]
+    return kept
+
+
+def save(path: str | pathlib.Path, data: dict[str, Any]) -> None:
+    """Writes what ``plain`` or ``of_package`` returns."""
     # One entry a line, so that a change of one series is a change of one line.
     lines = []
     for key, value in data.items():
@@ -101,6 +129,12 @@ def _series(residual: Residual) -> list[dict[str, Any]]:
     return entries
 
 
+@functools.cache
+def of_measurements() -> Fitted:
+    """The parameters that the package's are a part of."""
+    return load(pathlib.Path(__file__).parent / "parameters.json")
+
+
 def load(path: str | pathlib.Path) -> Fitted:
     """Reads a file that ``save`` wrote."""
     try:
@@ -113,7 +147,9 @@ def load(path: str | pathlib.Path) -> Fitted:
         raise ParametersError(f"{path}: key format: expected {FORMAT}; write the file anew with `fit`")
     try:
         _check(str(path), data)
-        return from_data(data)
+        found = parameters.from_data(data)
+        model = Model(found.systems, Residual.from_data(data["residual"]))
+        return Fitted(model, found.intervals, data["origin"])
     except ParametersError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -134,8 +170,8 @@ def _check(path: str, data: dict[str, Any]) -> None:
     for value in values:
         if not (value > 0 and math.isfinite(value)):
             raise ParametersError(f"{path}: got parameter {value!r}, expected a positive number")
-    if set(data["priors"]) != set(formulas.FORMS):
-        raise ParametersError(f"{path}: key priors: expected {', '.join(formulas.FORMS)}")
+    if set(data["priors"]) != set(forms.FORMS):
+        raise ParametersError(f"{path}: key priors: expected {', '.join(forms.FORMS)}")
     for entry in data["systems"]:
         if set(entry["parameters"]) != set(data["priors"][entry["key"][0]]):
             raise ParametersError(f"{path}: key systems: parameters of {', '.join(entry['key'])} do not match its form")

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxcomm.simulate.nccl.table import OPS, Row, Table
+from tools.simulator.table import OPS, Row, Table
 
 # A row is described by these.
 REQUIRED = ("source", "hardware", "interconnect", "op", "dtype", "ranks", "ranks_per_node", "bytes", "note")

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                 times[name] = last.time_s
                 points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.interval))
         for name in libraries:
-            other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
+            other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], name)
             row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s}
             options.print_one(args, name, other, row | {"interval": other.interval}, base)
             points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.interval))

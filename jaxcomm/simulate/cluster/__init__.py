@@ -1,1 +1,1 @@
-"""Clusters: levels of links, faults, arrivals, and the files of the package."""
+"""Clusters: levels of links, faults, and the files of the package."""

@@ -1,1 +1,1 @@
-"""Times of NCCL and RCCL, from statistics of published measurements."""
+"""Times of NCCL, from statistics of published measurements."""

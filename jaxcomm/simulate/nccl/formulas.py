@@ -15,7 +15,7 @@ from jaxcomm.simulate.nccl.features import Features
 Parameters = Mapping[str, float]
 
 
-def _ring_terms(q: Features) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def ring_terms(q: Features) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps s, share of the bytes on each link w, factor of the own part f."""
     f = np.where(q.op == "all_reduce", 2.0, 1.0)
     return f * (q.ranks - 1), f * (q.ranks - 1) / q.ranks, f
@@ -23,7 +23,7 @@ def _ring_terms(q: Features) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def ring(q: Features, p: Parameters) -> np.ndarray:
     """Ring by protocol, three rows: LL, LL128, Simple. Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005."""
-    s, w, f = _ring_terms(q)
+    s, w, f = ring_terms(q)
     own = f * q.bytes / (q.ranks * p["self"] * q.hbm)  # Simple copies the own block too
     return np.stack(
         [
@@ -76,26 +76,6 @@ def domain(q: Features, p: Parameters) -> np.ndarray:
     return p["launch"] + np.where(alone, messages(q, p), dense)
 
 
-def mesh(q: Features, p: Parameters) -> np.ndarray:
-    """Every pair of ranks has a link of its own (xGMI): one step, and rates grow with the ranks."""
-    f = np.where(q.op == "all_reduce", 2.0, 1.0)
-    share = (q.ranks - 1) / (q.largest - 1)
-    w = f * (q.ranks - 1) / q.ranks
-    own = f * q.bytes / (q.ranks * p["self"] * q.hbm)
-    step = f + p["growth"] * (q.ranks - 2)
-    times = [
-        step * p[f"lambda_{name}"] + w * q.bytes / (p[f"share_{name}"] * share * q.link)
-        for name in ("ll", "ll128", "simple")
-    ]
-    reduced = np.minimum(np.minimum(times[0], times[1]), times[2] + own)
-    m = np.where(q.op == "collective_permute", q.bytes, q.bytes / q.ranks)
-    peer = p["share_peer"] * q.link / (q.largest - 1)
-    start = p["per_peer"] * (q.ranks - 1)
-    every = start + np.minimum(m / (p["share_ll"] / 7 * q.link), p["rendezvous"] + m / peer) + m / (p["self"] * q.hbm)
-    single = np.minimum(m / (p["share_ll"] / 7 * q.link), p["rendezvous"] + m / peer)
-    dense = np.where(q.op == "all_to_all", every, reduced)
-    return np.asarray(np.where(q.op == "collective_permute", p["permute"] + single, p["launch"] + dense))
-
 
 def cluster(q: Features, p: Parameters) -> np.ndarray:
     """Several domains: hierarchical bytes on the network adapters, ring bytes on the links, steps that grow with n."""
@@ -111,43 +91,8 @@ def cluster(q: Features, p: Parameters) -> np.ndarray:
     return np.asarray(p["launch"] + steps + np.minimum(small, large))
 
 
-def stepwise(q: Features, p: Parameters) -> np.ndarray:
-    """Ring over network adapters only, step by step: small and large messages differ in latency and rate."""
-    s, _, _ = _ring_terms(q)
-    m = q.bytes / q.ranks / q.nic
-    return np.asarray(
-        p["launch"] + s * np.minimum(p["hop_ll"] + m / p["nic_ll"], p["hop_simple"] + m / p["nic_simple"])
-    )
 
 
-def doubling(q: Features, p: Parameters) -> np.ndarray:
-    """Recursive doubling over network adapters only."""
-    depth = np.log2(q.ranks)
-    sent = (q.ranks - 1) / q.ranks * q.bytes / q.nic
-    small = depth * p["hop_ll"] + sent / p["nic_ll"]
-    return np.asarray(p["launch"] + np.minimum(small, depth * p["hop_simple"] + sent / p["nic_simple"]))
 
 
-def line(q: Features, p: Parameters) -> np.ndarray:
-    """A kernel of its own: start, a term for each peer, bytes over one rate (links, or adapters between domains)."""
-    rate = np.where(q.nodes > 1, p["nic_simple"] * q.nic * q.domain, p["share_simple"] * q.link)
-    return p["launch"] + p["per_peer"] * (q.ranks - 1) + q.bytes / rate
-
-
-def experts(q: Features, p: Parameters) -> np.ndarray:
-    """Dispatch and combine: a start and a rate that meet smoothly, as the kernels overlap them."""
-    rate = np.where(q.nodes > 1, p["nic_simple"] * q.nic, p["share_simple"] * q.link)
-    start = p["launch"] + p["per_peer"] * (q.ranks - 1)
-    k = p["sharpness"]
-    return (start**k + (q.bytes / rate) ** k) ** (1 / k)
-
-
-FORMS: dict[str, Callable[[Features, Parameters], np.ndarray]] = {
-    "domain": domain,
-    "mesh": mesh,
-    "cluster": cluster,
-    "stepwise": stepwise,
-    "doubling": doubling,
-    "line": line,
-    "experts": experts,
-}
+FORMS: dict[str, Callable[[Features, Parameters], np.ndarray]] = {"domain": domain, "cluster": cluster}

@@ -1,12 +1,10 @@
-"""Data-sheet rates of a row: what the links, the memory and the network adapters could do at best."""
+"""Data-sheet rates of devices: what the links, the memory and the network adapters could do at best."""
 
 import dataclasses
 import functools
 import importlib.resources
-import re
 import tomllib
 
-from jaxcomm.simulate.nccl.table import Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ def devices() -> tuple[Device, ...]:
 
 
 def device(hardware: str) -> Device | None:
-    """The device that a table's hardware column names, or None."""
+    """The device that a text names, or None."""
     name = hardware.lower()
     return next((d for d in devices() if any(part in name for part in d.match)), None)
 
@@ -46,26 +44,3 @@ def sisters(name: str) -> list[str]:
     return [
         d.name for d in devices() if (d.link, d.bus, d.domain, d.kind) == (mine.link, mine.bus, mine.domain, mine.kind)
     ]
-
-
-def domain_ranks(row: Row, kind: Device) -> int:
-    """Ranks of the row's group that share one NVLink or xGMI domain; 1 if the row turns those links off."""
-    text = row.interconnect.lower()
-    if "nvlink and shared memory disabled" in text or "rdma only" in text:
-        return 1
-    if kind.domain > row.ranks_per_node and ("domain" in text or "rack" in text or "nvl72" in row.hardware.lower()):
-        return min(row.ranks, kind.domain)
-    return min(row.ranks, row.ranks_per_node)
-
-
-def nic_rate(row: Row, kind: Device) -> float:
-    """GB/s of the network adapters of one rank: the row's interconnect, else the device's usual adapter."""
-    for part in re.split(r"[;+]", row.interconnect):
-        found = re.search(r"(?:(\d+)x\s*)?(\d+)\s*gb/s(.*)", part, re.IGNORECASE)
-        if not found:
-            continue
-        rate = int(found[1] or 1) * int(found[2]) / 8
-        share = row.ranks_per_node if "per node" in found[3].lower() else 1
-        if 0.5 < rate < 10000:
-            return rate / min(share, 8)
-    return kind.nic

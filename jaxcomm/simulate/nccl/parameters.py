@@ -1,4 +1,4 @@
-"""Fitted parameters. The package ships one file, which `python -m tools.simulator fit` wrote."""
+"""Fitted parameters. The package ships one file, which `python -m tools.simulator fit --package` wrote."""
 
 import dataclasses
 import functools
@@ -6,18 +6,16 @@ import importlib.resources
 import json
 from typing import Any
 
-from jaxcomm.simulate.nccl import model, systems
 from jaxcomm.simulate.nccl.intervals import Intervals
-from jaxcomm.simulate.nccl.residual import Residual
+from jaxcomm.simulate.nccl.systems import Prior, System, Systems
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The model and the intervals of its predictions."""
+    """The parameters of measured systems and the intervals of predictions."""
 
-    model: model.Model
+    systems: Systems
     intervals: Intervals
-    origin: str
 
 
 @functools.cache
@@ -29,13 +27,10 @@ def shipped() -> Fitted:
 
 def from_data(data: dict[str, Any]) -> Fitted:
     """The parameters in the content of a file."""
-    priors = {
-        form: {name: systems.Prior(*pair) for name, pair in prior.items()} for form, prior in data["priors"].items()
-    }
+    priors = {form: {name: Prior(*pair) for name, pair in prior.items()} for form, prior in data["priors"].items()}
     fitted = {
-        tuple(entry["key"]): systems.System(entry["parameters"], entry["identified"], entry["device"], entry["rows"])
+        tuple(entry["key"]): System(entry["parameters"], entry["identified"], entry["device"], entry["rows"])
         for entry in data["systems"]
     }
     intervals = Intervals({name: [(low, high) for low, high in pairs] for name, pairs in data["intervals"].items()})
-    found = model.Model(systems.Systems(fitted, priors), Residual.from_data(data["residual"]))
-    return Fitted(found, intervals, data["origin"])
+    return Fitted(Systems(fitted, priors), intervals)

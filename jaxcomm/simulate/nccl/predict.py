@@ -1,4 +1,4 @@
-"""Times of NCCL and RCCL for the rows of a table, and of NCCL on the devices of a cluster."""
+"""Times of NCCL on the devices of a cluster."""
 
 import dataclasses
 
@@ -7,10 +7,14 @@ import numpy as np
 from jaxcomm._request import NATIVE
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.collectives import time_text
-from jaxcomm.simulate.nccl import hardware, model, parameters, table
+from jaxcomm.simulate.nccl import formulas, hardware, parameters, rules
+from jaxcomm.simulate.nccl.features import Features
+from jaxcomm.simulate.nccl.systems import EVIDENCE
 
-_OPS = {"permute": "collective_permute"}
-# Bytes of a row are those of nccl-tests: the larger buffer of a rank.
+# Native name -> name in tables of measurements.
+_OPS = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")}
+_OPS["permute"] = "collective_permute"
+# Sizes are those of nccl-tests: the larger buffer of a rank.
 _LARGER = ("all_gather",)
 # GPUs of a host; in racks, a host has fewer than its domain.
 _HOST, _HOST_OF_RACK = 8, 4
@@ -39,24 +43,15 @@ class Predicted:
         )
 
 
-def of_table(given: table.Table, fitted: parameters.Fitted) -> tuple[model.Prediction, np.ndarray]:
-    """The prediction, and microseconds of each row: the time, and the ends of the interval. NaN where declined."""
-    found = fitted.model.predict(given)
-    size = np.array([row.size for row in given.rows], float)
-    low, high = fitted.intervals.limits(found.evidence, size, found.deviation)
-    return found, np.exp(np.stack([found.log_time, found.log_time + low, found.log_time + high], axis=1))
-
-
-def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, name: str) -> Predicted:
+def predict(op: str, operand: int, ranks: int, cluster: Cluster, name: str) -> Predicted:
     """The time of NCCL for an operand of this size.
 
     Raises:
       ValueError: an operation that NCCL's tables do not have, or hardware without measurements.
     """
     native = NATIVE[op]
-    row_op = _OPS.get(native, native)
-    if row_op not in table.OPS:
-        raise ValueError(f"--compare {name}: no measurements of {op}; measured are {', '.join(table.OPS)}")
+    if native not in _OPS:
+        raise ValueError(f"--compare {name}: no measurements of {op}; measured are {', '.join(_OPS)}")
     size = operand * ranks if native in _LARGER else operand
     kind = hardware.device(cluster.device)
     if kind is None or kind.kind != "switch":
@@ -64,21 +59,18 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
     domain = cluster.levels[0].ranks
     if domain > kind.domain:
         raise ValueError(f"--compare {name}: measured domains of {kind.name} have at most {kind.domain} ranks")
-    rate = f"1x {round(cluster.levels[1].bytes_per_s * 8e-9)} Gb/s per rank" if len(cluster.levels) > 1 else ""
-    row = table.Row(
-        line=1,
-        repo="",
-        hardware=f"{kind.name}{' NVL72' if domain > _HOST else ''}",
-        interconnect=f"NVLink; {domain} in one domain; {rate}",
-        op=row_op,
-        dtype=dtype,
-        ranks=ranks,
-        ranks_per_node=min(ranks, domain if domain <= _HOST else _HOST_OF_RACK),
-        bytes=float(size),
-        notes={"lib": f"NCCL {name.removeprefix('nccl-')}"},
-    )
-    found, times_us = of_table(table.Table((), (), (row,)), parameters.shipped())
-    if found.reasons:
-        raise ValueError(f"--compare {name}: {found.reasons[0]}")
-    time_s, low_s, high_s = (float(time_us) * 1e-6 for time_us in times_us[0])
-    return Predicted(name, op, ranks, operand, time_s, (low_s, high_s), str(found.evidence[0]))
+    if ranks == 1:
+        raise ValueError(f"--compare {name}: a group of one rank exchanges nothing")
+    inside = min(ranks, domain)
+    host = min(inside, _HOST if domain <= _HOST else _HOST_OF_RACK)
+    adapter = cluster.levels[1].bytes_per_s * 1e-6 if len(cluster.levels) > 1 else kind.nic * 1e3
+    links = (kind.link * 1e3, kind.hbm * 1e3, adapter, kind.domain)
+    limits = (kind.bus * 1e3, kind.ll * 1e3, kind.ll128 * 1e3, rules.has_old_ll(name.removeprefix("nccl-")))
+    nodes = -(-ranks // inside)
+    found = Features.of([(_OPS[native], ranks, inside, host, nodes, size, *links, *limits, kind.name)])
+    fitted, form = parameters.shipped(), "cluster" if nodes > 1 else "domain"
+    values, origin = fitted.systems.lookup((form, "", ""), kind.name)
+    time_s = float(formulas.FORMS[form](found, values)[0]) * 1e-6
+    evidence = EVIDENCE[origin]
+    low, high = np.exp(fitted.intervals.of(evidence, size))
+    return Predicted(name, op, ranks, operand, time_s, (time_s * float(low), time_s * float(high)), evidence)

@@ -35,8 +35,14 @@ def message_channels(largest: np.ndarray, ranks: np.ndarray, message: np.ndarray
     return np.asarray(np.minimum(start * np.exp2(doublings), 32))
 
 
+def has_old_ll(version: str) -> bool:
+    """Whether LL for messages counts the channels that a peer may have: NCCL until 2.28. `version` is "2.28.3"."""
+    major, minor = (*version.split("."), "0")[:2]
+    return (int(major), int(minor)) < (2, 29)
+
+
 def message_ll_limit(channels: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Largest message in LL: 16 KiB times the channels a peer may have (until 2.28), or those in use."""
+    """Largest message in LL: 16 KiB times the channels that a peer may have (has_old_ll), or those in use."""
     return 16 * _KIB * np.where(old, 32, channels)
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 
 from jaxcomm.simulate.nccl import hardware
-from jaxcomm.simulate.nccl.features import Features
-from jaxcomm.simulate.nccl.table import Row, Table
 
-Key = tuple[str, ...]
+Key = tuple[str, ...]  # form, harness and hardware; of single kernels also operation, library and options
+# The measurements that a prediction without a system of its own rests on, by the origin of its parameters.
+EVIDENCE = {"device": "harness", "form": "device", "guess": "guess"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,31 +59,3 @@ def _blend(center: float, name: str, systems: list[System]) -> float:
     weights = np.array([s.identified[name] for s in systems] + [0.05])
     values = np.log([s.parameters[name] for s in systems] + [center])
     return float(np.exp(weights @ values / weights.sum()))
-
-
-def form(row: Row, q: Features, i: int) -> str:
-    """The form that times a row."""
-    if row.op.startswith("ep_"):
-        return "experts"
-    library = row.library
-    if "CTRAN" in library:
-        return "doubling" if "doubling" in row.notes.get("algo", "") else "stepwise"
-    if (library and not library.startswith(("NCCL", "RCCL", "nccl", "rccl"))) or "device API" in library:
-        return "line"
-    if q.nodes[i] > 1:
-        return "cluster"
-    return "mesh" if q.mesh[i] else "domain"
-
-
-def system(row: Row, form_name: str) -> tuple[str, ...]:
-    """Key of the rows that share one set of parameters: harness and machine; for single kernels also op and library."""
-    parts: tuple[str, ...] = (form_name, row.repo, row.hardware)
-    if form_name in ("line", "stepwise", "experts", "doubling"):
-        parts += (row.op, row.library, row.notes.get("algo", ""), row.notes.get("nic_interleave", ""))
-    return parts
-
-
-def describe(table: Table, q: Features) -> tuple[list[str], list[Key]]:
-    """Form and system of each row."""
-    forms = [form(row, q, i) for i, row in enumerate(table.rows)]
-    return forms, [system(row, name) for row, name in zip(table.rows, forms, strict=True)]

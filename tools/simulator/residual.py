@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.nccl.table import Row
+from tools.simulator.table import Row
 
 # Chosen by cross-validation inside the rows that the hold-out `points` trains on.
 SIZE_LENGTH = 4.0  # doublings of bytes

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import features, formulas, hardware, systems
+from jaxcomm.simulate.nccl import hardware, systems
 from jaxcomm.simulate.nccl.features import Features
-from jaxcomm.simulate.nccl.residual import Knots, Residual
-from jaxcomm.simulate.nccl.table import Table
+from tools.simulator import forms, rows
+from tools.simulator.residual import Knots, Residual
+from tools.simulator.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Model:
 
     def plan(self, table: Table, q: Features) -> tuple[np.ndarray, list[str], list[str]]:
         """Logarithm of the plan model's time, form and origin of the parameters of each row."""
-        forms, keys = systems.describe(table, q)
+        names, keys = forms.describe(table, q)
         log_time, origins = np.full(len(table), np.nan), [""] * len(table)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for i, key in enumerate(keys):
@@ -46,15 +47,15 @@ class Model:
                 groups.setdefault((key, str(q.kind[i])), []).append(i)
         for (key, device), index in groups.items():
             values, origin = self.systems.lookup(key, device)
-            log_time[index] = np.log(formulas.FORMS[key[0]](q.take(np.array(index)), values))
+            log_time[index] = np.log(forms.FORMS[key[0]](q.take(np.array(index)), values))
             for i in index:
                 origins[i] = origin
-        return log_time, forms, origins
+        return log_time, names, origins
 
     def predict(self, table: Table, use_residual: bool = True) -> Prediction:
-        q = features.build(table)
-        log_time, forms, origins = self.plan(table, q)
-        knots = Knots.of(table.rows, forms)
+        q = rows.features(table)
+        log_time, names, origins = self.plan(table, q)
+        knots = Knots.of(table.rows, names)
         evidence = _evidence(self.residual, knots, origins)
         deviation = np.full(len(table), np.nan)
         if use_residual and len(table):
@@ -90,7 +91,7 @@ def _evidence(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarra
     for key, size, origin in zip(knots.series(), knots.size, origins, strict=True):
         machine = (key[0], key[1], key[5])
         if origin != "system":
-            result.append({"device": "harness", "form": "device"}.get(origin, "guess"))
+            result.append(systems.EVIDENCE.get(origin, "guess"))
         elif (key, size) in points:
             result.append("measured")
         elif key in known:
