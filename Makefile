@@ -194,7 +194,7 @@ run-native:
 # - native code that sees no JAX: plans, the executor, the simulator, hosts, GPUs, calibration;
 # - what other tests show as well, with more processes, more time or larger models. Of tests/models, the files that build
 #   and train every model remain.
-WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
+WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_report.py \
   test_run.py test_headers.py test_includes.py test_contract.py test_layout.py test_mutation.py test_shards.py \
   multiprocess/test_launchers.py
 EVERY_MODEL := test_scripts.py test_scripts_processes.py test_moe.py test_moe_command.py test_moe_options.py

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import pathlib
-import shlex
 import statistics
 import sys
 import time
@@ -153,7 +152,7 @@ def main():
         print(table(found, arguments.sides))
         if arguments.json:
             parameters = {"processes": jax.process_count(), "devices": jax.device_count(), "rounds": arguments.rounds}
-            context = {**records.context([], parameters), "command": shlex.join(["python", *sys.argv])}
+            context = records.context(sys.argv, parameters)
             arguments.json.write_text(json.dumps({"context": context, "records": found}, indent=1) + "\n")
 
 

@@ -30,7 +30,6 @@ import json
 import os
 import pathlib
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -305,7 +304,7 @@ def main():
                   flush=True)  # fmt: skip
     if leads and arguments.json:
         parameters = {"processes": jax.process_count(), "devices": jax.device_count(), "rounds": arguments.rounds}
-        context = {**records.context([], parameters), "command": shlex.join(["python", *sys.argv])}
+        context = records.context(sys.argv, parameters)
         arguments.json.write_text(json.dumps({"context": context, "records": found}, indent=1) + "\n")
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Variables of the build, of the benchmark's processes and of tests: no settings of the library.
-_OF_TOOLS = ("JAXCOMM_BENCH_", "JAXCOMM_CUDA", "JAXCOMM_MUTANT", "JAXCOMM_TEST_")
+# Variables of the build and of tests: no settings of the library.
+_OF_TOOLS = ("JAXCOMM_BENCHMARK_", "JAXCOMM_CUDA", "JAXCOMM_MUTANT", "JAXCOMM_TEST_")
 ALL, EACH = "all processes alike", "each process alone"
 
 

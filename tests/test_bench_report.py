@@ -6,6 +6,7 @@ import pytest
 from test_bench import record
 
 from jaxcomm.bench import records, report
+from tools import benchmark_table
 
 
 def test_a_line_has_the_columns_of_its_header():
@@ -33,7 +34,7 @@ def test_a_line_has_the_columns_of_its_header():
     [(0.04, "0.0 us"), (99.94, "99.9 us"), (100, "100 us"), (999.4, "999 us"), (1000, "1.0 ms"), (123456, "123.5 ms")],
 )
 def test_times_have_three_digits_or_so(us, text):
-    assert report._time_text(us) == text
+    assert benchmark_table._time_text(us) == text
 
 
 def test_the_name_of_a_processor_that_linux_does_not_name(monkeypatch):
@@ -55,7 +56,7 @@ def test_tables_of_one_mode_only():
         "parameters": {"chain": 16, "dtype": "float32", "ranks": 8},
     }  # fmt: skip
     rows = [record(mode="call"), record(mode="call", op="pmax", size_bytes=1 << 20, time_us=2000.0)]
-    assert report.markdown(run, rows).splitlines() == [
+    assert benchmark_table.markdown(run, rows).splitlines() == [
         "One op per `jit` call, host to host (in brackets: time of `jax.lax` divided by it):",
         "",
         "| op | 1 KiB | 1 MiB |",

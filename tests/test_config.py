@@ -71,7 +71,7 @@ def test_the_page_has_the_table():
         ("JAXCOMM_TIMOUT_S", "did you mean JAXCOMM_TIMEOUT_S?"),
         ("JAXCOMM_MAX_SM", "did you mean JAXCOMM_MAX_SMS?"),
         ("JAXCOMM_COLOR_OF_LOGS", "docs/configuration.md lists the settings"),
-        ("JAXCOMM_BENCH_FOLDER", None),
+        ("JAXCOMM_BENCHMARK_HOST", None),
         ("JAXCOMMA", None),
     ],
 )

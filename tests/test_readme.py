@@ -10,7 +10,8 @@ import pytest
 
 from jaxcomm import _core
 from jaxcomm._request import NATIVE
-from jaxcomm.bench import records, report
+from jaxcomm.bench import records
+from tools import benchmark_table
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -104,7 +105,7 @@ def test_benchmark_table_is_rendered_from_the_results(tmp_path):
     text = (ROOT / "benchmarks" / "README.md").read_text()
     page = tmp_path / "README.md"
     page.write_text(text)
-    report.update_markdown(str(page), report.markdown(*records.load(str(RESULTS))))
+    benchmark_table.update_markdown(str(page), benchmark_table.markdown(*records.load(str(RESULTS))))
     assert page.read_text() == text
 
 

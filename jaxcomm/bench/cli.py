@@ -4,9 +4,10 @@ import argparse
 import contextlib
 import functools
 import math
-import os
+import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxcomm
+from jaxcomm._config import config
 from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Group
 from jaxcomm._measure.process_group import ProcessGroup
-from jaxcomm.bench import launch, records, report, sweep
+from jaxcomm._processes import kv_store
+from jaxcomm.bench import records, report, sweep
 from jaxcomm.bench.records import Record
 
 
@@ -26,13 +29,6 @@ def _axes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected sizes of mesh axes such as 8 or 2x4")
     return tuple(map(int, text.split("x")))
-
-
-def _shape(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([2-9]|[1-9]\d+)x([1-9]\d*)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected processes and devices of each such as 2x4")
-    return int(match[1]), int(match[2])
 
 
 def _at_least(low: int) -> Callable[[str], int]:
@@ -48,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.bench",
         description="Compares jaxcomm's collectives with those of jax.lax on forced CPU devices, and both with the "
-        "memory copy speed of the machine. Between processes, compares them with jax.lax on gloo. "
+        "memory copy speed of the machine. Under jaxcomm.run, compares them with jax.lax on gloo. "
         "Sizes are bytes per device as in nccl-tests: all_reduce buffer, all_gather result, reduce_scatter and "
         "all_to_all operand, permute message.",
     )
@@ -70,8 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     add("devices", "CPU devices to force (default: 8)", type=_at_least(1), metavar="N")
     text = "sizes of the mesh axes, outermost first; 2x4 runs hierarchical plans (default: one axis)"
     add("axes", text, type=_axes, metavar="AxB")
-    text = "start P processes with D devices each on this machine; several shapes are measured one after the other"
-    add("processes", text, nargs="+", type=_shape, metavar="PxD")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
     text = f"maximum of repetitions; long measurements stop at {timing.MIN_REPS} (default: 200)"
     add("reps", text, type=_at_least(timing.MIN_REPS), default=200)
@@ -79,8 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     add("max-seconds", text, type=float, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
-    add("table", "print Markdown tables of a file from --json and stop", metavar="FILE.json")
-    add("into", "with --table: write the tables between the marks of this file instead", metavar="FILE.md")
     return parser
 
 
@@ -99,16 +91,15 @@ def _make_group(axes: tuple[int, ...]) -> Group:
     return Group(mesh, names if len(names) > 1 else names[0])
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace, processes: int) -> None:
     """Sets defaults that depend on other arguments. Raises ValueError if arguments contradict each other."""
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
-    if args.processes:
+    args.mode = args.mode or ("both" if processes == 1 else "call")
+    if processes > 1:
         for name in ("axes", "devices"):
             if getattr(args, name) is not None:
-                raise ValueError(f"--{name} is for one process; it can't be combined with --processes")
-        args.mode = args.mode or "call"
+                raise ValueError(f"--{name} is for one process; jaxcomm.run sets the devices of several")
     else:
-        args.mode = args.mode or "both"
         args.axes = args.axes or (args.devices or 8,)
         if args.devices and math.prod(args.axes) != args.devices:
             raise ValueError(f"--axes: got {args.axes}, expected sizes whose product is --devices {args.devices}")
@@ -120,38 +111,41 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--algorithm: {op} has no {args.algorithm!r}; pass one of {', '.join(known)}")
 
 
+def _join(folder: pathlib.Path, size: int) -> ProcessGroup:
+    """Joins the processes of this program, all on this machine, in a folder of process 0."""
+    if jax.process_index() == 0:
+        ProcessGroup.prepare(folder, size)
+        kv_store.kv_set("bench/folder", str(folder))
+    return ProcessGroup(pathlib.Path(kv_store.kv_wait("bench/folder", config().timeout_s)), jax.process_index(), size)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark. Returns the exit status: 0, or 1 if any library gave a wrong element."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.into and not args.table:
-        parser.error("--into needs --table")
+    size = jaxcomm.distributed.initialize()
     try:
-        if args.table:
-            table = report.markdown(*records.load(args.table))
-            report.update_markdown(args.into, table) if args.into else print(table, end="")
-            return 0
-        _check(args)
-        if launch.FOLDER in os.environ:
-            return launch.take_part(args)
-        group = None if args.processes else _make_group(args.axes)
+        _check(args, size)
+        group = _make_group(args.axes) if size == 1 else Group(Mesh(np.array(jax.devices()), "ranks"), "ranks")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     keys = "op begin end factor dtype mode chain isolate algorithm reps max_seconds check_only"
     parameters = {key: getattr(args, key) for key in keys.split()}
-    results: list[Record] = []
-    if group:
-        run = records.context(argv, parameters | {"axes": "x".join(map(str, args.axes)), "ranks": group.size})
-        save = functools.partial(records.save, args.json, run, results) if args.json else None
-        sweep.sweep(args, ProcessGroup(), group, run, results, save)
+    program = ["-m", "jaxcomm.bench", *argv]
+    if size == 1:
+        parameters |= {"axes": "x".join(map(str, args.axes)), "ranks": group.size}
     else:
-        shapes = ["x".join(map(str, shape)) for shape in args.processes]
-        run = records.context(argv, parameters | {"processes": shapes})
-        try:
-            results = launch.measure_processes(argv, args, run)
-        except RuntimeError as error:  # the processes have printed the cause
-            print(error, file=sys.stderr)
-            return 1
-    print(report.summary(results))
+        shape = size, group.size // size
+        parameters |= {"processes": "x".join(map(str, shape))}
+        program = ["-m", "jaxcomm.run", f"--processes={shape[0]}", f"--devices={shape[1]}", *program]
+    run = records.context(program, parameters)
+    results: list[Record] = []
+    save = functools.partial(records.save, args.json, run, results) if args.json else None
+    with tempfile.TemporaryDirectory(prefix="jaxcomm-bench-") as folder:
+        processes = _join(pathlib.Path(folder), size) if size > 1 else ProcessGroup()
+        sweep.sweep(args, processes, group, run, results, save)
+        processes.align()  # process 0 removes the folder
+    if processes.rank == 0:
+        print(report.summary(results))
     return 1 if any(r.wrong or r.baseline_wrong for r in results) else 0

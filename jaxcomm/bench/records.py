@@ -101,14 +101,17 @@ def _version(name: str) -> str | None:
         return None
 
 
-def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Context of the measurements, to judge and repeat them; commit and dirty are None outside a checkout."""
+def context(program: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Context of the measurements, to judge and repeat them; commit and dirty are None outside a checkout.
+
+    `program`: arguments of Python.
+    """
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     names = ("jax", "jaxlib", "numpy")
     return {
-        "command": shlex.join(["python", "-m", "jaxcomm.bench", *argv]),
+        "command": shlex.join(["python", *program]),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": None if commit is None or changes is None else changes != "",

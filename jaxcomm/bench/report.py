@@ -1,11 +1,9 @@
-"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables."""
+"""Prints results: lines in the columns of nccl-tests, and a summary."""
 
-import pathlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxcomm.bench.records import KIB, MIB, Record, size_text
+from jaxcomm.bench.records import MIB, Record, size_text
 
 _COLUMNS = (
     # title, unit, width
@@ -28,9 +26,6 @@ _COLUMNS = (
     ("reps", "", 5),
 )
 _LEFT = ("type", "op", "mode", "algorithm", "beside")
-_TABLE_SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-_MODES = ("chain", "call")
-_MARKS = ("<!-- benchmark table: begin -->", "<!-- benchmark table: end -->")
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -56,7 +51,7 @@ def machine_line(run: dict[str, Any]) -> str:
     )
 
 
-def _shape(processes: int, ranks: int) -> str:
+def shape(processes: int, ranks: int) -> str:
     devices = ranks // processes
     return f"{processes} processes x {devices} device{'s' if devices > 1 else ''}"
 
@@ -74,7 +69,7 @@ def header(run: dict[str, Any], ranks: int, processes: int) -> str:
         ]
     else:
         lines += [
-            f"{_shape(processes, ranks)}; {modes}",
+            f"{shape(processes, ranks)}; {modes}",
             "size: as in nccl-tests, per device. time, other: medians over repetitions of the slowest process",
         ]
     titles = _row(title for title, _, _ in _COLUMNS), _row(unit for _, unit, _ in _COLUMNS)
@@ -106,7 +101,7 @@ def line(r: Record) -> str:
     return "  " + _row(cells) + note
 
 
-def _in_order(values: Iterable[Any]) -> list[Any]:
+def in_order(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
@@ -124,78 +119,21 @@ def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
     return f"  {mode:5} {op:12} " + "   ".join(parts) if parts else None
 
 
-def _shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
-    return _in_order((r.processes, r.ranks) for r in records)
+def shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
+    return in_order((r.processes, r.ranks) for r in records)
 
 
 def summary(records: Sequence[Record]) -> str:
     """Worst ratios per op and mode."""
     lines = []
-    for shape in _shapes(records):
-        several = f", {_shape(*shape)}" if shape[0] > 1 else ""
+    for of in shapes(records):
+        several = f", {shape(*of)}" if of[0] > 1 else ""
         lines += ["", f"Worst ratios (limit: from 1 MiB){several}:"]
-        for mode in _in_order(r.mode for r in records):
-            for op in _in_order(r.op for r in records):
-                rows = [r for r in records if (r.op, r.mode, r.processes, r.ranks) == (op, mode, *shape)]
+        for mode in in_order(r.mode for r in records):
+            for op in in_order(r.op for r in records):
+                rows = [r for r in records if (r.op, r.mode, r.processes, r.ranks) == (op, mode, *of)]
                 if text := _worst_ratios(mode, op, rows):
                     lines.append(text)
     wrong = sum(r.wrong for r in records)
     lines += ["", f"{len(records)} measurements, {wrong} wrong elements"]
     return "\n".join(lines)
-
-
-def _time_text(us: float) -> str:
-    return f"{us:.1f} us" if us < 100 else f"{us:.0f} us" if us < 1000 else f"{us / 1e3:.1f} ms"
-
-
-def _ratio(r: Record) -> str:
-    return "none" if r.speedup is None else f"{r.speedup:.1f}x"
-
-
-def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
-    out = ["| op | " + " | ".join(size_text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
-    for op in _in_order(r.op for r in rows):
-        cells = []
-        for size in sizes:
-            # An op without data has one result, in the first column.
-            wanted = (size, 0) if size == sizes[0] else (size,)
-            found = [r for r in rows if r.op == op and r.size_bytes in wanted and r.time_us is not None]
-            cells.append(f"{_time_text(found[0].time_us or 0)} ({_ratio(found[0])})" if found else "")
-        out.append(f"| `{op}` | " + " | ".join(cells) + " |")
-    limits = {r.size_bytes: r.limit_us for r in rows if r.limit_us is not None}
-    if limits:
-        out.append("| copy limit | " + " | ".join(_time_text(limits[s]) if s in limits else "" for s in sizes) + " |")
-    return out
-
-
-def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
-    """One table per mode and shape: jaxcomm's time, and the ratio of the baseline's time to it."""
-    sizes = sorted({r.size_bytes for r in records if r.size_bytes} & set(_TABLE_SIZES))
-    sizes = sizes or sorted({r.size_bytes for r in records if r.size_bytes})
-    p = run["parameters"]
-    titles = {
-        "chain": f"Chain of {p['chain']} dependent ops inside one `jit`, time per op",
-        "call": "One op per `jit` call, host to host",
-    }
-    out = []
-    for shape in _shapes(records):
-        for mode in _MODES:
-            rows = [r for r in records if r.mode == mode and (r.processes, r.ranks) == shape]
-            if not rows:
-                continue
-            title = titles[mode] if shape[0] == 1 else f"{_shape(*shape)}. {titles[mode]}"
-            other = "`jax.lax`" if shape[0] == 1 else "gloo"
-            out += [f"{title} (in brackets: time of {other} divided by it):", "", *_table(rows, sizes), ""]
-    devices = f"{p['ranks']} CPU devices, " if "ranks" in p else ""
-    out.append(f"{devices}{p['dtype']}. {machine_line(run)}.")
-    return "\n".join(out) + "\n"
-
-
-def update_markdown(path: str, table: str) -> None:
-    """Replaces the text between the marks of a Markdown file."""
-    begin, end = _MARKS
-    text = pathlib.Path(path).read_text()
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"{path} must hold the lines {begin} and {end} once each")
-    pattern = re.escape(begin) + ".*?" + re.escape(end)
-    pathlib.Path(path).write_text(re.sub(pattern, lambda _: f"{begin}\n{table}{end}", text, flags=re.DOTALL))

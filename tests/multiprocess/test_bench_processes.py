@@ -8,19 +8,22 @@ import threading
 
 import pytest
 
+from jaxcomm._measure import process_group
 from jaxcomm._measure.process_group import ProcessGroup
+from tools import benchmark_table
 
 LIMIT_S = 300  # on a busy machine; it takes 20 on a quiet one
 
 pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 
 
-def bench(folder, *arguments):
-    """Exit status, output and result file of a small benchmark, without pytest's setting of devices."""
+def bench(folder, devices, *arguments):
+    """Exit status, output and result file of a small benchmark in two processes, without pytest's setting of devices."""
     out = folder / "r.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
-    command = [sys.executable, "-m", "jaxcomm.bench", *arguments, "--begin", "1K", "--end", "1K", "--reps", "30"]
-    done = subprocess.run(  # timeout(1) lets the program end its processes
+    launcher = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--devices", str(devices)]
+    command = [*launcher, "-m", "jaxcomm.bench", *arguments, "--begin", "1K", "--end", "1K", "--reps", "30"]
+    done = subprocess.run(  # timeout(1) lets the launcher end its processes
         ["timeout", "--kill-after=10", str(LIMIT_S), *command, "--json", str(out)], cwd=folder, env=environment,
         capture_output=True, text=True, timeout=LIMIT_S + 20, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -29,30 +32,23 @@ def bench(folder, *arguments):
 
 
 @pytest.mark.full
-def test_with_gloo(tmp_path):
-    arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier"]
-    status, output, run = bench(tmp_path, *arguments)
+def test_one_device_per_process(tmp_path, capsys, monkeypatch):
+    status, output, run = bench(tmp_path, 1, "--op", "psum", "pbroadcast", "barrier")
     assert status == 0, output
     rows = run["records"]
-    assert [(r["processes"], r["ranks"], r["op"], r["baseline"]) for r in rows] == [
-        *((2, ranks, op, "gloo") for ranks in (4, 2) for op in ("psum", "pbroadcast", "barrier")),
+    assert [(r["processes"], r["ranks"], r["op"]) for r in rows] == [
+        (2, 2, op) for op in ("psum", "pbroadcast", "barrier")
     ]
-    assert all(r["time_us"] > 0 and r["wrong"] == r["baseline_wrong"] == 0 for r in rows)
-    assert [r["baseline_time_us"] is None for r in rows[:3]] == [False, True, False]  # jax.lax has no pbroadcast
-    assert run["parameters"]["processes"] == ["2x2", "2x1"]
-    assert "2 processes x 2 devices" in output and "6 measurements, 0 wrong elements" in output
-    table = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.bench", "--table", str(tmp_path / "r.json")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "2 processes x 1 device. One op per `jit` call" in table.stdout, table.stderr
-    assert table.stdout.count(" us (") + table.stdout.count(" ms (") == 6 and table.stdout.count("(none)") == 2
+    assert "2 processes x 1 device" in output and "3 measurements, 0 wrong elements" in output
+    monkeypatch.setattr(sys, "argv", ["benchmark_table.py", str(tmp_path / "r.json")])
+    benchmark_table.main()
+    table = capsys.readouterr().out
+    assert "2 processes x 1 device. One op per `jit` call" in table
+    assert table.count(" us (") + table.count(" ms (") == 3 and table.count("(none)") == 1
 
 
-def test_with_a_baseline(tmp_path):
-    status, output, run = bench(tmp_path, "--processes", "2x2", "--op", "psum", "pbroadcast", "--mode", "call")
+def test_two_processes_are_compared_with_gloo(tmp_path):
+    status, output, run = bench(tmp_path, 2, "--op", "psum", "pbroadcast")
     assert status == 0, output
     rows = run["records"]
     assert [(r["processes"], r["ranks"], r["op"], r["baseline"]) for r in rows] == [
@@ -60,14 +56,29 @@ def test_with_a_baseline(tmp_path):
     ]  # fmt: skip
     assert all(r["time_us"] > 0 and r["wrong"] == r["baseline_wrong"] == 0 for r in rows)
     assert [r["baseline_time_us"] is None for r in rows] == [False, True]  # jax.lax has no pbroadcast
+    assert run["parameters"]["processes"] == "2x2"
+    assert run["command"].startswith("python -m jaxcomm.run --processes=2 --devices=2 -m jaxcomm.bench --op psum")
     assert "2 processes x 2 devices" in output and "2 measurements, 0 wrong elements" in output
 
 
 @pytest.mark.full
-def test_a_process_that_fails_ends_the_run(tmp_path):
-    status, output, _ = bench(tmp_path, "--processes", "2x1", "--op", "psum", "--algorithm", "hierarchical")
-    assert status == 1
-    assert "hierarchical" in output and "ended with exit status" in output
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "psum", "--algorithm", "hierarchical"], "needs several nodes"),
+        (["--axes", "2x2"], "--axes is for one process"),
+    ],
+)
+def test_a_process_that_fails_ends_the_run(tmp_path, arguments, message):
+    status, output, _ = bench(tmp_path, 1, *arguments)
+    assert status != 0 and message in output
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_group, "_DEADLINE_S", 0.05)
+    ProcessGroup.prepare(tmp_path, 2)
+    with pytest.raises(TimeoutError, match=r"process 1 did not come to barrier 1 in 0\.05 s"):
+        ProcessGroup(tmp_path, 0, 2).align()
 
 
 def test_a_group_synchronizes_and_follows_rank_0(tmp_path):

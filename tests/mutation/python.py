@@ -14,7 +14,7 @@ LOWERING_FOR_CUDA = (
     "tests/cuda/test_cuda_lowering.py --deselect=tests/cuda/test_cuda_lowering.py::test_every_collective_is_tried"
 )
 OPS = ("tests/test_contract.py", "tests/test_errors.py", "tests/test_xla_algorithm.py")
-BENCH = ("test_bench_launch", "test_bench_report", "test_bench", "multiprocess/test_bench_processes")
+BENCH = ("test_bench_report", "test_bench", "multiprocess/test_bench_processes")
 # Tests of a module, one run of pytest each. Files that catch most come first. {0} is the module's name.
 TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],

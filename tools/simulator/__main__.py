@@ -25,7 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     rows = commands.add_parser("predict", help="add predicted_us, low_us and high_us to the rows of a table")
     rows.add_argument("table", metavar="IN.csv")
     rows.add_argument("--out", required=True, metavar="OUT.csv")
-    rows.add_argument("--parameters", help="parameters that `fit` wrote (default: those of tools/simulator)", metavar="FILE")
+    rows.add_argument(
+        "--parameters", help="parameters that `fit` wrote (default: those of tools/simulator)", metavar="FILE"
+    )
     rows.set_defaults(run=_predict)
 
     check = commands.add_parser("validate", help="fit parts of a table, predict the rest, print the errors")
@@ -34,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     text = f"{', '.join(names)} (rows that the parameters were not fitted to); default: all"
     check.add_argument("--hold-out", help=text, nargs="+", choices=names, default=names, metavar="NAME")
     check.add_argument("--report", help="where to write the table too (default: errors.md)", default="errors.md")
-    check.add_argument("--parameters", help="parameters for new-rows (default: those of tools/simulator)", metavar="FILE")
+    check.add_argument(
+        "--parameters", help="parameters for new-rows (default: those of tools/simulator)", metavar="FILE"
+    )
     text = (
         "exit with status 1 if a target is missed, except for those of TARGET: a hold-out, or a hold-out and its rows"
     )

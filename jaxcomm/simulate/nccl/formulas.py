@@ -76,7 +76,6 @@ def domain(q: Features, p: Parameters) -> np.ndarray:
     return p["launch"] + np.where(alone, messages(q, p), dense)
 
 
-
 def cluster(q: Features, p: Parameters) -> np.ndarray:
     """Several domains: hierarchical bytes on the network adapters, ring bytes on the links, steps that grow with n."""
     f = np.where(q.op == "all_reduce", 2.0, 1.0)
@@ -89,10 +88,6 @@ def cluster(q: Features, p: Parameters) -> np.ndarray:
     small = depth * p["hop_ll"] + np.maximum(network / p["nic_ll"], links)
     large = depth * p["hop_simple"] + np.maximum(network / p["nic_simple"], links)
     return np.asarray(p["launch"] + steps + np.minimum(small, large))
-
-
-
-
 
 
 FORMS: dict[str, Callable[[Features, Parameters], np.ndarray]] = {"domain": domain, "cluster": cluster}

@@ -6,7 +6,6 @@ import importlib.resources
 import tomllib
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Device:
     """Parameters of one kind of accelerator, GB/s per device and direction; data/hardware.toml says more."""
