@@ -29,10 +29,8 @@ namespace nb = nanobind;
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeCountExecute(XLA_FFI_CallFrame*);
-extern "C" XLA_FFI_Error* MoePackExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoePlaceExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeSlicesExecute(XLA_FFI_CallFrame*);
-extern "C" XLA_FFI_Error* MoeUnpackExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
@@ -57,10 +55,8 @@ nb::dict CpuTargets() {
   const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
       {"jaxcomm_moe_check", &MoeCheckExecute},
       {"jaxcomm_moe_count", &MoeCountExecute},
-      {"jaxcomm_moe_pack", &MoePackExecute},
       {"jaxcomm_moe_place", &MoePlaceExecute},
       {"jaxcomm_moe_slices", &MoeSlicesExecute},
-      {"jaxcomm_moe_unpack", &MoeUnpackExecute},
       {"jaxcomm_done", &DoneExecute},
   };
   for (const auto& [name, handler] : local) {

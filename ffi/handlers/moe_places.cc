@@ -11,9 +11,7 @@ namespace {
 // counts: a row of the counts of plan/routing.h.
 ffi::Error ExecuteMoeCount(ffi::Dictionary, ffi::Buffer<ffi::S32>, ffi::Buffer<ffi::S32> ids,
                            ffi::ResultBuffer<ffi::S32> counts) {
-  GatheredChoices own;
-  own.tokens = static_cast<int64_t>(ids.element_count());
-  own.ids = {ids.typed_data()};
+  const Choices own = {static_cast<int64_t>(ids.element_count()), 1, ids.typed_data()};
   own.Count(static_cast<int64_t>(counts->element_count()) - 1, counts->typed_data());
   return ffi::Error::Success();
 }
@@ -33,12 +31,8 @@ ffi::Error ExecuteMoePlace(ffi::Dictionary attributes, ffi::Buffer<ffi::S32> ran
     return ffi::Error::InvalidArgument(spec.Where() + ": operands or results have wrong shapes");
   }
   const int64_t total = layout.num_experts = table[1] - 1;
-  GatheredChoices gathered;
-  gathered.tokens = dimensions[0];
-  gathered.choices = dimensions[1];
-  gathered.ids.resize(static_cast<size_t>(spec.group_size));
-  gathered.ids[member->own] = ids.typed_data();
-  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(spec, results, layout, gathered.tokens * gathered.choices);
+  const Choices choices = {dimensions[0], dimensions[1], ids.typed_data()};
+  const ffi::ErrorOr<RoutingFields> fields = DecodeFields(spec, results, layout, choices.tokens * choices.per_token);
   if (!fields) return fields.error();
   std::vector<int32_t> counts;
   if (kept.size() > 0) {
@@ -52,7 +46,7 @@ ffi::Error ExecuteMoePlace(ffi::Dictionary attributes, ffi::Buffer<ffi::S32> ran
       std::copy_n(rows->typed_data() + r * total, total, counts.data() + r * (total + 1));
     }
   }
-  FillFields(layout, gathered, member->own, wanted.typed_data(), counts.empty() ? wanted.typed_data() : counts.data(),
+  FillFields(layout, choices, member->own, wanted.typed_data(), counts.empty() ? wanted.typed_data() : counts.data(),
              *fields);
   return ffi::Error::Success();
 }

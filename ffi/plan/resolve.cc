@@ -301,16 +301,8 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
 
 RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
                                          const Capabilities& capabilities) {
-  // Up to this size of a rank's rows, one exchange of all rows costs less than two exchanges. Measured on AMD EPYC (2
-  // cores, rows of 4 KiB, 2026-11): with 8 processes of one device, 1 to 8 tokens gain a sixth and 32 tokens nothing.
-  // In one process, an exchange costs little, and only 1 token gains.
-  constexpr int64_t kMaxBytes = 32 << 10, kMaxBytesInOneProcess = 4 << 10;
+  if (capabilities.platform != Platform::kCuda || !WhyXla("", capabilities).empty()) return RouteAndDispatch::kTwoCalls;
   const int64_t bytes = sizes.tokens * sizes.row_bytes;
-  if (!WhyXla("", capabilities).empty()) return RouteAndDispatch::kTwoCalls;
-  if (capabilities.platform == Platform::kCpu) {
-    const int64_t most = placement.scope == Scope::kProcess ? kMaxBytesInOneProcess : kMaxBytes;
-    return named || bytes <= most ? RouteAndDispatch::kMessages : RouteAndDispatch::kTwoCalls;
-  }
   // By the cost model, not measured: for 8 choices of 256 experts on 8 GPUs, the flags of kMaxOneExchangeBytes then
   // cost 7 us if dispatch sends a row once per rank. The exchange saves an all_gather and the barriers of dispatch, 9
   // us, and the sort of the ids, which the model does not have.

@@ -103,13 +103,12 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
 // How route_and_dispatch sends the ids and rows of its tokens.
 enum class RouteAndDispatch : uint8_t {
   kTwoCalls,  // route, then dispatch
-  kMessages,  // one all_gather of ids and rows (CPUs)
   kKernel,    // one exchange of LL messages (GPUs of a node)
 };
 // `named`: the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
 RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
                                          const Capabilities& capabilities);
-// Rows of a rank that one exchange sends by default, on any platform.
+// Rows of a rank that one exchange sends by default.
 constexpr int64_t kMaxOneExchangeBytes = 512 << 10;
 
 // The loop of a collective matmul: "unfused" or "ring". `block_bytes`: the rows that a rank sends.

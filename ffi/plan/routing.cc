@@ -33,12 +33,10 @@ Status CheckRouting(const int32_t* counts, const ExpertLayout& layout, bool boun
   return OkStatus();
 }
 
-void GatheredChoices::Count(int64_t num_experts, int32_t* counts) const {
-  std::fill_n(counts, static_cast<int64_t>(ids.size()) * (num_experts + 1), 0);
-  for (size_t from = 0; from < ids.size(); ++from, counts += num_experts + 1) {
-    for (int64_t i = 0; i < tokens * choices; ++i) {
-      if (ids[from][i] >= 0) ++counts[std::min<int64_t>(ids[from][i], num_experts)];
-    }
+void Choices::Count(int64_t num_experts, int32_t* counts) const {
+  std::fill_n(counts, num_experts + 1, 0);
+  for (int64_t i = 0; i < tokens * per_token; ++i) {
+    if (ids[i] >= 0) ++counts[std::min<int64_t>(ids[i], num_experts)];
   }
 }
 
@@ -63,7 +61,7 @@ int64_t Places::demand(int32_t rank) const {
   return rows;
 }
 
-void Places::Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) const {
+void Places::Slots(const Choices& choices, int32_t own, int32_t* slot) const {
   const int64_t total = layout_.num_experts;
   std::vector<int64_t> next(starts_);
   for (int32_t from = 0; from < own; ++from) {
@@ -71,24 +69,24 @@ void Places::Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) 
   }
   std::vector<int64_t> end(next);
   for (int64_t e = 0; e < total; ++e) end[e] += counts_[own * (total + 1) + e];
-  for (int64_t k = 0; k < gathered.choices; ++k) {
-    for (int64_t t = 0; t < gathered.tokens; ++t) {
-      const int64_t i = t * gathered.choices + k;
-      const int32_t expert = gathered.ids[own][i];
+  for (int64_t k = 0; k < choices.per_token; ++k) {
+    for (int64_t t = 0; t < choices.tokens; ++t) {
+      const int64_t i = t * choices.per_token + k;
+      const int32_t expert = choices.ids[i];
       const bool has_row = expert >= 0 && expert < total && next[expert] < end[expert];
       slot[i] = has_row ? static_cast<int32_t>(next[expert]++) : -1;
     }
   }
 }
 
-void FillFields(const ExpertLayout& layout, const GatheredChoices& gathered, int32_t own, const int32_t* wanted,
+void FillFields(const ExpertLayout& layout, const Choices& choices, int32_t own, const int32_t* wanted,
                 const int32_t* kept, const RoutingFields& fields) {
   const int64_t total = layout.num_experts, local = total / layout.num_ranks;
   const Places places(layout, kept);
-  places.Slots(gathered, own, fields.slot);
+  places.Slots(choices, own, fields.slot);
   int32_t dropped = 0;
-  for (int64_t i = 0; i < gathered.tokens * gathered.choices; ++i) {
-    const int32_t expert = gathered.ids[own][i];
+  for (int64_t i = 0; i < choices.tokens * choices.per_token; ++i) {
+    const int32_t expert = choices.ids[i];
     fields.expert[i] = fields.slot[i] < 0 ? -1 : expert;
     dropped += fields.slot[i] < 0 && expert >= 0 && expert < total ? 1 : 0;
   }

@@ -22,12 +22,12 @@ struct ExpertLayout {
 // same counts, so every rank gets the same result. ranks: names of the ranks in messages.
 Status CheckRouting(const int32_t* counts, const ExpertLayout& layout, bool bounded, const int64_t* ranks);
 
-// The choices of all ranks, gathered with their rows: what route and dispatch need if there is no exchange of counts.
-struct GatheredChoices {
-  int64_t tokens = 0, choices = 1;  // of a rank
-  std::vector<const int32_t*> ids;  // by rank: (tokens, choices); num_experts: unknown, negative: no choice
+// The choices of a rank.
+struct Choices {
+  int64_t tokens = 0, per_token = 1;
+  const int32_t* ids = nullptr;  // (tokens, per_token); num_experts: unknown, negative: no choice
 
-  // counts: as in CheckRouting. All counts are written.
+  // counts: a row of those of CheckRouting. All counts are written.
   void Count(int64_t num_experts, int32_t* counts) const;
 };
 
@@ -42,23 +42,8 @@ class Places {
   int64_t size(int64_t expert) const { return sizes_[expert]; }    // rows of its group, without padding
   // Rows of the groups of a rank, with padding.
   int64_t demand(int32_t rank) const;
-  // slot: (tokens, choices) of rank `own`, -1 for choices that have no row: no choice, or more than `counts` has.
-  void Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) const;
-
-  // visit(row, source rank, token): each row of the experts of rank `own` that has a choice.
-  template <typename Visit>
-  void ForEachRow(const GatheredChoices& gathered, int32_t own, const Visit& visit) const {
-    const int64_t local = layout_.num_experts / layout_.num_ranks, first = own * local;
-    std::vector<int64_t> next(starts_.begin() + first, starts_.begin() + first + local);
-    for (int32_t from = 0; from < layout_.num_ranks; ++from) {
-      for (int64_t k = 0; k < gathered.choices; ++k) {
-        for (int64_t t = 0; t < gathered.tokens; ++t) {
-          const int64_t expert = gathered.ids[from][t * gathered.choices + k] - first;
-          if (expert >= 0 && expert < local) visit(next[expert]++, from, t);
-        }
-      }
-    }
-  }
+  // slot: (tokens, per_token) of rank `own`, -1 for choices that have no row: no choice, or more than `counts` has.
+  void Slots(const Choices& choices, int32_t own, int32_t* slot) const;
 
  private:
   const ExpertLayout layout_;
@@ -66,7 +51,7 @@ class Places {
   std::vector<int64_t> starts_, sizes_;  // by expert
 };
 
-// Where FillFields writes what jaxcomm.moe.Routing has on a rank: (tokens, choices) slots and experts, (local experts)
+// Where FillFields writes what jaxcomm.moe.Routing has on a rank: (tokens, per_token) slots and experts, (local experts)
 // sizes and counts, numbers, and the table (num_ranks, num_experts).
 struct RoutingFields {
   int32_t* slot = nullptr;
@@ -78,9 +63,9 @@ struct RoutingFields {
   int32_t* table = nullptr;
 };
 
-// The routing of rank `own`, of whose choices `gathered` must have at least its own. wanted, kept: counts as in
-// CheckRouting, of all choices and of those that get a row.
-void FillFields(const ExpertLayout& layout, const GatheredChoices& gathered, int32_t own, const int32_t* wanted,
+// The routing of rank `own` with these choices. wanted, kept: counts as in CheckRouting, of all choices and of those that
+// get a row.
+void FillFields(const ExpertLayout& layout, const Choices& choices, int32_t own, const int32_t* wanted,
                 const int32_t* kept, const RoutingFields& fields);
 
 // The table of plan/slices.h, (num_ranks, 4, num_experts), over choices that are packed by expert. table: rows of each

@@ -46,7 +46,7 @@ def assigns_by_custom_calls(platform: str) -> bool:
 
 
 def choose_one_exchange(site: Any, tokens: int, choices: int, *, row_bytes: int, named: bool) -> str:
-    """How route_and_dispatch sends ids and rows: "messages", "kernel", or "two_calls" for route and dispatch.
+    """How route_and_dispatch sends ids and rows: "kernel", or "two_calls" for route and dispatch.
 
     Args:
       site: the Site; its call is a RouteCall without an algorithm.

@@ -19,7 +19,6 @@ from jaxcomm.moe.dispatch_combine import dispatch
 from jaxcomm.moe.routing import RouteCall, Routing, prepare, route, route_prepared
 from jaxcomm.moe.row_assignment import FIELDS, assigned_shapes
 from jaxcomm.moe.rows import join, row_bytes, separate
-from jaxcomm.ops.all_gather import all_gather_p
 
 NAME = "one_shot"
 
@@ -44,9 +43,9 @@ def route_and_dispatch(
       x: pytree of (T, ...) arrays, as for dispatch().
       expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce: as for route().
       algorithm: "one_shot" sends ids and rows in one exchange; it needs on_overflow="raise". Other names are those of
-        dispatch(), after route(). None selects "one_shot" for rows of at most 32 KiB per rank (4 KiB in one process)
-        on CPUs, and of at most 512 KiB on GPUs. GPUs of several hosts, and sizes that the kernel does not take, take
-        route() and dispatch() in any case: see docs/internals/cuda-moe.md.
+        dispatch(), after route(). None selects "one_shot" for rows of at most 512 KiB per rank on GPUs, where the
+        self-test has measured it as faster. CPUs, GPUs of several hosts, and sizes that the kernel does not take
+        take route() and dispatch() in any case: see docs/internals/cuda-moe.md.
       max_sms: as for dispatch().
 
     Returns:
@@ -57,8 +56,8 @@ def route_and_dispatch(
       jax.errors.JaxRuntimeError: as route() and dispatch(), or NVLink does not connect all GPUs of a host. They then
         need algorithm="xla" and on_overflow="drop" (at run time).
 
-    Cost: one_shot: on CPUs an all_gather of T rows and T K integers; on GPUs an all_gather of T K integers of 16 bits,
-      and one row per token and rank that has one of its experts.
+    Cost: one_shot: an all_gather of T K integers of 16 bits, and one row per token and rank that has one of its
+      experts.
     """
     op = "moe.route_and_dispatch"
     options: dict[str, Any] = {
@@ -108,52 +107,34 @@ def _lower(ctx, *operands, platform, call, named):
     if _compat.in_spmd_region(ctx.module_context.axis_context):  # else route raises
         site = _lowering.Site(ctx, call, platform)
         how = choose_one_exchange(site, tokens, choices, row_bytes=row_size, named=named)
-    described = call.describe(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
-
-    def custom_call(target, xs, leaves, results):
-        numbers = {
-            "num_experts": call.num_experts,
-            "capacity": call.capacity,
-            "align": call.align,
-            "slots": call.slots,
-            "tokens": tokens,
-            "choices": choices,
-            "payload_bytes": tokens * sum(map(row_bytes, leaves)),
-        }
-        run = _lowering.custom_call(_lowering.Site(ctx, described, platform), f"jaxcomm_{target}")
-        return run(xs, results, {name: np.int64(number) for name, number in numbers.items()})
-
-    def rows_like(x):
-        return jax.ShapeDtypeStruct((call.capacity, x.shape[1]), x.dtype)
-
-    def by_messages(ids, *leaves):
-        """On CPUs: all ranks send one message with their ids and rows to all."""
-        size = 64 + _aligned(4 * ids.size) + sum(_aligned(tokens * row_bytes(leaf)) for leaf in leaves)
-        message = jax.ShapeDtypeStruct((1, size), jnp.uint8)
-        (message,) = custom_call("moe_pack", (ids, *leaves), leaves, [message])
-        messages = all_gather_p.bind(_compat.make_varying(message, call.axes), call=described, axis=0)
-        return custom_call("moe_unpack", [messages], leaves, [*arrays, *map(rows_like, leaves)])
-
-    def by_kernel(ids, *leaves):
-        joined = join(leaves)
-        *results, moved = custom_call("moe_one_shot", (ids, joined), leaves, [*arrays, rows_like(joined)])
-        return [*results, *separate(moved, leaves)]
-
     if how == "two_calls":
         by_two_calls = functools.partial(_route_then_dispatch, call=call)
         return _compat.mlir.lower_fun(by_two_calls, multiple_results=True)(ctx, *operands)
-    run = by_messages if how == "messages" else by_kernel
-    return _lowering.lower_manual(ctx, *operands, call=call, run=run)
+    described = call.describe(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
+    numbers = {
+        "num_experts": call.num_experts,
+        "capacity": call.capacity,
+        "align": call.align,
+        "slots": call.slots,
+        "tokens": tokens,
+        "choices": choices,
+    }
+    attributes = {name: np.int64(number) for name, number in numbers.items()}
+
+    def by_kernel(ids, *leaves):
+        joined = join(leaves)
+        rows = jax.ShapeDtypeStruct((call.capacity, joined.shape[1]), joined.dtype)
+        kernel = _lowering.custom_call(_lowering.Site(ctx, described, platform), "jaxcomm_moe_one_shot")
+        *results, moved = kernel((ids, joined), [*arrays, rows], attributes)
+        return [*results, *separate(moved, leaves)]
+
+    return _lowering.lower_manual(ctx, *operands, call=call, run=by_kernel)
 
 
 def _route_then_dispatch(ids, *leaves, call):
     routing = route_prepared(ids, call)
     arrays = [getattr(routing, name) for name in FIELDS]
     return [*arrays, *primitives.dispatch(list(leaves), routing.assignment(), call, False)]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 64) * 64
 
 
 def _jvp(primals, tangents, *, call, named):

@@ -55,12 +55,7 @@ struct Fields {
       : slot(c.ids[own].size(), 77), expert(slot), table(static_cast<size_t>(layout.num_ranks * layout.num_experts)) {
     sizes.resize(static_cast<size_t>(c.experts_per_rank), 77);
     counts = sizes;
-    GatheredChoices gathered;
-    gathered.tokens = c.tokens;
-    gathered.choices = c.choices;
-    gathered.ids.resize(static_cast<size_t>(c.n));
-    gathered.ids[own] = c.ids[own].data();
-    FillFields(layout, gathered, own, wanted.data(), kept.data(),
+    FillFields(layout, {c.tokens, c.choices, c.ids[own].data()}, own, wanted.data(), kept.data(),
                {slot.data(), expert.data(), sizes.data(), counts.data(), &demand, &dropped, table.data()});
   }
   std::vector<int32_t> slot, expert, sizes, counts, table;
@@ -70,12 +65,11 @@ struct Fields {
 // (ranks, experts + 1)
 std::vector<int32_t> CountsOf(const Routed& c) {
   const int64_t total = c.n * c.experts_per_rank;
-  GatheredChoices gathered;
-  gathered.tokens = c.tokens;
-  gathered.choices = c.choices;
-  for (const auto& ids : c.ids) gathered.ids.push_back(ids.data());
-  std::vector<int32_t> counts(static_cast<size_t>(c.n * (total + 1)));
-  gathered.Count(total, counts.data());
+  std::vector<int32_t> counts(static_cast<size_t>(c.n * (total + 1)), 77);
+  for (int32_t r = 0; r < c.n; ++r) {
+    const Choices choices = {c.tokens, c.choices, c.ids[r].data()};
+    choices.Count(total, &counts[static_cast<size_t>(r * (total + 1))]);
+  }
   return counts;
 }
 
