@@ -87,10 +87,6 @@ def _update(result: Any, operand: Any, axis: Any, n: int) -> Any:
     return lax.dynamic_update_slice_in_dim(operand, result, lax.axis_index(axis) * result.shape[0], 0)
 
 
-def _expect_all_gather(xs: np.ndarray, k: int) -> np.ndarray:
-    return np.broadcast_to(np.roll(xs, 1 - k, axis=0).reshape(-1), (len(xs), xs.size))
-
-
 def _wide(xs: np.ndarray) -> np.ndarray:
     kinds = ((jnp.floating, np.float64), (jnp.complexfloating, np.complex128))
     return xs.astype(next((wide for kind, wide in kinds if jnp.issubdtype(xs.dtype, kind)), np.int64))
@@ -184,20 +180,10 @@ def _from_row(op: str, row: Any) -> Collective:
     )
 
 
-# The cases that need more than their row says: sums, results too large to copy, and no data.
+# The cases that need more than their row says: sums, the bandwidth of a broadcast, and no data.
 _OWN = {
     c.name: c
     for c in (
-        Collective(
-            "all_gather",
-            "all_gather",
-            lambda lib, x, axis, n, options: lib.all_gather(x, axis, tiled=True, **options),
-            _expect_all_gather,
-            input_parts=lambda n: n,
-            count_parts=lambda n: n,
-            bus_factor=lambda n: (n - 1) / n,
-            restore=_shift,
-        ),
         Collective(
             "psum",
             "all_reduce",

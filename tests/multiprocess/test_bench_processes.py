@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 
 
 def bench(folder, devices, *arguments):
-    """Exit status, output and result file of a small benchmark in two processes, without pytest's setting of devices."""
+    """Exit status, output and result file of a small benchmark in two processes, without pytest's devices."""
     out = folder / "r.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
     launcher = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--devices", str(devices)]

@@ -222,7 +222,7 @@ def predict(run: Run, cluster: Cluster) -> Predicted:
 
     @functools.cache
     def collective(op: str, size: int) -> float:
-        return nccl.predict(op, size, _TENSOR, cluster, "float16", _LIBRARY).time_s
+        return nccl.predict(op, size, _TENSOR, cluster, _LIBRARY).time_s
 
     def duration(work: Kernel | Exchange) -> float:
         return costs.kernel(work) if isinstance(work, Kernel) else collective(work.op, work.count * _ITEM)

@@ -67,8 +67,8 @@ class Model:
         reasons = {}
         for i, row in enumerate(table.rows):
             if hardware.device(row.hardware) is None:
-                names = ", ".join(d.name for d in hardware.devices())
-                reasons[i] = f"unknown hardware {row.hardware!r}; known: {names}"
+                known = ", ".join(d.name for d in hardware.devices())
+                reasons[i] = f"unknown hardware {row.hardware!r}; known: {known}"
             elif row.ranks == 1:
                 reasons[i] = "a group of one rank exchanges nothing"
         log_time[list(reasons)] = np.nan
