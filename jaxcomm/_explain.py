@@ -283,7 +283,7 @@ def explain(
             f"{op}: algorithm {resolution.algorithm!r} runs ({resolution.reason}); it has no plan, because it runs "
             "XLA's own collectives"
         )
-    request, sms, reason = resolution.whole, resolution.num_channels, resolution.reason
+    request, sms, reason = resolution.call_request, resolution.num_channels, resolution.reason
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena

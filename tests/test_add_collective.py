@@ -162,7 +162,7 @@ core = sys.modules["jaxcomm._core"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(core)
 
 ROOT = pathlib.Path(__file__).parent
-row = re.search(r'\\(kScatter, (\\w+), Scatter, "(.*?)",\\s*k(\\w+), k(\\w+), k(\\w+),.*?"([^"]*)"\\)',
+row = re.search(r'\\(kScatter, (\\w+), Scatter, "(.*?)",\\s*k(\\w+), k(\\w+), k(\\w+),.*?"([^"]*)", \\w+\\)',
                 (ROOT / "ffi/collectives.def").read_text(), re.S)
 if row:
     name, functions, elements, source, result, attributes = row.groups()

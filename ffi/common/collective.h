@@ -52,11 +52,14 @@ struct CollectiveTraits {
   // size. Null: unknown from n and g.
   double (*blocks_into)(double n, double g);
   const char* attributes;  // attributes of a call besides those that all collectives have, separated by spaces
+  bool composed;           // jaxcomm/_xla_hierarchical.py composes it of XLA's collectives
 
   bool Takes(const std::string& attribute) const;  // whether `attributes` lists it
   bool TakesRoot() const { return Takes("root"); }
   bool TakesPermutation() const { return Takes("source_of"); }
   bool OfLists() const { return elements != ElementKind::kArray; }
+  // Adds the rows that come back for a token; the other collective of tokens sends copies of them.
+  bool SumsTokens() const { return elements == ElementKind::kTokens && output == BufferBlocks::kOne; }
   bool Reduces() const { return !OfLists() && expected != nullptr && expected({}).rank == Expected::kSum; }
 };
 

@@ -35,7 +35,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
       if (spec.choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0) {
         return InvalidArgumentError("attributes of the routing are not valid");
       }
-      const bool combines = spec.collective == Collective::kCombine;
+      const bool combines = TraitsOf(spec.collective).SumsTokens();
       TokenLayout& tokens = program->tokens;
       const auto rows_of = [&](int64_t count) { return spec.row_count > 0 ? count / spec.row_count : 0; };
       tokens.choices = spec.choices;

@@ -30,7 +30,7 @@ Status CheckPacked(const Slices& slices) {
 Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers, const Slices& slices,
                  int32_t position) {
   if (buffers.index == nullptr || spec.row_count <= 0) return OkStatus();
-  const bool combines = spec.collective == Collective::kCombine;
+  const bool combines = TraitsOf(spec.collective).SumsTokens();
   const int64_t num_rows = participant.input_count / spec.row_count;
   const auto missing = [&](int32_t row) {
     return InvalidArgumentError(spec.Where() + ": " + "row " + std::to_string(row) +
@@ -87,7 +87,7 @@ StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& particip
                                 " integers does not fit a group of " + std::to_string(n) + " ranks");
   }
   if (row == 0) return Slices();  // no data; the numbers of rows are unknown
-  const bool combines = spec.collective == Collective::kCombine;
+  const bool combines = TraitsOf(spec.collective).SumsTokens();
   const int64_t payload_rows = (combines ? participant.output_count : participant.input_count) / row;
   const int64_t slots = (combines ? participant.input_count : participant.output_count) / row;
   const int64_t choices = payload_rows * (spec.per_choice != 0 ? 1 : spec.choices);

@@ -65,7 +65,7 @@ Machine GpuMachine() {
 }
 
 Machine ChannelMachine(Machine gpu, int32_t num_channels) {
-  gpu.together_bytes = kTogetherBytes;
+  gpu.concurrent_bytes = kConcurrentBytes;
   for (LinkModel& link : gpu.links) link.bytes_per_s /= num_channels;
   for (std::optional<LinkModel>* flags : {&gpu.ll, &gpu.ll_two_shot}) {
     if (*flags) (*flags)->bytes_per_s /= num_channels;

@@ -14,7 +14,7 @@ constexpr int64_t kGrainBytes = 128;
 // Moves of a channel to or from peers of the node run at once, on different warps, if none has more bytes than this. A
 // block of threads keeps 48 KiB in flight, so longer moves fill the link one by one, and then a late peer delays only
 // its own move. Not measured.
-constexpr int64_t kTogetherBytes = 256 << 10;
+constexpr int64_t kConcurrentBytes = 256 << 10;
 
 // Limits of an LL call: units that a rank sends to a peer per channel, and the number of channels. A slot holds a unit
 // and its flag, which doubles its size, and there are two sets of slots: 256 KiB per peer. Not measured.

@@ -22,14 +22,14 @@ constexpr size_t kMaxStepsPerRank = 8;
 struct RankTime {
   double processor_s = 0;
   double network_s = 0;
-  double work_s = 0;                              // time of the processor without waits
-  double overhead_s = 0;                          // of the moves that run at once
-  std::array<double, kNumLinks> together_s = {};  // time on each link of the steps that run at once
-  double signals_s = 0;                           // overhead of the signals that run at once
+  double work_s = 0;                                // time of the processor without waits
+  double overhead_s = 0;                            // of the moves that run at once
+  std::array<double, kNumLinks> concurrent_s = {};  // time on each link of the steps that run at once
+  double signals_s = 0;                             // overhead of the signals that run at once
 
-  void EndTogether() {
+  void EndConcurrent() {
     overhead_s = 0;
-    together_s = {};
+    concurrent_s = {};
   }
 };
 
@@ -74,8 +74,8 @@ class Model {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
     times->signals_s = 0;
-    const bool is_short = step.count * item_bytes_ <= machine_.together_bytes;
-    if (!is_short) times->EndTogether();
+    const bool is_short = step.count * item_bytes_ <= machine_.concurrent_bytes;
+    if (!is_short) times->EndConcurrent();
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
       double overhead_s = machine_.links[link].overhead_s;
@@ -85,9 +85,9 @@ class Model {
           overhead_s = std::max(overhead_s - times->overhead_s, 0.0);
           times->overhead_s += overhead_s;
         }
-        const auto longest = [&] { return *std::max_element(times->together_s.begin(), times->together_s.end()); };
+        const auto longest = [&] { return *std::max_element(times->concurrent_s.begin(), times->concurrent_s.end()); };
         const double before_s = longest();
-        times->together_s[link] += transfer_s;
+        times->concurrent_s[link] += transfer_s;
         transfer_s = longest() - before_s;
       }
       Use(link, overhead_s + transfer_s, times, link_s);
@@ -97,15 +97,15 @@ class Model {
   // Moves after the wait do not run at once with those before it.
   void EndWait(RankTime* times) const {
     times->signals_s = 0;
-    if (geometry_.num_nodes > 1) times->EndTogether();
+    if (geometry_.num_nodes > 1) times->EndConcurrent();
   }
 
   // Returns the time at which the peer gets the signal.
   double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
-    times->EndTogether();
+    times->EndConcurrent();
     double overhead_s = machine_.links[link].overhead_s;
-    if (machine_.together_bytes > 0 && OnProcessor(link)) {  // by a thread each
+    if (machine_.concurrent_bytes > 0 && OnProcessor(link)) {  // by a thread each
       overhead_s = std::max(overhead_s - times->signals_s, 0.0);
       times->signals_s += overhead_s;
     }
@@ -271,9 +271,9 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
 
 // The plan in the order in which its steps run.
 Plan InOrder(Plan plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
-  if (geometry.num_nodes > 1 || machine.together_bytes == 0) return plan;
+  if (geometry.num_nodes > 1 || machine.concurrent_bytes == 0) return plan;
   std::vector<Step> steps;
-  for (const size_t i : WaitsFirst(plan, machine.together_bytes / std::max<int64_t>(item_bytes, 1)))
+  for (const size_t i : WaitsFirst(plan, machine.concurrent_bytes / std::max<int64_t>(item_bytes, 1)))
     steps.push_back(plan.steps[i]);
   plan.steps = std::move(steps);
   return plan;

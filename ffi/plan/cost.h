@@ -36,7 +36,7 @@ struct Machine {
   // they take the largest overhead of one, and the time of the link that has most to do. Reductions of no more bytes
   // use the links at the same time, too, and consecutive signals take one overhead. 0: no two steps run at once. In a
   // group of several nodes, waits end such a row of steps as well.
-  int64_t together_bytes = 0;
+  int64_t concurrent_bytes = 0;
   // Peers access only an arena. Large operands pass through it in chunks (staging.h). Otherwise, a rank copies its
   // operand into it before a plan that reads operands of peers, and its result out of it after a plan that accesses
   // results of peers.

@@ -34,7 +34,7 @@ std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Pla
                            const Capabilities& capabilities) {
   if (spec.asynchronous != 0) return "XLA overlaps its own started collective with computations";
   const bool of_tokens = TraitsOf(spec.collective).elements == ElementKind::kTokens;
-  const Collective collective = of_tokens ? Collective::kDispatch : spec.collective;
+  const Collective collective = of_tokens ? Collective::kDispatch : spec.collective;  // the row of a whole layer
   const int64_t count = of_tokens ? shapes.choices * spec.row_count : shapes.input_count;
   const int64_t bytes = count * ItemBytes(shapes.dtype);
   const int64_t per_node = std::min(placement.ranks_per_node, spec.group_size);
@@ -44,12 +44,6 @@ std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Pla
            bytes <= row.max_bytes;
   });
   return faster ? "" : "no measurement on these GPUs has found a plan to be faster for this call";
-}
-
-// Whether jaxcomm has a composition of XLA's collectives (jaxcomm/_xla_hierarchical.py).
-bool Composes(Collective collective) {
-  const CollectiveTraits& traits = TraitsOf(collective);
-  return !traits.OfLists() && !traits.TakesPermutation() && traits.input != BufferBlocks::kNone;
 }
 
 bool IsFloat(DType dtype) {
@@ -116,8 +110,8 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   // them, or that runs already, needs those of the call: combine has no marks.
   int64_t marked = shapes.choices;
   if (named || placement.found) {
-    const bool dispatches = spec.collective == Collective::kDispatch && spec.row_count > 0;
-    marked = dispatches ? shapes.input_count / spec.row_count : 0;
+    const bool sends_tokens = !TraitsOf(spec.collective).SumsTokens() && spec.row_count > 0;
+    marked = sends_tokens ? shapes.input_count / spec.row_count : 0;
   }
   if (!FitsRowKernels(marked, spec.choices, spec.num_experts, !one_node)) {
     const std::string why =
@@ -149,7 +143,7 @@ StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shape
   // The kernel inside a node adds the rows of a token at once, and not by the nodes that the program declares.
   const bool by_node = one_node && spec.home == 0 && spec.ranks_per_node < spec.group_size;
   resolution->returns_choices =
-      spec.collective == Collective::kCombine && spec.per_choice == 0 && (!IsFloat(shapes.dtype) || by_node);
+      TraitsOf(spec.collective).SumsTokens() && spec.per_choice == 0 && (!IsFloat(shapes.dtype) || by_node);
   return resolution;
 }
 
@@ -172,7 +166,8 @@ StatusOr<Resolution> ResolvePlanOnGpus(const CallSpec& spec, const Shapes& shape
                                        const Capabilities& capabilities) {
   const bool one_node = placement.ranks_per_node >= spec.group_size;
   const bool proven = capabilities.tested_between_nodes || capabilities.setting == kPlans;
-  if (!one_node && !placement.found && !proven && spec.algorithm == kHierarchical && Composes(spec.collective)) {
+  if (!one_node && !placement.found && !proven && spec.algorithm == kHierarchical &&
+      TraitsOf(spec.collective).composed) {
     return ByComposition("GIN between nodes of these GPUs has not been tested");
   }
   if (!one_node && placement.found && !placement.gin) {
@@ -201,7 +196,7 @@ StatusOr<Resolution> ResolveOnCpus(const CallSpec& spec, const Shapes& shapes, c
                                    const Capabilities& capabilities) {
   const Geometry geometry = CpuGeometry(placement.scope, spec.group_size, placement.ranks_per_node);
   if (OfLists(spec.collective)) {
-    const bool combines = spec.collective == Collective::kCombine;
+    const bool combines = TraitsOf(spec.collective).SumsTokens();
     const bool adds = !combines || spec.per_choice != 0 || CpuAdds(spec, shapes.dtype);
     // Rows that are not added in the node go home directly.
     const bool by_choice = combines && (spec.home != 0 || spec.per_choice != 0 || !adds);
@@ -240,7 +235,7 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
     return ByXla(std::move(why));
   }
   if (capabilities.platform == Platform::kOther) {
-    if (Composes(spec.collective) && spec.algorithm == kHierarchical)
+    if (TraitsOf(spec.collective).composed && spec.algorithm == kHierarchical)
       return ByComposition("jaxcomm has no plans for this platform");
     return UnavailableError("algorithm '" + spec.algorithm +
                             "' runs on CPU and CUDA only; remove it, or pass "
@@ -289,7 +284,7 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);
   StatusOr<Resolution> resolution = Select(of_channel, algorithm, item_bytes, ChannelMachine(gpu, num_channels));
   JAXCOMM_RETURN_IF_ERROR(resolution.status());
-  resolution->whole = request;
+  resolution->call_request = request;
   resolution->machine = std::move(gpu);
   resolution->num_channels = num_channels;
   if (resolution->ll) {
@@ -333,7 +328,7 @@ Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {
   }
   const Machine gpu = machine.value_or(resolution.machine);
   if (resolution.ll) {
-    Cost cost = CostOf(algorithm, resolution.whole, item_bytes, gpu);
+    Cost cost = CostOf(algorithm, resolution.call_request, item_bytes, gpu);
     cost.traffic[static_cast<size_t>(Link::kNode)].bytes *= 2;
     return cost;
   }
@@ -345,7 +340,7 @@ Cost CostOf(const Resolution& resolution, std::optional<Machine> machine) {
   }
   cost.scratch_bytes *= resolution.num_channels;
   // The slices of channels differ in size. So bytes are counted in the plan of whole blocks.
-  Request whole = resolution.whole;
+  Request whole = resolution.call_request;
   whole.chunk_count = std::max<int64_t>(whole.block_count, 1);
   whole.staged_count = resolution.request.staged_count * resolution.num_channels;  // about as many chunks
   Cost of_blocks = CostOf(BuildPlan(algorithm, whole, cost.rank), whole.geometry, item_bytes, GpuMachine());

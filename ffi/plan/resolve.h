@@ -81,7 +81,7 @@ struct Resolution {
   // Only with a plan.
   const Algorithm* plan = nullptr;
   Request request;           // of one channel, with chunk_count and staged_count filled in
-  Request whole;             // of whole blocks
+  Request call_request;      // of all channels, in whole blocks
   int64_t item_bytes = 1;    // of an element of the plan
   bool ll = false;           // executed by LL messages; otherwise step by step
   int32_t num_channels = 0;  // thread blocks; 0 on CPUs

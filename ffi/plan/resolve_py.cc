@@ -126,7 +126,7 @@ void BindResolve(nb::module_& m) {
       .def_prop_ro("protocol", &ProtocolOf, "\"steps\", \"ll\", \"ll_two_shot\" or \"multimem\"; empty without a plan.")
       .def_ro("ll", &Resolution::ll)
       .def_ro("request", &Resolution::request, "Of one channel.")
-      .def_ro("whole", &Resolution::whole, "Of all channels.")
+      .def_ro("call_request", &Resolution::call_request, "Of all channels, in whole blocks.")
       .def_ro("item_bytes", &Resolution::item_bytes)
       .def_ro("num_channels", &Resolution::num_channels, "Thread blocks; 0 on CPUs.")
       .def_ro("machine", &Resolution::machine)

@@ -107,7 +107,7 @@ StatusOr<Resolution> Select(const Request& request, const std::string& name, int
     resolution.reason = std::move(reason);
     resolution.plan = candidate.algorithm;
     resolution.request = candidate.request;
-    resolution.whole = request;
+    resolution.call_request = request;
     resolution.item_bytes = item_bytes;
     resolution.ll = LlLink(*candidate.algorithm, machine).has_value();
     resolution.machine = machine;

@@ -16,7 +16,7 @@ namespace {
 // plans of all ranks take time proportional to the cube of their number: on 256 ranks, `explain` took more than 15 s.
 constexpr int32_t kMaxRanks = 72;
 // Limit on the chunks of a call times its ranks. A chunk has at most about four steps per rank, so this bounds the
-// steps for any size. Slots grow beyond it, and if a move has more than kTogetherBytes, moves run one after another.
+// steps for any size. Slots grow beyond it, and if a move has more than kConcurrentBytes, moves run one after another.
 // For an all_gather with 32 channels, this begins at a result of about 1 TiB.
 constexpr int64_t kMaxStagedParts = 1 << 17;
 // Layouts with fragments are staged only if the moves have at least this size: moves of fragments run one after

@@ -64,7 +64,7 @@ void BindClusters(nb::module_& m) {
       .def_rw("memory_bytes_per_s", &Cluster::memory_bytes_per_s)
       .def_rw("launch_s", &Cluster::launch_s)
       .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
-      .def_rw("together_bytes", &Cluster::together_bytes)
+      .def_rw("concurrent_bytes", &Cluster::concurrent_bytes)
       .def_rw("arena", &Cluster::arena)
       .def_rw("faults", &Cluster::faults)
       .def_rw("slow_ranks", &Cluster::slow_ranks);
@@ -75,7 +75,7 @@ void BindClusters(nb::module_& m) {
 
 void BindSim(nb::module_& m) {
   BindClusters(m);
-  m.attr("TOGETHER_BYTES") = kTogetherBytes;  // of one channel on GPUs
+  m.attr("CONCURRENT_BYTES") = kConcurrentBytes;  // of one channel on GPUs
   nb::class_<Bounds>(m, "Bounds", "Lower bounds of a time: without bytes, and of the bytes on the busiest link.")
       .def_ro("alpha_s", &Bounds::alpha_s)
       .def_ro("beta_s", &Bounds::beta_s)

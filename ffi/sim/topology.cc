@@ -37,7 +37,7 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   Machine machine;
   machine.launch_s = cluster.launch_s;
   machine.sync_overhead_s = cluster.sync_overhead_s;
-  machine.together_bytes = static_cast<int64_t>(cluster.together_bytes);
+  machine.concurrent_bytes = static_cast<int64_t>(cluster.concurrent_bytes);
   machine.arena = cluster.arena;
   machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
   const Level& inner = cluster.levels.front();
@@ -177,10 +177,10 @@ std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {
   if (lost_.empty() || (!Lost(src) && !Lost(dst))) return {src, dst};
   // One local index for both domains, so that the relays are on one rail.
   const auto locals = static_cast<int32_t>(cluster_.levels[0].ranks);
-  const int32_t here = src / locals * locals, there = dst / locals * locals;
+  const int32_t src_domain = src / locals * locals, dst_domain = dst / locals * locals;
   for (int32_t i = 0; i < locals; ++i) {
     const int32_t local = (std::max(src % locals, dst % locals) + 1 + i) % locals;
-    if (!Lost(here + local) && !Lost(there + local)) return {here + local, there + local};
+    if (!Lost(src_domain + local) && !Lost(dst_domain + local)) return {src_domain + local, dst_domain + local};
   }
   // No rail is whole in both domains.
   const auto alive = [&](int32_t first) {
@@ -188,7 +188,7 @@ std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {
     while (Lost(rank)) ++rank;
     return rank;
   };
-  return {alive(here), alive(there)};
+  return {alive(src_domain), alive(dst_domain)};
 }
 
 int32_t Topology::CommonLevel(int32_t a, int32_t b) const {

@@ -66,8 +66,8 @@ struct Cluster {
   double memory_bytes_per_s = kUnlimited;  // a rank's memory: its own copies and transfers of peers
   double launch_s = 0;
   double sync_overhead_s = 0;
-  // As Machine::together_bytes, but counts the bytes of all channels.
-  double together_bytes = 0;
+  // As Machine::concurrent_bytes, but counts the bytes of all channels.
+  double concurrent_bytes = 0;
   bool arena = false;  // as Machine::arena
   std::vector<LinkFault> faults;
   std::vector<SlowRank> slow_ranks;

@@ -295,17 +295,17 @@ void WorkloadBuilder::RunRow(RankOps* program) {
 }
 
 bool WorkloadBuilder::IsShort(const Step& step) const {
-  return static_cast<double>(step.count) * bytes_per_item_ <= topology_.cluster().together_bytes;
+  return static_cast<double>(step.count) * bytes_per_item_ <= topology_.cluster().concurrent_bytes;
 }
 
 std::vector<size_t> WorkloadBuilder::OrderOf(const Plan& plan) const {
-  const double together_bytes = topology_.cluster().together_bytes;
-  if (geometry_.num_nodes > 1 || together_bytes == 0) {
+  const double concurrent_bytes = topology_.cluster().concurrent_bytes;
+  if (geometry_.num_nodes > 1 || concurrent_bytes == 0) {
     std::vector<size_t> order(plan.steps.size());
     std::iota(order.begin(), order.end(), size_t{0});
     return order;
   }
-  return WaitsFirst(plan, static_cast<int64_t>(together_bytes / std::max(bytes_per_item_, 1.0)));
+  return WaitsFirst(plan, static_cast<int64_t>(concurrent_bytes / std::max(bytes_per_item_, 1.0)));
 }
 
 void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* program) {
@@ -317,7 +317,7 @@ void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* pro
     return;
   }
   double overhead_s = figures.overhead_s;
-  if (topology_.cluster().together_bytes > 0 && !figures.queued) {  // by a thread each
+  if (topology_.cluster().concurrent_bytes > 0 && !figures.queued) {  // by a thread each
     overhead_s = std::max(overhead_s - signals_s_, 0.0);
     signals_s_ += overhead_s;
   }

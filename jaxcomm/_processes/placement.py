@@ -134,7 +134,7 @@ def _host(device: jax.Device) -> tuple[int | None, int | None]:
 
 
 def gpu_processes(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray | None:
-    """Process of each GPU, group after group, equal in all processes. None if the mesh has no GPUs to ask."""
+    """Process of each GPU, group after group, equal in all processes. None if the mesh is abstract or has no GPUs."""
     devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
     if not devices or devices[0].platform != "gpu":
         return None

@@ -102,7 +102,7 @@ def _version(name: str) -> str | None:
 
 
 def context(program: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Context of the measurements, to judge and repeat them; commit and dirty are None outside a checkout.
+    """Context of the measurements, to interpret and repeat them; commit and dirty are None outside a checkout.
 
     `program`: arguments of Python.
     """

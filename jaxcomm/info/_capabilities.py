@@ -21,7 +21,7 @@ _HOST_RMA_DRIVER = 12050
 _SOCKET_GIN = 23203
 _GDRDRV = pathlib.Path("/dev/gdrdrv")
 _GIN_KINDS = {0: "none", 2: "proxy", 3: "GDAKI", 4: "GPI"}  # ncclGinType_t of 2.30.7
-_ASK = "depends on the communicator: call info(communicator=True)"
+_UNKNOWN = "depends on the communicator: call info(communicator=True)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +160,10 @@ def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict
         "GIN": _gin_problem(cuda, nics),
         "host RMA": windows or rma,
     }
-    return {name: Answer(False, problem) if problem else Answer(None, _ASK) for name, problem in problems.items()}
+    return {name: Answer(False, problem) if problem else Answer(None, _UNKNOWN) for name, problem in problems.items()}
 
 
-def _asked(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
+def _queried(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
     """Answers from a temporary communicator over these GPUs."""
     assert cuda.module is not None
     names = ("windows", "LSA", "multimem", "GIN", "host RMA")
@@ -199,4 +199,4 @@ def capabilities(
     if not numbers:
         return dict.fromkeys(names, Answer(None, "JAX uses no GPU in this process")) | xla
     answers = {"kernels": _kernels(cuda, numbers)}
-    return answers | (_asked if communicator else _conditions)(cuda, numbers, nics) | xla
+    return answers | (_queried if communicator else _conditions)(cuda, numbers, nics) | xla

@@ -110,7 +110,7 @@ def _lower(ctx, *operands, platform, call, named):
     if how == "two_calls":
         by_two_calls = functools.partial(_route_then_dispatch, call=call)
         return _compat.mlir.lower_fun(by_two_calls, multiple_results=True)(ctx, *operands)
-    described = call.describe(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
+    sized = call.with_sizes(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
     numbers = {
         "num_experts": call.num_experts,
         "capacity": call.capacity,
@@ -124,7 +124,7 @@ def _lower(ctx, *operands, platform, call, named):
     def by_kernel(ids, *leaves):
         joined = join(leaves)
         rows = jax.ShapeDtypeStruct((call.capacity, joined.shape[1]), joined.dtype)
-        kernel = _lowering.custom_call(_lowering.Site(ctx, described, platform), "jaxcomm_moe_one_shot")
+        kernel = _lowering.custom_call(_lowering.Site(ctx, sized, platform), "jaxcomm_moe_one_shot")
         *results, moved = kernel((ids, joined), [*arrays, rows], attributes)
         return [*results, *separate(moved, leaves)]
 

@@ -39,8 +39,8 @@ class RouteCall(Call):
     raises: bool = False
     reduce: str = "node"
 
-    def describe(self, ids: Any, *more: str) -> "RouteCall":
-        """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
+    def with_sizes(self, ids: Any, *more: str) -> "RouteCall":
+        """The call with its sizes in its site, which the error of ranks with different sizes prints for both."""
         tokens, choices = ids.shape
         numbers = f"{tokens} tokens", f"{choices} choices", f"{self.num_experts} experts", f"capacity {self.capacity}"
         return dataclasses.replace(self, site=f"{self.site} [{', '.join((*numbers, *more))}]")
@@ -204,7 +204,7 @@ def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_o
 def route_prepared(ids: jax.Array, call: RouteCall) -> Routing:
     """The routing of the results of prepare()."""
     (counts,) = count_p.bind(ids, call=call)
-    table = all_gather_p.bind(counts, call=call.describe(ids), axis=0)
+    table = all_gather_p.bind(counts, call=call.with_sizes(ids), axis=0)
     (table,) = check_p.bind(table, call=call)
     kept = [] if call.raises else [_keep(table[:, :-1], ids.size, call)]
     return Routing.of(assign_p.bind(*_compat.equally_varying(ids, table, *kept), call=call), call)

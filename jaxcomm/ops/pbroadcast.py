@@ -98,8 +98,8 @@ def _xla(x, *, call, source):
         return lax.complex(_xla(x.real, call=call, source=source), _xla(x.imag, call=call, source=source))
     sent = x.astype(np.uint8) if x.dtype == np.bool_ else x
     bits = lax.bitcast_convert_type(sent, f"uint{8 * sent.dtype.itemsize}")
-    here = lax.axis_index(call.axes) == source
-    total = lax.psum(jnp.where(here, bits, jnp.zeros_like(bits)), call.axes)
+    is_source = lax.axis_index(call.axes) == source
+    total = lax.psum(jnp.where(is_source, bits, jnp.zeros_like(bits)), call.axes)
     return lax.bitcast_convert_type(total, sent.dtype).astype(x.dtype)
 
 

@@ -292,7 +292,7 @@ def collective(
     except ValueError as error:
         if cluster.faults and "would have to be simulated" in str(error):
             raise ValueError(
-                f"{op}: {error}; the faults leave few ranks of equal role, so ask about fewer ranks"
+                f"{op}: {error}; the faults leave few ranks of equal role, so simulate fewer ranks"
             ) from None
         if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults:
             raise

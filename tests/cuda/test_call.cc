@@ -310,7 +310,7 @@ TEST_CASE("drawn calls: a program has the protocol and the channels of the Resol
         MakeCallProgram(spec, DType::kF32, counts.input, counts.output, {0, n}, 32, in_place);
     CHECK(found.ok() == made.ok());
     if (!made.ok()) continue;
-    const bool multimem = found->plan->protocol == Protocol::kMultimem && found->whole.block_count > 0;
+    const bool multimem = found->plan->protocol == Protocol::kMultimem && found->call_request.block_count > 0;
     CHECK(made->num_channels == found->num_channels || multimem);
     CHECK(made->ll.has_value() == found->ll && made->multimem.has_value() == multimem);
     by_ll += found->ll ? 1 : 0;

@@ -58,7 +58,7 @@ TEST_CASE("short moves between a rank and all peers run at once") {
 }
 
 TEST_CASE("long moves, moves of fragments and dependent moves run one after the other") {
-  const int64_t most = kTogetherBytes / kItemBytes;
+  const int64_t most = kConcurrentBytes / kItemBytes;
   const auto of_block = [](int64_t count, ContiguousCounts contiguous = {}) {
     return MovesAtOnce(ProgramOf(ChoiceOf(Collective::kAllToAll, "direct", kNode, count), 3, contiguous));
   };

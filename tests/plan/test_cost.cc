@@ -109,7 +109,7 @@ TEST_CASE("copies in the own memory take their time") {
 TEST_CASE("short moves run at once and take one overhead") {
   const LinkModel self = {2e-6, 4e9, 0};
   Machine machine = MakeMachine(self, kNode, kNetwork);
-  machine.together_bytes = 4000;
+  machine.concurrent_bytes = 4000;
   const double self_s = 4000 / 4e9, peers_s = 7 * 4000 / 2e9;
   const Request all_to_all = Ask(Collective::kAllToAll, 1, 8, 1000);
   CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + peers_s);
@@ -133,7 +133,7 @@ TEST_CASE("short moves run at once and take one overhead") {
 
 TEST_CASE("links work at the same time for steps that run at once") {
   Machine machine = MakeMachine({2e-6, 1e9, 0}, kNode, kNetwork);
-  machine.together_bytes = 4000;
+  machine.concurrent_bytes = 4000;
   // The own operand and that of a peer.
   CheckTime("reduce", CostOf("direct", Ask(Collective::kReduceScatter, 1, 2, 1000), 4, machine).time_s,
             2e-6 + 3e-6 + std::max(4000 / 1e9, 4000 / 2e9));
@@ -176,7 +176,7 @@ TEST_CASE("copies into and out of an arena take their time") {
 // separates the last two iterations, so the waits of both come first and one latency shows.
 TEST_CASE("staged copies overlap with the transfer") {
   Machine machine = MakeMachine({0, 4e9, 0}, {0, 2e9, 1e-6}, kNetwork);
-  machine.together_bytes = 1 << 20;
+  machine.concurrent_bytes = 1 << 20;
   machine.arena = true;
   Request request = Ask(Collective::kAllGather, 1, 4, 100'000);
   request.geometry.pull = true;

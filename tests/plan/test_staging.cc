@@ -72,7 +72,7 @@ TEST_CASE("the moves of a result of 31 GiB per channel are short enough to run a
   for (const int32_t n : {2, 8, 72}) {
     const int64_t block_bytes = (int64_t{31} << 30) / n;
     const Request request = AskOnGpus(Collective::kAllGather, n, block_bytes);
-    CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 1) <= kTogetherBytes);
+    CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 1) <= kConcurrentBytes);
   }
 }
 

@@ -39,7 +39,7 @@ inline Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   cluster.self = machine.links[static_cast<size_t>(Link::kSelf)];
   cluster.launch_s = machine.launch_s;
   cluster.sync_overhead_s = machine.sync_overhead_s;
-  cluster.together_bytes = static_cast<double>(machine.together_bytes);
+  cluster.concurrent_bytes = static_cast<double>(machine.concurrent_bytes);
   cluster.arena = machine.arena;
   Level inner;
   inner.name = "node";

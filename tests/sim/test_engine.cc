@@ -65,10 +65,10 @@ std::map<std::string, double> TotalsOf(const Algorithm& algorithm, const Request
 }
 
 TEST_CASE("without shared links the engine is the cost model") {
-  for (int64_t together_bytes : {0, 300, 400, 100'000}) {  // a chunk has 400 bytes
+  for (int64_t concurrent_bytes : {0, 300, 400, 100'000}) {  // a chunk has 400 bytes
     Machine machine = MachineFor(1e-6);
-    machine.together_bytes = together_bytes;
-    machine.arena = together_bytes == 400;
+    machine.concurrent_bytes = concurrent_bytes;
+    machine.arena = concurrent_bytes == 400;
     ForEachAlgorithm(
         {{1, 8}, {8, 1}, {2, 4}, {3, 2}, {1, 7}}, 1680, 100, [&](const Algorithm& algorithm, const Request& request) {
           const double expected_s = CostOf(algorithm, request, 4, machine).time_s;
@@ -89,9 +89,9 @@ bool Stage(const Algorithm& algorithm, int64_t staged_count, Request* request) {
 
 TEST_CASE("the engine runs staged plans as the cost model does") {
   int staged_cases = 0;
-  for (const auto& [together_bytes, block_count] : {std::pair{0, 1680}, {400, 1680}, {100'000, 1650}}) {
+  for (const auto& [concurrent_bytes, block_count] : {std::pair{0, 1680}, {400, 1680}, {100'000, 1650}}) {
     Machine machine = MachineFor(1e-6);
-    machine.together_bytes = together_bytes;
+    machine.concurrent_bytes = concurrent_bytes;
     machine.arena = true;  // the plan itself has the copies
     ForEachAlgorithm({{1, 8}, {1, 7}}, block_count, 0, [&](const Algorithm& algorithm, Request request) {
       request.geometry.pull = true;
@@ -126,7 +126,7 @@ TEST_CASE("the engine runs staged plans as the cost model does") {
 TEST_CASE("links work in parallel for short steps, and signals take one overhead") {
   // Each rank sums eight blocks of 4000 bytes in one step: one of its own and seven of peers.
   Machine machine = MachineFor(1e-6);
-  machine.together_bytes = 4000;
+  machine.concurrent_bytes = 4000;
   const Request request = Ask(Collective::kReduceScatter, 1, 8, 1000);
   const Algorithm& direct = *FindAlgorithm(Collective::kReduceScatter, "direct");
   const auto time = [&] { return Run(direct, request, ClusterOf(machine, request.geometry), Fidelity::kFull).time_s; };
@@ -139,8 +139,8 @@ TEST_CASE("links work in parallel for short steps, and signals take one overhead
   // Each rank signals the others, which takes the overhead of one signal instead of seven.
   const Request barrier = Ask(Collective::kBarrier, 1, 8, 0);
   const Algorithm& signals = *FindAlgorithm(Collective::kBarrier, "direct");
-  for (const auto& [together_bytes, overheads] : {std::pair{0, 7}, {4000, 1}}) {
-    machine.together_bytes = together_bytes;
+  for (const auto& [concurrent_bytes, overheads] : {std::pair{0, 7}, {4000, 1}}) {
+    machine.concurrent_bytes = concurrent_bytes;
     const Simulation found = Run(signals, barrier, ClusterOf(machine, barrier.geometry), Fidelity::kFolded);
     CheckClose("barrier", found.time_s, 1e-5 + overheads * 3e-6 + 5e-6, 1e-7);
   }
@@ -168,12 +168,12 @@ TEST_CASE("short moves run at once and take one overhead") {
   Machine machine = MachineFor(1e-6);
   const Request request = Ask(Collective::kAllToAll, 1, 8, 1000);
   const double own_s = 4000 / 5e10, peers_s = 7 * 4000 / 2e9;
-  for (int64_t together_bytes : {3999, 4000}) {
-    machine.together_bytes = together_bytes;
+  for (int64_t concurrent_bytes : {3999, 4000}) {
+    machine.concurrent_bytes = concurrent_bytes;
     const Cluster cluster = ClusterOf(machine, request.geometry);
-    CHECK(MachineOf(cluster, 8).together_bytes == together_bytes);
+    CHECK(MachineOf(cluster, 8).concurrent_bytes == concurrent_bytes);
     const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
-    const double steps_s = together_bytes < 4000 ? 1e-6 + 7 * 3e-6 + own_s + peers_s : 3e-6 + peers_s;
+    const double steps_s = concurrent_bytes < 4000 ? 1e-6 + 7 * 3e-6 + own_s + peers_s : 3e-6 + peers_s;
     CheckClose("full", Run(direct, request, cluster, Fidelity::kFull).time_s, 1e-5 + steps_s, 1e-7);
     CheckClose("folded", Run(direct, request, cluster, Fidelity::kFolded).time_s, 1e-5 + steps_s, 1e-7);
   }
@@ -185,7 +185,7 @@ Cluster MakeCluster(std::vector<Level> levels) {
   cluster.self = {3e-7, 1.5e12, 0};
   cluster.memory_bytes_per_s = 3e12;
   cluster.launch_s = 2e-6;
-  cluster.together_bytes = 20000;
+  cluster.concurrent_bytes = 20000;
   return cluster;
 }
 
@@ -343,8 +343,8 @@ TEST_CASE("every byte that leaves a rank arrives at another") {
           CheckClose(algorithm.name, totals[cluster.levels[1].name + " out"], network, 1e-9);
           CheckClose(algorithm.name, totals[cluster.levels[1].name + " in"], network, 1e-9);
           if (cluster.levels.size() == 2) return;
-          CheckClose(algorithm.name, totals[cluster.levels[2].name + " up"],
-                     totals[cluster.levels[2].name + " down"], 1e-9);
+          CheckClose(algorithm.name, totals[cluster.levels[2].name + " up"], totals[cluster.levels[2].name + " down"],
+                     1e-9);
         });
   }
 }

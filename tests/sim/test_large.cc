@@ -20,7 +20,7 @@ Cluster Tree(LevelKind second, int64_t leaf, int64_t ranks, double taper) {
                     MakeLevel("spine", LevelKind::kFatTree, ranks, 1, 1.5e-6, taper)};
   cluster.self = {3e-7, 1.5e12, 0};
   cluster.memory_bytes_per_s = 3e12;
-  cluster.together_bytes = 20000;
+  cluster.concurrent_bytes = 20000;
   return cluster;
 }
 

@@ -21,7 +21,7 @@ Plan SumsThenReads(const Request&, int32_t rank) {
 TEST_CASE("steps after a wait go on with a row and do not repeat its bytes") {
   Machine machine;
   machine.links = {LinkModel{1e-6, 5e10, 0}, LinkModel{3e-6, 2e9, 0}, LinkModel{}};
-  machine.together_bytes = 4000;
+  machine.concurrent_bytes = 4000;
   const Algorithm algorithm = {"written", "this test", FindAlgorithm(Collective::kAllGather, "direct")->supports,
                                SumsThenReads};
   const Request request = Ask(Collective::kAllGather, 1, 2, 1000);

@@ -179,7 +179,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   }
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.operation.op = spec.reduce_op;
-  const Request& request = resolution->whole;
+  const Request& request = resolution->call_request;
   const int64_t block_count = request.block_count;
   const int32_t num_channels = call.num_channels = resolution->num_channels;
   const ContiguousCounts contiguous = {spec.input_contiguous_count, spec.output_contiguous_count};

@@ -193,7 +193,7 @@ class Queues {
 };
 
 // The most elements of a short move. Short moves that do not depend on each other run concurrently.
-int64_t ShortMove(int64_t item_bytes) { return std::max<int64_t>(kTogetherBytes / item_bytes, 1); }
+int64_t ShortMove(int64_t item_bytes) { return std::max<int64_t>(kConcurrentBytes / item_bytes, 1); }
 
 // The steps of one channel's plan, with the entry and exit barriers. Of the other ranks' plans, only puts to other
 // nodes and writes to this rank's memory matter. In a group of one node, the order is that of WaitsFirst.

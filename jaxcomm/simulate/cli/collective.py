@@ -52,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     if "waterfall" in drawn and several:
         raise ValueError("--plot waterfall: needs one size and one number of ranks")
     libraries, others = _compared(args)
-    asked = [("", name) for name in (args.algorithm, *others)]
-    asked += [(label, args.algorithm) for label in clusters if label]
+    cases = [("", name) for name in (args.algorithm, *others)]
+    cases += [(label, args.algorithm) for label in clusters if label]
     points: list[plots.Point] = []
     times: dict[str, float] = {}
     last: collectives.Simulated | None = None
     for ranks, size in itertools.product(numbers, args.bytes):
         x, base = _operand(args.op, size, ranks, dtype), None
-        for label, algorithm in asked:
+        for label, algorithm in cases:
             try:
                 last = collectives.collective(
                     args.op,

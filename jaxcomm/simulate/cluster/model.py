@@ -144,7 +144,7 @@ class Cluster:
             sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity, f.latency_s) for f in links
         ]
         result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
-        result.together_bytes = channels * sim.TOGETHER_BYTES  # the kernel runs short moves at once
+        result.concurrent_bytes = channels * sim.CONCURRENT_BYTES  # the kernel runs short moves at once
         return result
 
 

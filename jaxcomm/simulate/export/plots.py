@@ -97,11 +97,11 @@ def _bars(axes: Any, names: Sequence[str], largest_s: float) -> tuple[float, str
     return scale, unit
 
 
-def waterfall(path: str, title: str, base_s: float, alone: Mapping[str, float], together_s: float) -> None:
+def waterfall(path: str, title: str, base_s: float, alone: Mapping[str, float], concurrent_s: float) -> None:
     """The first time, the difference that each change alone makes, and the time with all changes."""
     figure, axes = _axes(1.2 + 0.45 * (len(alone) + 2), title)
     rows = {"as given": (0.0, base_s), **{name: (base_s, time_s) for name, time_s in alone.items()}}
-    rows["all changes"] = (0.0, together_s)
+    rows["all changes"] = (0.0, concurrent_s)
     scale, unit = _bars(axes, list(rows), max(end_s for _, end_s in rows.values()))
     for place, (start_s, end_s) in enumerate(rows.values()):
         colour = "tab:gray" if not start_s else "tab:green" if end_s < start_s else "tab:red"
