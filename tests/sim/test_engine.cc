@@ -343,8 +343,8 @@ TEST_CASE("every byte that leaves a rank arrives at another") {
           CheckClose(algorithm.name, totals[cluster.levels[1].name + " out"], network, 1e-9);
           CheckClose(algorithm.name, totals[cluster.levels[1].name + " in"], network, 1e-9);
           if (cluster.levels.size() == 2) return;
-          CheckClose(algorithm.name, totals[cluster.levels[2].name + " up"],
-                     totals[cluster.levels[2].name + " down"], 1e-9);
+          CheckClose(algorithm.name, totals[cluster.levels[2].name + " up"], totals[cluster.levels[2].name + " down"],
+                     1e-9);
         });
   }
 }
