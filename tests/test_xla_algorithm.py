@@ -28,7 +28,7 @@ OPS = {
     "all_gather": ({"axis": 1}, "all_gather", True),
     "all_to_all": ({"split_axis": 1, "concat_axis": 0, "tiled": True}, "all_to_all", True),
     "ppermute": ({"perm": [(0, 3), (3, 5), (2, 0)]}, "collective_permute", False),
-    "pbroadcast": ({"source": 3}, "all_gather", False),
+    "pbroadcast": ({"source": 3}, "all_reduce", False),
     "barrier": ({}, "all_reduce", True),
 }
 NODES = ("node", "gpu")

@@ -97,7 +97,10 @@ StatusOr<Resolution> ResolveSlicesOnGpus(const CallSpec& spec, const Shapes& sha
     return UnavailableError("algorithm \"direct\" runs inside a node of GPUs, which NVLink connects" +
                             std::string(kPassXla));
   }
-  return ResolveLists(spec, shapes, GpuGeometry(spec.group_size, spec.group_size, false), kDirect, capabilities);
+  const Geometry geometry = GpuGeometry(spec.group_size, spec.group_size, false);
+  StatusOr<Resolution> resolution = ResolveLists(spec, shapes, geometry, kDirect, capabilities);
+  if (resolution.ok() && !named) resolution->reason = "one kernel moves the slices inside a node";
+  return resolution;
 }
 
 StatusOr<Resolution> ResolveRowsOnGpus(const CallSpec& spec, const Shapes& shapes, const Placement& placement,

@@ -56,7 +56,8 @@ StatusOr<Bounds> BoundsOf(const Request& request, double item_bytes, const Clust
   limit(1, rank_bytes_per_s, levels[0].ranks > 1 ? levels[0].name + " in" : levels[1].name + " in");
   for (size_t i = 1; i < levels.size(); ++i) {
     const int64_t group = levels[i - 1].ranks;
-    limit(group, static_cast<double>(group) * levels[1].bytes_per_s / levels[i].taper, levels[i].name + (i > 1 ? " down" : " in"));
+    limit(group, static_cast<double>(group) * levels[1].bytes_per_s / levels[i].taper,
+          levels[i].name + (i > 1 ? " down" : " in"));
   }
   // Data of the farthest rank must arrive, or a signal, at least once.
   const CollectiveTraits& traits = TraitsOf(request.collective);

@@ -18,10 +18,7 @@ WAITS = {
     r"cudaStreamWaitValue|cuStreamWaitValue": {},
     r"cudaLaunchHostFunc": {},
     # Wait for the GPU, so for kernels, which end within their own timeouts.
-    r"\bcudaFree\(": {
-        "runtime/buffer_places.cc": "memory of a call that has ended",
-        "runtime/device_call.cc": "the image of a call that has ended",
-    },
+    r"\bcudaFree\(": {"runtime/retired_memory.cc": "memory of a call that has ended"},
     r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
     # NCCL waits for peers.
     r"CommInitRankConfig\(": {"nccl/nccl_calls.cc": "on a thread of its own"},

@@ -223,8 +223,8 @@ def test_options(rng, case, number):
 
     def body(x):
         f = functools.partial(called, case["calls"], op, axis_name=axes, **arguments, **more)
-        axes = ("gpu",) if partly else tuple(sizes)
-        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], axes)[None]
+        varying = ("gpu",) if partly else tuple(sizes)
+        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], varying)[None]
 
     ranks = P("gpu" if partly else tuple(sizes))
     same = case["operand"] == "same"

@@ -129,7 +129,8 @@ std::vector<std::string> Communicator::Failures() {
   for (Communicator* const communicator : AllCommunicators()) {
     uint64_t time_ns;
     // The lanes of a group share the failures of their bootstrap.
-    const Status failure = communicator->asynchronous_ ? communicator->KernelFailure(&time_ns) : communicator->Failure();
+    const Status failure =
+        communicator->asynchronous_ ? communicator->KernelFailure(&time_ns) : communicator->Failure();
     if (!failure.ok()) failures.push_back(failure.message());
   }
   return failures;

@@ -57,8 +57,8 @@ class Communicator {
                                       const std::vector<uint64_t>& processes, const AllDoneFunction& all_done);
 
   // The communicator of the same ranks for calls that have been started: such a call runs beside one of this
-  // communicator. It has memory, counters and channels of its own, on the same ncclComm_t. Made by the first call, whose
-  // outcome is final. Collective.
+  // communicator. It has memory, counters and channels of its own, on the same ncclComm_t. Made by the first call,
+  // whose outcome is final. Collective.
   StatusOr<Communicator*> AsynchronousLane();
 
   // The failures of all communicators of the process, for people.

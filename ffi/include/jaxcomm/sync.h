@@ -19,8 +19,8 @@ JAXCOMM_DEVICE int64_t Row(const Comm& comm, Channel channel) {
 // Makes later kernels on this GPU end at once, on every communicator of the process: see IsAborted.
 JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_flag, 1); }
 
-// Stops this GPU for the process: nothing that the kernel, or work behind it, has computed can be read any more. Does not
-// return on a GPU. The emulation runs the kernel to its end, and its GPU starts no later work.
+// Stops this GPU for the process: nothing that the kernel, or work behind it, has computed can be read any more. Does
+// not return on a GPU. The emulation runs the kernel to its end, and its GPU starts no later work.
 JAXCOMM_DEVICE void Trap([[maybe_unused]] const Comm& comm) {
 #if defined(__CUDACC__)
   while (LoadAcquire(&comm.report->state) != Report::kComplete) {
@@ -41,7 +41,8 @@ constexpr uint64_t kChannelAborted = 1;
 
 // Stops this GPU for the process (Trap), after a report: results that are not complete must not look right. Until CUDA
 // has stopped all thread blocks, they must not signal for this channel: a peer may still wait for a signal that this
-// rank has not sent, and would take the next one for it. Kernels of other streams do not begin either: see SetAbortFlag.
+// rank has not sent, and would take the next one for it. Kernels of other streams do not begin either: see
+// SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
   StoreRelaxed(StateOf(comm, channel), kChannelAborted);
   SetAbortFlag(comm);
@@ -103,9 +104,9 @@ constexpr int kPollsBetweenClockReads = 64;
 constexpr uint64_t kHostReadIntervalNs = 50'000;
 
 // Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Returns true if
-// Comm::timeout_ns have passed or if the host has set Report::abort, both of which it reports, or if another block of this
-// rank has aborted. The channel has then aborted; on a GPU, the kernel does not run on. One thread of the channel at a time reads the host's words; the others learn of an
-// abort from the channel's state, in the memory of the GPU.
+// Comm::timeout_ns have passed or if the host has set Report::abort, both of which it reports, or if another block of
+// this rank has aborted. The channel has then aborted; on a GPU, the kernel does not run on. One thread of the channel
+// at a time reads the host's words; the others learn of an abort from the channel's state, in the memory of the GPU.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
   uint64_t* const state = StateOf(comm, channel);
