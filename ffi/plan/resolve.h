@@ -1,8 +1,9 @@
 // The one decision about a call: which back end runs it, by which algorithm and protocol, on how many channels, at
 // which predicted cost, and why.
 //
-// Lowering asks once per call site. On GPUs the run asks again with the nodes that NCCL has found. explain() prints the
-// answer, and the simulator times it. No other code asks whether jaxcomm or XLA runs a call.
+// Lowering resolves each call site once. On GPUs, the first execution resolves it again, with the nodes that NCCL has
+// found. explain() prints the Resolution, and the simulator times its plan. No other code decides whether jaxcomm or XLA
+// runs a call.
 #pragma once
 
 #include <cstdint>
