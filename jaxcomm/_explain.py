@@ -292,8 +292,9 @@ def explain(
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
         choices_between = rows.choices * (1 - ranks_per_node / n)
-        # A position per choice. Lists of a combine have weights and the end of each token too. Its plan counts a list
-        # as much as the sums, and both as one rank of the node has them.
+        # dispatch sends a position of 4 bytes per choice. combine sends a position and a weight per choice, and the end
+        # of the list of each token. The plan of combine counts a list as many bytes as the sums, divided by the ranks
+        # of the node.
         numbers, counted = choices_between * 4, choices_between
         if op == "moe.combine":
             numbers, counted = choices_between * 8 + rows.between_nodes * 4, choices_between * 2 / ranks_per_node

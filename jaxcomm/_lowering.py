@@ -342,8 +342,8 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     site = Site(ctx, call, platform)
     if site.group_size == 1:  # nothing was transferred
         return [xs[0]]
-    anyone = {"source_of": [-1] * site.group_size}  # a permutation: what runs it does not depend on the peers
-    if site.resolve(_request.native_name(call.op), anyone, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
+    no_peers = {"source_of": [-1] * site.group_size}  # neither peers nor sizes decide what runs a started call
+    if site.resolve(_request.native_name(call.op), no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
         return [xs[0]]
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
@@ -400,8 +400,8 @@ def custom_call(
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
     if site.platform == "cuda" and (beside or not site.on_one_host):
-        # Not for CUDA graphs: XLA would run an asynchronous call in one after the computations beside it, and calls
-        # between hosts have not run in one.
+        # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them, and
+        # calls between hosts.
         target += "_eager"
 
     def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
