@@ -53,10 +53,8 @@ nb::dict CpuTargets() {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
-      {"jaxcomm_moe_check", &MoeCheckExecute},
-      {"jaxcomm_moe_count", &MoeCountExecute},
-      {"jaxcomm_moe_place", &MoePlaceExecute},
-      {"jaxcomm_moe_slices", &MoeSlicesExecute},
+      {"jaxcomm_moe_check", &MoeCheckExecute}, {"jaxcomm_moe_count", &MoeCountExecute},
+      {"jaxcomm_moe_place", &MoePlaceExecute}, {"jaxcomm_moe_slices", &MoeSlicesExecute},
       {"jaxcomm_done", &DoneExecute},
   };
   for (const auto& [name, handler] : local) {

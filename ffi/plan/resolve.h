@@ -2,8 +2,8 @@
 // which predicted cost, and why.
 //
 // Lowering resolves each call site once. On GPUs, the first execution resolves it again, with the nodes that NCCL has
-// found. explain() prints the Resolution, and the simulator times its plan. No other code decides whether jaxcomm or XLA
-// runs a call.
+// found. explain() prints the Resolution, and the simulator times its plan. No other code decides whether jaxcomm or
+// XLA runs a call.
 #pragma once
 
 #include <cstdint>

@@ -51,8 +51,8 @@ class Places {
   std::vector<int64_t> starts_, sizes_;  // by expert
 };
 
-// Where FillFields writes what jaxcomm.moe.Routing has on a rank: (tokens, per_token) slots and experts, (local experts)
-// sizes and counts, numbers, and the table (num_ranks, num_experts).
+// Where FillFields writes what jaxcomm.moe.Routing has on a rank: (tokens, per_token) slots and experts, (local
+// experts) sizes and counts, numbers, and the table (num_ranks, num_experts).
 struct RoutingFields {
   int32_t* slot = nullptr;
   int32_t* expert = nullptr;
@@ -63,8 +63,8 @@ struct RoutingFields {
   int32_t* table = nullptr;
 };
 
-// The routing of rank `own` with these choices. wanted, kept: counts as in CheckRouting, of all choices and of those that
-// get a row.
+// The routing of rank `own` with these choices. wanted, kept: counts as in CheckRouting, of all choices and of those
+// that get a row.
 void FillFields(const ExpertLayout& layout, const Choices& choices, int32_t own, const int32_t* wanted,
                 const int32_t* kept, const RoutingFields& fields);
 
