@@ -9,7 +9,6 @@ import numpy as np
 import oracle
 import pytest
 from harness import OURS, assert_same, on_ranks, run
-from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_routing import KINDS, ids_of, mesh_of
 
@@ -94,24 +93,6 @@ def test_no_tokens_or_no_choices(line, tokens, choices, per_choice):
             assert home.shape == leaf.shape and not home.any() and home.dtype == own.dtype == leaf.dtype
 
 
-@pytest.mark.usefixtures("both_assignments")
-def test_dropped_choices_are_zero(line, rng):
-    ids = ids_of("uniform", rng, 8, 6, 3, 16)
-    x, weights = rng.integers(1, 9, (8, 6, 4)).astype(np.float32), rng.integers(1, 4, ids.shape).astype(np.float32)
-    options = {"capacity": 9, "on_overflow": "drop"}
-    slot, _, capacity = oracle.route(ids, 16, capacity=9, drop=True)
-    rows = oracle.dispatch(x, ids, slot, capacity, 16)
-
-    def body(ids, x, w):
-        f = lambda x, w: jnp.sum(through(ids, x, w, experts=16, **options)[1])  # noqa: E731
-        return through(ids, x, w, experts=16, **options), jax.grad(f, (0, 1))(x, w)
-
-    got, (dx, dw) = run(body, line, ids, x, weights)
-    assert_same(got, (rows, oracle.combine(rows, ids, slot, 16, weights)))
-    assert_same(dw, np.where(slot >= 0, x.sum(2)[:, :, None], 0).astype(np.float32))
-    assert_same(dx, np.repeat(np.where(slot >= 0, weights, 0).sum(2)[:, :, None], 4, 2).astype(np.float32))
-
-
 def test_padding_stays_zero_next_to_nan(line, rng):
     ids = ids_of("holes", rng, 8, 5, 2, 16)
     x = np.full((8, 5, 3), np.nan, np.float32)
@@ -158,80 +139,6 @@ def test_order_of_sums_of_complex_rows(mesh, rng, algorithm):
         return moe.combine(moe.dispatch(x, r), r, algorithm=algorithm)
 
     assert_same(run(body, mesh, ids, x), two, bits=True)
-
-
-def experts_alone(ids, x, weights, matrices):
-    """The layer on one device: every expert on every token, and a one-hot choice. (n, T, ...)"""
-    each = jnp.tanh(jnp.einsum("ntd,edf->ntef", x, matrices, precision="highest"))
-    chosen = jax.nn.one_hot(ids, matrices.shape[0], dtype=x.dtype)  # -1 is no choice
-    return jnp.einsum("ntke,ntk,ntef->ntf", chosen, weights, each, precision="highest")
-
-
-def layer(ids, x, weights, own, *, experts, slots=None):
-    """`own`: the matrices of the experts of this rank."""
-    r = moe.route(ids, "gpu", num_experts=experts, slots=slots)
-    rows = moe.dispatch(x, r)
-    if slots:
-        y = jnp.einsum("msd,mdf->msf", rows.reshape(len(own), slots, -1), own, precision="highest")
-        y = y.reshape(len(rows), -1)
-    else:
-        y = lax.ragged_dot(rows, own, r.group_sizes, precision="highest")
-    return moe.combine(jnp.tanh(y), r, weights)
-
-
-@pytest.mark.parametrize("slots", [None, 40])
-def test_gradients_of_a_layer(line, rng, slots):
-    """Reverse and forward mode, first and second order; expert 3 has no token."""
-    experts, d, f = 16, 3, 2
-    ids = ids_of("holes", rng, 8, 4, 2, experts)
-    ids[ids == 3] = 4
-    x, dx = (rng.standard_normal((8, 4, d)).astype(np.float32) for _ in range(2))
-    weights = rng.standard_normal(ids.shape).astype(np.float32)
-    matrices = rng.standard_normal((experts, d, f)).astype(np.float32)
-
-    def rank(ids, x, w, m, dx):
-        f = functools.partial(layer, ids, experts=experts, slots=slots)
-        loss = lambda x, w, m: jnp.sum(f(x, w, m) ** 2)  # noqa: E731
-        first = jax.grad(loss, (0, 1, 2))(x, w, m)
-        second = jax.jvp(lambda x: jax.grad(loss, (0, 1, 2))(x, w, m), (x,), (dx,))[1]
-        return f(x, w, m), first, second
-
-    def alone(x, w, m):
-        return jnp.sum(experts_alone(ids, x, w, m) ** 2)
-
-    got = run(rank, line, ids, x, weights, matrices.reshape(8, 2, d, f), dx)
-    arguments = tuple(map(jnp.array, (x, weights, matrices)))
-    with jax.numpy_rank_promotion("allow"):
-        first = jax.grad(alone, (0, 1, 2))(*arguments)
-        second = jax.jvp(lambda x: jax.grad(alone, (0, 1, 2))(x, *arguments[1:]), arguments[:1], (jnp.array(dx),))[1]
-        want = experts_alone(ids, *arguments), first, second
-    want = jax.tree.map(lambda a, b: np.asarray(b).reshape(a.shape), got, want)
-    assert_same(got, want, rtol=2e-5)
-    assert not got[1][2].reshape(matrices.shape)[3].any()  # the expert without tokens
-
-
-def test_combine_is_the_transpose_of_dispatch(line, rng):
-    """<dispatch(x), r> = <x, combine(r)> on integers, and bilinear in rows and weights, per choice too."""
-    ids = ids_of("holes", rng, 8, 5, 3, 16)
-    capacity = oracle.route(ids, 16)[2]
-    x, each = (rng.integers(-9, 9, s).astype(np.float32) for s in ((8, 5, 4), (8, 5, 3, 4)))
-    rows, w = (rng.integers(-9, 9, s).astype(np.float32) for s in ((8, capacity, 4), (8, 5, 3)))
-
-    def body(ids, x, each, rows, w):
-        r = moe.route(ids, "gpu", num_experts=16)
-        send = lambda x: moe.dispatch(x, r)  # noqa: E731
-        send_each = lambda x: moe.dispatch(x, r, per_choice=True)  # noqa: E731
-        add = lambda rows, w: moe.combine(rows, r, w)  # noqa: E731
-        return {
-            "dispatch": (jax.vjp(send, x)[1](rows)[0], moe.combine(rows, r)),
-            "per choice": (jax.vjp(send_each, each)[1](rows)[0], moe.combine(rows, r, per_choice=True)),
-            "twice": (jax.vjp(lambda ct: jax.vjp(send, x)[1](ct)[0], rows)[1](x)[0], send(x)),
-            "weights": (jax.jvp(lambda w: add(rows, w), (w,), (2 * w,))[1], 2 * add(rows, w)),
-            "rows": (jax.vjp(lambda z: add(z, w), rows)[1](x)[0], send_each(x[:, None] * w[:, :, None])),
-        }
-
-    for name, (got, want) in run(body, line, ids, x, each, rows, w).items():
-        assert_same({name: got}, {name: want})
 
 
 def test_gradients_of_weights_are_added_in_f32(line, rng):
@@ -329,27 +236,6 @@ def test_jacobians(line, rng):
         rows, sums = run(push, line, ids, x, weights, np.stack([basis[i]] * 8))
         at = (..., *np.unravel_index(i, (2, 2)))
         assert_same((forward[0][at], forward[1][at], forward[2][at]), (rows, rows, sums), rtol=1e-6)
-
-
-def test_routing_is_plain_data(line, rng):
-    """Through jit, scan, cond, checkpoint with a policy, and donation; several payloads with one routing."""
-    ids = ids_of("holes", rng, 8, 4, 2, 8)
-    x = rng.integers(-9, 9, (8, 4, 3)).astype(np.float32)
-
-    def body(ids, x):
-        r = jax.jit(lambda i: moe.route(i, "gpu", num_experts=8))(ids)
-
-        @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
-        def step(x, _):
-            y = moe.combine(moe.dispatch(2 * x, r), r)
-            return lax.cond(r.demand >= 0, lambda y: y, lambda y: 0 * y, y), None
-
-        twice = lambda x: lax.scan(step, x, None, length=2)[0]  # noqa: E731
-        return twice(x), jax.grad(lambda x: jnp.sum(twice(x)))(x)
-
-    got = run(body, line, ids, x)
-    times = (2 * (ids >= 0).sum(2, keepdims=True)).astype(np.float32) ** 2
-    assert_same(got, (times * x, np.broadcast_to(times, x.shape)))
 
 
 @pytest.mark.parametrize(("field", "dtype"), [("table", jnp.float32), ("slot", jnp.int8)])

@@ -4,8 +4,6 @@ A layer is dispatch, a factor of each row, and combine. It is linear in the payl
 has the places of the rows.
 """
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +46,9 @@ def allowed(case):
         or (case["send"] == "one_shot" and case["overflow"] == "drop")
         or (case["algorithm"] == "hierarchical" and len(case["axes"]) == 1)
         or (case["batch"] in ("weights", "both") and case["sums"] != "weighted")
-        or (not (case["tokens"] and case["choices"]) and case["mesh"] == "explicit")  # XLA loses the sharding of empty arrays
+        or (
+            not (case["tokens"] and case["choices"]) and case["mesh"] == "explicit"
+        )  # XLA loses the sharding of empty arrays
     )
 
 
@@ -113,7 +113,9 @@ def test_options(rng, case, number):
     size = B if batch in ("x", "weights", "both") else 1
     lead = (8, size, case["tokens"], *[num_choices] * (case["sent"] == "choices"), D)
     (x, x64), (dx, dx64) = (pairwise.elements(rng, lead, dtype) for _ in range(2))
-    (w, w64), (dw, dw64) = (pairwise.elements(rng, (8, size, case["tokens"], num_choices), case["weights"]) for _ in range(2))
+    (w, w64), (dw, dw64) = (
+        pairwise.elements(rng, (8, size, case["tokens"], num_choices), case["weights"]) for _ in range(2)
+    )
 
     def body(ids, scale, x, w, dx, dw, cts):
         def call(x, w):

@@ -223,8 +223,7 @@ def test_options(rng, case, number):
 
     def body(x):
         f = functools.partial(called, case["calls"], op, axis_name=axes, **arguments, **more)
-        axes = ("gpu",) if partly else tuple(sizes)
-        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], axes)[None]
+        return pairwise.within(case["within"], functools.partial(batched, kind, f), x[0], tuple(sizes))[None]
 
     ranks = P("gpu" if partly else tuple(sizes))
     same = case["operand"] == "same"
