@@ -14,18 +14,18 @@ from jaxcomm import _config, _lowering
 
 ROOT = pathlib.Path(__file__).parents[1]
 GROUPS = [[0, 2], [3, 1]]
-# Arguments of each op on a block of (8, 8) in groups of 8, what XLA calls it, and whether it takes groups.
+# Arguments of each op on a block of (8, 8) in groups of 8, and what XLA calls it; a broadcast is a sum of bits.
 OPS = {
-    "psum": ({}, "all_reduce", True),
-    "pmean": ({}, "all_reduce", True),
-    "pmax": ({}, "all_reduce", True),
-    "pmin": ({}, "all_reduce", True),
-    "psum_scatter": ({"scatter_dimension": 1, "tiled": True}, "reduce_scatter", True),
-    "all_gather": ({"axis": 1}, "all_gather", True),
-    "all_to_all": ({"split_axis": 1, "concat_axis": 0, "tiled": True}, "all_to_all", True),
-    "ppermute": ({"perm": [(0, 3), (3, 5), (2, 0)]}, "collective_permute", False),
-    "pbroadcast": ({"source": 3}, "all_gather", False),
-    "barrier": ({}, "all_reduce", True),
+    "psum": ({}, "all_reduce"),
+    "pmean": ({}, "all_reduce"),
+    "pmax": ({}, "all_reduce"),
+    "pmin": ({}, "all_reduce"),
+    "psum_scatter": ({"scatter_dimension": 1, "tiled": True}, "reduce_scatter"),
+    "all_gather": ({"axis": 1}, "all_gather"),
+    "all_to_all": ({"split_axis": 1, "concat_axis": 0, "tiled": True}, "all_to_all"),
+    "ppermute": ({"perm": [(0, 3), (3, 5), (2, 0)]}, "collective_permute"),
+    "pbroadcast": ({"source": 3}, "all_reduce"),
+    "barrier": ({}, "all_reduce"),
 }
 NODES = ("node", "gpu")
 

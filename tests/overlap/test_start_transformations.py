@@ -54,6 +54,16 @@ def test_transposed_transfer_is_asynchronous_too(mesh):
     ]  # fmt: skip
 
 
+def test_the_operand_of_a_tangent_is_kept_until_its_done(mesh):
+    """As that of the call itself: XLA:CPU must not reuse its memory before."""
+    x = np.zeros((8, *BLOCK), np.float32)
+
+    def tangent(x):
+        return jax.jvp(lambda x: call(STARTED, "all_gather", x), (x,), (x + 1,))
+
+    assert sorted(calls(tangent, mesh, x)) == [("all_gather", 2, True)] * 2 + [("done", 2, False)] * 2
+
+
 def test_linear_transpose_with_values_to_wait_for(mesh):
     x = np.zeros((8, *BLOCK), np.float32)
 

@@ -1,6 +1,5 @@
 """Selection: by name, by lowest cost, and the reasons why an algorithm cannot be used."""
 
-
 import pytest
 
 from jaxcomm._core import plan
@@ -138,4 +137,3 @@ def test_ll_two_shot_suits_longer_blocks():
     machine.ll_two_shot = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
     assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
-
