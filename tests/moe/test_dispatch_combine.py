@@ -125,9 +125,10 @@ def test_order_of_sums(mesh, rng, reduce):
             assert_same(run(body, other, ids, x, weights), got, bits=True)
 
 
+@pytest.mark.parametrize("reduce", ["node", "home"])
 @pytest.mark.parametrize("algorithm", ["direct", None])
-def test_order_of_sums_of_complex_rows(mesh, rng, algorithm):
-    """Node by node, as floats are added."""
+def test_order_of_sums_of_complex_rows(mesh, rng, algorithm, reduce):
+    """As floats are added."""
     ids, experts = ids_of("holes", rng, 8, 16, 6, 16), 16
     x = (rng.standard_normal((8, 16, 8)) + 1j * rng.standard_normal((8, 16, 8))).astype(np.complex64)
     slot, _, capacity = oracle.route(ids, experts)
@@ -136,10 +137,10 @@ def test_order_of_sums_of_complex_rows(mesh, rng, algorithm):
     assert (one != two).any()
 
     def body(ids, x):
-        r = moe.route(ids, ("node", "gpu"), num_experts=experts)
+        r = moe.route(ids, ("node", "gpu"), num_experts=experts, reduce=reduce)
         return moe.combine(moe.dispatch(x, r), r, algorithm=algorithm)
 
-    assert_same(run(body, mesh, ids, x), two, bits=True)
+    assert_same(run(body, mesh, ids, x), two if reduce == "node" else one, bits=True)
 
 
 def experts_alone(ids, x, weights, matrices):
@@ -205,6 +206,19 @@ def test_gradients_of_weights_are_added_in_f32(line, rng):
     want = np.einsum("rtw,rtw->rt", x.astype(np.float64), ct.astype(np.float64))[:, :, None]
     error = np.linalg.norm(got - want) / np.linalg.norm(np.broadcast_to(want, got.shape))
     assert got.dtype == np.float32 and error < 1e-6
+
+
+def test_gradients_of_rows_round_once(line, rng):
+    """The product of a cotangent in bfloat16 and a weight in float32."""
+    ids = ids_of("uniform", rng, 8, 16, 1, 16)
+    x, ct = (rng.standard_normal((8, 16, 4)).astype(jnp.bfloat16) for _ in range(2))
+    weights = rng.standard_normal(ids.shape).astype(np.float32)
+
+    def body(ids, x, w, ct):
+        return jax.vjp(lambda x: through(ids, x, w, experts=16)[1], x)[1](ct)[0]
+
+    want = (ct.astype(np.float32) * weights).astype(jnp.bfloat16)
+    assert_same(run(body, line, ids, x, weights, ct), want, bits=True)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])

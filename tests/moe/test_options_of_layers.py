@@ -1,7 +1,7 @@
 """Every two options of dispatch, combine and route_and_dispatch together: values, jvp and vjp against NumPy in float64.
 
-A layer is dispatch, a factor of each row, and combine. It is linear in the payload and in the weights. tests/moe/oracle.py
-has the places of the rows.
+A layer is dispatch, a factor of each row, and combine. It is linear in the payload and in the weights.
+tests/moe/oracle.py has the places of the rows.
 """
 
 import jax

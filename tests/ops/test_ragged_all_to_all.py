@@ -1,4 +1,4 @@
-"""ragged_all_to_all: values, derivatives, batches and errors, with offsets and sizes that are known at run time only."""
+"""ragged_all_to_all: values, derivatives, batches and errors, with offsets and sizes known at run time only."""
 
 import re
 
