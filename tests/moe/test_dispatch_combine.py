@@ -128,19 +128,21 @@ def test_order_of_sums(mesh, rng, reduce):
 @pytest.mark.parametrize("reduce", ["node", "home"])
 @pytest.mark.parametrize("algorithm", ["direct", None])
 def test_order_of_sums_of_complex_rows(mesh, rng, algorithm, reduce):
-    """As floats are added."""
+    """As floats are added, with weights and without."""
     ids, experts = ids_of("holes", rng, 8, 16, 6, 16), 16
     x = (rng.standard_normal((8, 16, 8)) + 1j * rng.standard_normal((8, 16, 8))).astype(np.complex64)
     slot, _, capacity = oracle.route(ids, experts)
     rows = oracle.dispatch(x, ids, slot, capacity, experts)
-    one, two = (oracle.combine(rows, ids, slot, experts, nodes=nodes) for nodes in (1, 2))
-    assert (one != two).any()
+    weights = rng.integers(-8, 9, ids.shape).astype(np.float32)  # products are exact
 
-    def body(ids, x):
+    def body(ids, x, w):
         r = moe.route(ids, ("node", "gpu"), num_experts=experts, reduce=reduce)
-        return moe.combine(moe.dispatch(x, r), r, algorithm=algorithm)
+        return [moe.combine(moe.dispatch(x, r), r, factors, algorithm=algorithm) for factors in (None, w)]
 
-    assert_same(run(body, mesh, ids, x), two if reduce == "node" else one, bits=True)
+    for factors, got in zip((None, weights), run(body, mesh, ids, x, weights), strict=True):
+        one, two = (oracle.combine(rows, ids, slot, experts, factors, nodes=nodes) for nodes in (1, 2))
+        assert (one != two).any()
+        assert_same(got, two if reduce == "node" else one, bits=True)
 
 
 def experts_alone(ids, x, weights, matrices):
