@@ -121,8 +121,7 @@ def _exchange(size, shape, cluster, axis="data"):
     """The result for a step that is one all_to_all."""
     mesh = AbstractMesh(shape, ("data", "model"))
     f = _sharded(lambda x: jaxcomm.all_to_all(x, axis, 0, 0, tiled=True, algorithm="direct"), (P(),), mesh=mesh)
-    (row,) = step(f, [_struct(size)], mesh=mesh, cluster=cluster).collectives
-    return row
+    return step(f, [_struct(size)], mesh=mesh, cluster=cluster).collectives[0]
 
 
 def test_strided_groups_use_one_adapter_each():
@@ -274,11 +273,7 @@ def test_slices_are_read_in_part():
 
 
 def test_memory_is_that_of_the_values_that_are_alive():
-    """Bytes of float32, by hand.
-
-    The product y exists beside x and w, then its sum beside y. A loop keeps the products of its 5 iterations. The
-    reshaped z shares the memory of z.
-    """
+    """By hand: y exists beside x and w, then its sum. A loop keeps results, carry and what its body needs."""
     x, w = _struct(128, 64), _struct(64, 256)
 
     def product(x, w):
@@ -295,6 +290,12 @@ def test_memory_is_that_of_the_values_that_are_alive():
 
     h = _struct(64, 64)
     assert _run(kept, h, h, ins=(P(), P())).memory_bytes == 2 * 5 * 4 * 64 * 64  # ys and its sum
+
+    def scanned(x):
+        last, _ = jax.lax.scan(lambda c, _: (2 * c, jnp.sum(jnp.concatenate([c, c]))), x, length=4)
+        return jaxcomm.psum(last, "model")
+
+    assert _run(scanned, h, ins=(P(),)).memory_bytes == pytest.approx(5 * 4 * 64 * 64, rel=0.01)
     views = _run(lambda z: jaxcomm.psum(z.reshape(-1), "model"), h, ins=(P(),))
     assert views.memory_bytes == 2 * 4 * 64 * 64
 
