@@ -306,6 +306,8 @@ def test_a_run_leaves_json_and_tables(tmp_path, capsys, monkeypatch):
 def test_the_summary_names_the_worst_ratios():
     text = report.summary([record(time_us=50.0), record(op="pmax", size_bytes=65536, time_us=10.0)])
     assert "chain psum         lax/ours   2.00 at 1 KiB" in text
+    text = report.summary([record(ranks=ranks, time_us=us) for ranks, us in ((4, 50.0), (8, 25.0))])
+    assert re.findall(r"lax/ours +(\S+)", text) == ["2.00", "4.00"]
 
 
 # Command line.

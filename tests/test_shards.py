@@ -14,7 +14,3 @@ def test_the_first_part_has_an_eighth_of_the_tests_of_another(parts):
     assert sorted(sizes) == list(range(1, parts + 1))
     expected = [len(NAMES) / (8 * parts - 7) * (1 if part == 1 else 8) for part in sorted(sizes)]
     assert [sizes[part] for part in sorted(sizes)] == pytest.approx(expected, rel=0.2)
-
-
-def test_machine_code_is_tested_in_the_first_part():
-    assert {shards.part(name, True, 4) for name in NAMES} == {1}

@@ -108,12 +108,6 @@ def test_sizes_that_no_rank_divides(mesh, rng, shape):
         np.testing.assert_array_equal(y, np.broadcast_to(want, x.shape))
 
 
-def test_started_calls(mesh):
-    x = np.arange(8.0, dtype=np.float32)
-    got = run(lambda x: OURS.psum_start(x, AXES, algorithm=NAME).done(), mesh, x)
-    np.testing.assert_array_equal(got, np.full(8, 28))
-
-
 def lowered(op, mesh, axes, platform="cpu", elements=72, **more):
     """The program of one call on a block of (24, 3), or with another number of columns."""
     f = on_ranks(lambda x: getattr(OURS, op)(x, axes, algorithm=NAME, **OPS[op][0], **more), mesh, check_vma=False)

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
@@ -325,21 +326,47 @@ void RunAction(HandOver at) {
   if (at == point && action) std::exchange(action, nullptr)();
 }
 
-// The other process does not take part, so the call never ends by itself.
-TEST_CASE("a run that fails at any hand-over point ends the call at once with the error") {
-  for (const HandOver at : {HandOver::kMatched, HandOver::kEntered, HandOver::kAddToProgress}) {
-    for (const int64_t asynchronous : {0, 1}) {
-      InTwoProcesses([=](int32_t p, const std::function<void()>&) {
-        Rendezvous::SetLimits({2, 60});
-        const auto site = PairSite(Collective::kAllReduce, asynchronous);
-        if (p == 1) return;
-        point = at;
-        action = [] { RunFailures::Get().Fail(100, InvalidArgumentError("had enough")); };
-        hand_over_hook = RunAction;
-        Part part(1);
-        part.Arrive(*site, 100, 0);
-        CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{"had enough"});
-      });
+// Two orders of each pair: one thread is at a hand-over point of a call of run 100 when another one does all of its
+// work. The other process does not take part, so the call ends with the failure of its run only.
+TEST_CASE("a call ends with the error of its run, whatever comes between two of its steps") {
+  const auto fail = [](int64_t run_id, const char* why) { RunFailures::Get().Fail(run_id, InvalidArgumentError(why)); };
+  const auto failed = [](Part& part, const char* why) {
+    return part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{why};
+  };
+  enum class Other { kFailure, kTwoFailures, kFailureOfAnotherRun, kNextRun };
+  for (const HandOver at : {HandOver::kMatched, HandOver::kEntered, HandOver::kAddToProgress, HandOver::kCallsFailed}) {
+    for (const Other other : {Other::kFailure, Other::kTwoFailures, Other::kFailureOfAnotherRun, Other::kNextRun}) {
+      for (const int64_t asynchronous : {0, 1}) {
+        InTwoProcesses([=](int32_t p, const std::function<void()>&) {
+          Rendezvous::SetLimits({20, 60});
+          const auto site = PairSite(Collective::kAllReduce, asynchronous);
+          if (p == 1) return;
+          Part part(1), next(1);
+          std::promise<void> done;
+          point = at;
+          action = [&] {
+            if (other == Other::kNextRun)
+              next.Arrive(*site, 101, 0);
+            else
+              fail(other == Other::kFailureOfAnotherRun ? 99 : 100, "had enough");
+            if (other == Other::kTwoFailures) fail(100, "the second error is none");
+            done.set_value();
+          };
+          hand_over_hook = RunAction;
+          part.Arrive(*site, 100, 0);
+          if (at == HandOver::kCallsFailed) fail(100, "had enough");
+          CHECK(done.get_future().wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+          if (other == Other::kFailureOfAnotherRun) fail(100, "had enough");
+          if (other == Other::kNextRun) {
+            CHECK(next.counter.count() == 0);
+            fail(100, "had enough");
+            CHECK(failed(part, "had enough") && next.counter.count() == 0);
+            fail(101, "the end");
+            CHECK(failed(next, "the end"));
+          }
+          CHECK(failed(part, "had enough"));
+        });
+      }
     }
   }
 }
@@ -356,6 +383,19 @@ TEST_CASE("a device that arrives while its run fails gets the error") {
     RunFailures::Get().Fail(100, InvalidArgumentError("had enough"));
     for (Part& part : parts) {
       CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{"had enough"});
+    }
+  });
+}
+
+TEST_CASE("a device that arrives in one of several failed runs gets the error of its run") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    if (p == 1) return;
+    const auto site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
+    for (int64_t run = 100; run < 104; ++run) RunFailures::Get().Fail(run, InvalidArgumentError(std::to_string(run)));
+    for (int64_t run = 100; run < 104; ++run) {
+      Part part(1);
+      part.Arrive(*site, run, 0);
+      CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{std::to_string(run)});
     }
   });
 }

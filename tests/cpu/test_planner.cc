@@ -49,13 +49,6 @@ Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
   return run;
 }
 
-std::vector<std::vector<int32_t>> CallWell(const CallSpec& spec, int64_t output_count) {
-  const Run run = Call(spec, output_count);
-  for (const std::string& error : run.errors) std::fprintf(stderr, "%s\n", error.c_str());
-  CHECK(run.errors.empty());
-  return run.out;
-}
-
 CallSpec SpecOf(Collective collective) { return Spec(collective, kRanks, kRanks, "op"); }
 
 bool Same(const Plan& a, const Plan& b) {
@@ -120,38 +113,6 @@ TEST_CASE("a request is fragmented if the operand or the result is") {
   }
 }
 
-TEST_CASE("columns of all ranks side by side") {
-  CallSpec spec = SpecOf(Collective::kAllGather);
-  spec.output_contiguous_count = kColumns;  // the output has rows of kRanks * kColumns
-  const auto out = CallWell(spec, kRanks * kRows * kColumns);
-  for (int64_t r = 0; r < kRanks; ++r) {
-    for (int64_t i = 0; i < kRows; ++i) {
-      for (int64_t j = 0; j < kRanks * kColumns; ++j) {
-        CHECK(out[r][i * kRanks * kColumns + j] == Value(j / kColumns, i, j % kColumns));
-      }
-    }
-  }
-}
-
-TEST_CASE("sums, maxima and minima of each rank's columns") {
-  constexpr int64_t kOwn = kColumns / kRanks;
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-    CallSpec spec = SpecOf(Collective::kReduceScatter);
-    spec.reduce_op = op;
-    spec.input_contiguous_count = kOwn;
-    const auto out = CallWell(spec, kRows * kOwn);
-    for (int64_t r = 0; r < kRanks; ++r) {
-      for (int64_t i = 0; i < kRows; ++i) {
-        for (int64_t j = 0; j < kOwn; ++j) {
-          const int32_t first = Value(0, i, r * kOwn + j), last = Value(kRanks - 1, i, r * kOwn + j);
-          const int32_t sum = static_cast<int32_t>(kRanks) * (first + last) / 2;  // an arithmetic series
-          CHECK(out[r][i * kOwn + j] == (op == ReduceOp::kSum ? sum : op == ReduceOp::kMax ? last : first));
-        }
-      }
-    }
-  }
-}
-
 // One thread runs all ranks in turns. Each rank has its own scratch.
 TEST_CASE("sums by every algorithm that one process supports") {
   for (const int64_t ranks_per_node : {4, 2}) {
@@ -172,46 +133,6 @@ TEST_CASE("sums by every algorithm that one process supports") {
       }
     }
     CHECK(num_algorithms >= 4);
-  }
-}
-
-TEST_CASE("columns become rows") {
-  constexpr int64_t kOwn = kColumns / kRanks;
-  CallSpec spec = SpecOf(Collective::kAllToAll);
-  spec.input_contiguous_count = kOwn;  // split along columns, joined along rows
-  auto out = CallWell(spec, kRows * kColumns);
-  for (int64_t r = 0; r < kRanks; ++r) {
-    for (int64_t i = 0; i < kRanks * kRows; ++i) {
-      for (int64_t j = 0; j < kOwn; ++j) {
-        CHECK(out[r][i * kOwn + j] == Value(i / kRows, i % kRows, r * kOwn + j));
-      }
-    }
-  }
-  constexpr int64_t kPart = 3;  // rows of two: split along rows of a matrix of (4 * 3) x 4, joined along columns
-  spec.input_contiguous_count = 0;
-  spec.output_contiguous_count = 4;
-  out = CallWell(spec, kRows * kColumns);
-  for (int64_t r = 0; r < kRanks; ++r) {
-    for (int64_t i = 0; i < kPart; ++i) {
-      for (int64_t j = 0; j < kRanks * 4; ++j) {
-        const int64_t from = r * kPart * 4 + i * 4 + j % 4;  // in rank j / 4's input
-        CHECK(out[r][i * kRanks * 4 + j] == Value(j / 4, from / kColumns, from % kColumns));
-      }
-    }
-  }
-}
-
-TEST_CASE("broadcast and permute of rows") {
-  CallSpec spec = SpecOf(Collective::kBroadcast);
-  spec.root = 2;
-  auto out = CallWell(spec, kRows * kColumns);
-  for (int64_t r = 0; r < kRanks; ++r) CHECK(out[r][kColumns + 3] == Value(2, 1, 3));
-  spec = SpecOf(Collective::kPermute);
-  spec.source_of = {3, -1, 0, 1};
-  out = CallWell(spec, kRows * kColumns);
-  for (int64_t r = 0; r < kRanks; ++r) {
-    const int32_t expected = spec.source_of[r] < 0 ? 0 : Value(spec.source_of[r], 1, 3);
-    CHECK(out[r][kColumns + 3] == expected);
   }
 }
 

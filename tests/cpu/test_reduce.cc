@@ -1,6 +1,5 @@
 // Reductions against a slow oracle; every 8- and 16-bit float pattern through decode and encode.
 #include <cmath>
-#include <complex>
 #include <cstring>
 #include <random>
 #include <type_traits>
@@ -48,43 +47,6 @@ T Sum(T a, T b) {
     return a + b;
   } else {
     return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  }
-}
-
-template <typename T>
-void CheckComplex(DType dtype) {
-  using Number = std::complex<T>;
-  for (const int num_sources : {1, 3, 6, 9}) {
-    std::vector<std::vector<Number>> sources;
-    std::vector<const void*> pointers;
-    std::vector<Number> sum(11), out(11);
-    for (int s = 0; s < num_sources; ++s) {
-      sources.emplace_back();
-      for (int i = 0; i < 11; ++i) sources[s].push_back({static_cast<T>(i - s), static_cast<T>(100 * s + i)});
-      for (int i = 0; i < 11; ++i) sum[i] += sources[s][i];
-    }
-    for (const auto& source : sources) pointers.push_back(source.data());
-    FindReduce(dtype, ReduceOp::kSum)(out.data(), pointers.data(), num_sources, 11);
-    CHECK(out == sum);
-  }
-}
-
-TEST_CASE("sums of complex numbers") {
-  CheckComplex<float>(DType::kC64);
-  CheckComplex<double>(DType::kC128);
-}
-
-// As in lax.psum, a sum is `any`. A maximum is `any`, a minimum is `all`.
-TEST_CASE("sums, maxima and minima of bools") {
-  for (int bits = 0; bits < 8; ++bits) {
-    const uint8_t values[3] = {static_cast<uint8_t>(bits & 1), static_cast<uint8_t>(bits >> 1 & 1),
-                               static_cast<uint8_t>(bits >> 2)};
-    const void* pointers[] = {&values[0], &values[1], &values[2]};
-    uint8_t sum, largest, smallest;
-    FindReduce(DType::kBool, ReduceOp::kSum)(&sum, pointers, 3, 1);
-    FindReduce(DType::kBool, ReduceOp::kMax)(&largest, pointers, 3, 1);
-    FindReduce(DType::kBool, ReduceOp::kMin)(&smallest, pointers, 3, 1);
-    CHECK(sum == (bits != 0) && largest == (bits != 0) && smallest == (bits == 7));
   }
 }
 

@@ -89,7 +89,7 @@ def test_options(rng, case, number):
     kind = AxisType.Explicit if case["mesh"] == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((2, 2), tuple(SIZES), axis_types=(kind,) * 2, devices=jax.devices()[:4])
     n = 2 ** len(case["axes"])
-    pairs = [[3, 0], [1, 2]] if case["groups"] == "pairs" else None
+    pairs = [[3, 0], [2, 1]] if case["groups"] == "pairs" else None
     groups = groups_of(case["axes"], pairs)
     n = len(groups[0])
     m = case["rows"] * (1 if gathers else n) * 2

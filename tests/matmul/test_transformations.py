@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from harness import assert_same, on_ranks, run, value
+from harness import assert_same, run, value
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from products import (
@@ -19,8 +19,6 @@ from products import (
     square_loss,
     transfers,
 )
-
-import jaxcomm
 
 N, M, K, F = 3, 2, 6, 3
 NAMES = ("unfused", *CHUNKED)
@@ -75,22 +73,6 @@ def test_gradients_are_those_of_one_device(rng, check_vma):
         assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
 
 
-def test_weights_shared_over_another_axis(mesh, rng):
-    """Replicas along "node": shard_map sums the gradient of the weights over it."""
-    x, w, v = normal(rng, 16, K), normal(rng, K, 4 * F), normal(rng, 4 * F, K)
-
-    def body(x, w, v):
-        hidden = jnp.tanh(jaxcomm.all_gather_matmul(x, w, "gpu", algorithm="ring"))
-        y = jaxcomm.matmul_psum_scatter(hidden, v, "gpu", algorithm="direct")
-        return lax.psum(jnp.sum(jnp.sin(y)), ("node", "gpu"))
-
-    specs = (P(("node", "gpu")), P(None, "gpu"), P("gpu"))
-    loss = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
-    got = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, w, v)
-    want = jax.value_and_grad(lambda x, w, v: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v)), (0, 1, 2))(x, w, v)
-    assert_same(value(got), jax.tree.map(np.asarray, want), rtol=2e-5)
-
-
 def test_gradients_of_several_weights(rng):
     """Results without cotangent, weights of several sizes, one of them used twice."""
 
@@ -102,32 +84,6 @@ def test_gradients_of_several_weights(rng):
         return jax.grad(loss, (0, 1, 2))(x, w, u), jax.grad(loss, 1)(x, w, u)
 
     against_lax(program, rng, "ring")
-
-
-def test_element_types_of_gradients(rng):
-    """The cotangent has the type of the result. Gradients have the types of the operands."""
-    x, w, y, u = operands(rng)
-
-    def body(*xs):
-        def grads(f, *xs):
-            return jax.grad(square_loss(f), (0, 1))(*(a.astype(jnp.bfloat16) for a in xs))
-
-        wide = {"preferred_element_type": jnp.float32}
-        sides = [pair("direct"), pair("ring", **wide)]
-        return [(*grads(gather, *xs[:2]), *grads(scatter, *xs[2:])) for gather, scatter in sides]
-
-    with jax.numpy_dtype_promotion("strict"):
-        got = run(body, line_of(N), x, w, y, u)
-    rounded = [np.float32(a.astype(jnp.bfloat16)) for a in (x, w, y, u)]
-
-    def reference(x, w, y, u):
-        return [*jax.grad(square_loss(lax_gathers), (0, 1))(x, w), *jax.grad(square_loss(lax_scatters), (0, 1))(y, u)]
-
-    want = run(reference, line_of(N), *rounded)
-    for result in got:
-        for a, b in zip(result, want, strict=True):
-            assert a.dtype == jnp.bfloat16
-            np.testing.assert_allclose(np.float32(a), b, rtol=0.1, atol=0.1)
 
 
 def test_higher_and_forward_derivatives(rng):
@@ -199,20 +155,6 @@ def test_vmap(rng, order):
     against_lax(program, rng, "ring", rtol=1e-4)
 
 
-@pytest.mark.parametrize("which", [0, 1, (0, 1)])
-def test_jacobians(rng, which):
-    """A batch of cotangents: the transpose of a scatter multiplies it as rows, and sums over its rows."""
-
-    def program(gather, scatter, x, w, y, u):
-        return [
-            jacobian(f, which)(*xs)
-            for jacobian in (jax.jacrev, jax.jacfwd)
-            for f, xs in ((gather, (x, w)), (scatter, (y, u)))
-        ]
-
-    against_lax(program, rng, "unfused", "ring")
-
-
 def test_vmap_over_an_axis_of_the_group(rng):
     """The axis is one of vmap: no rank is a device."""
     x, w, y, u = operands(rng)
@@ -225,45 +167,6 @@ def test_vmap_over_an_axis_of_the_group(rng):
         assert_same(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, want), rtol=2e-5)
     got = jax.vmap(gathers(), (0, None), axis_name="i")(x, w[0])
     assert_same(np.asarray(got), np.stack([x.reshape(N * M, K) @ w[0]] * N), rtol=2e-5)
-
-
-def test_programs(rng):
-    """scan, checkpoint, cond, nested jit, and a loop whose derivative is taken."""
-
-    def program(gather, scatter, x, w, y, u):
-        square = jnp.concatenate([w, w], 1)  # (K, K)
-
-        def layer(x, scale):
-            return jnp.tanh(scatter(jnp.tanh(gather(x, square * scale)), square)), None
-
-        scales = jnp.arange(1.0, 4)
-
-        def loop(x):
-            return lax.scan(layer, x, scales)[0]
-
-        def saving(x):
-            return lax.scan(jax.checkpoint(layer), x, scales)[0]
-
-        everywhere = lax.psum(jnp.sum(x), "i")
-        picked = lax.cond(everywhere > 1e9, gather, lambda x, w: gather(2 * x, w), x, w)
-        return [
-            loop(x),
-            jax.grad(square_loss(loop))(x),
-            jax.grad(square_loss(saving))(x),
-            jax.checkpoint(gather)(x, w),
-            jax.grad(square_loss(jax.checkpoint(gather)), (0, 1))(x, w),
-            picked,
-            jax.jit(scatter)(y, u),
-        ]
-
-    against_lax(program, rng, "ring", rtol=1e-4)
-
-
-def test_eager(rng):
-    xs = operands(rng)
-    got = on_ranks(lambda x, w, y, u: (gathers()(x, w), scatters()(y, u)), line_of(N))(*xs)
-    want = run(lambda x, w, y, u: (lax_gathers(x, w), lax_scatters(y, u)), line_of(N), *xs)
-    assert_same(value(got), want, rtol=2e-5)
 
 
 def test_direct_sends_to_all_ranks_and_ring_to_one(rng):

@@ -8,45 +8,9 @@ import numpy as np
 import pytest
 from harness import assert_same, on_ranks, run
 from jax import lax
-from products import ALL, CHUNKED, FLOAT32, exact, gathers, line_of, normal, scatters
+from products import CHUNKED, exact, gathers, line_of, normal, scatters
 
 import jaxcomm
-
-MANY = pytest.mark.parametrize("algorithm", ALL)
-
-
-@MANY
-@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_products(algorithm, check_vma, rng):
-    """One program with a batch dimension, several weights, chunks, and blocks of one row."""
-    n = 3
-    x, w, v = normal(rng, n, 2, 4, 5), normal(rng, n, 5, 6), normal(rng, n, 5, 1)
-    y, u = normal(rng, n, 2, n * 4, 5), normal(rng, n, 5, 6)
-
-    def body(x, w, v, y, u):
-        gather, scatter = gathers(algorithm=algorithm, axis=1), scatters(algorithm=algorithm, scatter_dimension=-2)
-        return {
-            "one": gather(x, w),
-            "two": gather(x, (w, v)),
-            "chunks": gather(x, [w], chunks=2)[0],
-            "first": jaxcomm.all_gather_matmul(x, w, ("i",), algorithm=algorithm),
-            "scatter": scatter(y, u),
-            "parts": scatter(y, u, chunks=4),
-        }
-
-    got = run(body, line_of(n), x, w, v, y, u, check_vma=check_vma)
-    one, two = (np.moveaxis(exact(x, weights), 0, 2) for weights in (w, v))  # (r, batch, j, m, f)
-    total = np.einsum("rbmk,rkf->bmf", np.float64(y), np.float64(u))
-    shape = (n, 2, n * 4)
-    want = {
-        "one": one.reshape(*shape, 6),
-        "two": (one.reshape(*shape, 6), two.reshape(*shape, 1)),
-        "chunks": one.reshape(*shape, 6),
-        "first": np.moveaxis(exact(x, w), 0, 1).reshape(n, n * 2, 4, 6),
-        "scatter": np.moveaxis(total.reshape(2, n, 4, 6), 1, 0),
-    }
-    want["parts"] = want["scatter"]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), got, want)
 
 
 @pytest.mark.parametrize("algorithm", CHUNKED)
@@ -82,46 +46,6 @@ def test_blocks_have_the_bits_of_one_device(algorithm, rng):
         parts = [columns(x[j], ct[r][j * m : (j + 1) * m]) for j in arrived]
         assert_same(dw[r], functools.reduce(add, parts), bits=True)
     assert_same(sums, theirs, bits=True)
-
-
-@pytest.mark.parametrize("axes", [("node", "gpu"), ("gpu", "node")], ids=str)
-def test_tuples_of_axes(mesh, rng, axes):
-    """Ranks are numbered in the order of the axes."""
-    x, w, y, u = normal(rng, 8, 2, 3), normal(rng, 8, 3, 4), normal(rng, 8, 16, 3), normal(rng, 8, 3, 4)
-
-    def body(x, w, y, u):
-        return [
-            (jaxcomm.all_gather_matmul(x, w, axes, algorithm=a), jaxcomm.matmul_psum_scatter(y, u, axes, algorithm=a))
-            for a in CHUNKED
-        ]
-
-    ids = np.arange(8).reshape(2, 4)
-    ranks = (ids if axes == ("node", "gpu") else ids.T).reshape(-1)  # mesh position of each rank
-    want = exact(x[ranks], w).swapaxes(0, 1).reshape(8, 16, 4)
-    blocks = np.einsum("rmk,rkf->mf", np.float64(y), np.float64(u)).reshape(8, 2, 4)
-    sums = np.empty_like(blocks)
-    sums[ranks] = blocks
-    for rows, scattered in run(body, mesh, x, w, y, u):
-        np.testing.assert_allclose(rows, want, **FLOAT32)
-        np.testing.assert_allclose(scattered, sums, **FLOAT32)
-
-
-@pytest.mark.parametrize("algorithm", ["unfused", *CHUNKED])
-def test_groups(algorithm, rng):
-    groups = [[2, 0], [1, 3]]
-    x, w, y, u = normal(rng, 4, 2, 3), normal(rng, 4, 3, 4), normal(rng, 4, 4, 3), normal(rng, 4, 3, 4)
-
-    def body(*operands):
-        gather = gathers(algorithm=algorithm, axis_index_groups=groups)
-        scatter = scatters(algorithm=algorithm, axis_index_groups=groups)
-        return gather(*operands[:2]), scatter(*operands[2:])
-
-    rows, sums = run(body, line_of(4), x, w, y, u)
-    for group in groups:
-        total = np.einsum("rmk,rkf->mf", np.float64(y[group]), np.float64(u[group])).reshape(2, 2, 4)
-        for i, r in enumerate(group):
-            np.testing.assert_allclose(rows[r], x[group].reshape(4, 3) @ w[r], **FLOAT32)
-            np.testing.assert_allclose(sums[r], total[i], **FLOAT32)
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "ring", pytest.param("direct", marks=pytest.mark.full)])

@@ -46,8 +46,9 @@ def allowed(case):
         or (case["send"] == "one_shot" and case["overflow"] == "drop")
         or (case["algorithm"] == "hierarchical" and len(case["axes"]) == 1)
         or (case["batch"] in ("weights", "both") and case["sums"] != "weighted")
-        # XLA loses the sharding of empty arrays.
-        or (not (case["tokens"] and case["choices"]) and case["mesh"] == "explicit")
+        or (
+            not (case["tokens"] and case["choices"]) and case["mesh"] == "explicit"
+        )  # XLA loses the sharding of empty arrays
     )
 
 
@@ -112,8 +113,9 @@ def test_options(rng, case, number):
     size = B if batch in ("x", "weights", "both") else 1
     lead = (8, size, case["tokens"], *[num_choices] * (case["sent"] == "choices"), D)
     (x, x64), (dx, dx64) = (pairwise.elements(rng, lead, dtype) for _ in range(2))
-    of_choices = (8, size, case["tokens"], num_choices)
-    (w, w64), (dw, dw64) = (pairwise.elements(rng, of_choices, case["weights"]) for _ in range(2))
+    (w, w64), (dw, dw64) = (
+        pairwise.elements(rng, (8, size, case["tokens"], num_choices), case["weights"]) for _ in range(2)
+    )
 
     def body(ids, scale, x, w, dx, dw, cts):
         def call(x, w):

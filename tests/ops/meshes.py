@@ -1,12 +1,10 @@
 """Part of the contract: groups over any axes of any mesh, in any order of devices."""
 
-import contextlib
 import functools
 import math
 
 import collective
 import jax
-import numpy as np
 import pytest
 from collective import VMA, make_mesh
 from harness import LAX, OURS, assert_same, compare, on_ranks, run, value
@@ -31,12 +29,6 @@ MORE_GROUPS = [
     ({"a": 2, "b": 2, "c": 2}, ("a", "b", "c")),
 ]
 ALL_GROUPS = GROUPS + [pytest.param(*case, marks=pytest.mark.full) for case in MORE_GROUPS]
-PARTLY_MANUAL = [
-    pytest.param(AxisType.Auto, False, id="auto-no_vma"),
-    pytest.param(AxisType.Explicit, True, id="explicit-vma"),
-    pytest.param(AxisType.Auto, True, id="auto-vma", marks=pytest.mark.full),
-    pytest.param(AxisType.Explicit, False, id="explicit-no_vma", marks=pytest.mark.full),
-]
 
 
 class Meshes(collective.Collective):
@@ -79,38 +71,19 @@ class Meshes(collective.Collective):
         got = compare(functools.partial(self.call, axes=("node", "gpu")), permuted, x)
         assert_same(got, self.oracle(x, sizes, ("node", "gpu")))
 
-    @pytest.mark.parametrize(("kind", "check_vma"), PARTLY_MANUAL)
-    def test_partly_manual_mesh(self, rng, kind, check_vma):
-        """The axis node is not manual, but x is sharded over it."""
-        x, w = self.integers(rng, 4 * 48, (3, 6)), np.float32(3)
-
-        def outcome(library, kind, outcomes):
-            mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(kind, kind))
-            f = jax.shard_map(
-                lambda x: self.call(library, x, "gpu")[None], mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
-                axis_names={"gpu"}, check_vma=check_vma,
-            )  # fmt: skip
-            with jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext():
-                placed = jax.device_put(x, NamedSharding(mesh, P("gpu", None, "node")))
-                results = jax.jit(lambda x: outcomes(f, x))(placed)
-                return value(results), jax.tree.map(lambda y: jax.typeof(y).sharding.spec, results)
-
-        def gradient(f, x):
-            return jax.grad(lambda x: jax.numpy.sum(jax.numpy.sin(f(w * x))))(x) if self.differentiable else x
-
-        (result, ours), specs = outcome(OURS, kind, lambda f, x: (f(x + 1), gradient(f, x)))
-        assert_same(result, self.oracle(x.reshape(4, 48, 3, 6) + 1, {"gpu": 4}, "gpu"))
-        assert kind != AxisType.Explicit or specs[0] == P("gpu", None, None, "node")
-        # jax.lax does not support every op on explicit axes.
-        assert_same(ours, outcome(LAX, AxisType.Auto, gradient)[0], rtol=1e-5)
-
-    def test_mesh_of_explicit_axes(self, rng):
-        x, sizes = self.integers(rng), {"node": 2, "gpu": 4}
+    def test_partly_manual_mesh_keeps_the_sharding(self, rng):
+        """Over the axis node, which is not manual. test_options_of_ops.py has the values."""
+        x = self.integers(rng, 4 * 48, (3, 6))
         mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Explicit,) * 2)
-        placed = jax.device_put(x, NamedSharding(mesh, P(("node", "gpu"))))
+        f = jax.shard_map(
+            lambda x: self.call(OURS, x, "gpu")[None], mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
+            axis_names={"gpu"},
+        )  # fmt: skip
         with jax.set_mesh(mesh):
-            got = run(functools.partial(self.call, OURS, axes=("node", "gpu")), mesh, placed)
-        assert_same(got, self.oracle(x, sizes, ("node", "gpu")))
+            placed = jax.device_put(x, NamedSharding(mesh, P("gpu", None, "node")))
+            result = jax.jit(f)(placed)
+        assert_same(value(result), self.oracle(x.reshape(4, 48, 3, 6), {"gpu": 4}, "gpu"))
+        assert jax.typeof(result).sharding.spec == P("gpu", None, None, "node")
 
     def test_mesh_without_devices(self, mesh, rng):
         x = self.integers(rng)

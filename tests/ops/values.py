@@ -6,9 +6,8 @@ import collective
 import jax
 import numpy as np
 import pytest
-from collective import INTEGERS, VMA
-from harness import LAX, OURS, assert_same, compare, run, value
-from jax.sharding import PartitionSpec as P
+from collective import INTEGERS
+from harness import OURS, assert_same, compare, run
 
 # Elements of two bytes per rank: none, one per block, a prime, more than a tile of the reductions, 1 MiB.
 SIZES = [
@@ -32,16 +31,6 @@ class Values(collective.Collective):
         got = run(lambda *xs: [[self.call(OURS, x, axes) for axes in ("gpu", ("node", "gpu"))] for x in xs], mesh, *xs)
         for x, results in zip(xs, got, strict=True):
             assert_same(results, [self.oracle(x, mesh.shape, axes) for axes in ("gpu", ("node", "gpu"))])
-
-    @VMA
-    def test_operand_that_is_the_same_on_all_ranks(self, mesh, rng, check_vma):
-        x = self.integers(rng)[0]
-        f = jax.shard_map(
-            lambda x: [self.call(library, x, ("node", "gpu"))[None] for library in (OURS, LAX)], mesh=mesh,
-            in_specs=P(), out_specs=P(("node", "gpu")), check_vma=check_vma,
-        )  # fmt: skip
-        want = self.oracle(np.stack([x] * 8), mesh.shape, ("node", "gpu"))
-        assert_same(value(jax.jit(f)(x)), [want, want])
 
     def elements(self, rng, shape, name):
         return collective.any_bits(rng, shape, name)

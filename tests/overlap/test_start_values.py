@@ -44,16 +44,6 @@ def test_bits_are_those_of_the_synchronous_op(mesh, rng, axes, check_vma):
     assert_same(started, by_lax, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["int4", "bfloat16", pytest.param("complex64", marks=pytest.mark.full)])
-def test_element_types(mesh, rng, dtype):
-    x = rng.integers(0, 2, (8, *BLOCK)).astype(jnp.dtype(dtype))
-
-    def body(x):
-        return [{op: call(library, op, x) for op in OPS} for library in (STARTED, LAX)]
-
-    assert_same(*run(body, mesh, x))
-
-
 def test_trees_empty_arrays_constants_and_groups_of_one(mesh, rng):
     x = rng.integers(-9, 9, (8, *BLOCK)).astype(np.int32)
 
@@ -68,32 +58,6 @@ def test_trees_empty_arrays_constants_and_groups_of_one(mesh, rng):
     one = jax.make_mesh((1, 8), ("one", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     assert_same(*run(lambda x: [alone(library, x) for library in (STARTED, LAX)], one, x))
     assert calls(lambda x: alone(STARTED, x), one, x) == []
-
-
-def test_arguments_of_the_synchronous_ops(mesh, rng):
-    """Groups, algorithms and dimensions, also those that are not split into blocks of several rows."""
-    x = rng.integers(-9, 9, (8, 4, 2, 6)).astype(np.float32)
-    groups = [[0, 3], [2, 1]]
-
-    def body(library, x):
-        ring = {} if library is LAX else {"algorithm": "ring", "max_sms": 2}
-        return [
-            library.psum(x, ("node", "gpu"), axis_index_groups=[[0, 5, 2, 3], [4, 1, 6, 7]], **ring),
-            library.all_gather(x, "gpu", axis_index_groups=groups, axis=-1, tiled=True, **ring),
-            library.all_gather(x, "gpu", to="invarying"),
-            library.psum_scatter(x, "gpu"),
-            library.psum_scatter(x, "gpu", scatter_dimension=1, axis_index_groups=groups, tiled=True),
-            library.all_to_all(x, "gpu", 0, 2),
-            library.all_to_all(x, "gpu", 1, 0, axis_index_groups=groups, tiled=True),
-            library.pbroadcast(x, ("gpu", "node"), 5),
-            library.all_gather(x, "gpu", **({} if library is LAX else {"algorithm": "xla"})),
-            library.psum(x, ()),
-        ]
-
-    def both(x):
-        return [body(library, x) for library in (STARTED, LAX)]
-
-    assert_same(*run(both, mesh, x, check_vma=False))
 
 
 def test_program_has_the_calls(mesh):

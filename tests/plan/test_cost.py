@@ -307,79 +307,12 @@ def test_scratch_is_bounded(collective, algorithm):
 FREE = (0.0, 1e30)
 
 
-def link_time(link, num_bytes, steps=1):
-    return steps * link[0] + num_bytes / link[1]
-
-
-def test_time_of_direct_all_to_all():
-    node = (1e-6, 1e9)
-    request = plan.Request("all_to_all", 1, 8, BLOCK)
-    expected = link_time(node, 7 * B, 7)
-    for rank in (-1, 3):
-        assert plan.cost(request, "direct", 4, machine(self_=FREE, node=node), rank).time_s == pytest.approx(expected)
-        shared = machine(1e-5, 4.0, self_=FREE, node=node)
-        assert plan.cost(request, "direct", 4, shared, rank).time_s == pytest.approx(1e-5 + 4 * expected)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 5, 100, 3000])
-def test_time_of_a_chain_grows_with_its_length(num_ranks):
-    network = (1e-6, 1e9)
-    request = plan.Request("broadcast", num_ranks, 1, BLOCK, all_addressable=False)
-    cost = plan.cost(request, "ring", 4, machine(self_=FREE, network=network))
-    expected = (num_ranks - 1) * link_time(network, B) + (num_ranks - 2) * network[0]
-    assert cost.time_s == pytest.approx(expected)
-
-
-def test_ranks_of_a_node_take_turns_on_a_shared_link():
-    network = (1e-6, 1e9)
-    request = plan.Request("all_to_all", 2, 4, BLOCK, all_addressable=False)
-    own = machine(self_=FREE, node=FREE, network=network)
-    shared = plan.Machine(own.links, shared_network=True)
-    assert plan.cost(request, "direct", 4, own).time_s == pytest.approx(link_time(network, 4 * B, 4))
-    assert plan.cost(request, "direct", 4, shared).time_s == pytest.approx(link_time(network, 16 * B, 16))
-    # A single rank has the whole link.
-    request = plan.Request("broadcast", 2, 4, BLOCK, all_addressable=False)
-    assert plan.cost(request, "tree", 4, shared).time_s == pytest.approx(plan.cost(request, "tree", 4, own).time_s)
-
-
 def test_a_machine_has_a_processor_per_rank_by_default():
     request = plan.Request("all_to_all", 1, 4, BLOCK)
     links = machine(self_=FREE, node=(1e-6, 1e9)).links
     one = plan.cost(request, "direct", 4, plan.Machine(links, 0.0, 1.0, False)).time_s
     assert plan.cost(request, "direct", 4, plan.Machine(links)).time_s == one
     assert plan.cost(request, "direct", 4, plan.Machine(links, 0.0, 2.0)).time_s == pytest.approx(2 * one)
-
-
-def test_time_of_a_chain_too_long_to_simulate():
-    """The sampled ranks have two steps each. The plan without data shows the length of the chain."""
-    request = plan.Request("broadcast", 200_000, 1, 64 * BLOCK, BLOCK, all_addressable=False)
-    cost = plan.cost(request, "ring", 4, machine())
-    assert cost.time_s > 200_000 * 5e-6
-
-
-def test_ranks_that_share_a_processor_take_turns():
-    """In root, only rank 0 works, so sharing costs nothing. In one_shot, all do the same work, one after the other."""
-    request = plan.Request("all_reduce", 1, 8, BLOCK)
-    alone, shared = machine(), machine(ranks_per_processor=8)
-    assert plan.cost(request, "root", 4, shared).time_s == plan.cost(request, "root", 4, alone).time_s
-    assert plan.cost(request, "one_shot", 4, shared).time_s == 8 * plan.cost(request, "one_shot", 4, alone).time_s
-
-
-@pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
-def test_both_networks_are_busy_at_once(collective):
-    """If both need the same time, many chunks almost hide one of them. If processors copy, nothing is hidden."""
-
-    def time_s(chunk, node, network, addressable=False):
-        request = plan.Request(collective, 2, 4, 1 << 20, chunk, all_addressable=addressable)
-        used = machine(self_=FREE, node=(1e-9, node), network=(1e-9, network))
-        return plan.cost(request, "hierarchical", 4, used).time_s
-
-    node = network = 1e10
-    node_s = time_s(0, node, 1e30)
-    network *= time_s(0, 1e30, network) / node_s
-    assert time_s(0, node, network, addressable=True) == pytest.approx(2 * node_s, rel=1e-3)
-    assert time_s(0, node, network) > 1.3 * node_s
-    assert node_s < time_s(1 << 12, node, network) < 1.1 * node_s
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)

@@ -57,42 +57,6 @@ void CheckPlans(const Algorithm& algorithm, Request request) {
   }
 }
 
-TEST_CASE("every step of a plan is needed") {
-  for (Collective collective : kCollectives) {
-    for (const Algorithm& algorithm : Algorithms(collective)) {
-      if (algorithm.protocol != Protocol::kSteps) continue;  // has the same plans as another row
-      for (const auto& [nodes, locals] : {std::pair{1, 4}, {1, 5}, {2, 2}, {3, 2}}) {
-        for (int reach = 0; reach < 4; ++reach) {
-          Request request = Ask(collective, nodes, locals, collective == Collective::kAllReduce ? 25 : 3, 2);
-          request.geometry.all_addressable = reach & 1;
-          request.geometry.pull = reach & 2;
-          request.root = nodes * locals - 1;
-          if (!algorithm.supports(request)) continue;
-          const std::vector<Plan> plans = BuildAll(algorithm, request);
-          CHECK(Validate(plans, request).ok());
-          for (size_t rank = 0; rank < plans.size(); ++rank) {
-            std::vector<Plan> broken = plans;
-            for (size_t i = 0; i < plans[rank].steps.size(); ++i) {
-              // Lists of a combine are not part of its output: this step shows when they are read.
-              const Step& step = plans[rank].steps[i];
-              if (collective == Collective::kCombine && step.kind == StepKind::kCopy &&
-                  step.src.space == Space::kScratch && step.dst.space == Space::kScratch) {
-                continue;
-              }
-              broken[rank].steps.erase(broken[rank].steps.begin() + static_cast<std::ptrdiff_t>(i));
-              const bool refused = !Validate(broken, request).ok();
-              if (!refused)
-                std::fprintf(stderr, "%s %s, rank %zu, step %zu\n", Name(collective), algorithm.name, rank, i);
-              CHECK(refused);
-              broken[rank].steps = plans[rank].steps;
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("a block for all ranks is split into chunks only if the processor copies it") {
   for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
     const Plan one_node = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
@@ -107,42 +71,6 @@ TEST_CASE("a block for all ranks is split into chunks only if the processor copi
   }
 }
 
-TEST_CASE("permutations of all kinds are correct") {
-  const Algorithm& direct = *FindAlgorithm(Collective::kPermute, "direct");
-  for (const std::vector<int32_t>& source_of : std::vector<std::vector<int32_t>>{
-           {3, 2, 1, 0}, {1, 2, 3, 0}, {0, 1, 2, 3}, {2, 2, 2, 2}, {-1, -1, -1, -1}, {-1, 3, -1, 3}, {1, -1, 0, 0}}) {
-    for (const auto& [nodes, locals] : {std::pair{1, 4}, {4, 1}, {2, 2}}) {
-      for (bool apart : {false, true}) {
-        Request request = Ask(Collective::kPermute, nodes, locals, 5);
-        request.geometry.all_addressable = !apart;
-        request.source_of = source_of;
-        CheckPlans(direct, request);
-      }
-    }
-  }
-}
-
-TEST_CASE("every algorithm is correct for small groups") {
-  for (Collective collective : kCollectives) {
-    for (const Algorithm& algorithm : Algorithms(collective)) {
-      for (const auto& [nodes, locals] :
-           {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {6, 1}, {1, 8}, {2, 3}, {3, 2}, {4, 4}, {5, 3}}) {
-        for (const auto& [block, chunk] : {std::pair{0, 0}, {1, 0}, {67, 0}, {67, 5}, {4096, 300}}) {
-          for (bool apart : {false, true}) {
-            // In an all_reduce, each rank has a part of the block, with more chunks than slots.
-            const bool split = collective == Collective::kAllReduce && chunk == 5;
-            Request request = Ask(collective, nodes, locals, split ? block * nodes * locals : block, chunk);
-            request.geometry.all_addressable = !apart;
-            request.geometry.multimem = true;
-            request.root = nodes * locals / 2;
-            CheckPlans(algorithm, request);
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
@@ -151,47 +79,6 @@ TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
       }
     }
   }
-}
-
-TEST_CASE("algorithms support the geometries that their requirement names") {
-  struct Row {
-    Collective collective;
-    const char* algorithm;
-    bool (*takes)(int nodes, int locals, bool addressable);
-  };
-  static const auto power = [](int n) { return (n & (n - 1)) == 0; };
-  const auto one_space = [](int nodes, int, bool addressable) { return addressable || nodes == 1; };
-  const auto power_of_two = [](int nodes, int locals, bool) { return power(nodes * locals); };
-  const auto several = [](int nodes, int locals, bool) { return nodes > 1 && locals > 1; };
-  const Row rows[] = {
-      {Collective::kAllReduce, "direct", one_space},
-      {Collective::kAllReduce, "root", one_space},
-      {Collective::kAllReduce, "one_shot", one_space},
-      {Collective::kAllReduce, "ll", one_space},
-      {Collective::kReduceScatter, "direct", one_space},
-      {Collective::kBroadcast, "scatter_all_gather", one_space},
-      {Collective::kAllGather, "recursive_doubling", power_of_two},
-      {Collective::kReduceScatter, "recursive_halving", power_of_two},
-      {Collective::kAllToAll, "hierarchical", several},
-      {Collective::kAllReduce, "multimem", [](int nodes, int, bool) { return nodes == 1; }},
-      {Collective::kAllReduce, "ring", [](int, int, bool) { return true; }},
-  };
-  for (const Row& row : rows) {
-    for (int nodes : {1, 2, 3, 8}) {
-      for (int locals : {1, 2, 3, 4}) {
-        for (bool addressable : {false, true}) {
-          Request request = Ask(row.collective, nodes, locals, 8);
-          request.geometry.all_addressable = addressable;
-          request.geometry.multimem = true;
-          const Algorithm& algorithm = *FindAlgorithm(row.collective, row.algorithm);
-          CHECK(algorithm.supports(request) == row.takes(nodes, locals, addressable));
-          request.block_count = -1;
-          CHECK(!algorithm.supports(request));
-        }
-      }
-    }
-  }
-  CHECK(!FindAlgorithm(Collective::kAllReduce, "multimem")->supports(Ask(Collective::kAllReduce, 1, 8, 8)));
 }
 
 TEST_CASE("direct comes first, names are found, and no collective has an algorithm twice") {

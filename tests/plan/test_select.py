@@ -1,7 +1,5 @@
 """Selection: by name, by lowest cost, and the reasons why an algorithm cannot be used."""
 
-import re
-
 import pytest
 
 from jaxcomm._core import plan
@@ -68,12 +66,6 @@ def test_nodes_do_not_count_where_they_make_it_far_slower():
     choice = plan.select(request("all_reduce", 12_500, 8, 256, addressable=False), "", 4, cluster())
     assert choice.algorithm in ("tree", "recursive_doubling")
     assert "hierarchical" in choice.reason
-
-
-@pytest.mark.parametrize(("nodes", "locals_"), [(1, 8), (8, 1)])
-def test_nodes_of_one_rank_and_single_nodes_are_not_hierarchical(nodes, locals_):
-    choice = plan.select(request("all_reduce", nodes, locals_), "", 4, cluster())
-    assert choice.algorithm != "hierarchical"
 
 
 def test_total_work_decides_where_ranks_share_processors():
@@ -145,41 +137,3 @@ def test_ll_two_shot_suits_longer_blocks():
     machine.ll_two_shot = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
     assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "reduce_scatter"])
-def test_multimem_is_never_selected(collective):
-    """The order of their sums is not that of the plan, so they are used by name only."""
-    for block in (1, 1 << 20):
-        with_switch = plan.select(request(collective, 1, 8, block, multimem=True), "", 4, cluster())
-        without = plan.select(request(collective, 1, 8, block), "", 4, cluster())
-        assert (with_switch.algorithm, with_switch.reason) == (without.algorithm, without.reason)
-        assert "multimem" not in with_switch.reason
-    for nodes, locals_, multimem, reason in (
-        (1, 8, False, "got 1 nodes of 8 ranks without NVLink SHARP"),
-        (2, 4, True, "got 2 nodes of 4 ranks"),
-    ):
-        message = f'algorithm "multimem" needs one node of GPUs with NVLink SHARP, {reason}'
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            plan.select(request(collective, nodes, locals_, multimem=multimem), "multimem", 4, cluster())
-
-
-@pytest.mark.parametrize(
-    ("collective", "nodes", "locals_", "addressable", "name", "reason"),
-    [
-        ("all_gather", 1, 6, True, "recursive_doubling", "needs a power of two of ranks, got 1 nodes of 6 ranks"),
-        ("all_gather", 1, 6, True, "hierarchical", "needs several nodes of several ranks, got 1 nodes of 6 ranks"),
-        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that can read each other's memory"),
-        ("all_reduce", 1, 6, True, "fast", 'unknown algorithm "fast"; choose one of direct, root, one_shot'),
-    ],
-)
-def test_the_reason_explains_why_an_algorithm_cannot_be_used(collective, nodes, locals_, addressable, name, reason):
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        plan.select(request(collective, nodes, locals_, addressable=addressable), name, 4, cluster())
-
-
-def test_chunks_grow_with_latency():
-    links = [("self", 1e-7, 1e11, 0.0), ("node", 1e-7, 1e11, 0.0), ("network", 2e-5, 2e10, 0.0)]
-    far = plan.Machine(links, 0.0, 1)
-    choice = plan.select(request("all_to_all", 2, 4, 1 << 22, addressable=False), "", 4, far)
-    assert choice.request.chunk_count * 4 > 128 << 10

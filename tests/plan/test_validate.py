@@ -76,19 +76,6 @@ def test_every_plan_is_correct(collective, algorithm, sizes):
                     assert plan.check(request, algorithm) == "", where
 
 
-@pytest.mark.full  # test_plan.cc has other groups of that size
-@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
-@pytest.mark.parametrize(("nodes", "locals_"), [(1, 32), (4, 8), (8, 5), (64, 1), (3, 23)])
-def test_larger_groups(collective, algorithm, nodes, locals_):
-    for block, chunk in ((1000, 0), (1000, 64)):
-        source_of = list(reversed(range(nodes * locals_))) if collective == "permute" else []
-        request = plan.Request(
-            collective, nodes, locals_, block, chunk, source_of=source_of, all_addressable=False, multimem=True
-        )
-        if plan.supports(request, algorithm):
-            assert plan.check(request, algorithm) == ""
-
-
 def test_arguments_of_a_request_are_its_fields():
     values = {"num_nodes": 2, "ranks_per_node": 3, "block_count": 4, "chunk_count": 5, "root": 1}
     values |= {"source_of": [5] * 6, "all_addressable": False}

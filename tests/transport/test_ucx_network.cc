@@ -34,37 +34,6 @@ std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t
   return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
 }
 
-TEST_CASE("a library that is not UCX is named") {
-  TestProcess process(0);
-  UcxOptions options;
-  options.library = "/nowhere/libucp.so.0";
-  std::string error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  CHECK(error.find("/nowhere/libucp.so.0") != std::string::npos && error.find("libucx-cu12") != std::string::npos);
-  options.library = "libc.so.6";  // a library, not UCX
-  error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  CHECK(error.find("lacks the function ucp_") != std::string::npos);
-  options.library = "";  // the system's, which may be missing; without a path of another one, nothing else is opened
-  error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  CHECK(error.empty() || (error.find("libucp.so.0") != std::string::npos && error.find("lacks") == std::string::npos));
-}
-
-// This library has the version that the environment names, and no other function.
-TEST_CASE("UCX older than 1.15 or of another major version is refused") {
-  TestProcess process(0);
-  UcxOptions options;
-  options.library = FAKE_UCP_ONLY_VERSION;
-  const auto error_of = [&](const char* minor, const char* major) {
-    setenv("FAKE_UCP_MAJOR", major, 1);
-    setenv("FAKE_UCP_MINOR", minor, 1);
-    return OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  };
-  CHECK(error_of("14", "1").find("is UCX 1.14.0, but jaxcomm needs 1.15 or later") != std::string::npos);
-  CHECK(error_of("15", "2").find("is UCX 2.15.0, but jaxcomm needs 1.15 or later") != std::string::npos);
-  for (const char* minor : {"15", "16"}) {
-    CHECK(error_of(minor, "1").find("lacks the function ucp_") != std::string::npos);
-  }
-}
-
 TEST_CASE("order of small and large messages") {
   for (const auto place : {TestProcess::Place::kAtOnce, TestProcess::Place::kLater, TestProcess::Place::kMixed}) {
     CheckOrder(MakeUcxNetwork, place);
