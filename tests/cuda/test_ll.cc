@@ -172,12 +172,7 @@ void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, std::mt1
 }
 
 Operation DrawOperation(std::mt19937_64& random) {
-#if defined(JAXCOMM_TEST_ONE_TYPE)
-  random();
-  return {DType::kF32, ReduceOp::kSum};  // bits depend on the order
-#else
   return {kTypes[random() % std::size(kTypes)], static_cast<ReduceOp>(random() % 3)};
-#endif
 }
 
 void TestRows(uint64_t seed, int32_t n, int length) {
