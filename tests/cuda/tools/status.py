@@ -51,7 +51,7 @@ FEATURES = (
     Feature(
         "bulk copies (TMA) in place of loads and stores: JAXCOMM_BULK_COPY=1",
         "emulated; a model of the protocol in all executions",
-        ("test_cuda_bulk_copies", "test_cuda_litmus_bulk_copies", "test_cuda_executor", "test_cuda_slices"),
+        ("test_cuda_bulk_copies", "test_cuda_litmus_rows", "test_cuda_executor", "test_cuda_slices"),
         ("executor",),
     ),
     Feature(
@@ -99,7 +99,7 @@ FEATURES = (
     Feature(
         "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
         "emulated, on a fake of GIN; handlers on a fake of XLA",
-        ("test_cuda_rail_dispatch", "test_cuda_rail_combine", "test_cuda_row_calls"),
+        ("test_cuda_rows", "test_cuda_row_calls"),
     ),
     Feature(
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
