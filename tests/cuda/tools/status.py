@@ -84,7 +84,7 @@ FEATURES = (
     Feature(
         "multimem: sums and gathers; needs several GPUs, so no level 2",
         "emulated, on a fake of the switch",
-        ("test_cuda_multimem", "test_cuda_device_call"),
+        ("test_cuda_ll", "test_cuda_device_call"),
     ),
     Feature(
         "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
