@@ -163,7 +163,7 @@ FEATURES = (
     Feature(
         "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses",
         "emulated",
-        ("test_cuda_device_api", "test_cuda_device_groups", "test_cuda_device_counters"),
+        ("test_cuda_device_api", "test_cuda_device_api", "test_cuda_device_counters"),
     ),
     Feature(
         "example kernel: residual + all_reduce + RMSNorm",
