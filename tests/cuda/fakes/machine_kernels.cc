@@ -1,4 +1,6 @@
 // Launches of jaxcomm's kernels on the machine of machine.h, where they run emulated.
+#include "machine.h"
+// Must follow CUDA's headers: see gpu_fake.h.
 #include "../../../ffi/cuda/kernels/executor.cuh"
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/ll.cuh"
@@ -8,7 +10,6 @@
 #include "../../../ffi/cuda/kernels/route_and_dispatch.cuh"
 #include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/kernels/slices.cuh"
-#include "machine.h"
 #include "peer_network.cuh"
 #include "reductions.h"
 
