@@ -13,7 +13,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pyc
 NATIVE_TESTS_AT_ONCE := $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format size wheel wheel-cuda clean docs
+.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants cuda test-gpu bench-gpu gpu-status stress soak bench lint format size wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero, cp, pp or mesh: another"
@@ -160,7 +160,7 @@ test-all: setup $(VENV)/test-deps
 	$(MAKE) --no-print-directory build-native
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --parallel $(NATIVE_TESTS_AT_ONCE) --output-on-failure \
-	  --output-junit $(abspath build/ctest-all.xml) -LE mutants $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
+	  --output-junit $(abspath build/ctest-all.xml) $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
 	$(PYTEST) --size full -m "not timing" $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
 	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
@@ -187,7 +187,7 @@ build-tests: libraries $(NATIVE_BUILD)/build.ninja
 test-native: build-native
 	$(MAKE) --no-print-directory run-native
 run-native:
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
 
 # Tests that depend on the version of JAX, which `.ci/run` runs on the newest one: the native tests of code compiled with
 # jaxlib's headers, and the Python tests without those of
@@ -209,11 +209,11 @@ test-jax: setup $(VENV)/test-deps
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address --parallel $(NATIVE_TESTS_AT_ONCE) -LE 'full|mutants' --output-on-failure
+	$(BIN)/ctest --test-dir build/address --parallel $(NATIVE_TESTS_AT_ONCE) -LE full --output-on-failure
 
 test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread --parallel $(NATIVE_TESTS_AT_ONCE) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread --parallel $(NATIVE_TESTS_AT_ONCE) -LE full --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) --group mutation
@@ -222,12 +222,6 @@ $(VENV)/mutation: $(VENV)/test-deps
 # Mutation testing: puts mistakes into the sources, one at a time, and runs the tests (tests/mutation/README.md).
 mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
-
-# Mutation testing of kernels in emulation, without a sanitizer and under ThreadSanitizer.
-mutants-of-kernels: build-native build/thread/build.ninja
-	$(BIN)/cmake --build build/thread
-	for flavour in native thread; do $(BIN)/ctest --test-dir build/$$flavour -L mutants --output-on-failure \
-	  --output-junit mutants.xml || exit; done
 
 # These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md). Each ends within
 # 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.

@@ -35,19 +35,16 @@ def test_every_combination_has_a_rung():
     assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(rungs)
 
 
-def test_the_programs_of_replaced_communicators(tmp_path):
+def test_the_programs_of_replaced_communicators(tmp_path, monkeypatch):
+    """A wrong value fails the rung."""
     status, record, text = climb("cliques", tmp_path, "--platform", "cpu", "--patience", "3")
     assert status == 0, text
     assert record["tests"] == {"cliques": True} and record["platform"] == "cpu"
     assert record["parts"]["cliques"]["lines"] == [{"programs": 32, "devices": 8, "processes": 1}]
-
-
-def test_a_wrong_value_fails_the_rung(tmp_path, monkeypatch):
-    program = pathlib.Path(bring_up.CLIQUES[0]).read_text()
     wrong = tmp_path / "cliques.py"
+    program = pathlib.Path(bring_up.CLIQUES[0]).read_text()
     wrong.write_text(program.replace('jaxcomm.psum(x, "dp")', 'jaxcomm.pmax(x, "dp")'))
-    rung = bring_up.Rung("wrong", (str(wrong),))
-    monkeypatch.setitem(bring_up.RUNGS, "cliques", rung)
+    monkeypatch.setitem(bring_up.RUNGS, "cliques", bring_up.Rung("wrong", (str(wrong),)))
     assert bring_up.climb("cliques", tmp_path, "cpu", 3) == 1
     assert json.loads((tmp_path / "cliques.json").read_text())["tests"] == {"cliques": False}
 
@@ -59,9 +56,3 @@ def test_all_rungs(name, tmp_path):
     assert status == 0, text
     if bring_up.RUNGS[name].program is bring_up.SELFTEST:
         assert record["selftest"]["status"] == 0
-
-
-def test_without_a_gpu_the_record_says_so(tmp_path):
-    status, record, _ = climb("one-process", tmp_path)
-    assert status == 1
-    assert "no NVIDIA GPU" in record["left_out"]["one-process"]

@@ -149,45 +149,25 @@ def test_max_sms(op, mesh):
     assert found == ["3"] * (1 if op in ("psum", "barrier") else 2)
 
 
-@pytest.fixture
-def has_windows(monkeypatch):
-    """JAXCOMM_SYMMETRIC_BUFFERS=1."""
-    jax.clear_caches()  # lowerings without the setting
-    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
-    yield
-    jax.clear_caches()
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_buffers_in_collective_memory(mesh, op, has_windows, monkeypatch):
-    """From jax 0.12 on: operand 1, which follows the rank, and the result."""
-    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
-    text = lowered(OPS[op][0], mesh)
-    ((call, attributes),) = re.findall(r"(stablehlo\.custom_call @jaxcomm_\w+)\(.*?\)(.*)", text)
-    assert "symmetric_buffers = 1 : i64" in attributes
+def test_buffers_in_collective_memory(mesh, monkeypatch):
+    """JAXCOMM_SYMMETRIC_BUFFERS=1, from jax 0.12 on, on GPUs: operand 1, which follows the rank, and the result."""
     wanted = 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1}", results_memory_spaces = "{0:1}"}'
-    assert (wanted in attributes) == (op != "barrier"), call
-    assert text.count("memory_spaces") == (0 if op == "barrier" else 2), "of other operations"
-
-
-def test_windows_need_jax_0_12_and_the_setting(mesh, has_windows, monkeypatch):
-    f = OPS["psum"][0]
-    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.11.2")
-    assert "symmetric_buffers" not in lowered(f, mesh)
-    assert "memory_spaces" not in lowered(f, mesh)
-    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
-    assert "memory_spaces" in lowered(f, mesh)
-    monkeypatch.undo()
+    for version, on in (("0.12.0.1", True), ("0.12.0.1", False), ("0.11.2", True)):
+        jax.clear_caches()  # lowerings without the setting
+        monkeypatch.setattr(bootstrap, "config", lambda on=on: _config.Config(symmetric_buffers=on))
+        monkeypatch.setattr(_compat.jaxlib, "__version__", version)
+        for op, (f, _) in OPS.items():
+            text = lowered(f, mesh, platforms=("cpu", "cuda"))
+            (_, of_cpu), (_, of_cuda) = sorted(
+                (text.index(call), call) for call in re.findall(r"custom_call @jaxcomm_.*", text)
+            )
+            if "processes" not in of_cpu:
+                of_cpu, of_cuda = of_cuda, of_cpu
+            windows = on and version == "0.12.0.1"
+            assert ("symmetric_buffers = 1 : i64" in of_cuda) == windows and "symmetric_buffers" not in of_cpu
+            assert (wanted in of_cuda) == (windows and op != "barrier"), op
+            assert text.count("memory_spaces") == 2 * (windows and op != "barrier"), "of other operations"
     jax.clear_caches()
-    assert "symmetric_buffers" not in lowered(f, mesh)
-    assert "memory_spaces" not in lowered(f, mesh)
-
-
-def test_no_windows_on_the_cpu(mesh, has_windows, monkeypatch):
-    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
-    text = lowered(OPS["psum"][0], mesh, platforms=("cpu", "cuda"))
-    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
-    assert text.count("operands_memory_spaces") == text.count("symmetric_buffers = 1") == 1
 
 
 def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
@@ -230,29 +210,22 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
     )
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_declared_nodes_have_no_effect_at_compile_time(mesh, op):
-    """NCCL determines the nodes at run time. Declared axes have no effect, and a plan for several nodes may fit."""
-    f = OPS[op][0]
+def test_algorithms(mesh):
+    """NCCL finds nodes and multimem at run time: declared axes have no effect, and a plan for several nodes may fit."""
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
-    assert "group_size = 8 : i64" in text
-    assert "ranks_per_node = 8 : i64" in text
-    if op == "ppermute":
-        return
-    assert 'algorithm = "hierarchical"' in lowered(functools.partial(f, algorithm="hierarchical"), mesh)
-
-
-@pytest.mark.parametrize("op", [op for op in OPS if "multimem" in OURS.algorithms(op)])
-def test_multimem_is_for_gpus(mesh, op):
-    """GPUs report multimem support at run time. CPUs have none."""
-    f = functools.partial(OPS[op][0], algorithm="multimem")
-    assert 'algorithm = "multimem"' in lowered(f, mesh)
-    message = rf"{op} at .*: algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 4 ranks w"
-    with pytest.raises(ValueError, match=message):
-        lowered(f, mesh, platforms=("cpu",))
-
-
-def test_algorithms_that_do_not_fit_the_nodes_are_refused(mesh):
+    assert "group_size = 8 : i64" in text and "ranks_per_node = 8 : i64" in text
+    for op, (f, _) in OPS.items():
+        if op != "ppermute":
+            assert 'algorithm = "hierarchical"' in lowered(functools.partial(f, algorithm="hierarchical"), mesh)
+        if "multimem" not in OURS.algorithms(op):
+            continue
+        g = functools.partial(f, algorithm="multimem")
+        assert 'algorithm = "multimem"' in lowered(g, mesh)
+        message = (
+            rf"{op} at .*: algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 4 ranks w"
+        )
+        with pytest.raises(ValueError, match=message):
+            lowered(g, mesh, platforms=("cpu",))
     with pytest.raises(ValueError, match=r"psum at .*: algorithm \"hierarchical\" needs several nodes"):
         lowered(lambda x: OURS.psum(x, "node", algorithm="hierarchical"), mesh)  # two ranks
 
@@ -267,15 +240,11 @@ def test_a_group_of_one_is_called_only_when_an_algorithm_is_asked_for(op):
 
 
 def test_one_program_for_both_platforms(mesh):
-    """Each call has its own attributes."""
+    """Each call has its own attributes. The lowering rule for GPUs does not affect the rule for CPUs."""
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh, platforms=("cpu", "cuda"))
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
     assert sorted(re.findall(r"ranks_per_node = (\d)", text)) == ["4", "8"]
     assert text.count("processes = ") == 1
-
-
-def test_the_lowering_for_cpus_is_unchanged(mesh):
-    """The lowering rule for GPUs does not affect the rule for CPUs."""
     text = jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu"), mesh)).lower(X).as_text()
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 1
     assert "processes = " in text

@@ -12,63 +12,91 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
+constexpr int32_t kWarp = device::kWarpThreads;
+
 uint32_t Value(int32_t round, int32_t channel, int32_t rank, int64_t i) {
-  return static_cast<uint32_t>(((round * 8 + channel) * 8 + rank) * 100 + i);
+  return static_cast<uint32_t>(((round * 16 + channel) * 8 + rank) * 100 + i);
 }
 
-// Each rank writes to its place on all peers, then a barrier; each rank reads, then a barrier before the next round.
-void TestBarrier(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
-  constexpr int64_t kCount = 5;
-  const Node node(size, channels, channels * size * kCount);
-  emulation::Launch(channels, size, threads, seed, [&] {
-    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
-    const device::Comm& comm = node.comms[rank];
-    for (int32_t round = 0; round < 4; ++round) {
-      uint32_t values[kCount];
-      for (int64_t i = 0; i < kCount; ++i) values[i] = Value(round, channel, rank, i);
-      for (int32_t peer = 0; peer < size; ++peer) {
-        device::Put(node.window, peer, (channel * size + rank) * kCount * 4, values, sizeof(values));
-      }
-      CHECK(device::Barrier(comm, channel));
-      for (int64_t i = threadIdx.x; i < size * kCount; i += blockDim.x) {
-        const auto from = static_cast<int32_t>(i / kCount);
-        CHECK(node.At(rank)[channel * size * kCount + i] == Value(round, channel, from, i % kCount));
-      }
-      CHECK(device::Barrier(comm, channel));
-    }
-  });
-  for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
-}
+// A group of the kernel, and the number of its channel.
+struct Part {
+  device::ThreadGroup threads;
+  int32_t channel = 0;
+};
 
-// A ring: each rank puts to the next rank, which forwards the data. Then each rank reads the first value of the next
-// one.
-void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, int64_t count) {
+// All threads.
+struct Block {
+  static int32_t PerBlock(unsigned) { return 1; }
+  static Part Own() { return {device::OfBlock(), static_cast<int32_t>(blockIdx.x)}; }
+};
+
+// Each warp.
+struct Warps {
+  static int32_t PerBlock(unsigned threads) { return (static_cast<int32_t>(threads) + kWarp - 1) / kWarp; }
+  static Part Own() {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    return {device::OfWarp(), static_cast<int32_t>(blockIdx.x) * PerBlock(blockDim.x) + thread / kWarp};
+  }
+};
+
+// The first warp, and all others.
+struct TwoGroups {
+  static int32_t PerBlock(unsigned) { return 2; }
+  static Part Own() {
+    const auto warps = static_cast<int32_t>(blockDim.x) / kWarp;
+    const bool first = static_cast<int32_t>(threadIdx.x) < kWarp;
+    return {first ? device::OfWarps(0, 1, 15) : device::OfWarps(1, warps - 1, 1),
+            2 * static_cast<int32_t>(blockIdx.x) + (first ? 0 : 1)};
+  }
+};
+
+// Each group is a channel. It puts to all peers and reads after a barrier; then it passes blocks along a ring, and gets
+// the block of the next rank. Groups of a block never wait for each other.
+template <typename Parts>
+void TestGroups(uint64_t seed, int32_t size, int32_t blocks, unsigned threads, int64_t count) {
+  const int32_t channels = blocks * Parts::PerBlock(threads);
   // A channel of a window has a place for the block of every rank, and one more.
   const Node node(size, channels, channels * (size + 1) * count);
-  emulation::Launch(channels, size, threads, seed, [&] {
-    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+  emulation::Launch(blocks, size, threads, seed, [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y);
     const device::Comm& comm = node.comms[rank];
+    const auto [group, channel] = Parts::Own();
     const int32_t next = (rank + 1) % size, prev = (rank + size - 1) % size;
-    const auto place = [&](int32_t block) { return (channel * (size + 1) + block) * count; };
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-      node.At(rank)[place(rank) + i] = Value(0, channel, rank, i);
+    const auto place = [&, c = channel](int32_t block) { return (c * (size + 1) + block) * count; };
+    const auto fill = [&, c = channel, g = group](int32_t round) {
+      for (int64_t i = g.rank; i < count; i += g.size) node.At(rank)[place(size) + i] = Value(round, c, rank, i);
+      device::Sync(g);
+    };
+    const auto check = [&, c = channel, g = group](int32_t round, int32_t block, int32_t at) {
+      for (int64_t i = g.rank; i < count; i += g.size) {
+        CHECK(node.At(rank)[place(at) + i] == Value(round, c, block, i));
+      }
+    };
+    for (int32_t round = 0; round < 4; ++round) {
+      fill(round);
+      for (int32_t peer = 0; peer < size; ++peer) {
+        device::Put(node.window, peer, place(rank) * 4, node.At(rank) + place(size), count * 4, group);
+      }
+      CHECK(device::Barrier(comm, channel, 0, group));
+      for (int32_t r = 0; r < size; ++r) check(round, r, r);
+      CHECK(device::Barrier(comm, channel, 0, group));
     }
-    __syncthreads();
+    fill(4);
+    device::Put(node.window, rank, place(rank) * 4, node.At(rank) + place(size), count * 4, group);
+    device::Sync(group);
     for (int32_t s = 0; s + 1 < size; ++s) {
       const int32_t block = (rank + size - s) % size, coming = (prev + size - s) % size;
-      device::PutSignal(comm, channel, node.window, next, place(block) * 4, node.At(rank) + place(block), count * 4);
-      CHECK(__syncthreads_or(threadIdx.x == 0 && !device::Wait(comm, channel, prev)) == 0);
-      for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-        CHECK(node.At(rank)[place(coming) + i] == Value(0, channel, coming, i));
-      }
+      device::PutSignal(comm, channel, node.window, next, place(block) * 4, node.At(rank) + place(block), count * 4,
+                        group);
+      CHECK(device::Wait(comm, channel, prev, group));
+      check(4, coming, coming);
     }
-    CHECK(device::Barrier(comm, channel));
-    uint32_t* const copy = node.At(rank) + place(size);
-    device::Get(copy, node.window, next, place(next) * 4, count * 4);
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) CHECK(copy[i] == Value(0, channel, next, i));
+    CHECK(device::Barrier(comm, channel, 0, group));
+    device::Get(node.At(rank) + place(size), node.window, next, place(next) * 4, count * 4, group);
+    device::Sync(group);
+    check(4, next, size);
   });
-  for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+  node.CheckNoReports();
 }
 
 // Each rank sends a number to every other rank by LL messages, in many exchanges: the example of the documentation.
@@ -111,28 +139,29 @@ void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
 }
 
 // The last rank is missing. All threads of all other ranks detect it, one of them reports it, and no kernel signals
-// again. Channel 0 begins to wait before the others, which end when channel 0 does.
-void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+// again. The first block begins to wait before the others, which end when it does.
+template <typename Parts>
+void TestMissingRank(uint64_t seed, int32_t size, int32_t blocks, unsigned threads) {
+  const int32_t channels = blocks * Parts::PerBlock(threads);
   const Node node(size, channels, 1);
   const uint64_t begin = emulation::NowNs(), timeout_ns = node.comms[0].timeout_ns;
-  const auto kernel = [&] {
-    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
-    while (channel > 0 && emulation::NowNs() < begin + timeout_ns / 2) emulation::Pause();
-    CHECK(!device::Barrier(node.comms[rank], channel, 42));
-  };
-  emulation::Launch(channels, size - 1, threads, seed, kernel);
-  CHECK(emulation::NowNs() - begin >= timeout_ns);
-  for (int32_t again = 0; again < 2; ++again) {
+  for (const bool barrier : {true, true, false}) {
+    emulation::Launch(blocks, size - 1, threads, ++seed, [&] {
+      const device::Comm& comm = node.comms[blockIdx.y];
+      const auto [group, channel] = Parts::Own();
+      while (blockIdx.x > 0 && emulation::NowNs() < begin + timeout_ns / 2) emulation::Pause();
+      CHECK(!(barrier ? device::Barrier(comm, channel, 42, group) : device::Wait(comm, channel, size - 1, group, 42)));
+    });
+    CHECK(emulation::NowNs() - begin >= timeout_ns);
     for (int32_t r = 0; r + 1 < size; ++r) {
       const device::Report& report = node.reports[r];
       CHECK(report.state == device::Report::kComplete && report.call_id == 7 && report.step == 42);
       CHECK(report.rank == 2 + 4 * r && report.peer == 2 + 4 * (size - 1));
       CHECK(report.channel >= 0 && report.channel < channels && report.expected == 1 && report.seen == 0);
+      for (int32_t channel = 0; channel < channels; ++channel) {
+        CHECK(node.counters.sent[r][channel * size + size - 1] == 1);
+      }
     }
-    for (int32_t channel = 0; channel < channels; ++channel) {
-      for (int32_t r = 0; r + 1 < size; ++r) CHECK(node.counters.sent[r][channel * size + size - 1] == 1);
-    }
-    if (again == 0) emulation::Launch(channels, size - 1, threads, seed, kernel);
   }
   CHECK(emulation::NowNs() - begin < timeout_ns * 5 / 4);
 }
@@ -202,19 +231,40 @@ void ForAllShapes(F f) {
   }
 }
 
-TEST_CASE("a barrier") {
-  ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
-    for (int repeat = 0; repeat < 5; ++repeat) TestBarrier(seed + repeat, size, channels, threads);
+TEST_CASE("barriers, and puts along a ring: blocks, warps, and several warps") {
+  ForAllShapes([](uint64_t seed, int32_t size, int32_t blocks, unsigned threads) {
+    for (const int64_t count : {1, 9, 60}) {
+      TestGroups<Block>(++seed, size, blocks, threads, count);
+      TestGroups<Warps>(++seed, size, blocks, threads == 2 ? 5 : threads, count);
+      if (threads > 2) TestGroups<TwoGroups>(++seed, size, blocks, threads, count);
+    }
   });
 }
 
-TEST_CASE("puts along a ring") {
-  ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
-    for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
+TEST_CASE("a missing rank") {
+  ForAllShapes([](uint64_t seed, int32_t size, int32_t blocks, unsigned threads) {
+    TestMissingRank<Block>(seed, size, blocks, threads);
+    TestMissingRank<Warps>(seed + 3, size, blocks, threads);
+    if (threads > 2) TestMissingRank<TwoGroups>(seed + 6, size, blocks, threads);
   });
 }
 
-TEST_CASE("a missing rank") { ForAllShapes(TestMissingRank); }
+TEST_CASE("whether a value is true in a thread of the group") {
+  emulation::Launch(1, 1, 9, FirstSeed(), [&] {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    for (int32_t k = 0; k < 9; ++k) {
+      const bool own = thread == k;
+      CHECK(device::AnyOf(device::OfThread(), own) == own);
+      CHECK(device::AnyOf(device::OfWarp(), own) == (thread / kWarp == k / kWarp));
+      CHECK(device::AnyOf(device::OfBlock(), own));
+      // Of four warps, and one that is not full.
+      if (thread >= 4 * kWarp) continue;
+      const bool low = thread < kWarp;
+      CHECK(device::AnyOf(low ? device::OfWarps(0, 1, 3) : device::OfWarps(1, 3, 2), own) ==
+            (low ? k < kWarp : k >= kWarp && k < 4 * kWarp));
+    }
+  });
+}
 
 TEST_CASE("sums through a switch") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {

@@ -15,16 +15,14 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "fakes/litmus_ranks.h"
+#include "fakes/litmus_runs.h"
 #include "fakes/virtual_ranks.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using memory_model::EndKernel;
 using memory_model::Program;
-using memory_model::Require;
 
 class ProgramMemory : public Memory {
  public:
@@ -79,9 +77,7 @@ std::vector<LitmusGin> MakeLitmusGin(Program& program, const VirtualRanks::Call&
 
 int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t>(40 * run + 16 * rank + i); }
 
-// Runs a plan on bytes twice. Reductions and copies divide bytes among threads in different ways. A rank writes its
-// input just before the kernel begins, and reads and overwrites its output as soon as the kernel has ended, as XLA's
-// kernels do.
+// Runs a plan on bytes twice. Reductions and copies divide bytes among threads in different ways.
 void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, unsigned threads,
                bool copies, int64_t chunk_count = 0) {
   Program program;
@@ -101,40 +97,33 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   auto* const results = program.Words<int8_t>(n * OutputCount(choice.request) + 1, "results") + 1;
   const auto input_count = static_cast<int32_t>(InputCount(choice.request));
   const auto output_count = static_cast<int32_t>(OutputCount(choice.request));
+  const auto value = [collective, n, input_count](int64_t i, int32_t run) {
+    int32_t expected =
+        collective == Collective::kAllGather ? Value(static_cast<int32_t>(i / input_count), i % input_count, run) : 0;
+    for (int32_t r = 0; r < n && collective == Collective::kAllReduce; ++r) expected += Value(r, i, run);
+    return static_cast<int8_t>(expected);
+  };
   for (int32_t r = 0; r < n; ++r) {
-    program.AddBlock(r, 0, threads, [=, &call, &gin] {
-      RankArgs args = call.args_on_host[r];
-      auto* input = reinterpret_cast<int8_t*>(call.inputs[r]);
-      auto* output = reinterpret_cast<int8_t*>(call.outputs[r]);
-      if (copies) {
-        args.copy_in = {call.inputs[r], reinterpret_cast<char*>(operands + r * input_count)};
-        args.copy_out = {reinterpret_cast<char*>(results + r * output_count), call.outputs[r]};
-        input = operands + r * input_count;
-        output = results + r * output_count;
+    RankArgs args = call.args_on_host[r];
+    auto* input = reinterpret_cast<int8_t*>(call.inputs[r]);
+    auto* output = reinterpret_cast<int8_t*>(call.outputs[r]);
+    if (copies) {
+      args.copy_in = {call.inputs[r], reinterpret_cast<char*>(operands + r * input_count)};
+      args.copy_out = {reinterpret_cast<char*>(results + r * output_count), call.outputs[r]};
+      input = operands + r * input_count;
+      output = results + r * output_count;
+    }
+    const auto run = [=, &gin] {
+      if (gin.empty()) {
+        NoNetwork network;
+        ChannelExecutor<NoNetwork>(args, network, 0).Run();
+      } else {
+        GinNetwork network(gin[r].args, gin[r].comm);
+        ChannelExecutor<GinNetwork>(args, network, 0).Run();
       }
-      for (int32_t run = 1; run <= 2; ++run) {
-        if (threadIdx.x == 0) {
-          for (int32_t i = 0; i < input_count; ++i) input[i] = static_cast<int8_t>(Value(r, i, run));
-        }
-        EndKernel();
-        if (gin.empty()) {
-          NoNetwork network;
-          ChannelExecutor<NoNetwork>(args, network, 0).Run();
-        } else {
-          GinNetwork network(gin[r].args, gin[r].comm);
-          ChannelExecutor<GinNetwork>(args, network, 0).Run();
-        }
-        EndKernel();
-        for (int32_t i = 0; i < output_count && threadIdx.x == 0; ++i) {
-          int32_t expected = 0;
-          if (collective == Collective::kAllGather) expected = Value(i / input_count, i % input_count, run);
-          for (int32_t peer = 0; peer < n && collective == Collective::kAllReduce; ++peer)
-            expected += Value(peer, i, run);
-          Require(output[i] == static_cast<int8_t>(expected), "a wrong result");
-          output[i] = -1;
-        }
-      }
-    });
+    };
+    const auto operand = [r](int64_t i, int32_t number) { return static_cast<int8_t>(Value(r, i, number)); };
+    AddRuns(program, r, threads, 2, input, input_count, operand, output, output_count, value, run);
   }
   ExpectSound(program);
 }
@@ -170,27 +159,24 @@ TEST_CASE("multimem") {
     const device::Window x = ranks.Window(program, kCount * 4, "x"), y = ranks.Window(program, output_count * 4, "y");
     emulation::Multicast& multicast = emulation::TheMulticast();
     multicast = {&program, reinterpret_cast<char*>(uintptr_t{0x10000}), 64, {arena.At(0), arena.At(1)}, kRanks};
-    ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
-      const int32_t rank = comm.local.rank;
+    for (int32_t r = 0; r < kRanks; ++r) {
       MultimemArgs args = MakeMultimemArgs(request, {}, DType::kF32, 1);
-      args.comm = comm;
+      args.comm = ranks.comm(r);
       args.comm.arena = arena;
       args.comm.arena_bytes = 64;
-      args.comm.arena_multicast = {emulation::TheMulticast().base};
-      args.x = x.At(rank);
-      args.y = y.At(rank);
-      for (int32_t run = 1; run <= 2; ++run) {
-        for (int32_t i = 0; i < kCount; ++i) x.At<float>(rank)[i] = static_cast<float>(Value(rank, i, run));
-        EndKernel();
-        MultimemCall(args, 0).Run();
-        EndKernel();
-        for (int32_t i = 0; i < output_count; ++i) {
-          const int32_t expected = collective == Collective::kAllReduce ? Value(0, i, run) + Value(1, i, run)
-                                                                        : Value(i / kCount, i % kCount, run);
-          Require(y.At<float>(rank)[i] == static_cast<float>(expected), "a wrong result");
-        }
-      }
-    });
+      args.comm.arena_multicast = {multicast.base};
+      args.x = x.At(r);
+      args.y = y.At(r);
+      const auto sum_or_copy = [collective](int64_t i, int32_t run) {
+        return static_cast<float>(collective == Collective::kAllReduce
+                                      ? Value(0, i, run) + Value(1, i, run)
+                                      : Value(static_cast<int32_t>(i / kCount), i % kCount, run));
+      };
+      AddRuns(
+          program, r, 1, 2, x.At<float>(r), kCount,
+          [r](int64_t i, int32_t run) { return static_cast<float>(Value(r, i, run)); }, y.At<float>(r), output_count,
+          sum_or_copy, [args] { MultimemCall(args, 0).Run(); });
+    }
     ExpectSound(program);
   }
 }
@@ -202,26 +188,16 @@ TEST_CASE("an LL call of two shots") {
   LitmusRanks ranks(program, kRanks, 1, 1);
   const Request request = RequestOf(Collective::kAllReduce, {1, kRanks, true, true}, kCount);
   const device::Window x = ranks.Window(program, kCount * 4, "x"), y = ranks.Window(program, kCount * 4, "y");
-  ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
-    const int32_t rank = comm.local.rank;
+  for (int32_t r = 0; r < kRanks; ++r) {
     LlArgs args = MakeLlArgs(request, {}, {DType::kS32, ReduceOp::kSum}, 1, true);
-    args.comm = comm;
-    args.x = x.At(rank);
-    args.y = y.At(rank);
-    for (int32_t run = 1; run <= 2; ++run) {
-      if (threadIdx.x == 0) {
-        for (int32_t i = 0; i < kCount; ++i) x.At<int32_t>(rank)[i] = Value(rank, i, run);
-      }
-      EndKernel();
-      LlCall(args, 0).Run();
-      EndKernel();
-      for (int32_t i = 0; i < kCount && threadIdx.x == 0; ++i) {
-        Require(y.At<int32_t>(rank)[i] == Value(0, i, run) + Value(1, i, run), "a wrong result");
-        y.At<int32_t>(rank)[i] = -1;
-      }
-      EndKernel();
-    }
-  });
+    args.comm = ranks.comm(r);
+    args.x = x.At(r);
+    args.y = y.At(r);
+    AddRuns(
+        program, r, 2, 2, x.At<int32_t>(r), kCount, [r](int64_t i, int32_t run) { return Value(r, i, run); },
+        y.At<int32_t>(r), kCount, [](int64_t i, int32_t run) { return Value(0, i, run) + Value(1, i, run); },
+        [args] { LlCall(args, 0).Run(); });
+  }
   ExpectSound(program);
 }
 

@@ -1,5 +1,14 @@
-// The kernel of dispatch and combine on the smallest group, in all executions that a relaxed memory model allows.
-#include "../../ffi/cuda/kernels/rows.cuh"
+// The kernels that move rows, on the smallest groups, in all executions that a relaxed memory model and GIN allow:
+// dispatch and combine in a node and between nodes (test_litmus_nodes.cc joins both), all_to_all_v, route_and_dispatch,
+// and bulk copies, whose rings have two stages of 16 bytes.
+#include <vector>
+
+#include "fakes/litmus_nodes.h"
+// Must follow it, as NCCL's headers go before gin.h.
+#include "../../ffi/cuda/kernels/rail_combine.cuh"
+#include "../../ffi/cuda/kernels/rail_dispatch.cuh"
+#include "../../ffi/cuda/kernels/route_and_dispatch.cuh"
+#include "../../ffi/cuda/kernels/slices.cuh"
 #include "../check.h"
 #include "fakes/litmus_runs.h"
 
@@ -7,78 +16,244 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr int32_t kRanks = 2, kChoices = 2;
-constexpr int64_t kArenaBytes = 1024;
+using memory_model::Program;
+using memory_model::Require;
+
+constexpr int32_t kRanks = 2;
+constexpr BulkStages kStages = {2, 16};
+
+float Value(int64_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
+
+device::Comm CommOf(const LitmusNodes& nodes, int32_t rank) {
+  device::Comm comm = nodes.comms[rank];
+  comm.arena_bytes = nodes.arena.stride;
+  return comm;
+}
+
+// Adds the runs of a kernel whose arguments `call` have the operand x and the result y.
+template <typename Args, typename X, typename Y, typename Run>
+void AddRunsOf(Program& program, int32_t rank, unsigned threads, int32_t runs, Args& call, int64_t num_x, X x,
+               int64_t num_y, Y y, Run run) {
+  auto* const from = program.Words<float>(num_x, "x");
+  auto* const to = program.Words<float>(num_y, "y");
+  call.x = reinterpret_cast<char*>(from);
+  call.y = reinterpret_cast<char*>(to);
+  AddRuns(program, rank, threads, runs, from, num_x, x, to, num_y, y, run);
+}
 
 // Tables of one token per rank have by rank the first packed choice of each expert, sizes, slots, sizes. Not in vectors
 // of int32_t: the model uses functions of these, which would be compiled as parts of the program.
-constexpr int32_t kRows[kChoices] = {0, 0};  // of the payload
+constexpr int32_t kRows[] = {0, 0};  // of the payload
 
 // The token goes to the experts of both ranks, which have one each.
 constexpr int32_t kTable[] = {0, 1, 1, 1, 0, 0, 1, 1, /**/ 0, 1, 1, 1, 1, 1, 1, 1};
-constexpr int32_t kExperts[kRanks][kChoices] = {{0, 1}, {1, 0}};  // by rank and choice
-constexpr int32_t kSlots[kRanks][kChoices] = {{0, 0}, {1, 1}};
+constexpr int32_t kExperts[kRanks][2] = {{0, 1}, {1, 0}};  // by rank and choice
+constexpr int32_t kSlots[kRanks][2] = {{0, 0}, {1, 1}};
 
 // The token goes to both experts of the other rank.
-constexpr int32_t kOtherTable[] = {0, 0, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, /**/
-                                   0, 1, 2, 2, 1, 1, 0, 0, 0, 1, 1, 2, 0, 0, 1, 1};
+constexpr int32_t kPeerTable[] = {0, 0, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, /**/
+                                  0, 1, 2, 2, 1, 1, 0, 0, 0, 1, 1, 2, 0, 0, 1, 1};
 
-void SetSizes(RowArgs& args, int32_t num_experts) {
-  args.dtype = DType::kF32;
-  args.num_rows = 1, args.num_slots = 2, args.num_choices = kChoices;
-  args.row_bytes = sizeof(float), args.piece_bytes = 128;
-  args.num_ranks = kRanks, args.num_experts = num_experts, args.choices_per_row = kChoices;
-  CHECK(ArenaBytes(args) <= kArenaBytes);
-}
+struct RowCase {
+  bool combines;
+  int32_t num_nodes;  // 0: the kernel inside a node. 1: messages that do not cross the network
+  bool to_peer = false, sums_at_source = false;
+};
 
-void Run(const RowArgs& args, char* shared) { RowCall(args, 0, shared).Run(); }
-
-void CheckDispatch(bool other, unsigned threads) {
-  LitmusRuns<RowArgs> runs(kRanks, kArenaBytes);
-  for (RowArgs& own : runs.args) {
-    SetSizes(own, other ? 4 : 2);
-    CHECK(GroupsPlaces(own) == other);
-    own.state = runs.program.Words<uint64_t>(1, "state");
-    own.table = other ? runs.Upload(kOtherTable, "table") : runs.Upload(kTable, "table");
-    own.index = runs.Upload(kRows, "index");
-  }
-  const auto y = [other](int32_t rank, int32_t slot, int32_t run) { return LitmusValue(other ? 1 - rank : slot, run); };
-  runs.Check(
-      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),  //
-      1, [](int32_t rank, int32_t, int32_t run) { return LitmusValue(rank, run); }, 2, y, Run);
-}
-
-void CheckCombine(unsigned threads) {
-  LitmusRuns<RowArgs> runs(kRanks, kArenaBytes);
+void CheckRows(const RowCase& test, unsigned threads) {
+  Program program;
+  InterNodeRowArgs sizes;
+  sizes.sums_at_source = test.sums_at_source;
+  RowArgs& rows = sizes.rows;
+  rows.combines = test.combines;
+  rows.dtype = DType::kF32;
+  rows.num_rows = 1, rows.num_slots = 2, rows.num_choices = 2, rows.choices_per_row = 2;
+  rows.row_bytes = sizeof(float), rows.piece_bytes = 128;
+  rows.num_ranks = kRanks, rows.num_experts = test.to_peer ? 4 : 2;
+  CHECK(GroupsPlaces(rows) == test.to_peer);
+  const bool rails = test.num_nodes > 0;
+  const LitmusNodes nodes(program, test.num_nodes == 2 ? std::vector<int32_t>{1, 1} : std::vector<int32_t>{2},
+                          rails ? RailArenaBytes(sizes, test.num_nodes) : ArenaBytes(rows));
+  std::vector<InterNodeRowArgs> args(kRanks, sizes);
   for (int32_t r = 0; r < kRanks; ++r) {
-    RowArgs& own = runs.args[r];
-    own.combines = true;
-    SetSizes(own, 2);
-    own.state = runs.program.Words<uint64_t>(1, "state");
-    own.table = runs.Upload(kTable, "table");
-    own.index = runs.Upload(kSlots[r], "index");
-    own.expert = runs.Upload(kExperts[r], "expert");
+    const InterNodeRowArgs* const call = &args[r];
+    RowArgs& own = args[r].rows;
+    args[r].gin = nodes.gins[r];
+    args[r].node = nodes.comms[r];
+    own.comm = rails ? nodes.gins[r].comm : CommOf(nodes, r);
+    own.state = program.Words<uint64_t>(1, "state");
+    own.table = test.to_peer ? UploadTo(program, kPeerTable, "table") : UploadTo(program, kTable, "table");
+    own.index = test.combines ? UploadTo(program, kSlots[r], "index") : UploadTo(program, kRows, "index");
+    own.expert = UploadTo(program, kExperts[r], "expert");
+    const auto num_threads = static_cast<int32_t>(threads);
+    char* const shared =
+        program.Take(rails ? RailSharedBytes(own, num_threads) : RowSharedBytes(own, num_threads), "shared memory");
+    const ncclDevComm* const nccl_comm = &nodes.nccl_comms[r];
+    // Slot s belongs to rank s, or all slots to the peer. Experts return rows as they are.
+    const auto slots = [r, peer = test.to_peer](int64_t s, int32_t run) { return Value(peer ? 1 - r : s, run); };
+    const auto tokens = [r](int64_t, int32_t run) { return Value(r, run); };
+    const auto sums = [r](int64_t, int32_t run) { return 2 * Value(r, run); };
+    const auto run = [=] {
+      if (!rails) return RowCall(call->rows, 0, shared).Run();
+      const device::Gin gin(call->gin, *nccl_comm);
+      if (call->rows.combines) {
+        RailCombine<device::Gin>(*call, gin, 0, shared).Run();
+      } else {
+        RailDispatch<device::Gin>(*call, gin, 0, shared).Run();
+      }
+    };
+    if (test.combines) {
+      AddRunsOf(program, r, threads, 2, own, 2, slots, 1, sums, run);
+    } else {
+      AddRunsOf(program, r, threads, 2, own, 1, tokens, 2, slots, run);
+    }
   }
-  // Slot s of a rank belongs to rank s.
-  runs.Check(
-      threads, RowSharedBytes(runs.args[0], static_cast<int32_t>(threads)),    //
-      2, [](int32_t, int32_t s, int32_t run) { return LitmusValue(s, run); },  //
-      1, [](int32_t rank, int32_t, int32_t run) { return 2 * LitmusValue(rank, run); }, Run);
+  ExpectSound(program);
 }
 
-TEST_CASE("dispatch by one thread and by two") {
-  CheckDispatch(false, 1);
-  CheckDispatch(false, 2);
+TEST_CASE("dispatch and combine, by one thread and by two") {
+  const RowCase cases[] = {{false, 0},
+                           {false, 0, true},
+                           {true, 0},
+                           {false, 1},
+                           {false, 2},
+                           {true, 1},
+                           {true, 2},
+                           {true, 1, false, true},
+                           {true, 2, false, true}};
+  for (const RowCase& test : cases) {
+    for (const unsigned threads : {1u, 2u}) CheckRows(test, threads);
+  }
 }
 
-TEST_CASE("dispatch of tokens with two experts at one rank, by one thread and by two") {
-  CheckDispatch(true, 1);
-  CheckDispatch(true, 2);
+// One slice of one row for each rank: by rank input offsets, sizes, output offsets, sizes.
+constexpr int32_t kSlices[] = {0, 0, 1, 1, 0, 0, 1, 1, /**/ 0, 0, 1, 1, 1, 1, 1, 1};
+
+// `bulk`: number of ranks that make bulk copies.
+void CheckSlices(bool puts, unsigned threads, int32_t bulk) {
+  Program program;
+  const int64_t row = bulk > 0 ? 4 : 1;
+  const LitmusNodes nodes(program, {kRanks}, 256);
+  std::vector<SliceArgs> args(kRanks);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    SliceArgs& own = args[r];
+    own.comm = CommOf(nodes, r);
+    own.input_rows = puts ? 3 : 1, own.output_rows = 2;
+    CHECK(Reads(own) == !puts);
+    own.row_bytes = row * int64_t{sizeof(float)};
+    own.slices_per_rank = kRanks;
+    CHECK(ArenaBytes(own) <= 256);
+    own.table = UploadTo(program, kSlices, "table");
+    if (r < bulk) own.bulk = kStages;
+    const auto num_threads = static_cast<int32_t>(threads);
+    char* const shared =
+        program.Take(SliceSharedBytes(num_threads, bulk > 0 ? kStages : BulkStages{}), "shared memory");
+    AddRunsOf(
+        program, r, threads, 2, own, row, [r](int64_t, int32_t run) { return Value(r, run); }, 2 * row,
+        [row](int64_t i, int32_t run) { return Value(i / row, run); },
+        [call = &own, shared] { SliceCall(*call, 0, shared).Run(); });
+  }
+  ExpectSound(program);
 }
 
-TEST_CASE("combine by one thread and by two") {
-  CheckCombine(1);
-  CheckCombine(2);
+TEST_CASE("one slice per pair: read and put, by one thread and by two, in bulk by one rank and by both") {
+  for (const bool puts : {false, true}) {
+    for (const unsigned threads : {1u, 2u}) CheckSlices(puts, threads, 0);
+    for (const int32_t bulk : {1, 2}) CheckSlices(puts, 1, bulk);
+  }
+}
+
+// Twice: writes x, puts it to the peer's window, copies what the peer has put out of the own window, reads the copy.
+// With `num_pieces` of three, a stage is used twice by one copy.
+void ExchangeInBulk(int64_t num_pieces, unsigned num_threads) {
+  Program program;
+  const LitmusRanks ranks(program, 2, 1);
+  const int64_t bytes = num_pieces * kStages.bytes, count = bytes / int64_t{sizeof(int64_t)};
+  const device::Window x = ranks.Window(program, bytes, "x"), y = ranks.Window(program, bytes, "y");
+  const device::Window window = ranks.Window(program, bytes, "window");
+  std::vector<char*> shared;
+  for (int rank = 0; rank < 2; ++rank) shared.push_back(program.Take(BulkSharedBytes(kStages), "shared memory"));
+  ranks.AddBlocks(program, 1, num_threads, [=](const device::Comm& comm) {
+    const int32_t rank = comm.local.rank, peer = 1 - rank;
+    const auto last = static_cast<unsigned>(num_threads - 1);  // another thread than the one that copies
+    const auto value = [&](int32_t of, int64_t i, int64_t run) { return 100 * run + 10 * of + i; };
+    const BulkCopies copies(comm, 0, kStages, shared[rank]);
+    for (int64_t run = 1; run <= 2; ++run) {
+      for (int64_t i = 0; i < count && threadIdx.x == last; ++i) x.At<int64_t>(rank)[i] = value(rank, i, run);
+      __syncthreads();
+      copies.Copy(window.At(peer), x.At(rank), bytes);
+      device::Signal(comm, 0, peer, device::OfBlock());
+      Require(device::Wait(comm, 0, peer, device::OfBlock()), "no signal");
+      copies.Copy(y.At(rank), window.At(rank), bytes);
+      __syncthreads();
+      for (int64_t i = 0; i < count && threadIdx.x == last; ++i) {
+        Require(y.At<int64_t>(rank)[i] == value(peer, i, run), "a wrong copy");
+        y.At<int64_t>(rank)[i] = -1;
+      }
+      // The window may be overwritten.
+      device::Signal(comm, 0, peer, device::OfBlock());
+      Require(device::Wait(comm, 0, peer, device::OfBlock()), "no signal");
+    }
+  });
+  ExpectSound(program);
+}
+
+TEST_CASE("bulk copies between two ranks") {
+  ExchangeInBulk(1, 1);
+  ExchangeInBulk(1, 2);
+  ExchangeInBulk(3, 1);
+}
+
+// `runs` calls of route_and_dispatch on one arena, of one token per rank, whose first choice is the expert of the same
+// rank, or of the other one if `crossed`, and its second one, if there is one, is the other expert.
+void CheckRouteAndDispatch(int32_t choices, bool crossed, int32_t runs, unsigned threads) {
+  Program program;
+  RouteAndDispatchArgs sizes;
+  sizes.comm.local.size = kRanks;
+  sizes.tokens = 1, sizes.choices = choices, sizes.num_experts = kRanks, sizes.capacity = choices;
+  sizes.row_bytes = sizeof(float), sizes.piece_bytes = 8;
+  // ArenaBytes: one channel, two sets of slots of 16 bytes.
+  const LitmusNodes nodes(program, {kRanks},
+                          EpochBytes(sizes.num_epochs) + int64_t{2} * kRanks * ChannelUnits(sizes) * 16);
+  std::vector<RouteAndDispatchArgs> args(kRanks, sizes);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    RouteAndDispatchArgs& own = args[r];
+    own.comm = CommOf(nodes, r);
+    own.comm.ll_slots = SlotsOfArena(own.comm, sizes.num_epochs);
+    auto* const ids = program.Words<int32_t>(choices, "ids");
+    for (int32_t k = 0; k < choices; ++k) ids[k] = (r + k + (crossed ? 1 : 0)) % kRanks;
+    own.ids = ids;
+    own.slot = program.Words<int32_t>(choices, "slot");
+    own.expert = program.Words<int32_t>(choices, "expert");
+    own.group_sizes = program.Words<int32_t>(1, "group_sizes");
+    own.group_counts = program.Words<int32_t>(1, "group_counts");
+    own.demand = program.Words<int32_t>(1, "demand");
+    own.dropped = program.Words<int32_t>(1, "dropped");
+    own.table = program.Words<int32_t>(kRanks * kRanks, "table");
+    char* const shared = program.Take(RouteAndDispatchSharedBytes(own), "shared memory");
+    AddRunsOf(
+        program, r, threads, runs, own, 1, [r](int64_t, int32_t run) { return Value(r, run); }, choices,
+        [=](int64_t s, int32_t run) {
+          return Value(choices == kRanks ? s : crossed ? 1 - r : r, run);
+        },
+        [=, call = &own] {
+          RouteAndDispatchCall(*call, 0, shared).Run();
+          memory_model::EndKernel();
+          if (threadIdx.x != 0) return;
+          Require(*call->group_counts == choices && *call->demand == choices, "a wrong routing");
+          Require(call->slot[0] == (choices == kRanks ? r : 0), "a wrong slot");
+        });
+  }
+  ExpectSound(program);
+}
+
+// Three runs: the third one uses the set of slots of the first one again.
+TEST_CASE("route_and_dispatch: rows that cross, that stay, and that go to both ranks, by one thread and by two") {
+  CheckRouteAndDispatch(1, true, 3, 1);
+  CheckRouteAndDispatch(1, false, 3, 1);
+  CheckRouteAndDispatch(2, true, 3, 1);
+  CheckRouteAndDispatch(1, true, 3, 2);
+  CheckRouteAndDispatch(2, false, 1, 2);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// LL messages. Collectives have the same bits as on the CPU's executor, in long series of calls of all kinds and sizes
-// on the same slots, mixed with plans of the executor. Kernels whose peers do not arrive end in time. Emulated, or
-// compiled by nvcc for a GPU.
+// LL messages, and sums through the switch ("multimem"). Collectives have the same bits as on the CPU's executor, in
+// long series of calls of all kinds and sizes on the same slots or on the same arena, mixed with plans of the executor.
+// Kernels whose peers do not arrive end in time. Emulated, or, without the switch, compiled by nvcc for a GPU. Sums
+// through the switch are of integers, so that its order does not matter.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@ namespace jaxcomm::cuda {
 using TestMemory = ManagedMemory;
 }
 #else
+#include "../../ffi/cuda/kernels/multimem.cuh"
 #include "fakes/emulated.h"
 #endif
 #include "fakes/virtual_ll.h"
@@ -36,63 +38,119 @@ bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr;
 #if defined(__CUDACC__)
 constexpr uint64_t kDeadlineNs = 10'000'000'000;
 constexpr unsigned kManyThreads = 8;
-void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
-            uint64_t) {
-  int32_t repetitions = 1;
-  void* parameters[] = {&calls, &num_calls, &repetitions};
-  const dim3 grid(num_channels, num_ranks);
-  CHECK_CUDA(cudaLaunchCooperativeKernel(RunCalls, grid, dim3(threads * 16), parameters, 0, nullptr));
-  CHECK_CUDA(cudaDeviceSynchronize());
-}
+struct MultimemArgs {};
 #else
 constexpr uint64_t kDeadlineNs = 1'000'000'000;
 constexpr unsigned kManyThreads = 2 * kUnits;  // some have no slot to sweep
-void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
-            uint64_t seed) {
-  emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
-    for (int32_t i = 0; i < num_calls; ++i) {
-      RunMixed(calls[i], static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
-      __syncthreads();
-    }
-  });
-}
 #endif
+constexpr int64_t kMaxCount = 5003, kArenaBytes = 8 * (kMaxCount + 1) * 16;  // of multimem calls
 
-// Random bits, except infinities and NaN.
-void Randomize(char* values, DType dtype, int64_t bytes, std::mt19937_64& random) {
-  for (int64_t i = 0; i < bytes; ++i) values[i] = static_cast<char>(dtype == DType::kBool ? random() % 2 : random());
-  int64_t width = ItemBytes(dtype);
-  if (dtype == DType::kC64 || dtype == DType::kC128) width /= 2;
-  for (int64_t i = width - 1; dtype >= DType::kF16 && i < bytes; i += width) values[i] &= static_cast<char>(0xbf);
-}
-
-// A group of one node whose slots have been used before.
+// A group of one node whose slots or arena have been used before.
 struct Group {
-  Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
-      : n(n),
+  Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs, bool multimem = false)
+      : multimem(multimem),
+        n(n),
         num_channels(num_channels),
         ranks(memory, {1, n, true, true}, num_channels, timeout_ns),
-        slots(memory, n, num_channels, kUnits) {}
+        slots(memory, n, num_channels, kUnits) {
+#if !defined(__CUDACC__)
+    if (!multimem) return;
+    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
+    // Not the address of any memory.
+    emulation::TheMulticast() = {reinterpret_cast<char*>(uintptr_t{0x10000}), kArenaBytes, {}};
+    for (int32_t r = 0; r < n; ++r) emulation::TheMulticast().replicas.push_back(arena.At(r));
+#endif
+  }
 
   device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
   uint64_t& epoch(int32_t rank, int32_t channel) const { return slots.Of(rank).epochs[channel]; }
+  // The memory that peers write.
+  Bytes Shared() const {
+    if (multimem) return Bytes(arena.base, arena.base + n * arena.stride);
+    return Bytes(slots.pads(), slots.pads() + n * slots.pad_bytes());
+  }
 
   TestMemory memory;
+  const bool multimem;
   const int32_t n, num_channels;
   const VirtualRanks ranks;
   const VirtualSlots slots;
+  device::Window arena;
 };
 
+// One of several consecutive calls: of LL messages, through the switch, or a plan of the executor.
 struct Drawn {
   Request request;
   Operation operation;
   ContiguousCounts contiguous;
   bool two_shot = false;
   LlBuffers buffers;
-  std::vector<Bytes> expected;
+  std::vector<MultimemArgs> multimem;  // by rank
+  std::vector<Bytes> expected;         // by rank; none of a plan
+
+  bool IsPlan() const { return expected.empty(); }
 };
 
-int num_calls = 0;
+#if defined(__CUDACC__)
+void Launch(const Group& group, const std::vector<Drawn>& row, unsigned threads, uint64_t) {
+  std::vector<MixedCall> all;
+  for (const Drawn& drawn : row) all.push_back(drawn.buffers.call);
+  ManagedMemory memory;
+  const MixedCall* calls = memory.Upload(all);
+  auto num_calls = static_cast<int32_t>(all.size());
+  int32_t repetitions = 1;
+  void* parameters[] = {&calls, &num_calls, &repetitions};
+  const dim3 grid(group.num_channels, group.n);
+  CHECK_CUDA(cudaLaunchCooperativeKernel(RunCalls, grid, dim3(threads * 16), parameters, 0, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+}
+#else
+// The fault of a run: a missing or late rank, or a host that aborts.
+struct Trouble {
+  int32_t missing = -1;
+  uint64_t late_ns = 0;  // 0: never
+  uint64_t abort_ns = 0;
+};
+
+// Ranks run ahead of each other as far as the slots, or the entry and exit barriers, allow. Multimem calls of a rank
+// begin when all thread blocks of the previous one have ended.
+void Launch(const Group& group, const std::vector<Drawn>& row, unsigned threads, uint64_t seed, Trouble trouble = {}) {
+  std::vector<uint64_t> ended(group.n);  // thread blocks, by rank
+  const uint64_t begin = emulation::NowNs();
+  const auto wait_until = [](uint64_t end) {
+    while (emulation::NowNs() < end) emulation::Pause();
+  };
+  emulation::Launch(group.num_channels, group.n + 1, threads, seed, [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    if (rank == group.n) {  // the host
+      if (trouble.abort_ns == 0 || channel != 0 || threadIdx.x != 0) return;
+      wait_until(begin + trouble.abort_ns);
+      for (int32_t r = 0; r < group.n; ++r) device::StoreRelease(&group.report(r).abort, 1);
+      return;
+    }
+    if (rank == trouble.missing) {
+      if (trouble.late_ns == 0) return;
+      wait_until(begin + trouble.late_ns);
+    }
+    uint64_t due = 0;
+    for (const Drawn& drawn : row) {
+      if (drawn.multimem.empty()) {
+        RunMixed(drawn.buffers.call, rank, channel);
+      } else if (channel < drawn.multimem[rank].num_channels) {
+        MultimemCall(drawn.multimem[rank], channel).Run();
+      }
+      __syncthreads();
+      if (!group.multimem) continue;
+      due += gridDim.x;
+      if (threadIdx.x == 0) {
+        __atomic_fetch_add(&ended[rank], 1, __ATOMIC_ACQ_REL);
+        while (device::LoadAcquire(&ended[rank]) < due) emulation::Pause();
+      }
+      __syncthreads();
+    }
+  });
+}
+#endif
 
 // An LL call whose blocks fit into the slots.
 Drawn Draw(Group& group, Collective collective, Operation operation, std::mt19937_64& random) {
@@ -121,24 +179,84 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   for (char* input : drawn.buffers.inputs) Randomize(input, operation.dtype, InputCount(drawn.request) * item, random);
   drawn.expected =
       OnCpu(drawn.two_shot ? "ll_two_shot" : "ll", drawn.request, drawn.contiguous, operation, drawn.buffers.inputs);
-  ++num_calls;
   return drawn;
 }
 
-// The same calls as plans of the executor, on the same communicator.
-VirtualRanks::Call DrawPlanned(Group& group, std::mt19937_64& random) {
+#if !defined(__CUDACC__)
+constexpr DType kSums[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+Drawn DrawMultimem(Group& group, Collective collective, DType dtype, std::mt19937_64& random) {
+  Drawn drawn;
+  drawn.request.collective = collective;
+  drawn.request.geometry = {1, group.n, true, true, true};
+  drawn.operation = {dtype, ReduceOp::kSum};
+  const int64_t item = ItemBytes(dtype);
+  const int64_t counts[] = {1, 2, 3, 7, 8, 9, 21, 64, 130, 1000, 1024, kMaxCount};
+  const int64_t count = drawn.request.block_count = counts[random() % std::size(counts)];
+  const auto contiguous_count = [&] {
+    const int64_t all[] = {0, 1, count % 3 == 0 ? count / 3 : 0, count % 8 == 0 ? count / 8 : 0};
+    return all[random() % std::size(all)];
+  };
+  drawn.contiguous.input = collective == Collective::kReduceScatter ? contiguous_count() : 0;
+  drawn.contiguous.output = collective == Collective::kAllGather ? contiguous_count() : 0;
+  const int64_t shift = random() % 2 == 0 ? item : 0;
+  const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
+  const int64_t input_count = InputCount(drawn.request), output_count = OutputCount(drawn.request);
+  std::vector<char*>&inputs = drawn.buffers.inputs, &outputs = drawn.buffers.outputs;
+  for (int32_t r = 0; r < group.n; ++r) {
+    inputs.push_back(group.memory.Take(input_count * item + shift) + shift);
+    outputs.push_back(group.memory.Take(output_count * item + shift) + shift);
+    std::memset(outputs[r], 0x5c, output_count * item);
+    Randomize(inputs[r], DType::kU8, input_count * item, random);
+    for (int64_t i = 0; Reduces(collective) && i < input_count; ++i) {
+      const auto number = static_cast<float>(random() % 17) - 8;  // sums of up to 8 ranks are exact in all types
+      const uint16_t half = dtype == DType::kBF16 ? BFloat16::Encode(number) : Float16::Encode(number);
+      std::memcpy(inputs[r] + item * i, item == 4 ? static_cast<const void*>(&number) : &half, item);
+    }
+    MultimemArgs args = MakeMultimemArgs(drawn.request, drawn.contiguous, dtype, num_channels);
+    args.comm = group.ranks.CommOfNode(r);
+    args.comm.arena = group.arena;
+    args.comm.arena_bytes = kArenaBytes;
+    args.comm.arena_multicast = {emulation::TheMulticast().base};
+    CHECK(MultimemBytes(args) <= kArenaBytes);
+    drawn.multimem.push_back(WithBuffers(args, inputs[r], outputs[r]));
+  }
+  drawn.expected = OnCpu("multimem", drawn.request, drawn.contiguous, drawn.operation, inputs);
+  return drawn;
+}
+#endif
+
+// A call of the group's kind, with random collective and type; or of f32 only.
+Drawn DrawAny(Group& group, bool of_any_type, std::mt19937_64& random) {
+#if !defined(__CUDACC__)
+  constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather};
+  if (group.multimem) {
+    const Collective collective = kCollectives[random() % std::size(kCollectives)];
+    const DType dtype = Reduces(collective) ? kSums[random() % std::size(kSums)] : kTypes[random() % std::size(kTypes)];
+    return DrawMultimem(group, collective, dtype, random);
+  }
+#endif
+  const Operation any = {kTypes[random() % std::size(kTypes)], static_cast<ReduceOp>(random() % 3)};
+  return Draw(group, kLl[random() % 4], of_any_type ? any : Operation{DType::kF32, ReduceOp::kSum}, random);
+}
+
+// A plan of the executor on the same communicator.
+Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
   const Algorithm* algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
   Request request;
   request.collective = Collective::kAllReduce;
   request.geometry = {1, group.n, true, true};
   request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
-  return group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count, {},
-                             {DType::kS32, ReduceOp::kSum}, num_channels);
+  const VirtualRanks::Call planned = group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count,
+                                                         {}, {DType::kS32, ReduceOp::kSum}, num_channels);
+  Drawn drawn;
+  drawn.buffers.call = {nullptr, planned.args, planned.network, planned.num_channels};
+  return drawn;
 }
 
 void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  for (int32_t r = 0; r < group.n; ++r) {
+  for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
     const Bytes& expected = drawn.expected[r];
     const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
     if (same && group.report(r).state == device::Report::kNone) continue;
@@ -156,37 +274,23 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
   }
 }
 
-// Consecutive calls. In the emulation, ranks run ahead of each other as far as the slots allow.
-void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, std::mt19937_64& random) {
-  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
-  std::vector<MixedCall> calls;
-  for (const Drawn& drawn : row) {
-    calls.push_back(drawn.buffers.call);
-    if (random() % 3 != 0) continue;
-    const VirtualRanks::Call planned = DrawPlanned(group, random);
-    calls.push_back({nullptr, planned.args, planned.network, planned.num_channels});
-  }
-  Launch(group.memory.Upload(calls), static_cast<int32_t>(calls.size()), group.num_channels, group.n,
-         kThreadsOfBlocks[random() % 4], seed);
+// Runs consecutive calls and compares their results.
+void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned threads) {
+  Launch(group, row, threads, seed);
   for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
 }
 
-Operation DrawOperation(std::mt19937_64& random) {
-#if defined(JAXCOMM_TEST_ONE_TYPE)
-  random();
-  return {DType::kF32, ReduceOp::kSum};  // bits depend on the order
-#else
-  return {kTypes[random() % std::size(kTypes)], static_cast<ReduceOp>(random() % 3)};
-#endif
-}
-
-void TestRows(uint64_t seed, int32_t n, int length) {
+void TestRows(uint64_t seed, int32_t n, int length, bool multimem) {
+  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
   std::mt19937_64 random(seed);
-  Group group(n, 1 + static_cast<int32_t>(random() % 3));
+  Group group(n, 1 + static_cast<int32_t>(random() % 3), kDeadlineNs, multimem);
   for (int launch = 0; launch < 2; ++launch) {
     std::vector<Drawn> row;
-    for (int i = 0; i < length; ++i) row.push_back(Draw(group, kLl[random() % 4], DrawOperation(random), random));
-    RunRow(group, row, seed + launch, random);
+    for (int i = 0; i < length; ++i) {
+      row.push_back(DrawAny(group, true, random));
+      if (random() % 3 == 0) row.push_back(DrawPlanned(group, random));
+    }
+    RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % 4]);
   }
 }
 
@@ -201,7 +305,7 @@ void TestEveryType(uint64_t seed) {
         row.push_back(Draw(group, collective, {dtype, op}, random));
       }
     }
-    RunRow(group, row, ++seed, random);
+    RunRow(group, row, ++seed, 8);
   }
 }
 
@@ -232,58 +336,36 @@ void TestFlagsThatComeAgain(uint64_t seed) {
     drawn.expected = OnCpu("ll", drawn.request, {}, drawn.operation, drawn.buffers.inputs);
     row.push_back(drawn);
   }
-  std::vector<MixedCall> calls;
-  for (const Drawn& drawn : row) calls.push_back(drawn.buffers.call);
-  Launch(group.memory.Upload(calls), static_cast<int32_t>(calls.size()), group.num_channels, group.n, kManyThreads,
-         seed);
-  for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
+  RunRow(group, row, seed, kManyThreads);
   CHECK(group.epoch(0, 0) == kSwept + 7);
 }
 
 #if !defined(__CUDACC__)
-void Run(const Group& group, const std::vector<Drawn>& row, uint64_t seed, int32_t missing, uint64_t late_ns = 0,
-         uint64_t abort_ns = 0) {
-  const uint64_t begin = emulation::NowNs();
-  emulation::Launch(group.num_channels, group.n + 1, 4, seed, [&] {
-    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
-    if (rank == group.n) {  // the host
-      if (abort_ns == 0 || channel != 0 || threadIdx.x != 0) return;
-      while (emulation::NowNs() < begin + abort_ns) emulation::Pause();
-      for (int32_t r = 0; r < group.n; ++r) device::StoreRelease(&group.report(r).abort, 1);
-      return;
-    }
-    if (rank == missing) {
-      if (late_ns == 0) return;
-      while (emulation::NowNs() < begin + late_ns) emulation::Pause();
-    }
-    for (const Drawn& drawn : row) {
-      RunMixed(drawn.buffers.call, rank, channel);
-      __syncthreads();
-    }
-  });
-}
-
 std::vector<Drawn> DrawRow(Group& group, int length, std::mt19937_64& random) {
   std::vector<Drawn> row;
   for (int i = 0; i < length; ++i) {
-    row.push_back(Draw(group, kLl[random() % 4], {DType::kF32, ReduceOp::kSum}, random));
-    for (int32_t r = 0; r < group.n; ++r) row.back().buffers.args[r].comm.call_id = i;
+    row.push_back(DrawAny(group, false, random));
+    for (int32_t r = 0; r < group.n; ++r) {
+      if (!group.multimem) row[i].buffers.args[r].comm.call_id = i;
+      if (group.multimem) row[i].multimem[r].num_channels = group.num_channels;
+      if (group.multimem) row[i].multimem[r].comm.call_id = i;
+    }
   }
   return row;
 }
 
-// One rank does not arrive, or arrives too late. All others report it and take part in nothing afterwards.
-void TestMissingRank(uint64_t seed, bool late) {
+// One rank does not arrive, or arrives too late. All others report it, and access nothing afterwards.
+void TestMissingRank(uint64_t seed, bool late, bool multimem) {
   constexpr uint64_t kTimeoutNs = 20'000'000;
   std::mt19937_64 random(seed);
-  Group group(2 + static_cast<int32_t>(random() % 4), 1 + static_cast<int32_t>(random() % 3), kTimeoutNs);
+  Group group(2 + static_cast<int32_t>(random() % 4), 1 + static_cast<int32_t>(random() % 3), kTimeoutNs, multimem);
   const auto missing = static_cast<int32_t>(random() % group.n);
-  Run(group, DrawRow(group, 3, random), seed, -1);
+  Launch(group, DrawRow(group, 3, random), 4, seed);
   std::vector<uint64_t> before;
   for (int32_t c = 0; c < group.num_channels; ++c) before.push_back(group.epoch(missing, c));
   const std::vector<Drawn> row = DrawRow(group, 3, random);
   const uint64_t begin = emulation::NowNs();
-  Run(group, row, seed + 1, missing, late ? 2 * kTimeoutNs : 0);
+  Launch(group, row, 4, seed + 1, {missing, late ? 2 * kTimeoutNs : 0, 0});
   CHECK(emulation::NowNs() - begin >= kTimeoutNs && emulation::NowNs() - begin < (late ? 4 : 2) * kTimeoutNs);
   for (int32_t r = 0; r < group.n; ++r) {
     const device::Report& report = group.report(r);
@@ -291,36 +373,43 @@ void TestMissingRank(uint64_t seed, bool late) {
       CHECK(report.state == device::Report::kNone);
       continue;
     }
-    // The late rank receives all messages of the others' last exchange, and none in the next one.
-    const uint64_t expected = before[report.channel] + (r == missing ? 2 : 1);
-    CHECK(report.state == device::Report::kComplete && report.step == kLlExchange && report.rank == r);
+    CHECK(report.state == device::Report::kComplete && report.rank == r);
     CHECK(r == missing ? report.peer != r : report.peer == missing);
-    CHECK(report.expected == expected && report.seen == expected - 1);
     CHECK(report.channel < group.num_channels && report.call_id < row.size());
+    // The late rank receives all messages of the others' last exchange, and none in the next one. Through the switch,
+    // three calls of two barriers come first; the late rank finds that all others have passed the entry barrier, and
+    // waits for them in vain in the exit barrier. No result is copied.
+    const uint64_t expected = (multimem ? 6 : before[report.channel]) + (r == missing ? 2 : 1);
+    CHECK(report.expected == expected && report.seen == expected - 1);
+    CHECK(report.step == (!multimem ? kLlExchange : r == missing ? kExitBarrier : kEntryBarrier));
+    if (!multimem) continue;
+    const Bytes untouched(OutputCount(row[0].request) * ItemBytes(row[0].operation.dtype), 0x5c);
+    CHECK(report.call_id == 0 && std::memcmp(row[0].buffers.outputs[r], untouched.data(), untouched.size()) == 0);
   }
   // An aborted channel neither sends nor counts, in any call.
-  const Bytes slots(group.slots.pads(), group.slots.pads() + group.n * group.slots.pad_bytes());
+  const Bytes shared = group.Shared();
   for (int32_t c = 0; c < group.num_channels; ++c) {
     for (int32_t r = 0; r < group.n; ++r) {
-      if (r != missing) device::AbortChannel(group.ranks.CommOfNode(r), c);  // the channels that no call had used
+      if (!multimem && r != missing)
+        device::AbortChannel(group.ranks.CommOfNode(r), c);  // the channels that no call had used
     }
   }
   std::vector<uint64_t> epochs;
   for (int32_t r = 0; r < group.n; ++r) epochs.push_back(group.epoch(r, 0));
   const uint64_t again = emulation::NowNs();
-  Run(group, row, seed + 2, missing);
+  Launch(group, multimem ? DrawRow(group, 2, random) : row, 4, seed + 2, {missing});
   CHECK(emulation::NowNs() - again < kTimeoutNs / 2);
-  CHECK(std::memcmp(slots.data(), group.slots.pads(), slots.size()) == 0);
+  CHECK(group.Shared() == shared);
   for (int32_t r = 0; r < group.n; ++r) CHECK(group.epoch(r, 0) == epochs[r]);
 }
 
 // The host aborts long before the kernels would.
-void TestAbort(uint64_t seed) {
+void TestAbort(uint64_t seed, bool multimem) {
   constexpr uint64_t kTimeoutNs = 100'000'000;
   std::mt19937_64 random(seed);
-  Group group(3, 2, kTimeoutNs);
+  Group group(3, 2, kTimeoutNs, multimem);
   const uint64_t begin = emulation::NowNs();
-  Run(group, DrawRow(group, 2, random), seed, 1, 0, kTimeoutNs / 10);
+  Launch(group, DrawRow(group, 2, random), 4, seed, {1, 0, kTimeoutNs / 10});
   CHECK(emulation::NowNs() - begin < kTimeoutNs / 2);
   for (int32_t r = 0; r < group.n; ++r) {
     CHECK((group.report(r).state == device::Report::kComplete) == (r != 1));
@@ -352,9 +441,9 @@ void TestHostReads(uint64_t seed) {
 }
 #endif
 
-void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
+void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats, bool multimem = false) {
   for (const int32_t n : sizes) {
-    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, n < 9 ? 12 : 4);
+    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, multimem ? 6 : n < 9 ? 12 : 4, multimem);
   }
 }
 
@@ -365,8 +454,22 @@ TEST_CASE("flags that repeat") {
 }
 
 #if !defined(__CUDACC__)
+TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 3, true); }
+
+TEST_CASE("every type through the switch") {
+  std::mt19937_64 random(FirstSeed());
+  Group group(4, 2, kDeadlineNs, true);
+  std::vector<Drawn> row;
+  for (const DType dtype : kTypes) row.push_back(DrawMultimem(group, Collective::kAllGather, dtype, random));
+  for (const DType dtype : kSums) {
+    row.push_back(DrawMultimem(group, Collective::kAllReduce, dtype, random));
+    row.push_back(DrawMultimem(group, Collective::kReduceScatter, dtype, random));
+  }
+  RunRow(group, row, FirstSeed(), 8);
+}
+
 TEST_CASE("a missing or late rank") {
-  for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
+  for (int i = 0; i < 20; ++i) TestMissingRank(FirstSeed() + 2000 + 3 * i, i % 2 == 1, i >= 10);
 }
 
 TEST_CASE("waiting threads read the host's words by the clock") {
@@ -374,7 +477,11 @@ TEST_CASE("waiting threads read the host's words by the clock") {
 }
 
 TEST_CASE("the host aborts") {
-  for (int repeat = 0; repeat < 3; ++repeat) TestAbort(FirstSeed() + 3000 + repeat);
+  for (int i = 0; i < 6; ++i) TestAbort(FirstSeed() + 3000 + i, i >= 3);
+}
+
+TEST_CASE("calls through the switch in a row, groups of all sizes [full]") {
+  TestSizes(FirstSeed() + 4000, {1, 2, 3, 4, 5, 6, 7, 8}, 10, true);
 }
 #endif
 

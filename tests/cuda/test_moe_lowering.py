@@ -83,24 +83,33 @@ def test_the_gradient_is_made_of_the_same_calls():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "reduce", "shape", "per_choice"),
+    ("dtype", "reduce", "shape", "hosts", "per_choice"),
     [
-        (jnp.float32, "node", (4,), False),
-        (jnp.float16, "home", (2, 2), False),
-        (jnp.float32, "node", (2, 2), True),  # sums of nodes are rounded, in XLA's program
-        (jnp.int32, "node", (4,), True),
-        (jnp.complex64, "node", (4,), True),
-        (jnp.float8_e4m3fn, "node", (4,), True),
+        (jnp.float32, "node", (4,), False, False),
+        (jnp.float16, "home", (2, 2), False, False),
+        (jnp.float32, "node", (2, 2), False, True),  # sums of nodes are rounded, in XLA's program
+        (jnp.int32, "node", (4,), False, True),
+        (jnp.complex64, "node", (4,), False, True),
+        (jnp.float8_e4m3fn, "node", (4,), False, True),
+        (jnp.float32, "home", (4,), True, False),
+        (jnp.int32, "node", (4,), True, True),
+        (jnp.complex64, "node", (4,), True, True),
     ],
 )
-def test_sums_that_the_kernel_lacks_fetch_the_row_of_each_choice(dtype, reduce, shape, per_choice):
+def test_sums_that_the_kernel_lacks_fetch_the_row_of_each_choice(monkeypatch, dtype, reduce, shape, hosts, per_choice):
+    monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: not hosts)
+    algorithm = {"algorithm": "hierarchical"} if hosts else {}
+
     def f(x, ids, weights):
         inexact = jnp.issubdtype(dtype, jnp.inexact)
         axes = ("node", "gpu")[-len(shape) :]
-        return layer(x, ids, weights if inexact else None, axes=axes, reduce=reduce)
+        return layer(x, ids, weights if inexact else None, axes=axes, reduce=reduce, **algorithm)
 
-    (combine,) = [found for found in calls(text(f, dtype=dtype, shape=shape)) if found[0] == "combine"]
+    name = "combine_eager" if hosts else "combine"
+    (combine,) = [found for found in calls(text(f, dtype=dtype, shape=shape)) if found[0] == name]
     assert f"per_choice = {int(per_choice)} : i64" in combine[1]
+    if hosts:
+        assert f"home = {int(reduce == 'home')} : i64" in combine[1]
 
 
 def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch):
@@ -150,21 +159,6 @@ def test_hierarchical_calls_of_several_hosts_are_jaxcomms_own_kernels(monkeypatc
     assert "stablehlo.negate" in text(nodes, shape=(2, 2))
     monkeypatch.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm="xla"))
     assert targets(functools.partial(nodes, on_overflow="drop"), shape=(2, 2)) == []
-
-
-@pytest.mark.parametrize(
-    ("dtype", "reduce", "per_choice"),
-    [(jnp.float32, "home", False), (jnp.int32, "node", True), (jnp.complex64, "node", True)],
-)
-def test_sums_of_several_hosts(several_hosts, dtype, reduce, per_choice):
-    def f(x, ids, weights):
-        inexact = jnp.issubdtype(dtype, jnp.inexact)
-        return layer(x, ids, weights if inexact else None, reduce=reduce, algorithm="hierarchical")
-
-    (combine,) = [found for found in calls(text(f, dtype=dtype)) if found[0] == "combine_eager"]
-    assert (
-        f"per_choice = {int(per_choice)} : i64" in combine[1] and f"home = {int(reduce == 'home')} : i64" in combine[1]
-    )
 
 
 @pytest.mark.parametrize("on_overflow", ["drop", "raise"])

@@ -1,5 +1,5 @@
 // The handlers of examples/all_gather_matmul in a group of several nodes, on fakes of XLA, CUDA and NCCL: what the
-// kernel receives, and the error without GIN. test_node_ring.cc runs the kernel.
+// kernel receives, and the error without GIN. test_ring_example.cc runs the kernel.
 #include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <memory>

@@ -4,7 +4,6 @@
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -158,42 +157,22 @@ void OnSites(World& world, const Body& body) {
   });
 }
 
-void Finish(Stream& stream) {
-  while (!stream.Drain()) std::this_thread::yield();
-}
-
 ALONE_TEST_CASE("calls of two shapes in a CUDA graph, with ids that change from replay to replay") {
   Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream, graph;
+  OnSites(*new World(kRanks), [](Rank& rank, Stream& stream, Site& first) {
     Shape other;
     other.tokens = 1, other.choices = 3, other.experts = 2, other.capacity = 6, other.row = 70;
-    Site first(rank, stream), second(rank, stream, other);
-    for (Site* site : {&first, &second}) CHECK(site->Begin().empty());
-    for (int32_t run = 0; run < 3; ++run) {
-      for (Site* site : {&first, &second}) {
-        site->xla.run = run;
-        site->Fill(run);
-        CHECK(site->Prepare().empty() && site->Initialize().empty() && site->Execute().empty());
-      }
-      CHECK(stream.queue.size() == 2);  // two kernels; neither copies nor waits of the host
-      Finish(stream);
-      for (Site* site : {&first, &second}) site->Check(run);
-    }
-    graph.captures = true;
-    for (Site* site : {&first, &second}) {
-      site->xla.stream = graph.handle();
-      CHECK(site->Execute().empty());
-    }
-    CHECK(graph.graph.size() == 2);
-    for (int32_t run = 3; run < 8; ++run) {
-      for (Site* site : {&first, &second}) site->Fill(run);
-      Replay(graph, stream.handle());
-      Finish(stream);
-      for (Site* site : {&first, &second}) site->Check(run);
-    }
+    Site second(rank, stream, other);
+    const std::vector<Site*> sites = {&first, &second};
+    for (Site* site : sites) CHECK(site->Begin().empty());
+    RunAndReplay(
+        sites, stream,
+        [&](int32_t run) {
+          for (Site* site : sites) site->Fill(run);
+        },
+        [&](int32_t run) {
+          for (const Site* site : sites) site->Check(run);
+        });
   });
 }
 
@@ -204,7 +183,7 @@ ALONE_TEST_CASE("an id that no expert has: the next call of every rank raises") 
     site.Fill(0);
     if (rank.rank == 0) site.ids[0] = 4;
     CHECK(site.Execute().empty());
-    Finish(stream);
+    fake::Wait(stream.handle());
     CHECK(std::all_of(site.rows.begin(), site.rows.end(), [](float row) { return row == kUnset; }));
     CHECK(site.fields == EmptyFields(site.sizes, kRanks));
     site.xla.run = 1;

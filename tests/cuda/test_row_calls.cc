@@ -2,7 +2,6 @@
 // a wrong routing, and calls that GPUs refuse.
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -111,6 +110,7 @@ struct Site {
     std::vector<float>& y = combines ? buffers.y : buffers.rows;
     return xla.Run(handler, stage, x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
   }
+  const GpuCallState& state() const { return *static_cast<GpuCallState*>(xla.state); }
   std::string Prepare() { return Stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
   std::string Initialize() { return Stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
   std::string Execute() { return Stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
@@ -120,69 +120,46 @@ struct Site {
   FakeXla xla;
 };
 
-void Finish(Stream& stream) {
-  while (!stream.Drain()) std::this_thread::yield();
-}
-
-ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from replay to replay") {
+// body(rank, stream, buffers, dispatch, combine) on each rank of the world. `change`: of the calls' specification.
+template <typename Change, typename Body>
+void OnLayers(World& world, const Change& change, const Body& body) {
   Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
   auto* dispatch = new GpuCallState;
   auto* combine = new GpuCallState;
   dispatch->spec = RowSpec(Collective::kDispatch);
   combine->spec = RowSpec(Collective::kCombine);
-  OnRanks(*world, [&](Rank& rank) {
+  for (GpuCallState* state : {dispatch, combine}) change(state->spec);
+  OnRanks(world, [&](Rank& rank) {
     rank.number = rank.rank;
-    Stream stream, graph;
+    Stream stream;
     Buffers buffers;
     Site first(*dispatch, rank, stream, buffers), second(*combine, rank, stream, buffers);
-    for (int32_t run = 0; run < 2; ++run) {
-      const Routed routed = RoutingOf(run);
-      buffers.Fill(routed, rank.rank, run);
-      for (Site* site : {&first, &second}) {
-        site->xla.run = run;
-        CHECK(site->Prepare().empty());
-        CHECK(site->Initialize().empty());
-      }
-      CHECK(first.Execute().empty() && second.Execute().empty());
-      CHECK(stream.queue.size() == 2);  // two kernels; neither copies nor waits of the host
-      Finish(stream);
-      buffers.Check(routed, rank.rank, run);
-    }
-    graph.captures = true;
-    for (Site* site : {&first, &second}) {
-      site->xla.stream = graph.handle();
-      CHECK(site->Execute().empty());
-    }
-    CHECK(graph.graph.size() == 2);
-    for (int32_t run = 2; run < 5; ++run) {
-      const Routed routed = RoutingOf(run);
-      buffers.Fill(routed, rank.rank, run);
-      Replay(graph, stream.handle());
-      Finish(stream);
-      buffers.Check(routed, rank.rank, run);
-    }
+    body(rank, stream, buffers, first, second);
+  });
+}
+
+void Unchanged(CallSpec&) {}
+
+ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from replay to replay") {
+  OnLayers(*new World(kRanks), Unchanged, [](Rank& rank, Stream& stream, Buffers& buffers, Site& first, Site& second) {
+    RunAndReplay(
+        std::vector<Site*>{&first, &second}, stream, [&](int32_t run) { buffers.Fill(RoutingOf(run), rank.rank, run); },
+        [&](int32_t run) { buffers.Check(RoutingOf(run), rank.rank, run); });
   });
 }
 
 // Nodes of equal size. The routing changes from run to run, and the last one is wrong.
 void LayerAmongNodes(int num_nodes, bool sums_at_source) {
-  Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
   world->num_lsa_teams = num_nodes;
   if (num_nodes > 1) world->gin = NCCL_GIN_TYPE_GDAKI;
-  auto* dispatch = new GpuCallState;
-  auto* combine = new GpuCallState;
-  dispatch->spec = RowSpec(Collective::kDispatch);
-  combine->spec = RowSpec(Collective::kCombine);
-  combine->spec.weighted = 1;
-  combine->spec.home = sums_at_source ? 1 : 0;
-  dispatch->spec.algorithm = combine->spec.algorithm = "hierarchical";
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Buffers buffers;
-    Site site(*dispatch, rank, stream, buffers), second(*combine, rank, stream, buffers);
+  const auto change = [&](CallSpec& spec) {
+    spec.algorithm = "hierarchical";
+    if (spec.collective != Collective::kCombine) return;
+    spec.weighted = 1;
+    spec.home = sums_at_source ? 1 : 0;
+  };
+  OnLayers(*world, change, [&](Rank& rank, Stream& stream, Buffers& buffers, Site& site, Site& second) {
     for (int32_t run = 0; run < 3; ++run) {
       const Routed routed = RoutingOf(run);
       buffers.Fill(routed, rank.rank, run);
@@ -192,13 +169,14 @@ void LayerAmongNodes(int num_nodes, bool sums_at_source) {
       }
       CHECK(site.Execute().empty() && second.Execute().empty());
       CHECK(stream.queue.size() == 2);
-      Finish(stream);
+      fake::Wait(stream.handle());
       buffers.Check(routed, rank.rank, run);
     }
     // Without tokens there is no arena.
-    Communicator& communicator = dispatch->Find(rank.device())->communicator();
-    CHECK(DeviceCall::Make(dispatch->spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
-    CHECK(DeviceCall::Make(combine->spec, communicator, DType::kF32, kCapacity * kRow, 0).ok());
+    const GpuCallState &dispatch = site.state(), &combine = second.state();
+    Communicator& communicator = dispatch.calls.at(rank.device())->communicator();
+    CHECK(DeviceCall::Make(dispatch.spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
+    CHECK(DeviceCall::Make(combine.spec, communicator, DType::kF32, kCapacity * kRow, 0).ok());
     if (num_nodes > 1) {
       second.xla.more[2].count = 0;  // the weights
       CHECK(Has(second.Execute(), "the operand of weights does not fit the attribute `weighted`"));
@@ -206,7 +184,7 @@ void LayerAmongNodes(int num_nodes, bool sums_at_source) {
     buffers.table[(4 + 2) * kExperts + 3] += kCapacity;  // of the slice of rank 1 for its own last expert
     site.xla.run = 3;
     CHECK(site.Execute().empty());
-    Finish(stream);
+    fake::Wait(stream.handle());
     site.xla.run = 4;
     CHECK(Has(site.Execute(), "rank 1 gets more rows for its experts than it has places for"));
   });
@@ -216,51 +194,28 @@ ALONE_TEST_CASE("a layer between nodes over GIN") { LayerAmongNodes(2, false); }
 ALONE_TEST_CASE("a layer between nodes over GIN, with sums at the source rank") { LayerAmongNodes(2, true); }
 ALONE_TEST_CASE("a layer between hosts that turn out to be one node") { LayerAmongNodes(1, false); }
 
-// The slots of rank 1 do not suffice.
-ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank raises") {
-  Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  auto* dispatch = new GpuCallState;
-  dispatch->spec = RowSpec(Collective::kDispatch);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Buffers buffers;
+// The slots of rank 1 do not suffice, or there are none.
+void TooManyRows(bool without_slots) {
+  OnLayers(*new World(kRanks), Unchanged, [&](Rank& rank, Stream& stream, Buffers& buffers, Site& site, Site&) {
     Routed routed = RoutingOf(0);
-    for (int32_t r = 0; r < kRanks; ++r) {
+    for (int32_t r = 0; r < kRanks && !without_slots; ++r) {
       for (int32_t e = 2; e < kExperts; ++e) routed.table[(r * 4 + 2) * kExperts + e] += kCapacity - 2;
     }
     buffers.Fill(routed, rank.rank, 0);
-    Site site(*dispatch, rank, stream, buffers);
+    if (without_slots) buffers.rows.clear();
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-    Finish(stream);
+    fake::Wait(stream.handle());
     for (const float row : buffers.rows) CHECK(row == -1);
     site.xla.run = 1;
     const std::string said = site.Execute();
     CHECK(Has(said, "can't run, since a call before it failed"));
-    CHECK(Has(said, "rank 1 gets more rows for its experts than it has places for"));
+    CHECK(without_slots || Has(said, "rank 1 gets more rows for its experts than it has places for"));
     CHECK(Has(said, "pass more capacity or slots, or on_overflow=\"drop\""));
   });
 }
 
-ALONE_TEST_CASE("a dispatch without slots moves nothing, but the next call of every rank raises") {
-  Communicator::Configure(20, 4);
-  auto* world = new World(kRanks);
-  auto* dispatch = new GpuCallState;
-  dispatch->spec = RowSpec(Collective::kDispatch);
-  OnRanks(*world, [&](Rank& rank) {
-    rank.number = rank.rank;
-    Stream stream;
-    Buffers buffers;
-    buffers.Fill(RoutingOf(0), rank.rank, 0);
-    buffers.rows.clear();
-    Site site(*dispatch, rank, stream, buffers);
-    CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-    Finish(stream);
-    site.xla.run = 1;
-    CHECK(Has(site.Execute(), "can't run, since a call before it failed"));
-  });
-}
+ALONE_TEST_CASE("too many rows: the next call of every rank raises") { TooManyRows(false); }
+ALONE_TEST_CASE("a dispatch without slots moves nothing, but the next call of every rank raises") { TooManyRows(true); }
 
 ALONE_TEST_CASE("calls that GPUs refuse") {
   Communicator::Configure(20, 4);

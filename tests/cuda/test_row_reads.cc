@@ -3,8 +3,9 @@
 #include <numeric>
 #include <set>
 
-#include "fakes/read_hooks.h"
 #include "fakes/row_calls.h"
+// Must follow it: see gin_cluster.h.
+#include "fakes/read_hooks.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {
@@ -22,9 +23,9 @@ struct Counts {
 
 void Count(const void* address, size_t bytes) {
   const int64_t offset = static_cast<const char*>(address) - counts.base;
-  if (emulation::TheMachine().current == nullptr || offset < 0 || offset >= kMaxRanks * kArenaBytes) return;
-  const bool row = offset % kArenaBytes < counts.rows_bytes;
-  (row ? counts.rows : counts.places)[blockIdx.y][offset / kArenaBytes] += static_cast<int64_t>(bytes);
+  if (emulation::TheMachine().current == nullptr || offset < 0 || offset >= kMaxRanks * kRowArenaBytes) return;
+  const bool row = offset % kRowArenaBytes < counts.rows_bytes;
+  (row ? counts.rows : counts.places)[blockIdx.y][offset / kRowArenaBytes] += static_cast<int64_t>(bytes);
 }
 
 // The rows that rank `to` needs of rank `from`, and its choices.
@@ -44,17 +45,17 @@ Needed Need(const Drawn& drawn, int32_t to, int32_t from) {
 }
 
 // Runs the call, and compares all reads. Returns the rows that were read, with those of the own rank.
-int64_t CheckReads(NodeGroup& group, Drawn& drawn, unsigned threads, uint64_t seed) {
-  const RowArgs& args = drawn.args[0];
+int64_t CheckReads(GinCluster& group, Drawn& drawn, unsigned threads, uint64_t seed) {
+  const RowArgs& args = drawn.args[0].rows;
   counts = {};
-  counts.base = group.arena.base;
+  counts.base = group.arenas.base;
   counts.rows_bytes = ArenaRowsBytes(args);
   fake::read_observer = &Count;
-  Launch({&drawn}, group.n, group.num_channels, threads, seed);
+  Launch(group, {&drawn}, threads, seed);
   fake::read_observer = nullptr;
   int64_t total = 0;
   for (int32_t to = 0; to < group.n; ++to) {
-    CHECK(group.report(to).state == device::Report::kNone);
+    CHECK(group.reports[to].state == device::Report::kNone);
     for (int32_t from = 0; from < group.n; ++from) {
       const Needed needed = Need(drawn, to, from);
       const int64_t read = counts.rows[to][from];
@@ -78,13 +79,14 @@ TEST_CASE("dispatch reads each row once per rank that needs it") {
     const int32_t sizes[] = {1, 2, 3, 5, 8}, choice_counts[] = {1, 2, 3, 9};
     const int32_t n = sizes[seed % 5], experts = n * (1 + static_cast<int32_t>(random() % 3));
     const int32_t tokens = static_cast<int32_t>(random() % 18), choices = choice_counts[random() % 4];
-    NodeGroup group(n, 1 + static_cast<int32_t>(random() % 3));
+    const auto made = MakeCluster(0, n, 1 + static_cast<int32_t>(random() % 3), seed);
+    GinCluster& group = *made;
     Drawn drawn;
     drawn.routed = Route(n, tokens, choices, experts, 1, 0, 0, DrawIds(n, tokens, choices, experts, random));
     drawn.per_choice = random() % 4 == 0;
     drawn.row_count = 1 + static_cast<int64_t>(random() % 500);
     Prepare(group, drawn, group.num_channels, 0, random);
-    grouped += GroupsPlaces(drawn.args[0]) ? 1 : 0;
+    grouped += GroupsPlaces(drawn.args[0].rows) ? 1 : 0;
     CheckReads(group, drawn, 16, seed);
   }
   CHECK(grouped > 10);
@@ -94,7 +96,8 @@ TEST_CASE("dispatch reads each row once per rank that needs it") {
 TEST_CASE("8 of 256 experts on 8 ranks: 5.29 rows per token") {
   constexpr int32_t kRanks = 8, kTokens = 100, kChoices = 8, kExperts = 256;
   std::mt19937_64 random(FirstSeed());
-  NodeGroup group(kRanks, 1);
+  const auto made = MakeCluster(0, kRanks, 1, 1);
+  GinCluster& group = *made;
   std::vector<std::vector<int32_t>> ids(kRanks);
   std::vector<int32_t> order(kExperts);
   std::iota(order.begin(), order.end(), 0);

@@ -1,286 +1,444 @@
-// The kernel of dispatch and combine, emulated: long series of calls of all kinds and sizes on one arena, with random
-// routings, ranks that begin late, and thread blocks that run ahead. Slots are compared with the payload that the
-// routing names, sums with those of the CPU. Wrong routings end on all ranks before a row moves.
+// The kernels of dispatch and combine, emulated, inside a node and between nodes, over a network that guarantees no
+// more than GIN: series of calls on one arena, with random routings, ranks that begin late, and thread blocks that run
+// ahead. Slots are compared with the payload that the routing names, sums with those of the CPU, and bytes between
+// nodes with the formula. Wrong routings end on all ranks before a row moves.
 #include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/program/call_program.h"
-#include "../check.h"
 #include "fakes/row_calls.h"
+// Must follow it: see gin_cluster.h.
+#include "../check.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-void CheckDrawn(const NodeGroup& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  const std::vector<Bytes> expected = ExpectedOf(drawn);
-  for (int32_t r = 0; r < group.n; ++r) {
-    CHECK(expected[r].size() == drawn.y[r].size());
-    const bool same = std::memcmp(expected[r].data(), drawn.y[r].data(), expected[r].size()) == 0;
-    if (same && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(stderr,
-                 "%s of %d ranks, %d tokens, %d choices, %d experts, %d slots, rows of %lld bytes, %d channels, seed "
-                 "%llu, call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n",
-                 drawn.combines ? "combine" : "dispatch", group.n, drawn.routed.tokens, drawn.routed.choices,
-                 drawn.routed.experts, drawn.routed.capacity, static_cast<long long>(drawn.args[r].row_bytes),
-                 drawn.args[r].num_channels, static_cast<unsigned long long>(seed), place, r,
-                 same ? "aborted" : "has other bits", static_cast<unsigned long long>(group.report(r).state),
-                 group.report(r).step, group.report(r).peer);
-    std::exit(1);
+using Sent = gin_fake::Network::Sent;
+
+// The rows that a rank has to move for tokens of its own, and the choices among them, in a node.
+struct Share {
+  int64_t rows = 0, choices = 0;
+};
+Share ShareOf(const Drawn& drawn, int32_t source_rank, int32_t node) {
+  const Routed& routed = drawn.routed;
+  Share share;
+  int64_t last = -1;
+  for (size_t c = 0; c < routed.expert[source_rank].size(); ++c) {
+    const int32_t e = routed.expert[source_rank][c];
+    if (e < 0 || routed.RankOf(e) / drawn.ranks_per_node != node) continue;
+    ++share.choices;
+    const auto row = static_cast<int64_t>(drawn.per_choice ? c : c / routed.choices);
+    if (row != last) ++share.rows;
+    last = row;
   }
+  return share;
+}
+
+// Bytes and puts of a call from one rank to another between nodes. dispatch: each row that the node needs once, and for
+// each channel 4 bytes per choice, rounded up to a multiple of 256. combine with sums by node: the list of the tokens
+// of `from` (16 bytes, 4 per choice, the weights, and 4 per token), and a row for each token of `to`. At the source:
+// the rows of all choices.
+Sent SentOf(const Drawn& drawn, int32_t from, int32_t to) {
+  const RowArgs& args = drawn.args[0].rows;
+  const Share asked = ShareOf(drawn, from, to / drawn.ranks_per_node);
+  const Share returned = ShareOf(drawn, to, from / drawn.ranks_per_node);
+  const auto aligned = [](int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; };
+  Sent sent;
+  if (!drawn.combines) {
+    sent.bytes = asked.rows * args.row_bytes + args.num_channels * aligned(asked.choices * 4, 256);
+    sent.puts = asked.choices > 0 ? args.num_channels : 0;
+    return sent;
+  }
+  if (returned.choices > 0) sent.puts += args.num_channels;
+  if (drawn.sums_at_source || drawn.per_choice) {
+    sent.bytes = returned.choices * args.row_bytes;
+    return sent;
+  }
+  sent.bytes = returned.rows * args.row_bytes;
+  if (asked.choices == 0) return sent;
+  const int64_t weight = !drawn.weighted ? 0 : drawn.dtype == DType::kF64 ? 8 : 4;
+  sent.puts += args.num_channels;
+  sent.bytes +=
+      args.num_channels * (16 + aligned(asked.choices * 4, 16) + aligned(asked.choices * weight, 16) + asked.rows * 4);
+  return sent;
 }
 
 int num_calls = 0;
 
-Drawn DrawCall(NodeGroup& group, std::mt19937_64& random) {
+Drawn DrawCall(GinCluster& cluster, int32_t ranks_per_node, std::mt19937_64& random) {
   Drawn drawn;
-  const int32_t n = group.n, local = 1 + static_cast<int32_t>(random() % 3), experts = n * local;
-  const int32_t token_counts[] = {0, 1, 3, 8, 17}, choice_counts[] = {1, 2, 3, 9};
+  drawn.ranks_per_node = ranks_per_node;
+  const int32_t n = cluster.n, experts = n * (1 + static_cast<int32_t>(random() % 3));
+  const int32_t token_counts[] = {0, 1, 3, 8, drawn.rails() ? 70 : 17}, choice_counts[] = {1, 2, 3, 9};
   const int32_t tokens = token_counts[random() % 5], choices = choice_counts[random() % 4];
   const int32_t align = random() % 2 == 0 ? 1 : 4, slots = random() % 4 == 0 ? n * tokens * choices + 1 : 0;
   drawn.routed = Route(n, tokens, choices, experts, align, slots, static_cast<int32_t>(random() % 7),
                        DrawIds(n, tokens, choices, experts, random));
   drawn.combines = random() % 2 == 0;
   drawn.per_choice = random() % 3 == 0;
+  drawn.sums_at_source = drawn.rails() && random() % 3 == 0;
   constexpr DType kSums[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
   const bool adds = drawn.combines && !drawn.per_choice;
   drawn.dtype = adds ? kSums[random() % 4] : random() % 2 == 0 ? DType::kU8 : DType::kF32;
-  if (adds && choices == 1) drawn.weighted = true;
-  if (adds && random() % 2 == 0) drawn.weighted = true;
-  const int64_t counts[] = {1, 3, 4, 7, 16, 33, 64, 100};
-  drawn.row_count = counts[random() % 8];
-  const int64_t item = ItemBytes(drawn.dtype);
-  Prepare(group, drawn, 1 + static_cast<int32_t>(random() % group.num_channels), random() % 3 == 0 ? item : 0, random);
+  drawn.weighted = adds && (choices == 1 || random() % 2 == 0);
+  const int64_t counts[] = {1, 3, 7, 16, 33, 64, 100};
+  drawn.row_count = counts[random() % (tokens > 17 ? 4 : 7)];
+  Prepare(cluster, drawn, 1 + static_cast<int32_t>(random() % cluster.num_channels),
+          random() % 3 == 0 ? ItemBytes(drawn.dtype) : 0, random);
   ++num_calls;
   return drawn;
 }
 
-void RunSeries(uint64_t seed, int32_t n, int length) {
+// Runs a series of calls, and compares their results and what went between nodes. `num_nodes`: 0 for the kernel inside
+// a node.
+void RunSeries(uint64_t seed, int32_t num_nodes, int32_t locals, int length) {
   std::mt19937_64 random(seed);
-  NodeGroup group(n, 1 + static_cast<int32_t>(random() % 3));
+  const auto made = MakeCluster(num_nodes, locals, 1 + static_cast<int32_t>(random() % 3), seed);
+  GinCluster& cluster = *made;
   std::vector<Drawn> series;
-  for (int i = 0; i < length; ++i) series.push_back(DrawCall(group, random));
+  for (int i = 0; i < length; ++i) series.push_back(DrawCall(cluster, num_nodes > 0 ? locals : 0, random));
   std::vector<Drawn*> calls;
   for (Drawn& drawn : series) calls.push_back(&drawn);
   constexpr unsigned kThreads[] = {1, 3, 4, 8};
-  Launch(calls, n, group.num_channels, kThreads[random() % 4], seed);
-  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
+  Launch(cluster, calls, kThreads[random() % 4], seed);
+  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(cluster, series[i], seed, i);
+  CHECK(cluster.network.empty());
+  for (int32_t from = 0; from < cluster.n; ++from) {
+    for (int32_t to = 0; to < cluster.n; ++to) {
+      Sent sum;
+      for (const Drawn& drawn : series) {
+        if (!drawn.Crosses(from, to)) continue;
+        const Sent of_call = SentOf(drawn, from, to);
+        sum.puts += of_call.puts, sum.bytes += of_call.bytes;
+      }
+      const Sent sent = cluster.network.sent(from, to);
+      CHECK(sent.puts == sum.puts && sent.bytes == sum.bytes);
+    }
+  }
 }
 
 TEST_CASE("dispatch and combine in any order on one arena") {
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
-    for (const int32_t n : {1, 2, 3, 5, 8}) RunSeries(seed, n, 4);
+    for (const int32_t n : {1, 2, 3, 5, 8}) RunSeries(seed, 0, n, 4);
   }
   CHECK(num_calls == 400);
 }
 
+TEST_CASE("dispatch and combine between nodes") {
+  num_calls = 0;
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 12; ++seed) {
+    RunSeries(seed, 2, 1, 4);
+    RunSeries(seed, 2, 2, 4);
+    RunSeries(seed, 3, 2, 3);
+    RunSeries(seed, 2, 3, 2);
+    RunSeries(seed, 4, 1, 3);
+  }
+  CHECK(num_calls == 12 * 16);
+}
+
 TEST_CASE("many series [full]") {
   for (uint64_t seed = FirstSeed() + 1000; seed < FirstSeed() + 1300; ++seed) {
-    for (const int32_t n : {1, 2, 3, 4, 8}) RunSeries(seed, n, 6);
+    for (const int32_t n : {1, 2, 3, 4, 8}) RunSeries(seed, 0, n, 6);
+  }
+  for (uint64_t seed = FirstSeed() + 1000; seed < FirstSeed() + 1140; ++seed) {
+    RunSeries(seed, 2, 1, 5);
+    RunSeries(seed, 2, 2, 5);
+    RunSeries(seed, 3, 2, 4);
+    RunSeries(seed, 2, 4, 3);
+    RunSeries(seed, 5, 1, 4);
+    RunSeries(seed, 10, 1, 2);  // more puts than may be outstanding
   }
 }
 
-// A call of two ranks, two experts each, five tokens.
-Drawn Small(NodeGroup& group, bool combines, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Drawn drawn;
-  drawn.combines = combines;
-  drawn.dtype = DType::kF32;
-  drawn.row_count = 80;  // 320 bytes: several channels
-  std::vector<std::vector<int32_t>> ids = {{0, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
-  drawn.routed = Route(2, 5, 2, 4, 4, 0, 0, ids);
-  Prepare(group, drawn, group.num_channels, 0, random);
-  return drawn;
-}
+// The kernels, one row each.
+struct Kernel {
+  bool combines, rails, sums_at_source;
+};
+constexpr Kernel kKernels[] = {
+    {false, false, false}, {true, false, false}, {false, true, false}, {true, true, false}, {true, true, true}};
 
-void SetTable(Drawn& drawn, int32_t rank, int32_t vector, int32_t expert, int32_t value) {
-  drawn.routed.table[(rank * 4 + vector) * drawn.routed.experts + expert] = value;
-  for (RowArgs& args : drawn.args) {
-    std::memcpy(const_cast<int32_t*>(args.table), drawn.routed.table.data(), drawn.routed.table.size() * 4);
-  }
-}
+// Four ranks: of one node, or of two. Two experts each, five tokens of two choices.
+struct Small {
+  explicit Small(const Kernel& kernel, int32_t num_channels = 3, uint64_t timeout_ns = kRowDeadlineNs)
+      : kernel(kernel),
+        cluster(kernel.rails ? MakeCluster(2, 2, num_channels, 1, timeout_ns)
+                             : MakeCluster(0, 4, num_channels, 1, timeout_ns)) {}
 
-bool Untouched(const Bytes& bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == kUnwritten; });
-}
-
-// Both ranks report `step` about `peer`, nothing moves, and the next call does not run.
-void CheckRefused(NodeGroup& group, Drawn& drawn, int32_t step, int32_t peer, uint64_t expected, uint64_t seen) {
-  Drawn next = Small(group, true, 7);
-  const Bytes arena(group.arena.base, group.arena.base + 2 * kArenaBytes);
-  Launch({&drawn, &next}, 2, group.num_channels, 4, 3);
-  for (int32_t r = 0; r < 2; ++r) {
-    const device::Report& report = group.report(r);
-    CHECK(report.state == device::Report::kComplete && report.rank == r);
-    CHECK(report.step == step && report.peer == peer && report.expected == expected && report.seen == seen);
-    CHECK(Untouched(drawn.y[r]) && Untouched(next.y[r]));
-  }
-  CHECK(std::memcmp(arena.data(), group.arena.base, arena.size()) == 0);
-}
-
-TEST_CASE("a rank with more rows than slots: all ranks report it before a row moves") {
-  for (const bool combines : {false, true}) {
-    NodeGroup group(2, 3);
-    Drawn drawn = Small(group, combines, 1);
-    const int32_t capacity = drawn.routed.capacity - 5;  // the last group of the fullest rank does not fit
-    for (RowArgs& args : drawn.args) args.num_slots = capacity;
-    int32_t fullest = 0, end = 0;
-    for (int32_t e = 1; e < 4; e += 2) {
-      const int32_t last = drawn.routed.table[(4 + 2) * 4 + e] + drawn.routed.table[(4 + 1) * 4 + e];
-      if (last > end) fullest = e / 2, end = last;
+  Drawn Draw(uint64_t seed) const {
+    std::mt19937_64 random(seed);
+    Drawn drawn;
+    drawn.ranks_per_node = kernel.rails ? 2 : 0;
+    drawn.combines = drawn.weighted = kernel.combines;
+    drawn.sums_at_source = kernel.sums_at_source;
+    drawn.dtype = DType::kF32;
+    drawn.row_count = 80;  // 320 bytes: several channels
+    std::vector<std::vector<int32_t>> ids;
+    for (int32_t r = 0; r < 4; ++r) {
+      ids.push_back({0, 1, 2, 3, 4, 5, 6, 7, 7, 3});
+      std::rotate(ids[r].begin(), ids[r].begin() + r, ids[r].end());
     }
-    CHECK(end > capacity);
-    CheckRefused(group, drawn, kTooManyRows, fullest, end, capacity);
-    CHECK(
-        FailureText(group.report(0), "moe.dispatch at f.py:3", 30).find("rank " + std::to_string(fullest) + " gets") !=
-        std::string::npos);
+    ids[0][0] = 7;  // rank 3 gets most rows
+    drawn.routed = Route(4, 5, 2, 8, 4, 0, 0, ids);
+    Prepare(*cluster, drawn, cluster->num_channels, 0, random);
+    drawn.late.assign(4, 0);
+    return drawn;
   }
+
+  // All ranks report `step` about `peer`, nothing moves, and the next call does not run.
+  void CheckRefused(Drawn& drawn, int32_t step, int32_t peer, uint64_t expected, uint64_t seen) const {
+    Drawn next = Draw(7);
+    const auto untouched = [](const Bytes& bytes) {
+      return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == kUnwritten; });
+    };
+    const Bytes arena(cluster->arenas.base, cluster->arenas.base + 4 * cluster->arenas.stride);
+    Launch(*cluster, {&drawn, &next}, 4, 3);
+    for (int32_t r = 0; r < 4; ++r) {
+      const device::Report& report = cluster->reports[r];
+      CHECK(report.state == device::Report::kComplete && report.rank == r);
+      CHECK(report.step == step && report.peer == peer && report.expected == expected && report.seen == seen);
+      CHECK(untouched(drawn.y[r]) && untouched(next.y[r]));
+      for (int32_t to = 0; to < 4; ++to) CHECK(cluster->network.sent(r, to).puts == 0);
+    }
+    CHECK(std::memcmp(arena.data(), cluster->arenas.base, arena.size()) == 0);
+  }
+
+  std::string Text() const { return FailureText(cluster->reports[0], "moe.dispatch at f.py:3", 30); }
+
+  const Kernel kernel;
+  const std::unique_ptr<GinCluster> cluster;
+};
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+int32_t At(const Drawn& drawn, int32_t rank, int32_t vector, int32_t expert) {
+  return drawn.routed.table[(rank * 4 + vector) * 8 + expert];
 }
 
-TEST_CASE("an expert whose rows reach into those of the next one") {
-  NodeGroup group(2, 2);
-  Drawn drawn = Small(group, false, 1);
-  const int32_t start = drawn.routed.table[2 * 4 + 1];   // of expert 1, at rank 0
-  const int32_t last = drawn.routed.table[(4 + 2) * 4];  // of rank 1 for expert 0
-  SetTable(drawn, 1, 1, 0, start - last + 1);
-  CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, start + 1, start);
-  CHECK(FailureText(group.report(0), "moe.dispatch at f.py:3", 30)
-            .find("an expert of rank 0 gets " + std::to_string(start + 1) + " rows, but has " + std::to_string(start) +
-                  " slots") != std::string::npos);
-}
-
-// The table that jaxcomm.moe makes of these sizes: slices(). The sizes are part of both cumulative sums.
-void SetSizes(Drawn& drawn, const std::vector<std::vector<int32_t>>& sizes) {
-  const int32_t experts = drawn.routed.experts;
-  for (int32_t r = 0; r < 2; ++r) {
-    int32_t packed = 0;
-    for (int32_t e = 0; e < experts; ++e) {
-      const int32_t start = drawn.routed.table[2 * experts + e];
-      SetTable(drawn, r, 0, e, packed);
-      SetTable(drawn, r, 1, e, sizes[r][e]);
-      if (r == 1) SetTable(drawn, 1, 2, e, start + sizes[0][e]);
-      packed += sizes[r][e];
+TEST_CASE("wrong tables: all ranks report them before a row moves") {
+  for (const Kernel& kernel : kKernels) {
+    {  // the last group of the fullest rank does not fit
+      const Small small(kernel);
+      Drawn drawn = small.Draw(1);
+      for (InterNodeRowArgs& args : drawn.args) args.rows.num_slots = 12;
+      small.CheckRefused(drawn, kTooManyRows, 3, 13, 12);
+      CHECK(Has(small.Text(), "rank 3 gets"));
+    }
+    {  // an expert whose rows reach into those of the next one
+      const Small small(kernel, 2);
+      Drawn drawn = small.Draw(1);
+      const int32_t start = At(drawn, 0, 2, 1);
+      SetTable(drawn, 3, 1, 0, start - At(drawn, 3, 2, 0) + 1);
+      small.CheckRefused(drawn, kTooManyRowsOfExpert, 0, start + 1, start);
+      const std::string rows = std::to_string(start + 1), slots = std::to_string(start);
+      CHECK(Has(small.Text(), "an expert of rank 0 gets " + rows + " rows, but has " + slots + " slots"));
+    }
+    // Ids of experts that do not exist. As jaxcomm/moe/check.py marks them: the number of ids as the negative size of
+    // the first slice of the rank.
+    for (const auto& [rank, unknown] : {std::pair{0, 1}, std::pair{3, 6}, std::pair{3, 10}}) {
+      const Small small(kernel, 2);
+      Drawn drawn = small.Draw(1);
+      SetTable(drawn, rank, 1, 0, -unknown);
+      small.CheckRefused(drawn, kUnknownExperts, rank, unknown, 8);
+      const std::string text = "rank " + std::to_string(rank) + " has " + std::to_string(unknown) + " expert ids";
+      CHECK(Has(small.Text(), text));
+    }
+    // Slices beyond the choices of a rank, and slices that are not packed at their sender.
+    for (const auto& [rank, change] : {std::pair{0, 1}, std::pair{2, -1}}) {
+      const Small small(kernel, 2);
+      Drawn drawn = small.Draw(1);
+      const int32_t begin = At(drawn, rank, 0, 7) + change;
+      SetTable(drawn, rank, 0, 7, begin);
+      small.CheckRefused(drawn, kUnknownRow, rank, begin + At(drawn, rank, 1, 7), 10);
     }
   }
-}
-
-// As jaxcomm/moe/check.py marks them: the number of ids as the negative size of the first slice of the rank.
-TEST_CASE("ids of experts that do not exist") {
-  for (const bool combines : {false, true}) {
-    for (int32_t rank = 0; rank < 2; ++rank) {
-      for (const int32_t unknown : {1, 6, 10}) {
-        NodeGroup group(2, 2);
-        Drawn drawn = Small(group, combines, 1);
-        std::vector<std::vector<int32_t>> sizes(2);
-        for (int32_t i = 0; i < 8; ++i) sizes[i / 4].push_back(drawn.routed.table[(i / 4 * 4 + 1) * 4 + i % 4]);
-        sizes[rank][0] = -unknown;
-        SetSizes(drawn, sizes);
-        CheckRefused(group, drawn, kUnknownExperts, rank, unknown, 4);
-        const std::string text = "rank " + std::to_string(rank) + " has " + std::to_string(unknown) + " expert ids";
-        CHECK(FailureText(group.report(1), "moe.dispatch at f.py:3", 30).find(text) != std::string::npos);
-      }
-    }
-  }
-}
-
-TEST_CASE("numbers of a report are signed") {
-  device::Report report;
+  device::Report report;  // its numbers are signed
   report.step = kTooManyRows;
   report.expected = static_cast<uint64_t>(-3);
-  CHECK(FailureText(report, "moe.dispatch at f.py:3", 30).find("up to row -3 of 0") != std::string::npos);
+  CHECK(Has(FailureText(report, "moe.dispatch at f.py:3", 30), "up to row -3 of 0"));
 }
 
-TEST_CASE("slices beyond the choices of a rank") {
-  NodeGroup group(2, 2);
-  Drawn drawn = Small(group, false, 1);
-  SetTable(drawn, 0, 0, 3, 10);
-  const uint64_t end = 10 + drawn.routed.table[4 + 3];
-  CheckRefused(group, drawn, kUnknownRow, 0, end, 10);
-}
-
-TEST_CASE("slices that are not packed at their sender") {
-  NodeGroup group(2, 2);
-  Drawn drawn = Small(group, false, 1);
-  const int32_t begin = drawn.routed.table[3] - 1;
-  SetTable(drawn, 0, 0, 3, begin);
-  CheckRefused(group, drawn, kUnknownRow, 0, begin + drawn.routed.table[4 + 3], 10);
-}
-
-// Never an address. The row counts as zero.
-TEST_CASE("a list that names a row that does not exist") {
-  for (const int32_t row : {-1, 5, 1 << 30}) {
-    NodeGroup group(2, 1);
-    Drawn drawn = Small(group, false, 1);
-    const_cast<int32_t*>(drawn.args[1].index)[0] = row;
-    Launch({&drawn}, 2, 1, 4, 3);
-    CHECK(group.report(0).step == kUnknownRow || group.report(1).step == kUnknownRow);
-  }
-}
-
-TEST_CASE("a slot or an expert of the routing that does not exist") {
-  for (const auto& [slot, expert] : {std::pair{1 << 30, 0}, std::pair{0, 4}, std::pair{0, -1}, std::pair{11, 0}}) {
-    NodeGroup group(2, 1);
-    Drawn drawn = Small(group, true, 1);
-    const_cast<int32_t*>(drawn.args[1].index)[2] = slot;
-    const_cast<int32_t*>(drawn.args[1].expert)[2] = expert;
-    Launch({&drawn}, 2, 1, 4, 3);
-    CHECK(group.report(1).step == kUnknownRow && group.report(1).state == device::Report::kComplete);
-  }
-}
-
-// The report of a wrong row ends waits of this rank. Hence it follows the last thread block of the call, and peers get
-// the signals of all channels.
-TEST_CASE("a wrong row at one rank does not end the call of the others") {
-  for (const bool combines : {false, true}) {
-    for (const uint64_t late : {0, 3000}) {
-      NodeGroup group(2, 3);
-      Drawn drawn = Small(group, combines, 1);
-      CHECK(drawn.args[0].num_channels == 3);
-      drawn.late = {0, late};
-      if (combines) {
-        const_cast<int32_t*>(drawn.args[0].index)[2] = 1 << 30;
-        drawn.routed.slot[0][2] = drawn.routed.expert[0][2] = -1;
-      } else {
-        // The packed choice 0 of rank 0 goes to expert 0 of the same rank.
-        const_cast<int32_t*>(drawn.args[0].index)[0] = 1 << 30;
-      }
-      std::vector<Bytes> expected = ExpectedOf(drawn);
-      if (!combines) {
-        const int64_t row = drawn.args[0].row_bytes;
-        std::fill_n(expected[0].begin() + drawn.routed.table[2 * 4] * row, row, 0);
-      }
-      Launch({&drawn}, 2, 3, 4, 3);
-      CHECK(group.report(0).state == device::Report::kComplete && group.report(0).step == kUnknownRow);
-      CHECK(group.report(0).peer == 0 && group.report(0).expected == 1 << 30);
-      CHECK(group.report(1).state == device::Report::kNone);
-      CHECK(*drawn.args[0].comm.abort_flag != 0 && *drawn.args[1].comm.abort_flag == 0);
-      for (int32_t r = 0; r < 2; ++r) {
-        CHECK(std::memcmp(expected[r].data(), drawn.y[r].data(), expected[r].size()) == 0);
-        CHECK(*drawn.args[r].state == 0);
+// Never an address. The row counts as zero. Only the rank that has it reports it, once its call has ended: a report
+// ends waits. Peers get the signals of all channels.
+TEST_CASE("a list that names a row, a slot or an expert that does not exist") {
+  struct Wrong {
+    int32_t index, expert;
+  };
+  const Wrong rows[] = {{-1, 1}, {5, 1}, {1 << 30, 1}, {1 << 30, 7}};  // expert: whose packed choice names the row
+  const Wrong slots[] = {{1 << 30, 0}, {1 << 30, 7}, {0, 8}, {0, -1}};
+  for (const Kernel& kernel : kKernels) {
+    for (const Wrong& wrong : kernel.combines ? slots : rows) {
+      for (const uint64_t late : {0, 3000}) {
+        const Small small(kernel);
+        GinCluster& cluster = *small.cluster;
+        Drawn drawn = small.Draw(1);
+        for (int32_t r = 1; r < 4; ++r) drawn.late[r] = late;
+        RowArgs& args = drawn.args[0].rows;
+        const int32_t at = kernel.combines ? 2 : At(drawn, 0, 0, wrong.expert);
+        const_cast<int32_t*>(args.index)[at] = wrong.index;
+        if (kernel.combines) {
+          const_cast<int32_t*>(args.expert)[at] = wrong.expert;
+          drawn.routed.slot[0][at] = drawn.routed.expert[0][at] = -1;
+        }
+        std::vector<Bytes> expected = ExpectedOf(drawn);
+        if (!kernel.combines) {
+          const int64_t slot = At(drawn, 0, 2, wrong.expert);
+          std::fill_n(expected[wrong.expert / 2].begin() + slot * args.row_bytes, args.row_bytes, 0);
+        }
+        Launch(cluster, {&drawn}, 4, 3);
+        for (int32_t r = 0; r < 4; ++r) {
+          CHECK(expected[r] == drawn.y[r] && *drawn.args[r].rows.state == 0);
+          CHECK(cluster.reports[r].state == (r == 0 ? device::Report::kComplete : device::Report::kNone));
+          CHECK(*drawn.args[r].node.abort_flag == (r == 0 ? 1 : 0));
+        }
+        CHECK(cluster.reports[0].step == kUnknownRow && cluster.reports[0].peer == 0);
+        CHECK(cluster.reports[0].expected == static_cast<uint64_t>(int64_t{wrong.index}));
       }
     }
   }
 }
 
-TEST_CASE("a rank that does not arrive") {
-  for (const bool combines : {false, true}) {
-    NodeGroup group(2, 2, 1'000'000);
-    Drawn drawn = Small(group, combines, 1);
-    size_t shared = static_cast<size_t>(RowSharedBytes(drawn.args[0], 4));
-    emulation::Launch(
-        2, 2, 4, 1,
-        [&] {
-          if (blockIdx.y == 1) return;
-          RowCall(drawn.args[0], static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
-        },
-        shared);
-    const device::Report& report = group.report(0);
-    CHECK(report.state == device::Report::kComplete && report.step == kEntryBarrier && report.peer == 1);
+// The list of a node has no place for the second one.
+TEST_CASE("a routing that names a slot twice") {
+  for (const int32_t expert : {0, 7}) {
+    const Small small({true, true, false}, 2);
+    GinCluster& cluster = *small.cluster;
+    Drawn drawn = small.Draw(1);
+    const std::vector<int32_t>& experts = drawn.routed.expert[1];
+    const auto first = std::find(experts.begin(), experts.end(), expert) - experts.begin();
+    int32_t other = 0;  // a choice of the other node
+    while (experts[other] / 4 == expert / 4) ++other;
+    const_cast<int32_t*>(drawn.args[1].rows.index)[other] = drawn.routed.slot[1][first];
+    const_cast<int32_t*>(drawn.args[1].rows.expert)[other] = expert;
+    const std::vector<Bytes> expected = ExpectedOf(drawn);
+    Launch(cluster, {&drawn}, 4, 3);
+    for (const int32_t r : {0, 2, 3}) {
+      CHECK(expected[r] == drawn.y[r] && cluster.reports[r].state == device::Report::kNone);
+    }
+    CHECK(cluster.reports[1].state == device::Report::kComplete && cluster.reports[1].step == kUnknownRow);
+    CHECK(cluster.reports[1].peer == 1);
   }
+}
+
+TEST_CASE("a rank that does not arrive: its node and its rail name it") {
+  for (const Kernel& kernel : kKernels) {
+    const Small small(kernel, 2, 1'000'000);
+    GinCluster& cluster = *small.cluster;
+    Drawn drawn = small.Draw(1);
+    const uint64_t begin = emulation::NowNs();
+    Launch(cluster, {&drawn}, 4, 3, 3);
+    CHECK(emulation::NowNs() - begin < 5'000'000);
+    for (const int32_t r : {1, 2}) {
+      const device::Report& report = cluster.reports[r];
+      CHECK(report.state == device::Report::kComplete && report.peer == 3);
+      CHECK(report.step == (kernel.sums_at_source && r == 1 ? 1 : static_cast<int32_t>(kEntryBarrier)));
+    }
+    CHECK(cluster.reports[0].state == device::Report::kComplete);
+  }
+}
+
+TEST_CASE("a network that stops") {
+  for (const Kernel& kernel : kKernels) {
+    if (!kernel.rails) continue;
+    const auto cluster = MakeCluster(2, 1, 1, 1, 1'000'000);
+    std::mt19937_64 random(1);
+    Drawn drawn;
+    drawn.ranks_per_node = 1;
+    drawn.combines = kernel.combines;
+    drawn.sums_at_source = kernel.sums_at_source;
+    drawn.dtype = DType::kF32;
+    drawn.row_count = 25;
+    drawn.routed = Route(2, 3, 2, 2, 1, 0, 0, {{0, 1, 1, 0, 0, 1}, {1, 0, 0, 1, 1, 0}});
+    Prepare(*cluster, drawn, 1, 0, random);
+    cluster->network.Stall();
+    Launch(*cluster, {&drawn}, 3, 1);
+    for (int32_t r = 0; r < 2; ++r) {
+      CHECK(cluster->reports[r].state == device::Report::kComplete && cluster->reports[r].peer == 1 - r);
+    }
+  }
+}
+
+// The sums of the two kinds differ, and so do those of nodes in another order.
+TEST_CASE("sums by node are rounded, sums at the source rank are not") {
+  const auto made = MakeCluster(2, 2, 1, 1);
+  GinCluster& cluster = *made;
+  Drawn drawn;
+  drawn.ranks_per_node = 2;
+  drawn.combines = true;
+  drawn.dtype = DType::kF16;
+  drawn.routed = Route(4, 1, 4, 4, 1, 0, 0, std::vector<std::vector<int32_t>>(4, {0, 2, 1, 3}));
+  std::mt19937_64 random(1);
+  Prepare(cluster, drawn, 1, 0, random);
+  Drawn at_source = drawn;
+  at_source.sums_at_source = true;
+  for (InterNodeRowArgs& args : at_source.args) args.sums_at_source = true;
+  // 2048 + 1 rounds to 2048. By node: (2048 + 1) + (1 + 1) = 2050; at the source: ((2048 + 1) + 1) + 1 = 2051 -> 2052.
+  const uint16_t big = 0x6800, one = 0x3c00;
+  for (int32_t r = 0; r < 4; ++r) {
+    for (int32_t s = 0; s < 4; ++s) {
+      std::memcpy(drawn.x[r].data() + 2 * s, r == 0 ? &big : &one, 2);
+      std::memcpy(at_source.x[r].data() + 2 * s, r == 0 ? &big : &one, 2);
+    }
+  }
+  Launch(cluster, {&drawn, &at_source}, 4, 3);
+  for (int32_t r = 0; r < 4; ++r) {
+    uint16_t by_node = 0, sums_at_source = 0;
+    std::memcpy(&by_node, drawn.y[r].data(), 2);
+    std::memcpy(&sums_at_source, at_source.y[r].data(), 2);
+    CHECK(by_node == 0x6801 && sums_at_source == 0x6802);
+  }
+}
+
+TEST_CASE("a call whose marks do not fit into shared memory") {
+  CallSpec spec;
+  spec.collective = Collective::kDispatch;
+  spec.group_size = 2;
+  spec.row_count = 1;
+  spec.choices = 1;
+  spec.num_experts = 2;
+  spec.algorithm = "hierarchical";
+  const auto message = [&](int64_t rows) {
+    return MakeCallProgram(spec, DType::kU8, rows, 100, {0, 1}, 4).status().message();
+  };
+  CHECK(message(100'000).empty());
+  CHECK(message(300'000).find("300000 choices of a rank, 1 per token, and 2 experts exceed the shared memory") == 0);
+  CHECK(message(131'072).empty());  // the largest number of rows of the documentation
+  // They would fit between nodes, but not into the kernel inside a node.
+  spec.choices = 8;
+  spec.num_experts = 8192;
+  CHECK(message(64).empty());
+  spec.num_experts = 9008;
+  CHECK(::jaxcomm::RailSharedBytes(512, 9008, 8, kRailThreads) <= kMaxSharedBytes);
+  CHECK(message(64).find("512 choices of a rank, 8 per token, and 9008 experts exceed the shared memory") == 0);
+}
+
+// The numbers of docs/internals/cuda-moe.md: T = 4096, K = 8, rows of 14336 bytes, 28 channels.
+TEST_CASE("the arena of a combine") {
+  CallSpec spec;
+  spec.collective = Collective::kCombine;
+  spec.group_size = 16;
+  spec.row_count = 7168;
+  spec.choices = 8;
+  spec.num_experts = 256;
+  spec.weighted = 1;
+  const auto bytes = [&](int32_t num_nodes) {
+    const StatusOr<InterNodeRowArgs> made = MakeInterNodeRowArgs(spec, DType::kBF16, 7168 * 40000, 7168 * 4096, 28);
+    CHECK(made.ok() && made->rows.num_channels == 28);
+    return RailArenaBytes(*made, num_nodes) / 1'000'000;
+  };
+  CHECK(bytes(2) == 1140 && bytes(8) == 1941);
+  spec.home = 1;
+  CHECK(bytes(2) == 1409 && bytes(8) == 1409);
+  spec.home = 0;
+  spec.choices = spec.row_count = 1;
+  spec.algorithm = "hierarchical";
+  const int64_t tokens = 1 << 28;
+  const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1}, 4).status();
+  CHECK(refused.message() == "more than 2^31 sums of 16 nodes");
+  CHECK(MakeCallProgram(spec, DType::kF32, 100, tokens / 4, {0, 1}, 4).ok());
 }
 
 }  // namespace

@@ -70,32 +70,44 @@ def test_bursts(lines, expected):
     assert [(burst.loads, burst.bytes) for burst in sass.bursts(code(*lines))["f"]] == expected
 
 
-def compile_loops(wheels, folder, architecture):
-    """Copy and Reduce alone, which compile within seconds."""
-    (folder / "loops.cu").write_text(
-        """
-        #include <jaxcomm/device.h>
-        using namespace jaxcomm;
-        struct Args { char* to; const char* from[16]; int num_sources; int64_t count; };
-        __global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ Args args) {
-          device::Copy(args.to, args.from[0], args.count);
-        }
-        template <typename Codec>
-        __global__ void __launch_bounds__(384, 1) ReduceLoop(const __grid_constant__ Args args) {
-          using T = typename Codec::Storage;
-          device::Reduce<Codec, arithmetic::Sum>(reinterpret_cast<T*>(args.to), args.num_sources,
-              [&](int s) { return reinterpret_cast<const T*>(args.from[s]); }, args.count);
-        }
-        template __global__ void ReduceLoop<arithmetic::Plain<float>>(const __grid_constant__ Args);
-        template __global__ void ReduceLoop<arithmetic::Widened<BFloat16>>(const __grid_constant__ Args);
-        """
-    )
-    cubin = folder / f"{architecture}.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", f"-arch={architecture}", "-std=c++17", "-cubin",
-        "-I", ROOT / "ffi" / "include", folder / "loops.cu", "-o", cubin,
-    )  # fmt: skip
-    return sass.disassemble(wheels, cubin)
+LOOPS = """
+#include <jaxcomm/device.h>
+using namespace jaxcomm;
+struct Args { char* to; const char* from[16]; int num_sources; int64_t count; };
+__global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ Args args) {
+  device::Copy(args.to, args.from[0], args.count);
+}
+template <typename Codec>
+__global__ void __launch_bounds__(384, 1) ReduceLoop(const __grid_constant__ Args args) {
+  using T = typename Codec::Storage;
+  device::Reduce<Codec, arithmetic::Sum>(reinterpret_cast<T*>(args.to), args.num_sources,
+      [&](int s) { return reinterpret_cast<const T*>(args.from[s]); }, args.count);
+}
+template __global__ void ReduceLoop<arithmetic::Plain<float>>(const __grid_constant__ Args);
+template __global__ void ReduceLoop<arithmetic::Widened<BFloat16>>(const __grid_constant__ Args);
+"""
+BULK_LOOP = """
+#include "cuda/kernels/bulk_copy.cuh"
+namespace jaxcomm {
+__global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ device::Comm comm,
+    const __grid_constant__ ::jaxcomm::cuda::BulkStages stages, char* to, const char* from, int64_t bytes) {
+  ::jaxcomm::cuda::BulkCopies(comm, 0, stages, device::DynamicShared()).Copy(to, from, bytes);
+}
+}
+"""
+
+
+def stages(name):
+    """Number of stages and bytes of each, of ffi/cuda/program/bulk_ring.h."""
+    text = (ROOT / "ffi" / "cuda" / "program" / "bulk_ring.h").read_text()
+    num, size, shift = re.search(rf"BulkStages {name} = {{(\d+), (\d+) << (\d+)}};", text).groups()
+    return int(num), int(size) << int(shift)
+
+
+def functions(text):
+    """The code of each function, by its name."""
+    parts = re.split(r"^\.text\.(\w+):$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def check(found, name, threads, architecture, bursts):
@@ -104,27 +116,6 @@ def check(found, name, threads, architecture, bursts):
     assert len(enough) >= bursts, (
         f"{name} on {architecture}: {found}, {threads} threads, {sass.needed(architecture):.0f} B"
     )
-
-
-@pytest.mark.parametrize("architecture", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
-def test_loops_fill_the_link(wheels, tmp_path, architecture):
-    text = compile_loops(wheels, tmp_path, architecture)
-    # This cache is not coherent: a load could return bytes from before a peer's write.
-    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
-    found = sass.bursts(text)
-    copies = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
-    reductions = [name for name in found if "ReduceLoop" in name]
-    assert (len(copies), len(reductions)) == (1, 2)
-    check(found[copies[0]], "Copy", 384, architecture, 2)  # body and tail
-    for name in reductions:
-        check(found[name], name, 384, architecture, 2)  # up to 4 sources and more than 4; tails are the same code
-
-
-def stages(name):
-    """Number of stages and bytes of each, of ffi/cuda/program/bulk_ring.h."""
-    text = (ROOT / "ffi" / "cuda" / "program" / "bulk_ring.h").read_text()
-    num, size, shift = re.search(rf"BulkStages {name} = {{(\d+), (\d+) << (\d+)}};", text).groups()
-    return int(num), int(size) << int(shift)
 
 
 def check_bulk_copies(text, architecture, shape):
@@ -145,118 +136,64 @@ def check_bulk_copies(text, architecture, shape):
     assert others and set(others) == {"FENCE.VIEW.ASYNC.G"}  # before the first load
 
 
-@pytest.mark.parametrize("architecture", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
-def test_bulk_copies_fill_the_link(wheels, tmp_path, architecture):
-    (tmp_path / "bulk.cu").write_text(
-        """
-        #include "cuda/kernels/bulk_copy.cuh"
-        namespace jaxcomm {
-        __global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ device::Comm comm,
-            const __grid_constant__ ::jaxcomm::cuda::BulkStages stages, char* to, const char* from, int64_t bytes) {
-          ::jaxcomm::cuda::BulkCopies(comm, 0, stages, device::DynamicShared()).Copy(to, from, bytes);
-        }
-        }
-        """
-    )
-    cubin = tmp_path / "bulk.cubin"
+# Architecture, source, threads, {function: (number of such functions, bursts of each)}, stages of bulk copies.
+COPY = {"CopyUnits.*Bytes16": (1, 2)}  # body and tail
+SUM = {"CopyMoves.*Bytes16": (1, 2), "CopyTokens.*Bytes16": (1, 2), "AddTokens(?!.*Li1ENS0_12EqualChoices)": (4, 1)}
+COMPILED = [
+    # Reductions: up to 4 sources and more than 4; tails are the same code.
+    ("sm_90", LOOPS, 384, COPY | {"ReduceLoop": (2, 2)}, None),
+    ("sm_90", BULK_LOOP, 384, {}, "kPlanStages"),
+    ("sm_90", KERNELS / "rows.cu", 512, SUM, None),
+    ("sm_90", KERNELS / "slices.cu", 512, COPY, "kSliceStages"),
+    *[
+        pytest.param(*row, marks=pytest.mark.full)
+        for row in [
+            ("sm_100", LOOPS, 384, COPY | {"ReduceLoop": (2, 2)}, None),
+            ("sm_100", BULK_LOOP, 384, {}, "kPlanStages"),
+            ("sm_90", KERNELS / "route_and_dispatch.cu", 512, {}, None),
+            ("sm_90", KERNELS / "inter_node_rows.cu", 512, {}, None),
+            ("sm_90", ROOT / "examples/all_gather_matmul/all_gather_matmul.cu", 6 * 32, COPY, None),  # that send
+            ("sm_90", ROOT / "examples/token_dispatch/token_dispatch.cu", 256, COPY, None),
+        ]
+    ],
+]
+
+
+@pytest.mark.parametrize(("architecture", "source", "threads", "expected", "bulk"), COMPILED)
+def test_loops_fill_the_link(wheels, tmp_path, architecture, source, threads, expected, bulk):
+    if isinstance(source, str):
+        (tmp_path / "loops.cu").write_text(source)
+        source = tmp_path / "loops.cu"
+    # With NCCL's headers, examples have further kernels.
+    include = ("-I", wheels / "nccl" / "include") if source.name == "inter_node_rows.cu" else ()
+    cubin = tmp_path / "loops.cubin"
     run(
         wheels / "cu13" / "bin" / "nvcc", f"-arch={architecture}", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        tmp_path / "bulk.cu", "-o", cubin,
-    )  # fmt: skip
-    check_bulk_copies(sass.disassemble(wheels, cubin), architecture, "kPlanStages")
-
-
-def test_rows_fill_the_link(wheels, tmp_path):
-    """dispatch and combine: rows that lie anywhere are loaded as many at a time as those of a block."""
-    cubin = tmp_path / "rows.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", KERNELS / "rows.cu", "-o", cubin,
+        "-I", ROOT / "ffi" / "include", *include, source, "-o", cubin,
     )  # fmt: skip
     text = sass.disassemble(wheels, cubin)
-    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
     found = sass.bursts(text)
-    for function in ("CopyMoves", "CopyTokens"):
-        (copy,) = [name for name in found if function in name and "Bytes16" in name]
-        check(found[copy], copy, 512, "sm_90", 2)  # body and tail
-    sums = [name for name in found if "AddTokens" in name and "Li1ENS0_12EqualChoices" not in name]
-    assert len(sums) == 4, list(found)
-    for name in sums:
-        check(found[name], name, 512, "sm_90", 1)
-
-
-def test_slices_fill_the_link(wheels, tmp_path):
-    """ragged_all_to_all: every stripe is copied by a warp."""
-    cubin = tmp_path / "slices.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", KERNELS / "slices.cu", "-o", cubin,
-    )  # fmt: skip
-    text = sass.disassemble(wheels, cubin)
-    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
-    found = sass.bursts(text)
-    (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
-    check(found[copy], copy, 512, "sm_90", 2)  # body and tail
-    check_bulk_copies(text, "sm_90", "kSliceStages")
-
-
-@pytest.mark.full
-def test_few_tokens_are_read_from_where_others_write(wheels, tmp_path):
-    """No load through the cache for constants, whose lines could be old, and no registers in memory."""
-    cubin = tmp_path / "route_and_dispatch.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", KERNELS / "route_and_dispatch.cu", "-o", cubin,
-    )  # fmt: skip
-    code = functions(sass.disassemble(wheels, cubin))
-    (kernel,) = [name for name in code if "RunRouteAndDispatch" in name]
-    assert len([name for name in code if "StoreRows" in name]) == 4
-    assert not any(
-        re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT|\bSTL\b", body) for name, body in code.items() if name != kernel
-    )
-
-
-@pytest.mark.full
-def test_messages_are_read_from_where_the_network_writes(wheels, tmp_path):
-    """dispatch and combine between nodes: only NCCL reads through the cache for constants, a byte or two of its own."""
-    cubin = tmp_path / "rail_dispatch.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
-        "-I", ROOT / "ffi" / "include", "-I", wheels / "nccl" / "include", KERNELS / "inter_node_rows.cu", "-o", cubin,
-    )  # fmt: skip
-    code = functions(sass.disassemble(wheels, cubin))
-    kernels = [name for name in code if "OnRails" in name]
-    assert len(kernels) == 2
+    for words, (number, bursts) in expected.items():
+        names = [name for name in found if re.search(words, name)]
+        assert len(names) == number, (words, list(found))
+        for name in names:
+            check(found[name], name, threads, architecture, bursts)
+    if bulk:
+        check_bulk_copies(text, architecture, bulk)
+    code = functions(text)
+    # The cache for constants is not coherent: a load could return bytes from before a peer's write. NCCL reads through
+    # it, a byte or two of its own.
     for name, body in code.items():
         assert not re.search(r"\bLDG?\.E\.(?!U8|U16)[A-Z0-9.]*CONSTANT", body), name
-        assert name in kernels or not re.search(r"\bSTL\b", body), name
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "threads", "named_barriers"),
-    [
-        ("all_gather_matmul", 6 * 32, True),  # of 384, those of the warps that send
-        ("token_dispatch", 256, False),
-    ],
-)
-def test_examples_fill_the_link(wheels, tmp_path, name, threads, named_barriers):
-    cubin = tmp_path / "example.cubin"
-    run(
-        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin",
-        "-I", ROOT / "ffi" / "include", ROOT / "examples" / name / f"{name}.cu", "-o", cubin,
-    )  # fmt: skip
-    text = sass.disassemble(wheels, cubin)
-    # Rows lie where peers write: a load through the cache for constants could return those of the call before.
-    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
-    found = sass.bursts(text)
-    (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
-    check(found[copy], "Copy", threads, "sm_90", 2)  # body and tail
-    for code in (code for function, code in functions(text).items() if "Kernel" in function):
-        # The block's barrier is that of IsAborted. All others are of groups of warps, which do not wait for each other.
-        barriers = re.findall(r"\bBAR\.\w+\.\S* (\w+)", code)
-        assert barriers.count("0x0") == 1
-        assert (len(barriers) > 4) == named_barriers
+        kernel = "RunRouteAndDispatch" in name or "OnRails" in name
+        assert kernel or source.name not in ("route_and_dispatch.cu", "inter_node_rows.cu") or "STL" not in body, name
+    if source.is_relative_to(ROOT / "examples"):
+        for body in (body for name, body in code.items() if "Kernel" in name):
+            # The block's barrier is that of IsAborted. All others are of groups of warps, which do not wait for each
+            # other.
+            barriers = re.findall(r"\bBAR\.\w+\.\S* (\w+)", body)
+            assert barriers.count("0x0") == 1
+            assert (len(barriers) > 4) == (source.stem == "all_gather_matmul")
 
 
 def of_bytes(name):
@@ -266,12 +203,6 @@ def of_bytes(name):
 def loops(name):
     """Bytes have one for every number of sources, and complex128 has none but that of single elements."""
     return 1 if of_bytes(name) or "ComplexId" in name else 2
-
-
-def functions(text):
-    """The code of each function, by its name."""
-    parts = re.split(r"^\.text\.(\w+):$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.full

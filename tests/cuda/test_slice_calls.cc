@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "../../ffi/cuda/program/call_program.h"
@@ -90,10 +89,6 @@ struct Site {
   FakeXla xla;
 };
 
-void Finish(Stream& stream) {
-  while (!stream.Drain()) std::this_thread::yield();
-}
-
 // With the site of each rank, and its stream.
 template <typename T, typename F>
 void OnSites(F of_site, bool bulk_copy = false) {
@@ -112,25 +107,9 @@ void OnSites(F of_site, bool bulk_copy = false) {
 template <typename T>
 void ReplayWithOtherTables() {
   OnSites<T>([](Rank&, Stream& stream, Site<T>& site) {
-    Stream graph;
-    for (int32_t run = 0; run < 2; ++run) {
-      site.Fill(run);
-      site.xla.run = run;
-      CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-      CHECK(stream.queue.size() == 1);  // one kernel; neither copies nor waits of the host
-      Finish(stream);
-      site.Check(run);
-    }
-    graph.captures = true;
-    site.xla.stream = graph.handle();
-    CHECK(site.Execute().empty());
-    CHECK(graph.graph.size() == 1);
-    for (int32_t run = 2; run < 5; ++run) {
-      site.Fill(run);
-      Replay(graph, stream.handle());
-      Finish(stream);
-      site.Check(run);
-    }
+    RunAndReplay(
+        std::vector<Site<T>*>{&site}, stream, [&](int32_t run) { site.Fill(run); },
+        [&](int32_t run) { site.Check(run); });
   });
 }
 
@@ -146,7 +125,7 @@ TEST_CASE("bulk copies of one rank") {
           compute_capability = rank.rank == 0 ? 9 : 8;
           site.Fill(0);
           CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-          Finish(stream);
+          fake::Wait(stream.handle());
           site.Check(0);
         },
         true);
@@ -163,7 +142,7 @@ ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
     site.Fill(0);
     site.table[3] = 2;  // rank 0 sends two rows to rank 1, which expects three
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-    Finish(stream);
+    fake::Wait(stream.handle());
     for (const float value : site.y) CHECK(value == -1);
     site.xla.run = 1;
     const std::string said = site.Execute();
@@ -179,7 +158,7 @@ ALONE_TEST_CASE("rows for an empty output") {
     site.y.clear();
     site.xla.more[0].count = 0;
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
-    Finish(stream);
+    fake::Wait(stream.handle());
     site.xla.run = 1;
     CHECK(Has(site.Execute(), "the output has no rows [1, 2)"));
   });

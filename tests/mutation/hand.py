@@ -14,13 +14,17 @@ LIMIT_S = 600  # of a test without a mutant
 
 
 class Mistake(NamedTuple):
-    """A text that occurs exactly once in a file of the repository, and its replacement."""
+    """A text that occurs exactly once in a file of the repository, and its replacement.
+
+    Some mistakes show only to the tests of a build with a sanitizer.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: str
+    sanitize: str = ""
 
 
 def mistakes():
@@ -51,12 +55,13 @@ class Runner:
         self.place, self.tree = self.build.place, self.build.tree
         self.normal, self.configured, self.modules, self.pytest = {}, set(), (), None
 
-    def native(self, targets):
-        """Builds native tests. Returns success."""
-        if "native" not in self.configured:
-            self.build.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
-            self.configured.add("native")
-        return self.build.ninja("native", targets)[0]
+    def native(self, targets, name="native"):
+        """Builds native tests, those of "native" or with the sanitizer of this name. Returns success."""
+        if name not in self.configured:
+            sanitizer = "" if name == "native" else name
+            self.build.cmake(name, "-DJAXCOMM_NATIVE_TESTS=ON", f"-DJAXCOMM_SANITIZE={sanitizer}")
+            self.configured.add(name)
+        return self.build.ninja(name, targets)[0]
 
     def module(self):
         """Builds the module _core. Returns success."""
@@ -85,10 +90,10 @@ class Runner:
             built = next((self.build.builds / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
-        names = mutant.tests.split()
-        if not self.native(names):
+        names, build = mutant.tests.split(), mutant.sanitize or "native"
+        if not self.native(names, build):
             return None
-        tests = [test for test in self.build.programs() if test["name"] in names]
+        tests = [test for test in self.build.programs(build) if test["name"] in names]
         return [(test["command"], self.place, test["environment"]) for test in tests]
 
     def passes(self, mutant, limit_s=LIMIT_S):
@@ -108,7 +113,8 @@ class Runner:
 
     def usual(self, mutant):
         """Returns the seconds of the tests without the mutant, or None with a message if they do not pass."""
-        if mutant.tests not in self.normal:
+        key = mutant.tests, mutant.sanitize
+        if key not in self.normal:
             run, log = self.passes(mutant), self.place / "test.log"
             fault = ""
             if run is None:
@@ -117,8 +123,8 @@ class Runner:
                 fault = f"fails\n{trees.end(log)[-1500:]}"
             elif ".py" in mutant.tests and not trees.has_run(log):
                 fault = "skips every test"
-            self.normal[mutant.tests] = (run.seconds if run else 0.0), fault
-        seconds, fault = self.normal[mutant.tests]
+            self.normal[key] = (run.seconds if run else 0.0), fault
+        seconds, fault = self.normal[key]
         if fault:
             print(f"{mutant.name}: without the mutant, {mutant.tests} {fault}", flush=True)
         return None if fault else seconds
@@ -136,7 +142,8 @@ class Runner:
         finally:
             (self.tree / mutant.file).write_text(original)
         if run is None:
-            print(f"{mutant.name}: does not compile:\n{(self.place / 'native.log').read_text()[-1500:]}", flush=True)
+            log = self.place / f"{mutant.sanitize or 'native'}.log"
+            print(f"{mutant.name}: does not compile:\n{log.read_text()[-1500:]}", flush=True)
             return None
         if run.timed_out and not trees.is_mutant_slow(self.passes(mutant), limit_s):
             print(f"{mutant.name}: no result, the machine is slow", flush=True)

@@ -12,7 +12,6 @@ from .record import Mutant
 
 NUMBERS_PER_FILE = 5000
 DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
-NOT_RUN = re.compile(r"mutants")  # tests that mutate the code themselves
 
 
 class Unit(NamedTuple):
@@ -159,13 +158,13 @@ class Build:
         units = []
         for test in self.programs():
             here = folders is None or pathlib.Path(test["command"][0]).parent.name in folders
-            if here and "full" not in test["labels"] and not NOT_RUN.search(test["name"]):
+            if here and "full" not in test["labels"]:
                 units += self.cases(test)
         return units
 
-    def programs(self):
+    def programs(self, name="native"):
         """The tests of CTest whose programs are built."""
-        command = [trees.BIN / "ctest", "--test-dir", self.builds / "native", "--show-only=json-v1"]
+        command = [trees.BIN / "ctest", "--test-dir", self.builds / name, "--show-only=json-v1"]
         listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
         return [test for test in trees.parse_tests(listed) if pathlib.Path(test["command"][0]).exists()]
 

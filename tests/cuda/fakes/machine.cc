@@ -1,4 +1,4 @@
-// The functions of machine.h, with the kernels. Compiled with JAXCOMM_EMULATION.
+// The functions of machine.h. machine_kernels.cc has the launches. Compiled with JAXCOMM_EMULATION.
 #include "machine.h"
 
 #include <unistd.h>
@@ -7,18 +7,8 @@
 #include <set>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
-#include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/ll.cuh"
-#include "../../../ffi/cuda/kernels/multimem.cuh"
-#include "../../../ffi/cuda/kernels/rail_combine.cuh"
-#include "../../../ffi/cuda/kernels/rail_dispatch.cuh"
-#include "../../../ffi/cuda/kernels/route_and_dispatch.cuh"
-#include "../../../ffi/cuda/kernels/rows.cuh"
-#include "../../../ffi/cuda/kernels/slices.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
-#include "peer_network.cuh"
-#include "reductions.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -425,110 +415,4 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
   return &library;
 }
 
-namespace cuda {
-
-using fake::own;
-
-namespace {
-int32_t Channel() { return static_cast<int32_t>(blockIdx.x); }
-}  // namespace
-
-cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
-  if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
-  return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
-    NoNetwork network;
-    ChannelExecutor<NoNetwork> executor(args, network, Channel(), device::DynamicShared());
-    executor.Run();
-  });
-}
-
-cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
-  return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
-}
-
-// A network that addresses all ranks' memory replaces GIN. test_gin.cc and test_rail_dispatch.cc test GIN itself.
-namespace {
-
-device::Comm OverMemory(device::Comm comm) {
-  fake::World& world = *fake::own->world;
-  const auto words = static_cast<size_t>(comm.signals.num_channels) * world.n;
-  std::lock_guard<std::mutex> lock(world.mutex);
-  world.remote_pads.resize(words * world.n);
-  world.remote_sent.resize(world.n, std::vector<uint64_t>(words));
-  comm.signals.pad = {reinterpret_cast<char*>(world.remote_pads.data()),
-                      static_cast<int64_t>(words * sizeof(uint64_t))};
-  comm.signals.sent = world.remote_sent[own->rank].data();
-  return comm;
-}
-
-device::Window OverMemory(void* window, int64_t offset) {
-  if (window == nullptr) return {};
-  const fake::Registered& registered = *static_cast<fake::Registered*>(window);
-  return {registered.rank->world->memory[own->rank] + registered.begin + offset, fake::World::kStride};
-}
-
-}  // namespace
-
-cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
-                      cudaStream_t stream) {
-  if (!fake::gin_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
-  PeerNetworkArgs peers;
-  peers.comm = OverMemory(gin.comm);
-  peers.input = OverMemory(gin.input.window, gin.input.offset);
-  peers.output = OverMemory(gin.output.window, gin.output.offset);
-  peers.scratch = OverMemory(gin.scratch.window, gin.scratch.offset);
-  for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
-  return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args, peers] {
-    PeerNetwork network(peers);
-    ChannelExecutor<PeerNetwork>(args, network, Channel(), device::DynamicShared()).Run();
-  });
-}
-
-cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
-  if (!fake::inter_node_row_kernel_loaded) return cudaErrorUnknown;
-  const auto shared_bytes = static_cast<size_t>(RailSharedBytes(args.rows, 4));
-  const device::Comm comm = OverMemory(args.gin.comm);
-  const device::Window arena = OverMemory(args.gin.arena, 0);
-  return fake::Launch(args.rows.num_channels, 4, shared_bytes, stream, [args, comm, arena] {
-    const PeerGin gin(comm, arena);
-    if (args.rows.combines) {
-      RailCombine<PeerGin>(args, gin, Channel(), device::DynamicShared()).Run();
-    } else {
-      RailDispatch<PeerGin>(args, gin, Channel(), device::DynamicShared()).Run();
-    }
-  });
-}
-
-cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
-  ++own->num_ll;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] { LlCall(args, Channel()).Run(); });
-}
-
-cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
-  ++own->num_multimem;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] { MultimemCall(args, Channel()).Run(); });
-}
-
-cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
-  if (!fake::row_kernel_loaded) return cudaErrorUnknown;
-  const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
-  return fake::Launch(args.num_channels, 4, shared_bytes, stream,
-                      [args] { RowCall(args, Channel(), device::DynamicShared()).Run(); });
-}
-
-cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
-  if (!fake::route_and_dispatch_kernel_loaded) return cudaErrorUnknown;
-  const auto shared_bytes = static_cast<size_t>(RouteAndDispatchSharedBytes(args));
-  return fake::Launch(args.num_channels, 4, shared_bytes, stream,
-                      [args] { RouteAndDispatchCall(args, Channel(), device::DynamicShared()).Run(); });
-}
-
-cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
-  if (!fake::slice_kernel_loaded) return cudaErrorUnknown;
-  if (!fake::slice_shared.Allows(SliceSharedBytes(kSliceThreads, args.bulk))) return cudaErrorInvalidValue;
-  return fake::Launch(args.num_channels, 4, static_cast<size_t>(SliceSharedBytes(4, args.bulk)), stream,
-                      [args] { SliceCall(args, Channel(), device::DynamicShared()).Run(); });
-}
-
-}  // namespace cuda
 }  // namespace jaxcomm

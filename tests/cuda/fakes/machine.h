@@ -204,6 +204,36 @@ void Replay(const Stream& captured, cudaStream_t stream);
 cudaStream_t NewStream();
 void Wait(cudaStream_t stream);
 
+// Calls the sites of a rank one after the other, as XLA does: in three runs with all stages, and then in five replays
+// of a CUDA graph. fill(run) and check(run): their buffers, which keep their addresses.
+template <typename Site, typename Fill, typename Check>
+void RunAndReplay(const std::vector<Site*>& sites, Stream& stream, const Fill& fill, const Check& check) {
+  for (int32_t run = 0; run < 3; ++run) {
+    fill(run);
+    for (Site* site : sites) {
+      site->xla.run = run;
+      CHECK(site->Prepare().empty() && site->Initialize().empty());
+    }
+    for (Site* site : sites) CHECK(site->Execute().empty());
+    CHECK(stream.queue.size() == sites.size());  // one kernel each; neither copies nor waits of the host
+    Wait(stream.handle());
+    check(run);
+  }
+  Stream graph;
+  graph.captures = true;
+  for (Site* site : sites) {
+    site->xla.stream = graph.handle();
+    CHECK(site->Execute().empty());
+  }
+  CHECK(graph.graph.size() == sites.size());
+  for (int32_t run = 3; run < 8; ++run) {
+    fill(run);
+    Replay(graph, stream.handle());
+    Wait(stream.handle());
+    check(run);
+  }
+}
+
 StatusOr<cuda::Communicator*> Get(Rank& rank);
 CallSpec SpecOf(Collective collective, int32_t num_ranks);
 // Sums `count` elements over all ranks, twice.

@@ -51,7 +51,7 @@ FEATURES = (
     Feature(
         "bulk copies (TMA) in place of loads and stores: JAXCOMM_BULK_COPY=1",
         "emulated; a model of the protocol in all executions",
-        ("test_cuda_bulk_copies", "test_cuda_litmus_bulk_copies", "test_cuda_executor", "test_cuda_slices"),
+        ("test_cuda_bulk_copies", "test_cuda_litmus_rows", "test_cuda_executor", "test_cuda_slices"),
         ("executor",),
     ),
     Feature(
@@ -84,7 +84,7 @@ FEATURES = (
     Feature(
         "multimem: sums and gathers; needs several GPUs, so no level 2",
         "emulated, on a fake of the switch",
-        ("test_cuda_multimem", "test_cuda_device_call"),
+        ("test_cuda_ll", "test_cuda_device_call"),
     ),
     Feature(
         "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
@@ -99,7 +99,7 @@ FEATURES = (
     Feature(
         "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
         "emulated, on a fake of GIN; handlers on a fake of XLA",
-        ("test_cuda_rail_dispatch", "test_cuda_rail_combine", "test_cuda_row_calls"),
+        ("test_cuda_rows", "test_cuda_row_calls"),
     ),
     Feature(
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
@@ -163,7 +163,7 @@ FEATURES = (
     Feature(
         "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses",
         "emulated",
-        ("test_cuda_device_api", "test_cuda_device_groups", "test_cuda_device_counters"),
+        ("test_cuda_device_api", "test_cuda_device_counters"),
     ),
     Feature(
         "example kernel: residual + all_reduce + RMSNorm",
@@ -196,7 +196,7 @@ FEATURES = (
     Feature(
         "example kernel between nodes: one ring over NVLink and GIN; late ranks and a network failure",
         "emulated, on a fake of GIN; compiled; host code on fakes",
-        ("test_cuda_node_ring", "test_cuda_node_ring_calls", "test_cuda_litmus_node_ring", "test_device_headers.py"),
+        ("test_cuda_ring_example", "test_cuda_node_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
     ),
     Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
