@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxcomm import _check, _cost_params, _lowering, _request, _selftest_record
@@ -13,6 +14,9 @@ from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.loops import ALGORITHMS as MATMUL
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
+
+_GPUS_PER_HOST = 8  # of DGX and HGX machines
+_PARTS = {"all_gather_matmul": ("all_gather", "rows"), "matmul_psum_scatter": ("psum_scatter", "scatter")}
 
 
 def algorithms(op: str) -> tuple[str, ...]:
@@ -29,7 +33,7 @@ def algorithms(op: str) -> tuple[str, ...]:
     Raises:
       ValueError: unknown op.
     """
-    if op in ("all_gather_matmul", "matmul_psum_scatter"):
+    if op in _PARTS:
         return MATMUL
     return tuple(name for name, _ in plan.algorithms(_request.native_name(op, moe=True)))
 
@@ -57,6 +61,7 @@ class Explanation:
       launch_s: cost parameter, the time to start a call.
       sync_overhead_s: cost parameter, the time of the synchronization of all ranks before and after a plan.
       rows: of "moe.dispatch" and "moe.combine", expected and in the worst case.
+      assumed: assumption about the nodes of GPUs, where neither the axes nor an argument say it; otherwise empty.
     """
 
     op: str
@@ -80,11 +85,16 @@ class Explanation:
     launch_s: float
     sync_overhead_s: float
     _request: Any = dataclasses.field(repr=False, compare=False)
+    _plan: str = dataclasses.field(repr=False)
     rows: Rows | None = None
+    assumed: str = ""
 
     def steps_text(self, rank: int = 0) -> str:
-        """The plan of one rank, one step per line. Offsets and counts are in elements."""
-        return str(plan.build(self._request, self.algorithm)[rank])
+        """The plan of one rank, one step per line, or that of one transfer of collective matmul.
+
+        Offsets and counts are in elements.
+        """
+        return str(plan.build(self._request, self._plan)[rank])
 
     def exposed_time_s(self, beside_s: float) -> float:
         """The part of the predicted time that computations beside the transfer do not hide.
@@ -108,6 +118,7 @@ class Explanation:
             [
                 f"{self.op} over {self.num_nodes} node(s) of {self.ranks_per_node} rank(s): "
                 f"{self.input_bytes} -> {self.output_bytes} bytes per rank",
+                *([f"assumed   {self.assumed}"] if self.assumed else []),
                 f"algorithm {self.algorithm} ({self.source})",
                 f"reason    {self.reason}",
                 *([str(self.rows)] if self.rows else []),
@@ -126,6 +137,19 @@ class Explanation:
             "  Parameters are not measured with jaxcomm: published values, limits, estimates "
             "(docs/internals/cost-model.md), or arguments.",
         ]
+
+
+def _nodes_of_gpus(op: str, sizes: tuple[int, ...]) -> tuple[int, str]:
+    """Ranks per node of GPUs that are not at hand, and the assumption behind the number.
+
+    The common layout is a host of 8 GPUs that NVLink connects. Several axes declare nodes themselves.
+    """
+    declared, n = _lowering.ranks_per_node(sizes, None), math.prod(sizes)
+    if declared < n or n <= _GPUS_PER_HOST:
+        return declared, ""
+    if n % _GPUS_PER_HOST:
+        raise ValueError(f"{op}: {n} ranks cannot be split into hosts of {_GPUS_PER_HOST}: pass ranks_per_node")
+    return _GPUS_PER_HOST, f"hosts of {_GPUS_PER_HOST} GPUs; for other NVLink domains, pass ranks_per_node"
 
 
 def _passed_between_nodes() -> bool | None:
@@ -148,6 +172,46 @@ def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choi
     # On one node, dispatch moves a row once per rank that needs it. All others move one per choice.
     moved = groups_of_token(n, num_experts, choices) if op == "moe.dispatch" and num_nodes == 1 else choices
     return rows_of(x.shape[0], choices, num_experts, n, num_nodes), moved
+
+
+def _explain_matmul(
+    op: str, x: Any, axis_sizes: int | Sequence[int], algorithm: str | None, **options: Any
+) -> Explanation:
+    """The transfers of a collective matmul. `options` are those of explain()."""
+    collective, product = _PARTS[op]
+    if algorithm not in (None, *MATMUL):
+        raise ValueError(f"{op}: unknown algorithm {algorithm!r}; pass one of {', '.join(MATMUL)}")
+    whole = dataclasses.replace(explain(collective, x, axis_sizes, **options), op=op)
+    n = whole.num_nodes * whole.ranks_per_node
+    if algorithm is None:
+        placement = plan.Placement(options["scope"] or "process", whole.ranks_per_node)
+        able = plan.Capabilities(whole.platform)
+        algorithm, reason = plan.resolve_collective_matmul(product, whole.input_bytes, placement, able), "default"
+    else:
+        reason = "asked for"
+    if algorithm == "unfused":
+        reason += f"; {collective} by {whole.algorithm}: {whole.reason}"
+        return dataclasses.replace(whole, algorithm=algorithm, reason=reason)
+    block = x if collective == "all_gather" else jax.ShapeDtypeStruct((math.prod(x.shape) // n,), x.dtype)
+    shifts = [1] * (n - 1) if algorithm == "ring" else range(1, n)
+    of_shift = {
+        shift: explain("ppermute", block, axis_sizes, perm=[(r, (r + shift) % n) for r in range(n)], **options)
+        for shift in {1, *shifts}
+    }
+    parts = [of_shift[shift] for shift in shifts]
+    return dataclasses.replace(
+        of_shift[1],
+        op=op,
+        algorithm=algorithm,
+        reason=f"{reason}; {n - 1} ppermute, one after the other",
+        input_bytes=whole.input_bytes,
+        output_bytes=whole.output_bytes,
+        steps=sum(part.steps for part in parts),
+        messages={link: sum(part.messages[link] for part in parts) for link in whole.messages},
+        bytes={link: sum(part.bytes[link] for part in parts) for link in whole.bytes},
+        signals={link: sum(part.signals[link] for part in parts) for link in whole.signals},
+        predicted_time_s=sum(part.predicted_time_s for part in parts),
+    )
 
 
 def _replace(
@@ -200,7 +264,8 @@ def explain(
         node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
         GPUs of one node, or of several nodes with GIN, and an even load; x has a row per token. Between nodes, None
         means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
-        sizes; "moe.combine" is predicted for weighted sums by node.
+        sizes; "moe.combine" is predicted for weighted sums by node. Of "all_gather_matmul" and "matmul_psum_scatter",
+        the transfers are predicted; x is what they send, the rows or the product.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla" and "xla_hierarchical".
       source: rank that broadcasts (pbroadcast).
@@ -208,7 +273,7 @@ def explain(
       scope: where CPU devices are: in one "process" (the default), in several processes of one "node", or on several
         nodes of a "network".
       ranks_per_node: ranks of a node. By default, the innermost of several axes is a node. On GPUs, a node is an NVLink
-        domain.
+        domain; a single axis of more than 8 GPUs is split into hosts of 8.
       platform: "cpu", or "cuda" for NVIDIA GPUs. The machine needs no GPU.
       max_sms: as in the op.
       gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
@@ -228,6 +293,22 @@ def explain(
       TypeError: x has no shape, or axis_sizes are no integers.
       RuntimeError: the program has several processes, and the coordination service does not answer.
     """
+    if op in _PARTS:
+        return _explain_matmul(
+            op,
+            x,
+            axis_sizes,
+            algorithm,
+            scope=scope,
+            ranks_per_node=ranks_per_node,
+            platform=platform,
+            max_sms=max_sms,
+            gin=gin,
+            symmetric_buffers=symmetric_buffers,
+            links=links,
+            launch_s=launch_s,
+            sync_overhead_s=sync_overhead_s,
+        )
     native = _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
     if platform not in ("cpu", "cuda"):
@@ -239,6 +320,9 @@ def explain(
         raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
     sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
+    assumed = ""
+    if ranks_per_node is None and on_gpus:
+        ranks_per_node, assumed = _nodes_of_gpus(op, sizes)
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
@@ -332,5 +416,7 @@ def explain(
         launch_s=machine.launch_s,
         sync_overhead_s=machine.sync_overhead_s,
         _request=resolution.request,
+        _plan=resolution.algorithm,
         rows=rows,
+        assumed=assumed,
     )

@@ -211,15 +211,53 @@ OPS_BETWEEN_NODES = [op for op in NATIVE if op != "ragged_all_to_all"]
 def test_100000_gpus(op):
     """Takes about one second of processor time, so that users can experiment."""
     began = time.process_time()
-    many = on_gpus(op, 3_200_000, (12500, 8))
-    assert time.process_time() - began < 8
-    assert (many.num_nodes, many.ranks_per_node) == (12500, 8)
+    many = on_gpus(op, 3_200_000, 100_000)
+    assert time.process_time() - began < 4
+    assert (many.num_nodes, many.ranks_per_node) == (12500, 8) and "assumed   hosts of 8 GPUs" in str(many)
+    assert on_gpus(op, 3_200_000, (12500, 8)) == dataclasses.replace(many, assumed="")
     assert 0 < many.predicted_time_s < 100
     if op == "all_to_all":  # G - 1 messages of L blocks of 128 bytes
         assert (many.messages["network"], many.bytes["network"]) == (12499, 12499 * 8 * 128)
         assert (many.messages["node"], many.bytes["node"]) == (12500 * 7, 12500 * 7 * 128)
     if op == "ppermute":
         assert many.bytes["network"] == 12_800_000
+
+
+@pytest.mark.parametrize(("op", "collective", "parts"), [
+    ("all_gather_matmul", "all_gather", 1), ("matmul_psum_scatter", "psum_scatter", 8),
+])  # fmt: skip
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_collective_matmul_is_its_transfers(op, collective, parts, platform):
+    x = operand(1 << 20)
+    whole = jaxcomm.explain(collective, x, 8, platform=platform)
+    one = jaxcomm.explain("ppermute", operand((1 << 20) // parts), 8, platform=platform)
+    default = jaxcomm.explain(op, x, 8, platform=platform)
+    assert (default.algorithm, default.predicted_time_s, default.bytes) == (
+        "unfused", whole.predicted_time_s, whole.bytes,
+    )  # fmt: skip
+    assert default.steps_text(3) == whole.steps_text(3)
+    for algorithm in ("ring", "direct"):
+        asked = jaxcomm.explain(op, x, 8, algorithm=algorithm, platform=platform)
+        assert asked.predicted_time_s == pytest.approx(7 * one.predicted_time_s)
+        assert asked.bytes["node"] == 7 * (4 << 20) // parts
+        assert (asked.input_bytes, asked.output_bytes) == (whole.input_bytes, whole.output_bytes)
+        assert asked.steps_text(3) and f"{op} over 1 node(s) of 8 rank(s)" in str(asked)
+    if platform == "cpu":  # the default of a call
+        chosen = "ring" if op == "all_gather_matmul" else "unfused"
+        assert jaxcomm.explain(op, x, 8, scope="node").algorithm == chosen
+    with pytest.raises(ValueError, match=f"{op}: unknown algorithm 'tree'; pass one of unfused, direct, ring"):
+        jaxcomm.explain(op, x, 8, algorithm="tree")
+
+
+def test_large_nodes_of_gpus():
+    """A reduction of 20,000 operands is simulated for a sample of ranks only: 13 s otherwise."""
+    began = time.process_time()
+    assert on_gpus("psum", 1 << 20, 20_000, ranks_per_node=20_000).num_nodes == 1
+    assert time.process_time() - began < 4
+    shapes = [on_gpus("psum", 64, sizes).num_nodes for sizes in (8, 16, (16, 1), (1, 16), (2, 72))]
+    assert shapes == [1, 2, 2, 2, 2]
+    with pytest.raises(ValueError, match="psum: 12 ranks cannot be split into hosts of 8: pass ranks_per_node"):
+        on_gpus("psum", 64, 12)
 
 
 def test_arguments_of_the_wrong_type():

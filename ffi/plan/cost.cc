@@ -249,8 +249,11 @@ std::vector<int32_t> SampleRanks(const Request& request) {
   return ranks;
 }
 
+// A reduction takes time and memory for each of its operands.
+size_t Length(const Plan& plan) { return plan.steps.size() + plan.sources.size(); }
+
 // The plans of all ranks; none if they have too many steps or take too long to make. (Making one plan of a permutation
-// takes time proportional to the number of ranks.) `sampled`: numbers of steps of the plans of a sample.
+// takes time proportional to the number of ranks.) `sampled`: lengths of the plans of a sample.
 std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request, std::vector<size_t> sampled) {
   constexpr int32_t kMaxPermuted = 1 << 13;
   const int32_t n = request.geometry.num_ranks();
@@ -263,7 +266,7 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
   size_t num_steps = 0;
   for (int32_t rank = 0; rank < n; ++rank) {
     plans.push_back(BuildPlan(algorithm, request, rank));
-    num_steps += plans.back().steps.size();
+    num_steps += Length(plans.back());
     if (num_steps > max_steps) return {};
   }
   return plans;
@@ -365,7 +368,7 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   // One plan at a time: that of a ring has as many steps as there are ranks.
   for (const int32_t rank : SampleRanks(request)) {
     const Plan plan = InOrder(BuildPlan(algorithm, request, rank), request.geometry, item_bytes, machine);
-    sampled.push_back(plan.steps.size());
+    sampled.push_back(Length(plan));
     counted.push_back(Count(plan, model, item_bytes));
     counted.back().rank = rank;
     times.push_back(SimulateOne(plan, alone));
@@ -382,7 +385,7 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     skeleton.chunk_count = 0;
     sampled.clear();
     for (const int32_t rank : SampleRanks(skeleton)) {
-      sampled.push_back(BuildPlan(algorithm, skeleton, rank).steps.size());
+      sampled.push_back(Length(BuildPlan(algorithm, skeleton, rank)));
     }
     for (const RankTime& rank : Simulate(BuildWithinLimit(algorithm, skeleton, sampled), model)) {
       least_s = std::max(least_s, End(rank));

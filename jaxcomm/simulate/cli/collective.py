@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
             base = base or last.time_s
             if last.time_s is not None:
                 times[name] = last.time_s
-                points.append(plots.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.interval))
+                series = name or (f"algorithm {algorithm}" if algorithm else "jaxcomm")
+                points.append(plots.Point(series, ranks, last.bytes, last.time_s, last.interval))
         for name in libraries:
             other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], name)
             row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s}
