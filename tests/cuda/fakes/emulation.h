@@ -114,7 +114,7 @@ struct Machine {
   uint64_t now_ns = 0;
   uint64_t switch_ns = 100;  // duration of a switch
   uint64_t coins = 1;
-  bool loses_loads = false;  // bulk copies to shared memory never end
+  bool loses_loads = false;       // bulk copies to shared memory never end
   std::vector<unsigned> trapped;  // GPUs that kernels of the last launch have stopped, by blockIdx.y
   const void* counted = nullptr;  // a word whose atomic loads are counted
   uint64_t num_loads = 0;
