@@ -57,6 +57,8 @@ class Explanation:
       launch_s: cost parameter, the time to start a call.
       sync_overhead_s: cost parameter, the time of the synchronization of all ranks before and after a plan.
       rows: of "moe.dispatch" and "moe.combine", expected and in the worst case.
+      default: on GPUs, what runs the call in a program without ``algorithm=`` (docs/guide/gpus.md), and the reason.
+      lost: on GPUs, what XLA does with its own collective and not with this plan.
     """
 
     op: str
@@ -81,6 +83,8 @@ class Explanation:
     sync_overhead_s: float
     _request: Any = dataclasses.field(repr=False, compare=False)
     rows: Rows | None = None
+    default: str = ""
+    lost: str = ""
 
     def steps_text(self, rank: int = 0) -> str:
         """The plan of one rank, one step per line. Offsets and counts are in elements."""
@@ -120,6 +124,8 @@ class Explanation:
 
     def _on_gpus(self) -> list[str]:
         return [
+            f"default   {self.default}",
+            *([f"lost      {self.lost}"] if self.lost else []),
             f"on GPUs   {'steps of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
@@ -190,7 +196,8 @@ def explain(
 ) -> Explanation:
     """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
-    A program selects the same plan for the same arguments. `links`, `launch_s` and `sync_overhead_s` change only the
+    On CPUs, a program selects the same plan for the same arguments. On GPUs, this is the plan that runs where jaxcomm's
+    kernels do; `Explanation.default` says whether they do. `links`, `launch_s` and `sync_overhead_s` change only the
     prediction. `algorithm` selects another plan.
 
     Args:
@@ -211,8 +218,8 @@ def explain(
         domain.
       platform: "cpu", or "cuda" for NVIDIA GPUs. The machine needs no GPU.
       max_sms: as in the op.
-      gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
-        sends and receives the messages in rounds.
+      gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, no plan
+        runs between nodes.
       symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them
         (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena, as that of "ragged_all_to_all"
         always does.
@@ -288,6 +295,19 @@ def explain(
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
     _replace(op, machine, links, launch_s, sync_overhead_s)
+    default = ""
+    if on_gpus:
+        own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
+        found = plan.resolve(
+            native,
+            attributes | {"algorithm": ""},
+            dtype,
+            *counts,
+            plan.Placement(ranks_per_node=ranks_per_node, found=False, gin=gin),
+            own,
+            **of_lists,
+        )
+        default = f"{found.algorithm}: {found.reason}"
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
@@ -332,4 +352,6 @@ def explain(
         sync_overhead_s=machine.sync_overhead_s,
         _request=resolution.request,
         rows=rows,
+        default=default,
+        lost=resolution.lost,
     )
