@@ -266,8 +266,9 @@ def explain(
         machine = plan.gpu_machine()
         known = _passed_between_nodes() if op in _request.MOE else True
         passed = known is not False
-        # Without a name, what runs is decided before NCCL has found the nodes.
-        placement = plan.Placement(ranks_per_node=ranks_per_node, found=algorithm is not None, gin=gin)
+        # Without a name, what runs is decided before NCCL has found the nodes and GIN.
+        found = algorithm is not None or (not gin and _request.ROWS[native].elements == "array")
+        placement = plan.Placement(ranks_per_node=ranks_per_node, found=found, gin=gin)
         able = plan.Capabilities(
             platform,
             setting="plans",
@@ -298,16 +299,9 @@ def explain(
     default = ""
     if on_gpus:
         own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
-        found = plan.resolve(
-            native,
-            attributes | {"algorithm": ""},
-            dtype,
-            *counts,
-            plan.Placement(ranks_per_node=ranks_per_node, found=False, gin=gin),
-            own,
-            **of_lists,
-        )
-        default = f"{found.algorithm}: {found.reason}"
+        before_run = plan.Placement(ranks_per_node=ranks_per_node, found=False)
+        chosen = plan.resolve(native, attributes | {"algorithm": ""}, dtype, *counts, before_run, own, **of_lists)
+        default = f"{chosen.algorithm}: {chosen.reason}"
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize

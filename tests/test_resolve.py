@@ -11,7 +11,7 @@ from harness import OURS, on_ranks
 import jaxcomm
 from jaxcomm import _config, _lowering, _selftest_record
 from jaxcomm._core import plan
-from jaxcomm._request import NATIVE
+from jaxcomm._request import NATIVE, ROWS
 
 # Arguments besides the axis, for an operand of (16, 3) on 8 ranks, of the ops that have them.
 VALUES = {
@@ -52,6 +52,13 @@ def lowered(mesh, op, x, platform, **more):
     return answers[-1 if op == "ragged_all_to_all" else 0]
 
 
+def measured(per_node, names=tuple(ROWS), num_ranks=8):
+    """A record in which jaxcomm was faster for these collectives, of any size."""
+    row = {"num_ranks": num_ranks, "ranks_per_node": per_node, "min_bytes": 0, "max_bytes": _selftest_record.ANY_SIZE}
+    dtypes = ("float32", "uint8", "int8", "bfloat16", "uint16")
+    return [plan.Measured(collective=name, dtype=dtype, **row) for name in names for dtype in dtypes]
+
+
 def backend(op, algorithm, platform, setting, tested):
     """The rules in words: docs/guide/choosing.md."""
     if setting == "xla" or algorithm == "xla":
@@ -60,7 +67,7 @@ def backend(op, algorithm, platform, setting, tested):
         return "composition"
     if platform == "tpu":
         return "composition" if algorithm == "hierarchical" else "xla"
-    if platform == "cuda" and algorithm is None and setting is None and not tested:
+    if platform == "cuda" and algorithm is None and setting is None and (not tested or op.endswith("_start")):
         return "xla"
     return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
 
@@ -79,7 +86,8 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
         max_sms = draw.choice([None, None, 1, 5, 1000])
         x = jax.ShapeDtypeStruct((16, draw.choice([1, 3, 1000, 60_000])), draw.choice(["float32", "int8", "bfloat16"]))
         monkeypatch.setattr(_lowering, "config", lambda setting=setting: _config.Config(algorithm=setting))
-        monkeypatch.setattr(_selftest_record, "passed", lambda tested=tested: tested)
+        monkeypatch.setattr(_selftest_record, "measured", lambda tested=tested: measured(8) if tested else [])
+        monkeypatch.setattr(_selftest_record, "measured_one_exchange", lambda: False)
         what = f"{op} {x} {algorithm} {platform} {setting} {tested} {max_sms}"
         given = {"algorithm": algorithm, "max_sms": max_sms}
         shape = {"platform": platform, "ranks_per_node": 8} if platform == "cuda" else {}  # GPUs of one host
@@ -106,7 +114,8 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
                 jaxcomm.explain(op, x, (2, 4), **given_to_explain)
             continue
         told = jaxcomm.explain(op, x, (2, 4), **given_to_explain)
-        assert (told.algorithm, told.reason, told.sms) == (found.algorithm, found.reason, found.num_channels), what
+        reason = found.reason.removeprefix("measured as faster than XLA's own collective on these GPUs; ")
+        assert (told.algorithm, told.reason, told.sms) == (found.algorithm, reason, found.num_channels), what
         assert told.protocol == (found.protocol if found.ll else "steps"), what
         request, same = found.request, told._request
         fields = ["collective", "num_nodes", "ranks_per_node", "block_count", "staged_count"]
@@ -118,9 +127,10 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({}, ("xla", "the self-test has not passed on these GPUs")),
-        ({"tested": True}, ("xla", "the self-test has not passed between nodes")),
-        ({"tested": True, "tested_between_nodes": True}, ("plan", "")),
+        ({}, ("xla", "not measured on these GPUs with these versions")),
+        ({"measured": measured(8)}, ("xla", "no measurement on these GPUs")),
+        ({"measured": measured(4, ["all_gather"])}, ("xla", "no measurement on these GPUs")),
+        ({"measured": measured(4)}, ("plan", "measured as faster")),
         ({"setting": "plans"}, ("plan", "")),
         ({"algorithm": "hierarchical"}, ("composition", "GIN between nodes of these GPUs has not been tested")),
         ({"algorithm": "hierarchical", "tested_between_nodes": True}, ("plan", "asked for")),
@@ -160,7 +170,7 @@ def test_between_hosts_of_gpus(change, expected):
 )
 def test_limits_of_row_kernels(per_node, choices, experts, fits):
     attributes = {"group_size": 8, "ranks_per_node": 8, "choices": 8, "num_experts": experts, "row_count": 4}
-    able = plan.Capabilities("cuda", tested=True, tested_between_nodes=True, max_channels=32)
+    able = plan.Capabilities("cuda", setting="plans", tested_between_nodes=True, max_channels=32)
     placement = plan.Placement(ranks_per_node=per_node, found=False)
     found = plan.resolve("dispatch", attributes, "float32", 32, 32, placement, able, choices=choices)
     assert (found.backend == "rows") is fits
