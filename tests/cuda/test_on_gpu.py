@@ -1,4 +1,4 @@
-"""Tests of `make test-gpu` and `make bench-gpu` that need no GPU."""
+"""Tests of the five commands of on_gpu.py (`make gpu-smoke` and so on) that need no GPU."""
 
 import ast
 import json
@@ -28,8 +28,9 @@ def shell(name, script, limit_s=20, **more):
 
 @pytest.fixture
 def run(tmp_path):
-    def run(*steps, total_s=60):
-        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", {"device": "a GPU"}, total_s)
+    def run(*steps, total_s=60, only="", commit="a"):
+        facts = {"device": "a GPU", "commit": commit}
+        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", facts, total_s, only=only)
         for step in steps:
             made.run(*step) if isinstance(step, tuple) else made.run(step)
         return made, json.loads((tmp_path / "out" / "name.json").read_text())
@@ -74,6 +75,16 @@ def test_parts_that_are_left_out_have_a_reason(run):
         "builds on it": "fails has not passed",
         "builds on what was left out": "no hardware has not passed",
     }
+
+
+def test_a_second_run_of_some_parts_keeps_the_results_of_the_others(run):
+    build, first = shell("build: all", "true"), shell("first", "true", after="build: all")
+    _, record = run(build, first, shell("second", "true", missing="no time"))
+    assert record["tests"] == {"build: all": True, "first": True} and record["left_out"] == {"second": "no time"}
+    _, record = run(build, shell("first", "false"), shell("second", "true"), only="sec")
+    assert record["tests"] == {"build: all": True, "first": True, "second": True} and record["left_out"] == {}
+    _, record = run(build, shell("first", "false"), shell("second", "false"), only="sec", commit="b")
+    assert record["tests"] == {"build: all": True, "second": False}
 
 
 def test_all_parts_together_have_a_time_limit(run):
@@ -168,8 +179,9 @@ def fake_nccl(folder, headers, library):
     [
         (23007, 23007, ""),
         (23007, 23203, ""),
+        (23007, 22907, ""),
         (22809, 22809, "headers of NCCL 2.28.9"),
-        (23203, 23007, "libnccl.so.2 is 2.30.7"),
+        (23203, 22809, "libnccl.so.2 is 2.28.9"),
         (23007, 0, "there is no libnccl.so.2"),
     ],
 )
@@ -199,9 +211,17 @@ class Recorder:
 
 
 def recorders_of(machine):
-    recorders = {name: Recorder() for name in ("test", "bench")}
-    on_gpu.test(machine, recorders["test"])
-    on_gpu.bench(machine, recorders["bench"])
+    """The commands in their order. Each keeps what it has built."""
+    recorders = {name: Recorder() for name in on_gpu.COMMANDS}
+    for name, command in on_gpu.COMMANDS.items():
+        command(machine, recorders[name])
+        programs = on_gpu.PROGRAMS.get(name, ())
+        kept = [pathlib.Path(machine.program(program)) for program in programs]
+        if any(part.name == "build: jaxcomm" for part in recorders[name].parts):
+            kept.append(machine.work / "site" / "jaxcomm")
+        for path in kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     return recorders
 
 
@@ -236,8 +256,16 @@ def test_there_is_time_for_all_parts(machine):
     for recorder in recorders.values():
         assert recorder.now_s <= on_gpu.TOTAL_S
         assert all(part.takes_s <= part.limit_s for part in recorder.parts)
-    names = [part.name for part in recorders["test"].parts]
-    assert names.index("JAX, 4 ranks") < names.index("models/moe, 1 rank: on the GPU")
+    names = [part.name for part in recorders["ranks"].parts]
+    order = ("self-test, 2 ranks", "errors: killed process", "executor, memcheck", "models/moe, 2 ranks: on the GPU")
+    assert sorted(order, key=names.index) == list(order)
+
+
+def test_timings_run_alone(machine, monkeypatch):
+    at_once = []
+    monkeypatch.setattr(Recorder, "run", lambda self, *parts: at_once.append([part.name for part in parts]))
+    on_gpu.timings(machine, Recorder())
+    assert [names for names in at_once if len(names) > 1] == [[part.name for part in machine.builds()]]
 
 
 def test_without_a_gpu_no_part_but_the_builds_runs(machine):
@@ -250,12 +278,18 @@ def test_without_a_gpu_no_part_but_the_builds_runs(machine):
 def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):
     machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
     parts = parts_of(machine)
-    for name in ("JAX, 1 rank, command buffers on", "JAX, 4 ranks", "models/moe, 1 rank: on the GPU"):
-        assert "NCCL 2.28.9" in parts["test"][name].missing and "NCCL=folder" in parts["test"][name].missing
-    assert not parts["test"]["errors: no module"].missing
-    assert not parts["test"]["executor"].missing
-    assert not parts["bench"][on_gpu.VIRTUAL_RANKS].missing
-    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["test"]["build: jaxcomm"].command
+    for command, name in (
+        ("jax", "JAX, 1 rank, command buffers on"),
+        ("ranks", "JAX, 4 ranks"),
+        ("ranks", "models/moe, 1 rank: on the GPU"),
+    ):
+        missing = parts[command][name].missing
+        assert "NCCL 2.28.9" in missing and "NCCL=folder" in missing
+    # What needs no NCCL runs.
+    assert not parts["jax"]["errors: no module"].missing
+    assert not any(part.missing for command in ("smoke", "kernels") for part in parts[command].values())
+    assert not parts["timings"][on_gpu.VIRTUAL_RANKS].missing and not parts["timings"][on_gpu.FLAGGED].missing
+    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["jax"]["build: jaxcomm"].command
 
 
 def test_the_nccl_that_was_brought_comes_first(machine):
@@ -270,9 +304,9 @@ def test_the_nccl_that_was_brought_comes_first(machine):
 
 
 def test_status_names_parts_that_exist(machine):
-    parts = parts_of(machine)
+    names = {name for parts in parts_of(machine).values() for name in parts}
     for feature in status.FEATURES:
-        assert set(feature.parts) <= set(parts["test"]), feature.name
+        assert set(feature.parts) <= names, feature.name
 
 
 # The conclusions of the tests on a GPU.
@@ -298,6 +332,16 @@ def test_targets_match_the_record():
     no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
     no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
     assert {t["met"] for t in on_gpu.targets([], [], no_host).values()} == {None}
+
+
+def test_the_machine_model_by_hand():
+    copy = {"what": "target", "op": "all_to_all", "bytes": 3_000_000, "copy_us": 1.0}
+    barrier = {"what": "latency", "op": "barrier", "ranks_per_node": 8, "kernel_us": 2.0}
+    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": 8, "ll_us": us} for n, us in ((2, 1.7), (8, 2.9))]
+    found = on_gpu.machine_model([copy, barrier, barrier | {"ranks_per_node": 2, "kernel_us": 1.0}], ll)
+    expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
+    assert found == pytest.approx(expected)
+    assert on_gpu.machine_model([], ll[:1]) == {}
 
 
 def test_times_of_bulk_copies():

@@ -53,21 +53,32 @@ def test_parts_and_rungs_exist():
 
 
 def test_nothing_is_claimed_without_a_record():
-    text = status.page({}, {}, {})
+    text = status.page({}, {})
     assert "passed" not in text and "failed at" not in text
     assert "Nothing has run on a GPU yet" in text
     record = {"commit": "0123456789abc", "device": "a GPU", "driver": "580", "cuda": "13.0"}
     tests = {"JAX, 2 ranks": True, "JAX, 4 ranks": True}
     between = "| inside JAX, between processes | no; ranks are threads, on fakes |"
-    assert f"{between} passed at 012345678 |  |" in status.page(record | {"tests": tests}, {}, {})
+    assert f"{between} passed at 012345678 |  |" in status.page({"ranks": record | {"tests": tests}}, {})
     tests["JAX, 4 ranks"] = False
-    assert f"{between} failed at 012345678 |  |" in status.page(record | {"tests": tests}, {}, {})
+    assert f"{between} failed at 012345678 |  |" in status.page({"ranks": record | {"tests": tests}}, {})
     del tests["JAX, 4 ranks"]
-    assert f"{between}  |  |" in status.page(record | {"tests": tests}, {}, {})
+    assert f"{between}  |  |" in status.page({"ranks": record | {"tests": tests}}, {})
     rung = {"processes": record | {"tests": {"processes": True}}}
-    text = status.page({}, {}, rung)
+    text = status.page({}, rung)
     assert f"{between}  | processes passed at 012345678 |" in text
     assert "Nothing has run on a GPU yet" not in text
+
+
+def test_parts_of_one_feature_in_two_records():
+    machine = {"device": "a GPU", "driver": "580", "cuda": "13.0"}
+    records = {
+        "smoke": machine | {"commit": "a" * 40, "tests": {"launch and LL of 8 bytes": True}},
+        "kernels": machine | {"commit": "b" * 40, "tests": {"ll": True}},
+    }
+    row = "| LL messages: four collectives, all types, sizes and strides | emulated |"
+    assert f"{row} passed at {'a' * 9}, {'b' * 9} |" in status.page(records, {})
+    assert f"{row}  |" in status.page({"smoke": records["smoke"]}, {})
 
 
 def test_measurements_are_listed_with_their_targets():
@@ -77,7 +88,7 @@ def test_measurements_are_listed_with_their_targets():
         "missed": {"value": 0.5, "target": ">= 0.9", "met": False},
         "not measured": {"value": None, "target": "<= 5", "met": None},
     }
-    text = status.page({}, machine | {"targets": targets}, {})
+    text = status.page({"timings": machine | {"targets": targets}}, {})
     assert "| met | >= 0.9 | 0.95 |" in text
     assert "| missed | >= 0.9 | 0.5, not met |" in text
     assert "| not measured | <= 5 |  |" in text
@@ -85,7 +96,7 @@ def test_measurements_are_listed_with_their_targets():
 
 
 @pytest.mark.parametrize(
-    "records", [({"platform": "cpu"}, {}, {}), ({}, {"platform": "cpu"}, {}), ({}, {}, {"nodes": {"platform": "cpu"}})]
+    "records", [({"smoke": {"platform": "cpu"}}, {}), ({}, {"nodes": {"platform": "cpu"}})]
 )
 def test_rehearsals_are_not_recorded(records):
     with pytest.raises(ValueError, match="rehearsal"):
