@@ -38,7 +38,7 @@ MAY_USE = {
     "": {"XLA", "Python"},
     "cuda/kernels": {"CUDA"},
     "cuda/nccl": {"CUDA", "NCCL", "Linux"},
-    "cuda/runtime": {"CUDA", "NCCL"},
+    "cuda/runtime": {"CUDA", "NCCL", "Linux"},
     "cuda/xla": {"CUDA", "NCCL", "XLA"},
     "cuda": {"CUDA", "NCCL", "XLA", "Python"},
     "include/jaxcomm": {"CUDA", "XLA"},

@@ -47,7 +47,8 @@ std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Pla
 }
 
 // Resolution::lost. XLA's passes for GPUs combine these collectives with others of their kind (all-reduce, all-gather,
-// reduce-scatter, collective-permute), and run all asynchronously. Source: openxla/xla, xla/service/gpu/gpu_compiler.cc.
+// reduce-scatter, collective-permute), and run all asynchronously. Source: openxla/xla,
+// xla/service/gpu/gpu_compiler.cc.
 std::string LostOf(const CallSpec& spec) {
   const CollectiveTraits& traits = TraitsOf(spec.collective);
   if (traits.input == BufferBlocks::kNone) return "";

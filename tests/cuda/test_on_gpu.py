@@ -10,6 +10,7 @@ import sys
 import time
 
 import bulk_times
+import measured
 import on_gpu
 import pytest
 import runner
@@ -325,23 +326,23 @@ def test_targets_match_the_record():
     ]
     ll = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "ll_us": us} for n, size, us in FLAGGED]
     host = [{"platform": "gpu", "until it returns": {"us_above_empty": {"psum": 5.1}}}]
-    found = on_gpu.targets(virtual, ll, host)
+    found = measured.targets(virtual, ll, host)
     assert [(t["value"], t["met"]) for t in found.values()] == [
         (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
     ]  # fmt: skip
     no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
     no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
-    assert {t["met"] for t in on_gpu.targets([], [], no_host).values()} == {None}
+    assert {t["met"] for t in measured.targets([], [], no_host).values()} == {None}
 
 
 def test_the_machine_model_by_hand():
     copy = {"what": "target", "op": "all_to_all", "bytes": 3_000_000, "copy_us": 1.0}
     barrier = {"what": "latency", "op": "barrier", "ranks_per_node": 8, "kernel_us": 2.0}
     ll = [{"op": "all_reduce", "ranks": n, "block_bytes": 8, "ll_us": us} for n, us in ((2, 1.7), (8, 2.9))]
-    found = on_gpu.machine_model([copy, barrier, barrier | {"ranks_per_node": 2, "kernel_us": 1.0}], ll)
+    found = measured.machine_model([copy, barrier, barrier | {"ranks_per_node": 2, "kernel_us": 1.0}], ll)
     expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
     assert found == pytest.approx(expected)
-    assert on_gpu.machine_model([], ll[:1]) == {}
+    assert measured.machine_model([], ll[:1]) == {}
 
 
 def test_times_of_bulk_copies():

@@ -95,9 +95,7 @@ def test_measurements_are_listed_with_their_targets():
     assert "a GPU, driver 580, CUDA 13.0, commit 012345678." in text
 
 
-@pytest.mark.parametrize(
-    "records", [({"smoke": {"platform": "cpu"}}, {}), ({}, {"nodes": {"platform": "cpu"}})]
-)
+@pytest.mark.parametrize("records", [({"smoke": {"platform": "cpu"}}, {}), ({}, {"nodes": {"platform": "cpu"}})])
 def test_rehearsals_are_not_recorded(records):
     with pytest.raises(ValueError, match="rehearsal"):
         status.page(*records)

@@ -48,8 +48,8 @@ StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memor
                                                    ncclWindow_t* registered) {
   const auto made = std::make_shared<ncclWindow_t>(nullptr);
   const auto call = [made, memory, bytes, comm = bootstrap_.nccl_comm(), nccl = &bootstrap_.nccl()] {
-    // Not NCCL_WIN_COLL_SYMMETRIC: for its symmetric kernels, NCCL would make a device communicator with slots, barriers
-    // and connections of GIN. Source: NVIDIA/nccl 2.30.7, src/dev_runtime.cc (ncclDevrWindowRegisterInGroup).
+    // Not NCCL_WIN_COLL_SYMMETRIC: for its symmetric kernels, NCCL would make a device communicator with slots,
+    // barriers and connections of GIN. Source: NVIDIA/nccl 2.30.7, src/dev_runtime.cc (ncclDevrWindowRegisterInGroup).
     return nccl->CommWindowRegister(comm, memory, bytes, made.get(), NCCL_WIN_DEFAULT);
   };
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclCommWindowRegister", call));

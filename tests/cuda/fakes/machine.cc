@@ -271,7 +271,9 @@ bool IsStopped() {
   return own != nullptr && TheStoppedGpus().devices.count(own->device()) != 0;
 }
 
-cudaError_t LaunchNothing(cudaStream_t stream) { return Launch(-1, 0, 0, stream, [] {}); }
+cudaError_t LaunchNothing(cudaStream_t stream) {
+  return Launch(-1, 0, 0, stream, [] {});
+}
 
 // The last rank to arrive runs the kernels of all ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
@@ -312,8 +314,8 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
         const auto at = static_cast<int>(blockIdx.y);
         if (static_cast<int>(blockIdx.x) < kernel.num_channels[at / world.n]) kernel.of_rank[at]();
       };
-      emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels),
-                        kernel.threads, world.seed, run, kernel.shared_bytes);
+      emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels), kernel.threads,
+                        world.seed, run, kernel.shared_bytes);
       {
         std::lock_guard<std::mutex> stopped_lock(TheStoppedGpus().mutex);
         for (const unsigned at : emulation::TheMachine().trapped) TheStoppedGpus().devices.insert(kernel.devices[at]);

@@ -1,5 +1,6 @@
 // The kernels of dispatch, combine, all_to_all_v and route_and_dispatch as the module has them, with a stream per rank
-// of one GPU. Each call runs several times in a row on the same counters. The results are compared with the definitions.
+// of one GPU. Each call runs several times in a row on the same counters. The results are compared with the
+// definitions.
 #include <functional>
 #include <random>
 
@@ -143,8 +144,7 @@ TEST_CASE("all_to_all_v") {
       std::vector<SliceArgs> args;
       std::vector<Bytes> xs, expected;
       for (int32_t r = 0; r < kRanks; ++r) {
-        StatusOr<SliceArgs> made =
-            MakeSliceArgs(spec, DType::kU8, x_rows * row_bytes, y_rows * row_bytes, kChannels);
+        StatusOr<SliceArgs> made = MakeSliceArgs(spec, DType::kU8, x_rows * row_bytes, y_rows * row_bytes, kChannels);
         CHECK(made.ok() && ArenaBytes(*made) <= kArenaBytes && Reads(*made) != puts);
         made->comm = node.CommOf(r);
         xs.push_back(Random(x_rows * row_bytes, random));

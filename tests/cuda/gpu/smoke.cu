@@ -70,8 +70,8 @@ bool SumByLl() {
     wrong += sum[1] != kRanks;
   }
   for (const device::Report& report : Reports(ranks)) wrong += report.state != device::Report::kNone;
-  std::printf("{\"what\": \"LL of 8 bytes\", \"ranks\": %d, \"wrong\": %d, \"us_with_launches\": %.1f}\n", kRanks, wrong,
-              us / kTurns);
+  std::printf("{\"what\": \"LL of 8 bytes\", \"ranks\": %d, \"wrong\": %d, \"us_with_launches\": %.1f}\n", kRanks,
+              wrong, us / kTurns);
   return wrong == 0;
 }
 

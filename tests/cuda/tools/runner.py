@@ -112,8 +112,8 @@ RESULTS = ("tests", "seconds", "left_out", "parts")
 class Runner:
     """Runs parts and keeps `record`, in `out`/`name`.json; their output goes to `out`/`name`.log.
 
-    `only`: a regular expression. Builds and the parts that it matches run; the record keeps earlier results of the others
-    if they are of the same commit.
+    `only`: a regular expression. Builds and the parts that it matches run; the record keeps earlier results of the
+    others if they are of the same commit.
     """
 
     def __init__(
