@@ -8,9 +8,9 @@ failures: Callable[[], list[str]] = list  # that of the module for GPUs, once it
 def check() -> None:
     """Raises if a collective on a GPU of this process has failed.
 
-    XLA raises an error of its own, such as CUDA_ERROR_LAUNCH_FAILED, where the program waits for a result. This function
-    raises an error that names the operation, the call site, the rank and its peer. On CPUs, the collectives themselves
-    raise.
+    XLA raises an error of its own, such as CUDA_ERROR_LAUNCH_FAILED, where the program waits for a result. This
+    function raises an error that names the operation, the call site, the rank and its peer. On CPUs, the collectives
+    themselves raise.
 
     Raises:
       RuntimeError: at least one collective has failed; the text has one line for each communicator.

@@ -156,6 +156,12 @@ def _test_types(row: Row, collective: Collective, group: Group) -> None:
     row.wrong = sum(collectives.count_wrong(y, want) for y, want in zip(results, expected, strict=True))
 
 
+def _timed_dtypes(collective: Collective, platform: str) -> tuple[str, ...]:
+    """Sums have code for each type. Other collectives move bytes."""
+    sums = platform == "gpu" and _request.ROWS[collective.native].reduces
+    return ("float32", "bfloat16") if sums else ("float32",)
+
+
 def _mapped(body: Callable[..., Any], group: Group) -> Callable[..., Any]:
     mapped = jax.shard_map(body, mesh=group.mesh, in_specs=group.spec, out_specs=group.spec, check_vma=False)
     return jax.jit(mapped)
@@ -251,9 +257,12 @@ def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops:
             yield row, functools.partial(_test_types, row, OPS[name], group)
     for size_bytes in sizes:
         for name in ops:
-            if (collective := _TIMED.get(name)) and (collective.sized or size_bytes == sizes[0]):
-                size = collectives.make_size(collective, size_bytes, 4, n)
-                row = Row(PLANS, name, "float32", size.operand * 4, n, per_node)
+            if not (collective := _TIMED.get(name)) or not (collective.sized or size_bytes == sizes[0]):
+                continue
+            for dtype in _timed_dtypes(collective, platform):
+                item_bytes = jnp.dtype(dtype).itemsize
+                size = collectives.make_size(collective, size_bytes, item_bytes, n)
+                row = Row(PLANS, name, dtype, size.operand * item_bytes, n, per_node)
                 yield row, functools.partial(_test_op, row, collective, group, size)
     yield from _tests_of_experts(group, per_node, platform)
 

@@ -389,7 +389,7 @@ TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
     ("rows", "expected"),
     [
         ([TYPED], []),
-        ([passed(PLANS, "psum", 8, FAST)], []),  # no element type
+        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
         ([TYPED, passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
         ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
         (
@@ -415,6 +415,24 @@ def test_only_what_won_is_the_default(rows, expected):
     names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
     assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
     assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
+
+
+def test_types_of_sums():
+    """Types that were timed by their own times, others up to the size at which their values were right."""
+    rows = [
+        passed(TYPES, "psum", 4096, dtype="float32,bfloat16,float16"),
+        *(passed(PLANS, "psum", size, FAST) for size in (8, 1 << 20)),
+        *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
+    ]
+    found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
+    assert found == {"float32": (0, 1 << 20), "float16": (0, 4096), "bfloat16": (1 << 20, 1 << 20)}
+
+
+def test_sums_are_timed_in_two_types_on_gpus():
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    found = selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"])
+    timed = [(row.op, row.dtype) for row, _ in found if row.feature == PLANS]
+    assert timed == [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")] * 2
 
 
 def test_features_of_experts(monkeypatch):

@@ -54,7 +54,9 @@ def test_a_driver_of_cuda_12_refuses_code_of_cuda_13(driver, monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda backend: [])
     monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(jaxlib, "__version__", "0.11.2")
-    refusal = r"the driver serves CUDA 12\.8, jaxcomm was built with 13\.0: install a newer driver, or build with an older"
+    refusal = (
+        r"the driver serves CUDA 12\.8, jaxcomm was built with 13\.0: install a newer driver, or build with an older"
+    )
     expected: tuple = (ImportError, refusal) if driver < 13000 else (Reached, None)
     with pytest.raises(expected[0], match=expected[1]):
         _native.register_cuda.__wrapped__()
