@@ -30,7 +30,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _request, _selftest_record
+from jaxcomm import _config, _lowering, _native, _request, _selftest_record
 from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
@@ -290,11 +290,14 @@ class Report:
     def end(self, status: int, result: str) -> int:
         """Prints what runs by default and the result, and writes the file."""
         if self.key is not None:
-            ranges = _selftest_record.ranges([*self.known, *self.rows])
             fields = ("collective", "num_ranks", "min_bytes", "max_bytes")
-            for name, ranks, begin, end in dict.fromkeys(tuple(found[field] for field in fields) for found in ranges):
+            types: dict[tuple[Any, ...], list[str]] = {}
+            for found in _selftest_record.ranges([*self.known, *self.rows]):
+                types.setdefault(tuple(found[field] for field in fields), []).append(found["dtype"])
+            for (name, ranks, begin, end), dtypes in types.items():
                 sizes = f"operands of {begin:,} to {end:,} bytes" if end < _selftest_record.ANY_SIZE else "all calls"
-                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}")
+                of_types = f" of {', '.join(dtypes)}" if _request.ROWS[name].reduces else ""
+                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}{of_types}")
             self.say("# All other calls use XLA's collectives by default.")
         self.say(f"# {result}")
         if self.prints and self.file is not None:
@@ -343,6 +346,16 @@ def _facts(devices: Sequence[Any]) -> dict[str, Any]:
         "jaxlib": importlib.metadata.version("jaxlib"),
         "recorded": None,
     }
+
+
+def _problem() -> str:
+    """Why jaxcomm's kernels can't run on the GPUs of this machine, such as an old NCCL; empty if they can."""
+    try:
+        module = _native.cuda()
+        module.nccl(_native.nccl_wheel())
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return _native.driver_problem(module)
 
 
 def _goes_on(report: Report, number: int) -> bool:
@@ -408,6 +421,8 @@ def run(
     )
     if platform == "gpu" and len(devices) == 1:
         return report.end(NOTHING, "NOTHING TESTED: one GPU does not communicate")
+    if platform == "gpu" and (problem := _problem()):
+        return report.end(NOTHING, f"NOTHING TESTED: {problem}")
     report.key = _selftest_record.key() if platform == "gpu" else None
     known = (
         {row.test: row for row in _selftest_record.own_rows() if row.right} if platform == "gpu" and not again else {}

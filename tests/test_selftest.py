@@ -206,6 +206,7 @@ def on_gpus(monkeypatch):
         devices = [Gpu(gpu * hosts // gpus) for gpu in range(gpus)]
         return selftest.run(report, devices, (1,), tuple(selftest.OPS), **more), report
 
+    monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(selftest, "Mesh", lambda devices, *_, **__: devices)
     monkeypatch.setattr(selftest, "Group", lambda mesh, axis: dataclasses.make_dataclass("G", ["size"])(mesh.shape[1]))
     monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
@@ -230,7 +231,8 @@ def test_a_run_on_gpus_is_recorded(on_gpus, capsys):
     status, report = on_gpus(*PSUM)
     assert (status, len(report.rows)) == (selftest.PASSED, 5)
     out = capsys.readouterr().out
-    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes of float32" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 8 bytes of bfloat16" in out
     assert _selftest_record.rows_of(GPU_KEY) == (report.rows, "")
     assert report.facts["recorded"] == str(_selftest_record.path())
 
@@ -276,8 +278,16 @@ def test_several_hosts(on_gpus, capsys, error, status, recorded):
     assert ("another" in out, "1 could not run here" in out) == ((True, False) if status == "FAILED" else (False, True))
 
 
-def test_nothing_tested_is_no_success(on_gpus, monkeypatch):
+def test_nothing_tested_is_no_success(on_gpus, monkeypatch, capsys):
     assert on_gpus(*PSUM, gpus=1)[0] == selftest.NOTHING and not on_gpus.ran
+    with monkeypatch.context() as patch:
+
+        def nccl(wheel):
+            raise RuntimeError("libnccl.so.2 is NCCL 2.28.9, but jaxcomm's kernels need 2.29.7 or later")
+
+        patch.setattr(Module, "nccl", staticmethod(nccl))
+        assert on_gpus(*PSUM)[0] == selftest.NOTHING and not on_gpus.ran
+        assert "# NOTHING TESTED: libnccl.so.2 is NCCL 2.28.9, but" in capsys.readouterr().out
     no_gin = RuntimeError("there is no GIN between them")
     assert on_gpus((PSUM[0][0], no_gin), gpus=2, hosts=2)[0] == selftest.NOTHING
     assert _selftest_record.rows_of(GPU_KEY)[0] == []
