@@ -30,7 +30,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _native, _request, _selftest_record
+from jaxcomm import _config, _lowering, _request, _selftest_record
 from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
@@ -348,16 +348,6 @@ def _facts(devices: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _problem() -> str:
-    """Why jaxcomm's kernels can't run on the GPUs of this machine, such as an old NCCL; empty if they can."""
-    try:
-        module = _native.cuda()
-        module.nccl(_native.nccl_wheel())
-    except (ImportError, RuntimeError) as error:
-        return str(error)
-    return _native.driver_problem(module)
-
-
 def _goes_on(report: Report, number: int) -> bool:
     """Whether another test begins. All processes decide as the first of them does."""
     own = report.seconds < _SHARE * report.limit_s
@@ -421,7 +411,7 @@ def run(
     )
     if platform == "gpu" and len(devices) == 1:
         return report.end(NOTHING, "NOTHING TESTED: one GPU does not communicate")
-    if platform == "gpu" and (problem := _problem()):
+    if platform == "gpu" and (problem := _selftest_record.problem()):
         return report.end(NOTHING, f"NOTHING TESTED: {problem}")
     report.key = _selftest_record.key() if platform == "gpu" else None
     known = (
