@@ -13,7 +13,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pyc
 NATIVE_TESTS_AT_ONCE := $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants cuda test-gpu bench-gpu gpu-status stress soak bench lint format size wheel wheel-cuda clean docs
+.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants cuda gpu-smoke gpu-kernels gpu-timings gpu-jax gpu-ranks gpu-status stress soak bench lint format size wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero, cp, pp or mesh: another"
@@ -22,8 +22,8 @@ help:
 	@echo "make test-all   run all tests of the full size; SHARD=2/4: the second quarter of the tests that make test omits"
 	@echo "make test-jax   run the tests that depend on the version of JAX"
 	@echo "make mutants    run the tests on sources with one deliberate mistake each: hours (MUTANTS_ARGS=... for options)"
-	@echo "make test-gpu   run the tests that need a GPU, without downloads; bench-gpu: timings. OUT=folder for records;"
-	@echo "                NCCL=folder of NCCL 2.30.7 or later"
+	@echo "make gpu-smoke  tests on a GPU, without downloads; then gpu-kernels, gpu-timings, gpu-jax, gpu-ranks. OUT=folder"
+	@echo "                for records; NCCL=folder of NCCL 2.30.7 or later"
 	@echo "make stress     repeat the tests of concurrency and failures: hours"
 	@echo "make soak       run 200,000 random collectives between processes, with random stops (SOAK_ARGS=... for options)"
 	@echo "make test-asan  run the native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
@@ -223,11 +223,11 @@ $(VENV)/mutation: $(VENV)/test-deps
 mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
 
-# These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md). Each ends within
-# 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
+# These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md).
+# Each ends within 4 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
-test-gpu bench-gpu:
-	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
+gpu-smoke gpu-kernels gpu-timings gpu-jax gpu-ranks:
+	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:gpu-%=%) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
 # Writes docs/development/gpu-status.md from the records in benchmarks/results/gpu.
 gpu-status:

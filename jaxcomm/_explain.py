@@ -62,6 +62,8 @@ class Explanation:
       sync_overhead_s: cost parameter, the time of the synchronization of all ranks before and after a plan.
       rows: of "moe.dispatch" and "moe.combine", expected and in the worst case.
       assumed: assumption about the nodes of GPUs, where neither the axes nor an argument say it; otherwise empty.
+      default: on GPUs, what runs the call in a program without ``algorithm=`` (docs/guide/gpus.md), and the reason.
+      lost: on GPUs, what XLA does with its own collective and not with this plan.
     """
 
     op: str
@@ -88,6 +90,8 @@ class Explanation:
     _plan: str = dataclasses.field(repr=False)
     rows: Rows | None = None
     assumed: str = ""
+    default: str = ""
+    lost: str = ""
 
     def steps_text(self, rank: int = 0) -> str:
         """The plan of one rank, one step per line, or that of one transfer of collective matmul.
@@ -131,6 +135,8 @@ class Explanation:
 
     def _on_gpus(self) -> list[str]:
         return [
+            f"default   {self.default}",
+            *([f"lost      {self.lost}"] if self.lost else []),
             f"on GPUs   {'steps of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
@@ -254,7 +260,8 @@ def explain(
 ) -> Explanation:
     """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
-    A program selects the same plan for the same arguments. `links`, `launch_s` and `sync_overhead_s` change only the
+    On CPUs, a program selects the same plan for the same arguments. On GPUs, this is the plan that runs where jaxcomm's
+    kernels do; `Explanation.default` says whether they do. `links`, `launch_s` and `sync_overhead_s` change only the
     prediction. `algorithm` selects another plan.
 
     Args:
@@ -276,8 +283,8 @@ def explain(
         domain; a single axis of more than 8 GPUs is split into hosts of 8.
       platform: "cpu", or "cuda" for NVIDIA GPUs. The machine needs no GPU.
       max_sms: as in the op.
-      gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
-        sends and receives the messages in rounds.
+      gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, no plan
+        runs between nodes.
       symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them
         (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena, as that of "ragged_all_to_all"
         always does.
@@ -343,8 +350,9 @@ def explain(
         machine = plan.gpu_machine()
         known = _passed_between_nodes() if op in _request.MOE else True
         passed = known is not False
-        # Without a name, what runs is decided before NCCL has found the nodes.
-        placement = plan.Placement(ranks_per_node=ranks_per_node, found=algorithm is not None, gin=gin)
+        # Without a name, what runs is decided before NCCL has found the nodes and GIN.
+        found = algorithm is not None or (not gin and _request.ROWS[native].elements == "array")
+        placement = plan.Placement(ranks_per_node=ranks_per_node, found=found, gin=gin)
         able = plan.Capabilities(
             platform,
             setting="plans",
@@ -372,6 +380,12 @@ def explain(
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
     _replace(op, machine, links, launch_s, sync_overhead_s)
+    default = ""
+    if on_gpus:
+        own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
+        before_run = plan.Placement(ranks_per_node=ranks_per_node, found=False)
+        chosen = plan.resolve(native, attributes | {"algorithm": ""}, dtype, *counts, before_run, own, **of_lists)
+        default = f"{chosen.algorithm}: {chosen.reason}"
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
     if rows is not None and rows.between_nodes:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
@@ -419,4 +433,6 @@ def explain(
         _plan=resolution.algorithm,
         rows=rows,
         assumed=assumed,
+        default=default,
+        lost=resolution.lost,
     )

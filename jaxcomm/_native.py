@@ -79,7 +79,7 @@ def register_cuda() -> bool:
     The lowering for GPUs works without a CUDA back end.
 
     Raises:
-      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing, or jaxlib is too old for it.
+      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing, or jaxlib or the driver is too old.
       RuntimeError: an XLA flag makes collectives on GPUs overlap.
     """
     try:
@@ -103,6 +103,8 @@ def register_cuda() -> bool:
             f"{jaxlib.__version__}: upgrade them, or pass algorithm='xla'"
         )
     module = cuda()
+    if problem := driver_problem(module):
+        raise ImportError(f"jaxcomm's CUDA module can't run: {problem}, or pass algorithm='xla'")
     processes = jax.process_index(), jax.process_count()
     settings = config()
     node_id = settings.node_id or ""
@@ -139,6 +141,20 @@ def cuda() -> ModuleType:
         raise ImportError("jaxcomm's CUDA module is missing: install jaxcomm-cuda13, or build with JAXCOMM_CUDA=1")
     _ffi_version.check(module.xla_ffi_api_version)
     return module
+
+
+def driver_problem(module: ModuleType) -> str:
+    """Why the driver does not run code of the module's CUDA version; empty if it does."""
+    driver, built = module.driver_version(), module.built()["cuda"]
+    if driver == 0:
+        return "there is no NVIDIA driver"
+    if driver // 1000 >= built // 1000:
+        return ""
+    of_driver, of_module = (f"{code // 1000}.{code % 1000 // 10}" for code in (driver, built))
+    return (
+        f"the driver serves CUDA {of_driver}, jaxcomm was built with {of_module}: "
+        "install a newer driver, or build with an older CUDA"
+    )
 
 
 def nccl_wheel() -> str:

@@ -109,6 +109,16 @@ def key() -> dict[str, str] | None:
     }
 
 
+def problem() -> str:
+    """Why jaxcomm's kernels can't run on the GPUs of this machine, such as an old NCCL; empty if they can."""
+    try:
+        module = _native.cuda()
+        module.nccl(_native.nccl_wheel())
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return _native.driver_problem(module)
+
+
 def _driver() -> str:
     try:
         found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text())
@@ -194,29 +204,38 @@ def ranges(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The calls that jaxcomm runs by default: the fields of plan.Measured by name. `rows`: those of one key.
 
     A range of sizes begins and ends with a size that won, and every size that was measured between them won. Below the
-    smallest measured size, the number of messages determines the time: a range that begins there begins at 0. A wrong
-    value excludes its collective altogether; in a program of several collectives it excludes all of them.
+    smallest measured size, the number of messages determines the time: a range that begins there begins at 0. Sums of a
+    type that was not timed follow those of float32, up to the size at which their values were right. A wrong value
+    excludes its collective altogether; in a program of several collectives it excludes all of them.
     """
     rows = list(rows)
     if any(row.feature == PROGRAMS and not row.right for row in rows):
         return []
     wrong = {_collective(row) for row in rows if not row.right}
-    types: dict[str, set[str]] = {}
-    sizes: dict[tuple[str, int, int], list[Row]] = {}
+    types: dict[str, dict[str, int]] = {}  # of sums: the bytes at which a type's values were right
+    sizes: dict[tuple[str, str, int, int], list[Row]] = {}
     for row in rows:
         name = _collective(row)
         if name is None or name in wrong:
             continue
-        if row.feature == TYPES:
-            types.setdefault(name, set()).update(row.dtype.split(","))
+        reduces = _request.ROWS[name].reduces
+        if row.feature == TYPES and reduces:
+            types.setdefault(name, {}).update(dict.fromkeys(row.dtype.split(","), row.bytes))
         elif row.xla_us is not None:
-            sizes.setdefault((name, row.ranks, row.ranks_per_node), []).append(row)
+            dtype = row.dtype if reduces else "float32"
+            sizes.setdefault((name, dtype, row.ranks, row.ranks_per_node), []).append(row)
     found = []
-    for (name, ranks, ranks_per_node), timed in sizes.items():
-        dtypes = sorted(types.get(name, ())) if _request.ROWS[name].reduces else ["float32"]
+    for (name, dtype, ranks, ranks_per_node), timed in sizes.items():
         group = {"collective": name, "num_ranks": ranks, "ranks_per_node": ranks_per_node}
+        most = {dtype: ANY_SIZE}
+        if dtype == "float32":
+            timed_dtypes = {key[1] for key in sizes if key[0] == name and key[2:] == (ranks, ranks_per_node)}
+            most |= {other: bytes_ for other, bytes_ in types.get(name, {}).items() if other not in timed_dtypes}
         for begin, end in _won(sorted(timed, key=lambda row: row.bytes)):
-            found += [{**group, "dtype": dtype, "min_bytes": begin, "max_bytes": end} for dtype in dtypes]
+            for name_of_type, limit in sorted(most.items()):
+                if begin <= limit:
+                    limits = {"dtype": name_of_type, "min_bytes": begin, "max_bytes": min(end, limit)}
+                    found.append(group | limits)
     return found
 
 

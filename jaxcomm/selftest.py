@@ -156,6 +156,12 @@ def _test_types(row: Row, collective: Collective, group: Group) -> None:
     row.wrong = sum(collectives.count_wrong(y, want) for y, want in zip(results, expected, strict=True))
 
 
+def _timed_dtypes(collective: Collective, platform: str) -> tuple[str, ...]:
+    """Sums have code for each type. Other collectives move bytes."""
+    sums = platform == "gpu" and _request.ROWS[collective.native].reduces
+    return ("float32", "bfloat16") if sums else ("float32",)
+
+
 def _mapped(body: Callable[..., Any], group: Group) -> Callable[..., Any]:
     mapped = jax.shard_map(body, mesh=group.mesh, in_specs=group.spec, out_specs=group.spec, check_vma=False)
     return jax.jit(mapped)
@@ -251,9 +257,12 @@ def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops:
             yield row, functools.partial(_test_types, row, OPS[name], group)
     for size_bytes in sizes:
         for name in ops:
-            if (collective := _TIMED.get(name)) and (collective.sized or size_bytes == sizes[0]):
-                size = collectives.make_size(collective, size_bytes, 4, n)
-                row = Row(PLANS, name, "float32", size.operand * 4, n, per_node)
+            if not (collective := _TIMED.get(name)) or not (collective.sized or size_bytes == sizes[0]):
+                continue
+            for dtype in _timed_dtypes(collective, platform):
+                item_bytes = jnp.dtype(dtype).itemsize
+                size = collectives.make_size(collective, size_bytes, item_bytes, n)
+                row = Row(PLANS, name, dtype, size.operand * item_bytes, n, per_node)
                 yield row, functools.partial(_test_op, row, collective, group, size)
     yield from _tests_of_experts(group, per_node, platform)
 
@@ -281,11 +290,14 @@ class Report:
     def end(self, status: int, result: str) -> int:
         """Prints what runs by default and the result, and writes the file."""
         if self.key is not None:
-            ranges = _selftest_record.ranges([*self.known, *self.rows])
             fields = ("collective", "num_ranks", "min_bytes", "max_bytes")
-            for name, ranks, begin, end in dict.fromkeys(tuple(found[field] for field in fields) for found in ranges):
+            types: dict[tuple[Any, ...], list[str]] = {}
+            for found in _selftest_record.ranges([*self.known, *self.rows]):
+                types.setdefault(tuple(found[field] for field in fields), []).append(found["dtype"])
+            for (name, ranks, begin, end), dtypes in types.items():
                 sizes = f"operands of {begin:,} to {end:,} bytes" if end < _selftest_record.ANY_SIZE else "all calls"
-                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}")
+                of_types = f" of {', '.join(dtypes)}" if _request.ROWS[name].reduces else ""
+                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}{of_types}")
             self.say("# All other calls use XLA's collectives by default.")
         self.say(f"# {result}")
         if self.prints and self.file is not None:
@@ -399,6 +411,8 @@ def run(
     )
     if platform == "gpu" and len(devices) == 1:
         return report.end(NOTHING, "NOTHING TESTED: one GPU does not communicate")
+    if platform == "gpu" and (problem := _selftest_record.problem()):
+        return report.end(NOTHING, f"NOTHING TESTED: {problem}")
     report.key = _selftest_record.key() if platform == "gpu" else None
     known = (
         {row.test: row for row in _selftest_record.own_rows() if row.right} if platform == "gpu" and not again else {}

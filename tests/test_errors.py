@@ -316,7 +316,7 @@ WHEEL = """
     found = []
     calls = []
     def __getattr__(name):
-        results = dict(failures=found, cuda_targets=dict(), cuda_state_type=dict(), moe_one_shot_state_type=dict())
+        results = dict(failures=found, built=dict(cuda=13000), driver_version=13000)
         return lambda *given: calls.append((name, *given)) or results.get(name, dict())
 """
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _request
+from jaxcomm import _config, _lowering, _request, _selftest_record
+from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
 
 
@@ -136,6 +137,36 @@ def test_steps_on_gpus_by_hand():
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=1000).sms == 32  # JAXCOMM_MAX_SMS
 
 
+COMBINED = ["psum", "pmax", "psum_scatter", "all_gather", "ppermute"]  # XLA's passes combine these on GPUs
+
+
+def test_what_runs_by_default_and_what_is_lost(monkeypatch):
+    monkeypatch.setattr(_lowering, "config", _config.Config)  # without the setting of the tests
+    for op in (*COMBINED, "all_to_all", "pbroadcast", "psum_start", "all_to_all_start"):
+        found = on_gpus(op, 4096, 8)
+        assert found.default == "xla: jaxcomm's collectives are not measured on these GPUs with these versions"
+        assert ("overlap" in found.lost) == (not op.endswith("_start"))
+        assert ("combination" in found.lost) == (op.removesuffix("_start") in COMBINED)
+        assert ("lost " in str(found)) == bool(found.lost)
+    assert on_gpus("barrier", 0, 8).lost == ""
+    row = {"collective": "all_reduce", "dtype": "float32", "num_ranks": 8, "ranks_per_node": 8}
+    measured = [plan.Measured(**row, min_bytes=0, max_bytes=1 << 20)]
+    monkeypatch.setattr(_selftest_record, "measured", lambda: measured)
+    monkeypatch.setattr(_selftest_record, "measured_one_exchange", lambda: False)
+    assert on_gpus("psum", 4096, 8).default.startswith("ll: measured as faster than XLA's own collective")
+    for op, count in (("psum", 1 << 20), ("psum_start", 4096), ("all_gather", 4096)):
+        assert on_gpus(op, count, 8).default.startswith("xla: ")
+
+
+def test_candidates_inside_a_node_of_gpus():
+    """A rank reaches every other at full bandwidth: no plan for networks is a candidate, but each can be asked for."""
+    for op, name in (("psum", "ring"), ("psum", "tree"), ("all_gather", "bruck"), ("all_to_all", "pairwise")):
+        for count in (8, 1 << 14, 1 << 22):
+            assert f"{name} " not in on_gpus(op, count, 8).reason
+            assert f" {name} " in on_gpus(op, count, 8, ranks_per_node=1).reason
+        assert on_gpus(op, 1 << 14, 8, algorithm=name).algorithm == name
+
+
 def test_less_than_a_byte_for_each_rank():
     """Lists of four bytes among eight ranks: the plan has moves without bytes."""
     found = jaxcomm.explain("ragged_all_to_all", jax.ShapeDtypeStruct((4,), np.int8), 8, platform="cuda")
@@ -171,10 +202,9 @@ def test_between_nodes_of_gpus_by_hand():
     assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
     assert (rail.messages["network"], rail.bytes["network"]) == (4, 4 * 65536)
     assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
-    with pytest.raises(ValueError, match=r"'xla' runs .the self-test has not passed between nodes"):
-        on_gpus("all_to_all", 8 << 14, (2, 4), gin=False)
-    with pytest.raises(ValueError, match="the call needs GIN, which NCCL does not have here; pass algorithm="):
-        on_gpus("all_to_all", 8 << 14, (2, 4), gin=False, algorithm="pairwise")
+    for algorithm in (None, "pairwise"):
+        with pytest.raises(ValueError, match="the call needs GIN, which NCCL does not have here; pass algorithm="):
+            on_gpus("all_to_all", 8 << 14, (2, 4), gin=False, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

@@ -206,6 +206,7 @@ def on_gpus(monkeypatch):
         devices = [Gpu(gpu * hosts // gpus) for gpu in range(gpus)]
         return selftest.run(report, devices, (1,), tuple(selftest.OPS), **more), report
 
+    monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(selftest, "Mesh", lambda devices, *_, **__: devices)
     monkeypatch.setattr(selftest, "Group", lambda mesh, axis: dataclasses.make_dataclass("G", ["size"])(mesh.shape[1]))
     monkeypatch.setattr(selftest, "_facts", lambda devices: {"jaxcomm": "", "jaxlib": ""})
@@ -230,7 +231,8 @@ def test_a_run_on_gpus_is_recorded(on_gpus, capsys):
     status, report = on_gpus(*PSUM)
     assert (status, len(report.rows)) == (selftest.PASSED, 5)
     out = capsys.readouterr().out
-    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes of float32" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 8 bytes of bfloat16" in out
     assert _selftest_record.rows_of(GPU_KEY) == (report.rows, "")
     assert report.facts["recorded"] == str(_selftest_record.path())
 
@@ -276,8 +278,16 @@ def test_several_hosts(on_gpus, capsys, error, status, recorded):
     assert ("another" in out, "1 could not run here" in out) == ((True, False) if status == "FAILED" else (False, True))
 
 
-def test_nothing_tested_is_no_success(on_gpus, monkeypatch):
+def test_nothing_tested_is_no_success(on_gpus, monkeypatch, capsys):
     assert on_gpus(*PSUM, gpus=1)[0] == selftest.NOTHING and not on_gpus.ran
+    with monkeypatch.context() as patch:
+
+        def nccl(wheel):
+            raise RuntimeError("libnccl.so.2 is NCCL 2.28.9, but jaxcomm's kernels need 2.29.7 or later")
+
+        patch.setattr(Module, "nccl", staticmethod(nccl))
+        assert on_gpus(*PSUM)[0] == selftest.NOTHING and not on_gpus.ran
+        assert "# NOTHING TESTED: libnccl.so.2 is NCCL 2.28.9, but" in capsys.readouterr().out
     no_gin = RuntimeError("there is no GIN between them")
     assert on_gpus((PSUM[0][0], no_gin), gpus=2, hosts=2)[0] == selftest.NOTHING
     assert _selftest_record.rows_of(GPU_KEY)[0] == []
@@ -389,7 +399,7 @@ TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
     ("rows", "expected"),
     [
         ([TYPED], []),
-        ([passed(PLANS, "psum", 8, FAST)], []),  # no element type
+        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
         ([TYPED, passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
         ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
         (
@@ -415,6 +425,24 @@ def test_only_what_won_is_the_default(rows, expected):
     names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
     assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
     assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
+
+
+def test_types_of_sums():
+    """Types that were timed by their own times, others up to the size at which their values were right."""
+    rows = [
+        passed(TYPES, "psum", 4096, dtype="float32,bfloat16,float16"),
+        *(passed(PLANS, "psum", size, FAST) for size in (8, 1 << 20)),
+        *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
+    ]
+    found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
+    assert found == {"float32": (0, 1 << 20), "float16": (0, 4096), "bfloat16": (1 << 20, 1 << 20)}
+
+
+def test_sums_are_timed_in_two_types_on_gpus():
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    found = selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"])
+    timed = [(row.op, row.dtype) for row, _ in found if row.feature == PLANS]
+    assert timed == [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")] * 2
 
 
 def test_features_of_experts(monkeypatch):

@@ -74,6 +74,7 @@ struct Geometry {
       true;               // every rank may read the memory of every other, also across nodes (one process or host)
   bool pull = false;      // ranks of a node read from each other instead of writing to each other (processes)
   bool multimem = false;  // the switch of a node can reduce reads from all ranks and multicast writes to all
+  bool nvlink = false;    // a rank of a node reaches each other one at the full bandwidth (GPUs)
 
   int32_t num_ranks() const { return num_nodes * ranks_per_node; }
   int32_t node(int32_t rank) const { return rank / ranks_per_node; }

@@ -34,6 +34,7 @@ Geometry GpuGeometry(int64_t num_ranks, int64_t ranks_per_node, bool multimem) {
   geometry.all_addressable = geometry.num_nodes == 1;
   geometry.pull = true;
   geometry.multimem = multimem;
+  geometry.nvlink = true;
   return geometry;
 }
 

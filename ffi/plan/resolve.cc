@@ -46,6 +46,19 @@ std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Pla
   return faster ? "" : "no measurement on these GPUs has found a plan to be faster for this call";
 }
 
+// Resolution::lost. XLA's passes for GPUs combine these collectives with others of their kind (all-reduce, all-gather,
+// reduce-scatter, collective-permute), and run all asynchronously. Source: openxla/xla,
+// xla/service/gpu/gpu_compiler.cc.
+std::string LostOf(const CallSpec& spec) {
+  const CollectiveTraits& traits = TraitsOf(spec.collective);
+  if (traits.input == BufferBlocks::kNone) return "";
+  const bool gathers = traits.input == BufferBlocks::kOne && traits.output == BufferBlocks::kPerRank;
+  const bool combined = !traits.OfLists() && (gathers || traits.Reduces() || traits.TakesPermutation());
+  std::string lost = spec.asynchronous == 0 ? "overlap with computations" : "";
+  if (combined) lost += (lost.empty() ? "" : ", ") + std::string("combination with other calls into one message");
+  return lost;
+}
+
 bool IsFloat(DType dtype) {
   return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
 }
@@ -265,7 +278,10 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
                                : of_lists                                                 ? ResolveRowsOnGpus
                                                                                           : ResolvePlanOnGpus;
   StatusOr<Resolution> resolution = resolve_on_gpus(spec, shapes, placement, limited);
-  if (by_record && resolution.ok() && resolution->backend != Backend::kXla) {
+  if (!resolution.ok()) return resolution;
+  const bool by_kernels = resolution->backend == Backend::kPlan || resolution->backend == Backend::kRows;
+  if (by_kernels) resolution->lost = LostOf(spec);
+  if (by_record && by_kernels) {
     resolution->reason = "measured as faster than XLA's own collective on these GPUs; " + resolution->reason;
   }
   return resolution;

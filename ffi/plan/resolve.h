@@ -77,6 +77,8 @@ struct Resolution {
   Backend backend = Backend::kXla;
   std::string algorithm;  // "xla", "xla_hierarchical", or a name of Algorithms()
   std::string reason;     // for users: "asked for", or "lowest predicted cost of 5: ring 12.3 us, ..."
+  // GPUs, jaxcomm's kernels: what XLA would do with its own collective, and does not do with this call. May be empty.
+  std::string lost;
   // combine: the call returns the row of each choice, and the caller adds the rows of a token.
   bool returns_choices = false;
   // Only with a plan.

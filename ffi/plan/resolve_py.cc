@@ -122,6 +122,7 @@ void BindResolve(nb::module_& m) {
           "\"xla\", \"composition\" (of XLA's collectives), \"plan\" or \"rows\" (kernels of GPUs over lists of rows).")
       .def_ro("algorithm", &Resolution::algorithm)
       .def_ro("reason", &Resolution::reason)
+      .def_ro("lost", &Resolution::lost, "What XLA would do with its own collective, and does not do with this call.")
       .def_ro("returns_choices", &Resolution::returns_choices)
       .def_prop_ro("protocol", &ProtocolOf, "\"steps\", \"ll\", \"ll_two_shot\" or \"multimem\"; empty without a plan.")
       .def_ro("ll", &Resolution::ll)

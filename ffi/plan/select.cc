@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,13 @@ constexpr double kHierarchyMargin = 1.25 * 1.25;
 // The same where the model cannot see what the nodes cost. In one address space the declared nodes describe another
 // machine. The sizes of lists are not part of the request.
 constexpr double kDeclaredMargin = 10;
+
+// Made for links that messages share, or that take one message at a time.
+bool IsForNetworks(const Algorithm& algorithm) {
+  constexpr const char* kNames[] = {"ring", "bruck", "tree", "pairwise"};
+  return std::any_of(std::begin(kNames), std::end(kNames),
+                     [&](const char* name) { return std::strcmp(name, algorithm.name) == 0; });
+}
 
 struct Candidate {
   const Algorithm* algorithm = nullptr;
@@ -136,8 +144,9 @@ StatusOr<Resolution> Select(const Request& request, const std::string& name, int
   for (const Algorithm& algorithm : table) {
     // Rows of a list that can be read in place are best read there: a message to a node saves no copies.
     const bool in_place = OfLists(request.collective) && request.geometry.all_addressable;
+    const bool over_nvlink = request.geometry.nvlink && request.geometry.num_nodes == 1;
     if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem &&
-        !(in_place && algorithm.supports.hierarchical))
+        !(in_place && algorithm.supports.hierarchical) && !(over_nvlink && IsForNetworks(algorithm)))
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) return InvalidArgumentError("no algorithm supports this request");

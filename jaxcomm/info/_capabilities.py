@@ -73,15 +73,8 @@ def find_cuda() -> Cuda:
     devices: tuple[dict[str, Any], ...] = ()
     devices_problem = ""
     try:
-        driver, built = module.driver_version(), module.built()["cuda"]
-        if driver == 0:
-            devices_problem = "there is no NVIDIA driver"
-        elif driver // 1000 < built // 1000:
-            devices_problem = (
-                f"the driver serves CUDA {version(driver, 1000)}, jaxcomm was built with {version(built, 1000)}: "
-                "install a newer driver, or build with an older CUDA"
-            )
-        else:
+        devices_problem = _native.driver_problem(module)
+        if not devices_problem:
             devices = tuple(module.devices())
             devices_problem = "" if devices else "there is no GPU"
     except RuntimeError as error:

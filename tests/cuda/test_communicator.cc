@@ -101,6 +101,17 @@ ALONE_TEST_CASE("multicast addresses") {
   CHECK(!has_address(false, -1, -1));
 }
 
+ALONE_TEST_CASE("a multicast address that NCCL never gives is an error in time") {
+  Communicator::Configure(0.2, 4);
+  auto* const world = new World(2);
+  world->multimem = world->multicast_hangs = true;
+  OnRanks(*world, [](Rank& rank) {
+    device::Comm comm;
+    const Status failed = Ok(Get(rank))->ReserveFor("mine", 100, &comm);
+    CHECK(Has(failed, "ncclGetLsaMultimemDevicePointer was not over within 0.2 s (JAXCOMM_TIMEOUT_S)"));
+  });
+}
+
 ALONE_TEST_CASE("calls on two streams follow each other") {
   Communicator::Configure(20, 4);
   auto* world = new World(1);

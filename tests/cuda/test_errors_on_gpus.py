@@ -12,6 +12,10 @@ def test_the_module_has_no_failure_without_a_gpu():
     assert _native.cuda().failures() == []
 
 
+class Reached(Exception):
+    pass
+
+
 LIMIT = "--xla_gpu_experimental_parallel_collective_overlap_limit="
 
 
@@ -19,9 +23,6 @@ LIMIT = "--xla_gpu_experimental_parallel_collective_overlap_limit="
     "flags", ["", "--xla_gpu_command_buffer_scheduling_mode=LHS", "CONCURRENT", LIMIT + "1", LIMIT + "2"]
 )
 def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
-    class Reached(Exception):
-        pass
-
     def cuda():
         raise Reached
 
@@ -35,6 +36,28 @@ def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
     if flags == LIMIT + "2":
         expected = (RuntimeError, "would run at the same time")
     monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(expected[0], match=expected[1]):
+        _native.register_cuda.__wrapped__()
+
+
+@pytest.mark.parametrize("driver", [12080, 13010])
+def test_a_driver_of_cuda_12_refuses_code_of_cuda_13(driver, monkeypatch):
+    """As with `.[cuda12]` and the compiler of PyPI, which is of CUDA 13."""
+
+    class Module:
+        driver_version = staticmethod(lambda: driver)
+        built = staticmethod(lambda: {"cuda": 13000})
+
+        def configure(*settings):
+            raise Reached
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(_native, "cuda", Module)
+    monkeypatch.setattr(jaxlib, "__version__", "0.11.2")
+    refusal = (
+        r"the driver serves CUDA 12\.8, jaxcomm was built with 13\.0: install a newer driver, or build with an older"
+    )
+    expected: tuple = (ImportError, refusal) if driver < 13000 else (Reached, None)
     with pytest.raises(expected[0], match=expected[1]):
         _native.register_cuda.__wrapped__()
 

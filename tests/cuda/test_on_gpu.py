@@ -1,4 +1,4 @@
-"""Tests of `make test-gpu` and `make bench-gpu` that need no GPU."""
+"""Tests of the five commands of on_gpu.py (`make gpu-smoke` and so on) that need no GPU."""
 
 import ast
 import json
@@ -10,6 +10,7 @@ import sys
 import time
 
 import bulk_times
+import measured
 import on_gpu
 import pytest
 import runner
@@ -26,56 +27,135 @@ def shell(name, script, limit_s=20, **more):
     return runner.Part(name, ("/bin/sh", "-c", script), limit_s, **more)
 
 
-def test_the_runner_records_every_part_whatever_the_others_do(tmp_path, capsys):
-    """Parts that fail, hang, print JSON, report tests, need others or come too late; parts of a step run together."""
-    (tmp_path / "reports").mkdir()
+@pytest.fixture
+def run(tmp_path):
+    def run(*steps, total_s=60, only="", commit="a"):
+        facts = {"device": "a GPU", "commit": commit}
+        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", facts, total_s, only=only)
+        for step in steps:
+            made.run(*step) if isinstance(step, tuple) else made.run(step)
+        return made, json.loads((tmp_path / "out" / "name.json").read_text())
 
-    def line(**entry):
-        return json.dumps(entry)
+    return run
 
-    def reports(name, *processes):
-        texts = ["\n".join(lines) for lines in processes]
-        writes = " ".join(f"cat > {tmp_path}/reports/{i}.jsonl <<'END'\n{text}\nEND\n" for i, text in enumerate(texts))
-        return shell(name, writes, reports=tmp_path / "reports")
 
-    meets = f"touch {tmp_path}/%s; while [ ! -e {tmp_path}/%s ]; do sleep 0.05; done"
-    passes = [line(test="a", outcome="not ended"), line(test="a", outcome="passed"), line(note="ranks", value=2)]
-    fails = [line(test="a", outcome="failed", reason="wrong"), line(test="b", outcome="not ended"), '{"test']
-    made = runner.Runner("name", tmp_path / "out", tmp_path / "work", {"device": "a GPU"}, total_s=40)
-    for step in (
-        [shell("hangs", f"sleep 99 & echo $! > {tmp_path}/child; wait", 1)],
-        [shell("fails", "echo why; exit 3"), runner.Part("not there", ("/no/such/program",), 5)],
-        [shell("one", meets % ("a", "b"), 10), shell("other", meets % ("b", "a"), 10)],
-        [shell("no hardware", "true", missing="there is no GPU"), shell("after", "true", after="fails")],
-        [shell("keeps", "echo text; echo '{\"x\": 1}'; echo '{broken'", keep=True)],
-        [shell("has nothing to keep", "true", keep=True)],
-        [reports("good", passes)],
-        [reports("bad", passes, fails)],
-        [reports("skipped", [line(test="c", outcome="skipped", reason="no nodes")])],
-        [shell("too long", "true", takes_s=60)],
-    ):
-        made.run(*step)
-    record = json.loads((tmp_path / "out" / "name.json").read_text())
-    assert record["device"] == "a GPU"
-    passed = {name for name, passed in record["tests"].items() if passed}
-    assert passed == {"one", "other", "keeps", "good"}
-    assert record["tests"].keys() - passed == {"hangs", "fails", "not there", "has nothing to keep", "bad"}
+def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_running(run, tmp_path, capsys):
+    began = time.monotonic()
+    made, record = run(
+        shell("hangs", f"sleep 99 & echo $! > {tmp_path}/child; wait", 1),
+        shell("fails", "echo why; exit 3"),
+        runner.Part("not there", ("/no/such/program",), 5),
+        shell("works", "echo fine"),
+    )
+    assert time.monotonic() - began < 15
+    assert record["tests"] == {"hangs": False, "fails": False, "not there": False, "works": True}
     assert record["parts"]["hangs"] == {"killed": "after 1 s: its limit"}
-    assert record["parts"]["bad"] == {"tests": {"a": "failed: wrong", "b": "not ended"}, "notes": {"ranks": 2}}
-    assert made.lines("keeps") == [{"x": 1}]
-    left = record["left_out"]
-    assert re.fullmatch("no time was left: it takes about 60 s, and [23][0-9] s were left", left.pop("too long"))
-    expected = {"no hardware": "there is no GPU", "after": "fails has not passed", "skipped": "skipped: no nodes"}
-    assert left == expected
+    assert record["device"] == "a GPU"
     child = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
             os.kill(child, 0)
             time.sleep(0.05)
     log = (tmp_path / "out" / "name.log").read_text()
-    assert "=== hangs" in log and "killed after" in log and "why" in log
+    assert "=== hangs" in log and "killed after" in log and "why" in log and "fine" in log
     made.print_table()
-    assert "FAILED" in capsys.readouterr().out
+    table = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == ["FAILED", "FAILED", "FAILED", "passed"]
+
+
+def test_parts_that_are_left_out_have_a_reason(run):
+    _, record = run(
+        shell("no hardware", "true", missing="there is no GPU"),
+        shell("fails", "false"),
+        shell("builds on it", "true", after="fails"),
+        shell("builds on what was left out", "true", after="no hardware"),
+    )
+    assert record["tests"] == {"fails": False}
+    assert record["left_out"] == {
+        "no hardware": "there is no GPU",
+        "builds on it": "fails has not passed",
+        "builds on what was left out": "no hardware has not passed",
+    }
+
+
+def test_a_second_run_of_some_parts_keeps_the_results_of_the_others(run):
+    build, first = shell("build: all", "true"), shell("first", "true", after="build: all")
+    _, record = run(build, first, shell("second", "true", missing="no time"))
+    assert record["tests"] == {"build: all": True, "first": True} and record["left_out"] == {"second": "no time"}
+    _, record = run(build, shell("first", "false"), shell("second", "true"), only="sec")
+    assert record["tests"] == {"build: all": True, "first": True, "second": True} and record["left_out"] == {}
+    _, record = run(build, shell("first", "false"), shell("second", "false"), only="sec", commit="b")
+    assert record["tests"] == {"build: all": True, "second": False}
+
+
+def test_all_parts_together_have_a_time_limit(run):
+    began = time.monotonic()
+    too_long = shell("begins only if it can end", "true", takes_s=20)
+    _, record = run(too_long, shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
+    assert time.monotonic() - began < 12
+    assert record["tests"] == {"takes all": False}
+    assert re.fullmatch("after [5-9] s: no time was left for all parts", record["parts"]["takes all"]["killed"])
+    first, second = record["left_out"].values()
+    assert re.fullmatch("no time was left: it takes about 20 s, and [456] s were left", first)
+    assert second == "no time was left: it takes about 5 s, and 0 s were left"
+
+
+def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
+    # Each part ends only when the other has begun.
+    script = f"touch {tmp_path}/%s; while [ ! -e {tmp_path}/%s ]; do sleep 0.05; done"
+    _, record = run((shell("a", script % ("a", "b"), 10), shell("b", script % ("b", "a"), 10)))
+    assert record["tests"] == {"a": True, "b": True}
+
+
+def test_parts_may_run_in_parallel(run, tmp_path):
+    made, _ = run()
+    started = made.begin(shell("in the background", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; sleep 0.2"))
+    made.run(shell("go", f"touch {tmp_path}/go"), shell("waits", "sleep 2"))
+    made.end(started)
+    assert set(made.record["tests"].values()) == {True} and len(made.record["tests"]) == 3
+    assert made.record["seconds"]["in the background"] < 2  # its own time, not that of the others
+
+
+def test_lines_of_json_are_kept_also_of_a_part_that_is_killed(run):
+    made, record = run(
+        shell("keeps", """echo text; echo '{"x": 1}'; echo '{broken'; echo '{"x": 2}'; sleep 30""", 1, keep=True),
+        shell("has nothing to keep", "true", keep=True),
+    )
+    assert made.lines("keeps") == [{"x": 1}, {"x": 2}]
+    assert record["tests"] == {"keeps": False, "has nothing to keep": False}
+
+
+def test_reports_of_all_processes_count(run, tmp_path):
+    folder = tmp_path / "reports"
+
+    def line(**entry):
+        return json.dumps(entry)
+
+    first = [line(test="a", outcome="not ended"), line(test="a", outcome="passed"), line(note="ranks", value=2)]
+    second = [line(test="a", outcome="failed", reason="wrong"), line(test="b", outcome="not ended"), '{"test']
+    third = [line(test="c", outcome="skipped", reason="no nodes")]
+
+    def part(name, *processes):
+        texts = ["\n".join(lines) for lines in processes]
+        writes = " ".join(f"cat > {folder}/{i}.jsonl <<'END'\n{text}\nEND\n" for i, text in enumerate(texts))
+        return shell(name, writes, reports=folder)
+
+    _, record = run(part("good", first), part("bad", first, second), part("skipped", third), part("silent"))
+    assert record["tests"] == {"good": True, "bad": False, "silent": False}
+    assert record["parts"]["bad"] == {
+        "tests": {"a": "failed: wrong", "b": "not ended"},
+        "notes": {"ranks": 2},
+    }
+    assert record["left_out"] == {"skipped": "skipped: no nodes"}
+
+
+def test_logs_are_cut(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "LOG_BYTES", 40_000)
+    many = "i=0; while [ $i -lt 4000 ]; do echo line $i; i=$((i + 1)); done"
+    run(*(shell(str(i), many) for i in range(8)))
+    log = (tmp_path / "out" / "name.log").read_text()
+    assert len(log) < 60_000
+    assert log.count("line 3999") == 8
 
 
 # The selection of parts.
@@ -95,14 +175,22 @@ def fake_nccl(folder, headers, library):
     return folder
 
 
-def test_usable_versions_of_nccl(tmp_path):
-    cases = [(23007, 23203, ""), (22809, 22809, "headers of NCCL 2.28.9"), (23203, 23007, "libnccl.so.2 is 2.30.7")]
-    for headers, library, problem in [*cases, (23007, 0, "there is no libnccl.so.2")]:
-        folder = tmp_path / f"{headers}-{library}"
-        fake_nccl(folder / "nvidia" / "nccl", headers, library)
-        found = on_gpu.find_nccl(str(folder), on_gpu.Nccl(None, given=False))
-        assert found.given
-        assert found.problem.startswith(problem) and bool(found.problem) == bool(problem)
+@pytest.mark.parametrize(
+    ("headers", "library", "problem"),
+    [
+        (23007, 23007, ""),
+        (23007, 23203, ""),
+        (23007, 22907, ""),
+        (22809, 22809, "headers of NCCL 2.28.9"),
+        (23203, 22809, "libnccl.so.2 is 2.28.9"),
+        (23007, 0, "there is no libnccl.so.2"),
+    ],
+)
+def test_usable_versions_of_nccl(tmp_path, headers, library, problem):
+    fake_nccl(tmp_path / "nvidia" / "nccl", headers, library)
+    found = on_gpu.find_nccl(str(tmp_path), on_gpu.Nccl(None, given=False))
+    assert found.given
+    assert found.problem.startswith(problem) and bool(found.problem) == bool(problem)
     assert on_gpu.Nccl(None, given=False).problem.startswith("no headers of NCCL")
 
 
@@ -124,9 +212,17 @@ class Recorder:
 
 
 def recorders_of(machine):
-    recorders = {name: Recorder() for name in ("test", "bench")}
-    on_gpu.test(machine, recorders["test"])
-    on_gpu.bench(machine, recorders["bench"])
+    """The commands in their order. Each keeps what it has built."""
+    recorders = {name: Recorder() for name in on_gpu.COMMANDS}
+    for name, command in on_gpu.COMMANDS.items():
+        command(machine, recorders[name])
+        programs = on_gpu.PROGRAMS.get(name, ())
+        kept = [pathlib.Path(machine.program(program)) for program in programs]
+        if any(part.name == "build: jaxcomm" for part in recorders[name].parts):
+            kept.append(machine.work / "site" / "jaxcomm")
+        for path in kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     return recorders
 
 
@@ -145,79 +241,139 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-def test_which_parts_run(machine, tmp_path):
-    """All of them, in time, with a GPU and NCCL; those that need neither without them."""
-    for recorder in recorders_of(machine).values():
-        assert recorder.now_s <= on_gpu.TOTAL_S
-        names = {part.name for part in recorder.parts}
-        for part in recorder.parts:
-            assert part.takes_s <= part.limit_s and (part.after == "" or part.after in names)
-            assert not part.missing or part.name in {"errors: old NCCL", "errors: no module"}  # need a missing package
+def test_with_a_gpu_and_nccl_all_parts_run(machine):
+    for parts in parts_of(machine).values():
+        left_out = {name for name, part in parts.items() if part.missing}
+        assert left_out <= {"errors: old NCCL", "errors: no module"}  # these need a missing package
+        for part in parts.values():
+            assert part.after == "" or part.after in parts
             for word in part.command:
-                assert not word.endswith((".py", ".cc")) or pathlib.Path(word).exists(), word
-    parts = parts_of(machine)
-    for feature in status.FEATURES:
-        assert set(feature.parts) <= set(parts["test"]), feature.name
-    machine.lay_overlay()
-    environment = machine.environment()
-    assert environment["LD_PRELOAD"] == str(machine.nccl.path)
-    assert str(machine.work / "overlay") in environment["PYTHONPATH"].split(os.pathsep)
-    assert "LD_PRELOAD" not in machine.environment(on_gpu.Nccl(None, given=False))
+                if word.endswith((".py", ".cc")):
+                    assert pathlib.Path(word).exists(), word
 
-    machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
-    parts = parts_of(machine)
-    for name in ("JAX, 1 rank, command buffers on", "JAX, 4 ranks", "models/moe, 1 rank: on the GPU"):
-        assert "NCCL 2.28.9" in parts["test"][name].missing and "NCCL=folder" in parts["test"][name].missing
-    assert not parts["test"]["executor"].missing and not parts["bench"][on_gpu.VIRTUAL_RANKS].missing
-    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["test"]["build: jaxcomm"].command
 
+def test_there_is_time_for_all_parts(machine):
+    recorders = recorders_of(machine)
+    for recorder in recorders.values():
+        assert recorder.now_s <= on_gpu.TOTAL_S
+        assert all(part.takes_s <= part.limit_s for part in recorder.parts)
+    names = [part.name for part in recorders["ranks"].parts]
+    order = ("self-test, 2 ranks", "errors: killed process", "executor, memcheck", "models/moe, 2 ranks: on the GPU")
+    assert sorted(order, key=names.index) == list(order)
+
+
+def test_timings_run_alone(machine, monkeypatch):
+    at_once = []
+    monkeypatch.setattr(Recorder, "run", lambda self, *parts: at_once.append([part.name for part in parts]))
+    on_gpu.timings(machine, Recorder())
+    assert [names for names in at_once if len(names) > 1] == [[part.name for part in machine.builds()]]
+
+
+def test_without_a_gpu_no_part_but_the_builds_runs(machine):
     machine.no_gpu = "there is no NVIDIA GPU"
     for parts in parts_of(machine).values():
         left = [name for name, part in parts.items() if not part.missing]
         assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
 
 
+def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):
+    machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
+    parts = parts_of(machine)
+    for command, name in (
+        ("jax", "JAX, 1 rank, command buffers on"),
+        ("ranks", "JAX, 4 ranks"),
+        ("ranks", "models/moe, 1 rank: on the GPU"),
+    ):
+        missing = parts[command][name].missing
+        assert "NCCL 2.28.9" in missing and "NCCL=folder" in missing
+    # What needs no NCCL runs.
+    assert not parts["jax"]["errors: no module"].missing
+    assert not any(part.missing for command in ("smoke", "kernels") for part in parts[command].values())
+    assert not parts["timings"][on_gpu.VIRTUAL_RANKS].missing and not parts["timings"][on_gpu.FLAGGED].missing
+    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["jax"]["build: jaxcomm"].command
+
+
+def test_the_nccl_that_was_brought_comes_first(machine):
+    machine.lay_overlay()
+    overlay = machine.work / "overlay"
+    assert (overlay / "nvidia" / "nccl" / "include" / "nccl.h").exists()
+    environment = machine.environment()
+    assert str(overlay) in environment["PYTHONPATH"].split(os.pathsep)
+    assert environment["LD_PRELOAD"] == str(machine.nccl.path)
+    own = machine.environment(on_gpu.Nccl(None, given=False))
+    assert str(overlay) not in own["PYTHONPATH"] and "LD_PRELOAD" not in own
+
+
+def test_status_names_parts_that_exist(machine):
+    names = {name for parts in parts_of(machine).values() for name in parts}
+    for feature in status.FEATURES:
+        assert set(feature.parts) <= names, feature.name
+
+
 # The conclusions of the tests on a GPU.
 
 
-def test_conclusions():
-    """Targets, ratios of bulk copies, the survivors' errors, losses."""
+FLAGGED = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
+
+
+def test_targets_match_the_record():
     virtual = [
         {"what": "target", "op": "all_to_all", "of_copy": 0.91},
         {"what": "target", "op": "all_reduce", "of_copy": 0.79},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 6.5},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 4.5},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 2, "kernel_us": 1.0},
     ]
-    flagged = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
-    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "ll_us": us} for n, size, us in flagged]
+    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "ll_us": us} for n, size, us in FLAGGED]
     host = [{"platform": "gpu", "until it returns": {"us_above_empty": {"psum": 5.1}}}]
-    found = on_gpu.targets(virtual, ll, host)
+    found = measured.targets(virtual, ll, host)
     assert [(t["value"], t["met"]) for t in found.values()] == [
         (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
     ]  # fmt: skip
-    assert {t["met"] for t in on_gpu.targets([], [], []).values()} == {None}
+    no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
+    no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
+    assert {t["met"] for t in measured.targets([], [], no_host).values()} == {None}
 
-    line = {"what": "bulk", "op": "all_to_all", "channels": 4}
-    virtual = [line | {"bulk": 0, "median_us": 8.0}, line | {"bulk": 1, "median_us": 6.0}]
-    virtual.append(line | {"op": "all_gather", "bulk": 0, "median_us": 5.0})  # not complete
-    assert bulk_times.ratios(virtual) == {"all_to_all, 4 SMs per rank": 0.75}
 
+def test_the_machine_model_by_hand():
+    copy = {"what": "target", "op": "all_to_all", "bytes": 3_000_000, "copy_us": 1.0}
+    barrier = {"what": "latency", "op": "barrier", "ranks_per_node": 8, "kernel_us": 2.0}
+    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": 8, "ll_us": us} for n, us in ((2, 1.7), (8, 2.9))]
+    found = measured.machine_model([copy, barrier, barrier | {"ranks_per_node": 2, "kernel_us": 1.0}], ll)
+    expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
+    assert found == pytest.approx(expected)
+    assert measured.machine_model([], ll[:1]) == {}
+
+
+def test_times_of_bulk_copies():
+    def line(op, channels, bulk, median_us):
+        return {"what": "bulk", "op": op, "channels": channels, "bulk": bulk, "median_us": median_us}
+
+    virtual = [line("all_to_all", 4, 0, 8.0), line("all_to_all", 4, 1, 6.0), line("all_gather", 8, 0, 5.0)]
+    virtual.append({"what": "sweep", "op": "all_to_all", "channels": 4, "bulk": 0, "median_us": 1.0})
+    assert bulk_times.ratios(virtual) == {"all_to_all, 4 SMs per rank": 0.75}  # the other one is not complete
+
+
+def test_check_of_the_survivors_errors():
     good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 aborted: rank 1 did not signal", "seconds": 5}
     assert killed.problem_of([good], 2) == ""
     assert "printed nothing" in killed.problem_of([None], 2)
     assert "no error within" in killed.problem_of([{"error": "", "seconds": 30}], 2)
+    assert "does not name" in killed.problem_of([{"error": "psum at x: rank 0 did not signal", "seconds": 5}], 2)
     assert "does not name" in killed.problem_of([good], 3)
 
+
+def test_comparison_of_losses():
     def side(values):
         return {"platform": "p", "ranks": 1, "steps": len(values), "ms_per_step": 1.0, "losses": values}
 
     falling = [6 - i / 20 for i in range(40)]
     assert losses.compare(side(falling), side(falling[:30]))["problem"] == ""
-    for values, problem in (
-        ([x + 0.1 for x in falling], "first steps differ"),
-        ([*falling[:39], 9], "differ by up to"),
-        ([*falling[:39], float("nan")], "differ by up to"),
-        (falling[:3], "only 3 steps"),
-    ):
-        assert problem in losses.compare(side(falling), side(values))["problem"]
+    assert "first steps differ" in losses.compare(side(falling), side([x + 0.1 for x in falling]))["problem"]
+    assert "differ by up to" in losses.compare(side(falling), side([*falling[:39], 9]))["problem"]
+    assert "differ by up to" in losses.compare(side([*falling[:39], float("nan")]), side(falling))["problem"]
+    assert "only 3 steps" in losses.compare(side(falling), side(falling[:3]))["problem"]
+    assert "does not go down" in losses.compare(side([6.0] * 40), side([6.0] * 40))["problem"]
 
 
 def test_demanded_errors_are_in_the_sources():

@@ -81,15 +81,21 @@ StatusOr<device::Window> SymmetricMemory::Address(ncclWindow_t registered, int64
   return MakeWindow(addresses);
 }
 
+// The first call for a node is collective: its first rank sends a handle to the others, which wait for it. Source:
+// NVIDIA/nccl 2.30.7, src/dev_runtime.cc (symTeamObtain).
 Status SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* multicast) {
-  void* address = nullptr;
-  if (multimem_) {
-    const ncclResult_t found = bootstrap_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
-    if (!CheckNccl(bootstrap_.nccl(), nullptr, "ncclGetLsaMultimemDevicePointer", found).ok()) address = nullptr;
-  }
-  const StatusOr<bool> all_can = bootstrap_.AllTrue(address != nullptr);
+  const StatusOr<bool> all_may = bootstrap_.AllTrue(multimem_);
+  JAXCOMM_RETURN_IF_ERROR(all_may.status());
+  if (!*all_may) return OkStatus();
+  const auto address = std::make_shared<void*>(nullptr);
+  const auto call = [address, registered, nccl = &bootstrap_.nccl()] {
+    return nccl->GetLsaMultimemDevicePointer(registered, 0, address.get());
+  };
+  const Status found = bootstrap_.Call("ncclGetLsaMultimemDevicePointer", call);
+  if (found.code() == StatusCode::kDeadlineExceeded) return found;
+  const StatusOr<bool> all_can = bootstrap_.AllTrue(found.ok() && *address != nullptr);
   JAXCOMM_RETURN_IF_ERROR(all_can.status());
-  if (*all_can) multicast->base = static_cast<char*>(address);
+  if (*all_can) multicast->base = static_cast<char*>(*address);
   return OkStatus();
 }
 

@@ -218,6 +218,7 @@ ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address)
   const Registered& registered = *reinterpret_cast<Registered*>(window);
   const World& root = registered.rank->world->root;
   CHECK(root.multimem);
+  if (root.multicast_hangs) return InCall(*registered.rank).Until([] { return false; });
   if (root.rank_without_multicast == own->rank) return ncclUnhandledCudaError;
   *address = reinterpret_cast<void*>(kMulticast + registered.begin + offset);
   return ncclSuccess;

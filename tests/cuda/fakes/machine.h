@@ -47,6 +47,7 @@ struct World {
   bool windows = true;
   bool multimem = false;
   int rank_without_multimem = -1, rank_without_multicast = -1;
+  bool multicast_hangs = false;  // NCCL waits for a peer's handle forever
   std::atomic<int64_t> spacing_error = 0;
   int beside = 1;                         // as many kernels of a rank, on as many streams, run at the same time
   uint64_t seed = 1;                      // of the order in which thread blocks run

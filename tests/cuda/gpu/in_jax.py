@@ -222,6 +222,59 @@ def test_ragged_slices(puts):
         assert_rows(f(put(x), *map(put, vectors)), want)
 
 
+@pytest.mark.parametrize("op", ["psum", "all_gather", "all_to_all", "ppermute"])
+def test_started_calls(op):
+    """A started call, and a synchronous one beside it."""
+    starts = {
+        "psum": lambda x: jaxcomm.psum_start(x, "i", algorithm=chosen("psum")),
+        "all_gather": lambda x: jaxcomm.all_gather_start(x, "i", tiled=True, algorithm=chosen("all_gather")),
+        "all_to_all": lambda x: jaxcomm.all_to_all_start(x, "i", 0, 0, tiled=True, algorithm=chosen("all_to_all")),
+        "ppermute": lambda x: jaxcomm.ppermute_start(x, "i", RING, algorithm=chosen("ppermute")),
+    }
+
+    def body(x):
+        started = starts[op](x)
+        beside = jaxcomm.psum(x * 2, "i", algorithm=chosen("psum"))
+        return started.done(after=beside), beside
+
+    rows = numbers(15, (8 * SIZE, 700), np.int32)
+    results = {
+        "psum": lambda: np.stack([rows.sum(0)] * SIZE),
+        "all_gather": lambda: np.stack([rows.reshape(-1, 700)] * SIZE),
+        "all_to_all": lambda: rows.reshape(SIZE, SIZE, 8, 700).transpose(1, 0, 2, 3).reshape(rows.shape),
+        "ppermute": lambda: np.roll(rows, 1, 0),
+    }
+    want = results[op]().astype(np.int32), np.stack([(2 * rows).sum(0)] * SIZE).astype(np.int32)
+    f = on_ranks(body)
+    for _ in range(4):
+        assert_rows(f(put(rows)), want)
+
+
+@pytest.mark.parametrize("one_exchange", [False, True])
+def test_experts(one_exchange):
+    """Each token goes to three experts, whose ranks multiply it by their number plus 1, and comes back as a sum."""
+    tokens, choices, experts = 40, 3, 2 * SIZE
+    options = {"num_experts": experts, "capacity": choices * tokens * SIZE}
+    name = "direct" if ON_GPU or SIZE == 1 else None
+
+    def body(x):
+        ids = (jnp.arange(tokens)[:, None] * 5 + jnp.arange(choices) * 3 + lax.axis_index("i")) % experts
+        if one_exchange:
+            rows, routing = jaxcomm.moe.route_and_dispatch(x, ids, "i", algorithm="one_shot", **options)
+        else:
+            routing = jaxcomm.moe.route(ids, "i", on_overflow="drop", **options)
+            rows = jaxcomm.moe.dispatch(x, routing, algorithm=name)
+        rows = rows * (lax.axis_index("i") + 1).astype(x.dtype)
+        return jaxcomm.moe.combine(rows, routing, jnp.ones((tokens, choices), x.dtype), algorithm=name)
+
+    x = numbers(16, (tokens, 24), np.float32)
+    ids = np.arange(tokens)[:, None] * 5 + np.arange(choices) * 3 + np.arange(SIZE)[:, None, None]
+    factors = (ids % experts // 2 + 1).sum(-1, keepdims=True)
+    f = on_ranks(body)
+    for seed in range(3):
+        assert_rows(f(put(x + seed)), ((x + seed) * factors).astype(np.float32))
+
+
 def test_donated_operand():
     rows = numbers(10, (8 * SIZE, 999), np.int32)
     body = on_ranks(lambda x: jaxcomm.psum(x + 1, "i", algorithm=chosen("psum")))

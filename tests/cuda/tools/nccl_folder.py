@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-OLDEST_NCCL = 23007  # of cmake/Cuda.cmake
+OLDEST_HEADERS = 23007  # of cmake/Cuda.cmake
+OLDEST_NCCL = 22907  # at run time: kOldestNccl of ffi/cuda/nccl/nccl_library.h
 NCCL_VERSION = """import ctypes, sys
 version = ctypes.c_int()
 ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version))
@@ -56,13 +57,13 @@ class Nccl:
     @property
     def problem(self) -> str:
         """The reason why jaxcomm._cuda cannot be built with it and run; empty if it can."""
-        bring = "Bring NCCL 2.30.7 or later along: make test-gpu NCCL=folder (docs/development/gpu-tests.md)"
-        if self.headers < OLDEST_NCCL:
+        bring = "Bring NCCL 2.30.7 or later along: NCCL=folder (docs/development/gpu-tests.md)"
+        if self.headers < OLDEST_HEADERS:
             found = f"headers of NCCL {version_text(self.headers)}" if self.headers else "no headers of NCCL"
             return f"{found} in {self.folder}, 2.30.7 or later are needed to build jaxcomm._cuda. {bring}"
-        if self.library < self.headers:
+        if self.library < OLDEST_NCCL:
             found = f"libnccl.so.2 is {version_text(self.library)}" if self.library else "there is no libnccl.so.2"
-            return f"{found} in {self.folder}, its headers are {version_text(self.headers)}. {bring}"
+            return f"{found} in {self.folder}, 2.29.7 or later is needed to run jaxcomm._cuda. {bring}"
         return ""
 
     def __str__(self) -> str:

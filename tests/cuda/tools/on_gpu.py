@@ -1,11 +1,15 @@
-"""Level 2: runs the tests that need a GPU in parts with time limits, and writes a JSON record and all output.
+"""Level 2: the first hour on a GPU, in five commands. Each writes a JSON record and a log, and ends within 4 minutes.
 
-    on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
-    on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
-    on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
+    on_gpu.py smoke build/gpu out      # `make gpu-smoke`: out/smoke.json and out/smoke.log
+    on_gpu.py kernels build/gpu out
+    on_gpu.py timings build/gpu out
+    on_gpu.py jax build/gpu out
+    on_gpu.py ranks build/gpu out --only "killed|2 ranks"    # builds, and the parts that match
+    on_gpu.py jax build/gpu out --platform cpu --patience 4  # rehearses it without a GPU
 
-Nothing is downloaded. Ends within 8 minutes, with a short table, and with status 1 if a part failed. How long parts
-take (takes_s) is guessed, for a machine with 16 processors; it decides what still begins when time runs out.
+Run them in this order: later commands use what earlier ones have built. Nothing is downloaded. A command ends with a
+short table, and with status 1 if a part failed. How long parts take (takes_s) is guessed, for a machine with 16
+processors; it decides what still begins when time runs out. `--only` runs the rest.
 """
 
 import argparse
@@ -21,14 +25,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import bulk_times
+import measured
+from measured import FLAGGED, HOST_COST, VIRTUAL_RANKS
 from nccl_folder import OLDEST_NCCL, Nccl, find_nccl, jax_nccl, output, version_text
 from runner import Part, Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
 GPU = ROOT / "tests" / "cuda" / "gpu"
-TOTAL_S = 465
+TOTAL_S = 235
+PROGRAMS = {  # of tests/cuda/gpu/CMakeLists.txt, by the command that builds them
+    "smoke": ("test_gpu_smoke",),
+    "kernels": ("test_gpu_executor", "test_gpu_ll", "test_gpu_example", "test_gpu_rows"),
+    "timings": ("bench_virtual_ranks", "bench_ll"),
+    "ranks": ("test_gpu_executor",),
+}
 SHARES_GPU = 23000  # the first NCCL that accepts several ranks on one GPU
 COMMAND_BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
@@ -126,8 +137,9 @@ class Machine:
             link.symlink_to(self.nccl.folder)
 
     def builds(self, *targets: str) -> list[Part]:
-        """Builds everything that the parts of a run need, at the same time."""
+        """Builds programs and the module, at the same time. What earlier commands have built takes seconds."""
         programs = self.build / "programs"
+        kept = all(os.path.exists(self.program(target)) for target in targets)
         jobs = str(max(len(os.sched_getaffinity(0)) // 2, 1))
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(programs), "-DJAXCOMM_GPU_TESTS=ON",
@@ -151,8 +163,8 @@ class Machine:
         environment = {"PATH": self.environment()["PATH"], "CMAKE_BUILD_PARALLEL_LEVEL": jobs}
         both = f"{shlex.join(configure)} && exec {shlex.join(compile_programs)}"
         return [
-            Part("build: programs", ("/bin/sh", "-c", both), 330, environment, takes_s=120),
-            Part("build: jaxcomm", tuple(install), 240, environment, takes_s=90),
+            Part("build: programs", ("/bin/sh", "-c", both), 220, environment, takes_s=5 if kept else 100),
+            Part("build: jaxcomm", tuple(install), 220, environment, takes_s=15 if self.has_module() else 90),
             Part(
                 "build: empty call",
                 ("/bin/sh", "-c", empty, sys.executable, str(GPU / "empty_call.cc"), self.empty_call),
@@ -160,6 +172,9 @@ class Machine:
                 environment,
             ),
         ]
+
+    def has_module(self) -> bool:
+        return (self.work / "site" / "jaxcomm").exists()
 
     def program(self, name: str) -> str:
         return str(self.build / "programs" / "tests" / "cuda" / "gpu" / name)
@@ -193,34 +208,47 @@ class Machine:
                 daemon.wait()
 
 
+def smoke_parts(machine: Machine) -> list[Part]:
+    """The driver, one launch, and LL messages of 8 bytes."""
+    missing = needs_gpu(machine)
+    program = machine.program("test_gpu_smoke")
+    return [
+        Part("driver", (sys.executable, "-c", PROBE), 30, missing=missing),
+        Part("launch and LL of 8 bytes", (program,), 30, missing=missing, keep=True, after="build: programs"),
+    ]
+
+
+def needs_gpu(machine: Machine) -> str:
+    return machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
+
+
 def kernel_parts(machine: Machine) -> list[Part]:
-    """Kernels without JAX: virtual ranks in one launch, and the production kernel with a stream per rank."""
-    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
-    executor = machine.program("test_gpu_executor")
-    ll = machine.program("test_gpu_ll")
+    """Kernels without JAX: virtual ranks in one launch, and the kernels of the module with a stream per rank."""
+    executor, ll, rows = (machine.program(f"test_gpu_{name}") for name in ("executor", "ll", "rows"))
     programs = {
         "executor": ("/bin/sh", "-c", '"$0" && exec "$0" --full "in all shapes" "every type"', executor),
-        "executor, a stream per rank": (executor, "--full", "a stream per rank"),
         "ll": ("/bin/sh", "-c", '"$0" && exec "$0" --full', ll),
+        "executor, a stream per rank": (executor, "--full", "a stream per rank"),
+        "rows, slices and one exchange": (rows,),
         "example, virtual ranks": (machine.program("test_gpu_example"),),
     }
+    missing = needs_gpu(machine)
     return [
-        Part(name, command, 120, takes_s=40, missing=missing, after="build: programs")
+        Part(name, command, 90, takes_s=25, missing=missing, after="build: programs")
         for name, command in programs.items()
     ]
 
 
 def sanitizer_parts(machine: Machine) -> list[Part]:
     sanitizer = shutil.which("compute-sanitizer")
-    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
-    missing = missing or ("" if sanitizer else "there is no compute-sanitizer")
+    missing = needs_gpu(machine) or ("" if sanitizer else "there is no compute-sanitizer")
     executor = machine.program("test_gpu_executor")
     return [
         Part(
             f"executor, {tool}",
             (sanitizer or "compute-sanitizer", f"--tool={tool}", "--error-exitcode=1", executor),
-            150,
-            takes_s=80,
+            120,
+            takes_s=45,
             missing=missing,
             after="build: programs",
         )
@@ -252,8 +280,8 @@ def jax_missing(machine: Machine) -> str:
 def one_rank_parts(machine: Machine) -> list[Part]:
     return [
         pytest_part(
-            machine, f"JAX, 1 rank, command buffers {state}", (sys.executable, *pytest_command("in_jax.py")), 160,
-            120, jax_missing(machine), machine.environment(XLA_FLAGS=flags, JAXCOMM_COMMAND_BUFFERS=state),
+            machine, f"JAX, 1 rank, command buffers {state}", (sys.executable, *pytest_command("in_jax.py")), 120,
+            75, jax_missing(machine), machine.environment(XLA_FLAGS=flags, JAXCOMM_COMMAND_BUFFERS=state),
         )
         for state, flags in COMMAND_BUFFERS.items()
     ]  # fmt: skip
@@ -277,15 +305,21 @@ def shared_part(machine: Machine, ranks: int, takes_s: int, mps: dict[str, str],
     launcher = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), "--grace", "2")
     command = (*launcher, *pytest_command("in_jax.py", *(["-k", some] if some else [])))
     missing = shared_missing(machine)
-    return pytest_part(machine, f"JAX, {ranks} ranks", command, 130, takes_s, missing, machine.environment(**own))
+    return pytest_part(machine, f"JAX, {ranks} ranks", command, 100, takes_s, missing, machine.environment(**own))
 
 
-def shared_parts(machine: Machine, mps: dict[str, str]) -> list[list[Part]]:
-    """The parts in steps; parts of a step run concurrently."""
-    return [
-        [shared_part(machine, 2, 80, mps)],
-        [shared_part(machine, 4, 40, mps, "algorithm or thousands or beside or grows")],
-    ]
+def selftest_part(machine: Machine, mps: dict[str, str]) -> Part:
+    """The self-test of users. Its record stays in the build folder: ranks that share a GPU show no speed."""
+    launcher = (sys.executable, "-m", "jaxcomm.run", "-n", "2", "--grace", "2")
+    # Status 3: all tests passed until the time ran out. `--only self-test` continues there.
+    accept = '"$@"; status=$?; test $status = 3 || exit $status'
+    selftest = (*launcher, "-m", "jaxcomm.selftest", "--timeout", "60")
+    command = ("/bin/sh", "-c", accept, "sh", *selftest)
+    own = machine.ranks | mps | {"XDG_CACHE_HOME": str(machine.work / "cache")}
+    environment = machine.environment(**own)
+    del environment["JAXCOMM_ALGORITHM"]
+    missing = shared_missing(machine)
+    return Part("self-test, 2 ranks", command, 70, environment, missing, after="build: jaxcomm", takes_s=45)
 
 
 def error_parts(machine: Machine) -> list[Part]:
@@ -295,16 +329,15 @@ def error_parts(machine: Machine) -> list[Part]:
         command = (sys.executable, *pytest_command("errors.py", "-k", test))
         return pytest_part(machine, name, command, 60, 30, missing, machine.environment(nccl, **more))
 
-    needs_gpu = "needs a GPU" if machine.platform == "cpu" else machine.no_gpu
-    no_module = machine.nccl.problem
+    no_gpu, no_module = needs_gpu(machine), machine.nccl.problem
     old = "" if machine.own_nccl.library and machine.own_nccl.library < OLDEST_NCCL else (
         f"JAX's own NCCL is {version_text(machine.own_nccl.library)}, not older than {version_text(OLDEST_NCCL)}"
     )  # fmt: skip
     has_module = "" if no_module else "the module could be built"
     return [
-        part("errors: no windows", "no_windows", needs_gpu or no_module, NCCL_WIN_ENABLE="0"),
-        part("errors: old NCCL", "old_nccl", needs_gpu or no_module or old, machine.own_nccl),
-        part("errors: no module", "no_module", needs_gpu or has_module),
+        part("errors: no windows", "no_windows", no_gpu or no_module, NCCL_WIN_ENABLE="0"),
+        part("errors: old NCCL", "old_nccl", no_gpu or no_module or old, machine.own_nccl),
+        part("errors: no module", "no_module", no_gpu or has_module),
     ]
 
 
@@ -312,7 +345,7 @@ def killed_part(machine: Machine) -> Part:
     command = (sys.executable, str(GPU / "killed.py"), "2")
     environment = machine.environment(**machine.ranks)  # no MPS: a killed client may end the server
     missing, built = shared_missing(machine), "build: jaxcomm"
-    return Part("errors: killed process", command, 110, environment, missing, keep=True, after=built, takes_s=40)
+    return Part("errors: killed process", command, 60, environment, missing, keep=True, after=built, takes_s=20)
 
 
 def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[list[Part]]:
@@ -336,93 +369,35 @@ def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[li
     built = "build: jaxcomm"
     return [
         [
-            Part(f"{name}: on the GPU", command, 110, environment, missing, after=built, takes_s=50),
-            Part(f"{name}: on the CPU", (sys.executable, *arguments), 110, cpu, missing, after=built, takes_s=50),
+            Part(f"{name}: on the GPU", command, 80, environment, missing, after=built, takes_s=35),
+            Part(f"{name}: on the CPU", (sys.executable, *arguments), 80, cpu, missing, after=built, takes_s=35),
         ],
         [Part(f"{name}: losses", compare, 30, machine.environment(), keep=True, after=f"{name}: on the GPU")],
     ]
 
 
 def bench_parts(machine: Machine) -> list[Part]:
-    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
+    missing = needs_gpu(machine)
     old = "" if machine.nccl.headers >= SHARES_GPU else (
         f"NCCL {version_text(machine.nccl.library)} does not allow two ranks on one GPU; 2.30 or later is needed"
     )  # fmt: skip
     built = "build: programs"
-    parts = [Part(VIRTUAL_RANKS, (machine.program("bench_virtual_ranks"), "130"), 170, {}, missing, None, True, built)]
-    parts.append(Part(FLAGGED, (machine.program("bench_ll"),), 40, {}, missing, None, True, built))
+    virtual = (machine.program("bench_virtual_ranks"), "60")
+    parts = [
+        Part(FLAGGED, (machine.program("bench_ll"),), 30, {}, missing, None, True, built),
+        Part(VIRTUAL_RANKS, virtual, 90, {}, missing, None, True, built, takes_s=60),
+    ]
     for state, flags in COMMAND_BUFFERS.items():
         command = (sys.executable, str(ROOT / "benchmarks" / "gpu" / "host_cost.py"), machine.empty_call)
         environment = machine.environment(XLA_FLAGS=flags)
         name = f"{HOST_COST}, command buffers {state}"
-        parts.append(Part(name, command, 60, environment, jax_missing(machine), None, True, "build: jaxcomm"))
+        parts.append(Part(name, command, 50, environment, jax_missing(machine), None, True, "build: jaxcomm", 15))
     for ranks, ctas in ((2, 16), (4, 4), (8, 2)):  # more may hang: all thread blocks of all ranks must be resident
         library = str(machine.nccl.path) if machine.nccl.folder else ""
         command = (machine.program("bench_nccl_ranks"), library, str(ranks))
         environment = {**machine.ranks, "NCCL_MAX_CTAS": str(ctas), "CUDA_MODULE_LOADING": "EAGER"}
-        parts.append(Part(f"NCCL, {ranks} ranks", command, 40, environment, missing or old, None, True, built))
+        parts.append(Part(f"NCCL, {ranks} ranks", command, 30, environment, missing or old, None, True, built))
     return parts
-
-
-VIRTUAL_RANKS = "virtual ranks"
-FLAGGED = "small LL messages"
-HOST_COST = "host cost"
-# (what, the least or most that it should be): of the copy's bandwidth, microseconds
-TARGETS = {
-    "all_to_all, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.9),
-    "all_gather, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.9),
-    "all_reduce, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.8),
-    "all_reduce of 8 bytes, 8 ranks: us in the kernel": ("<=", 5.0),
-    "psum of 8 bytes in a jitted chain: us until it returns, above an empty call": ("<=", 5.0),
-}
-
-
-def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, dict]:
-    """The measured value of each target; None if there is none."""
-    shares = {line["op"]: line["of_copy"] for line in virtual if line["what"] == "target"}
-    latencies = [
-        line["kernel_us"]
-        for line in virtual
-        if line["what"] == "latency" and line["op"] == "all_reduce" and line["ranks_per_node"] == 8
-    ]
-    latencies += [
-        line["ll_us"] for line in ll if line["op"] == "all_reduce" and line["ranks"] == 8 and line["block_bytes"] == 8
-    ]
-    values = [shares.get(op) for op in ("all_to_all", "all_gather", "all_reduce")]
-    returned = [line["until it returns"] for line in host if line["platform"] != "cpu" and "until it returns" in line]
-    above_empty = [times["us_above_empty"]["psum"] for times in returned]
-    values += [min(latencies, default=None), min(above_empty, default=None)]
-    found = {}
-    for (what, (sign, bound)), value in zip(TARGETS.items(), values, strict=True):
-        met = None if value is None else value >= bound if sign == ">=" else value <= bound
-        found[what] = {"value": value, "target": f"{sign} {bound:g}", "met": met}
-    return found
-
-
-def print_measured(runner: Runner) -> None:
-    """The sweep for 8 ranks with NCCL for comparison, bulk copies, then the targets."""
-    sweep = {
-        (line["op"], line["rank_bytes"]): line
-        for line in runner.lines(VIRTUAL_RANKS)
-        if line["what"] in ("sweep", "target") and line["ranks_per_node"] == 8 and line["algorithm"] == "direct"
-    }
-    nccl = {(line["op"], line["rank_bytes"]): line["median_us"] for line in runner.lines("NCCL, 8 ranks")}
-    for (op, size), line in sweep.items():
-        beside = f"{nccl[op, size]:10.1f} us NCCL" if (op, size) in nccl else ""
-        print(f"{op:16}{size:>10} B{line['median_us']:10.1f} us{line['of_copy']:7.2f} of a copy{beside}")
-    for what, ratio in bulk_times.ratios(runner.lines(VIRTUAL_RANKS)).items():
-        print(f"bulk copies: {ratio:7.2f} of the time without, {what}")
-    for what, found in runner.record["targets"].items():
-        state = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
-        print(f"{state:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")
-
-
-def bench(machine: Machine, runner: Runner) -> None:
-    machine.lay_overlay()
-    programs = ("bench_virtual_ranks", "bench_ll")
-    runner.run(*machine.builds(*programs, *["bench_nccl_ranks"] * (machine.nccl.headers >= SHARES_GPU)))
-    for part in bench_parts(machine):
-        runner.run(part)
 
 
 def example_parts(machine: Machine) -> list[Part]:
@@ -438,45 +413,76 @@ def example_parts(machine: Machine) -> list[Part]:
     return [part(name) for name in EXAMPLES]
 
 
-def test(machine: Machine, runner: Runner) -> None:
-    machine.lay_overlay()
-    programs, *others = machine.builds("test_gpu_executor", "test_gpu_ll", "test_gpu_example")
-    compiling = runner.begin(programs)  # takes longest
+def smoke(machine: Machine, runner: Runner) -> None:
+    runner.run(machine.builds(*PROGRAMS["smoke"])[0])
+    for part in smoke_parts(machine):
+        runner.run(part)
+
+
+def kernels(machine: Machine, runner: Runner) -> None:
+    runner.run(machine.builds(*PROGRAMS["kernels"])[0])
+    for part in kernel_parts(machine):
+        runner.run(part)
+
+
+def timings(machine: Machine, runner: Runner) -> None:
+    """One program at a time."""
+    nccl = ["bench_nccl_ranks"] * (machine.nccl.headers >= SHARES_GPU)
+    runner.run(*machine.builds(*PROGRAMS["timings"], *nccl))
+    for part in bench_parts(machine):
+        runner.run(part)
+
+
+def inside_jax(machine: Machine, runner: Runner) -> None:
+    """One rank: no process waits for another, so the examples may be compiled beside the tests."""
+    _, *others = machine.builds()
     runner.run(*others)
-    # No process waits for another here, so they may take turns on the GPU.
-    inside_jax = runner.begin(*one_rank_parts(machine), *error_parts(machine), *example_parts(machine))
-    runner.end(compiling)
-    runner.run(*kernel_parts(machine), *sanitizer_parts(machine))
-    runner.end(inside_jax)
+    beside = runner.begin(*error_parts(machine), *example_parts(machine))
+    for part in one_rank_parts(machine):
+        runner.run(part)
+    runner.end(beside)
+
+
+def ranks(machine: Machine, runner: Runner) -> None:
+    """Processes that share the GPU. What may take the GPU down comes last."""
+    runner.run(*machine.builds(*PROGRAMS["ranks"]))
     with machine.mps(runner.record) as mps:
-        for step in shared_parts(machine, mps):
-            runner.run(*step)
-        one, two = training_parts(machine, 1, {}), training_parts(machine, 2, mps)
-        runner.run(killed_part(machine), *one[0], *two[0])
-        runner.run(*one[1], *two[1])
+        runner.run(selftest_part(machine, mps))
+        runner.run(shared_part(machine, 2, 45, mps))
+        runner.run(shared_part(machine, 4, 20, mps, "algorithm or thousands or beside or grows"))
+        runner.run(killed_part(machine))
+        runner.run(*sanitizer_parts(machine))
+        for first, second in zip(training_parts(machine, 1, {}), training_parts(machine, 2, mps), strict=True):
+            runner.run(*first, *second)
+
+
+COMMANDS = {"smoke": smoke, "kernels": kernels, "timings": timings, "jax": inside_jax, "ranks": ranks}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["test", "bench"])
+    parser.add_argument("what", choices=list(COMMANDS))
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="a regular expression: run only the parts that it matches")
     parser.add_argument("--nccl", default="", help="folder with NCCL 2.30.7 or later, if that of JAX is older")
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: rehearse what can be")
     parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for slow machines")
     args = parser.parse_args()
     machine = Machine(args.build.resolve(), args.platform, args.nccl)
-    runner = Runner(f"{args.what}-gpu", args.out, machine.work, machine.facts(), TOTAL_S, args.patience)
+    machine.lay_overlay()
+    runner = Runner(args.what, args.out, machine.work, machine.facts(), TOTAL_S, args.patience, args.only)
     try:
-        (test if args.what == "test" else bench)(machine, runner)
+        COMMANDS[args.what](machine, runner)
     finally:
-        if args.what == "bench":
-            host = runner.lines(f"{HOST_COST}, command buffers off")
-            runner.record["targets"] = targets(runner.lines(VIRTUAL_RANKS), runner.lines(FLAGGED), host)
+        if args.what == "timings":
+            virtual, ll = runner.lines(VIRTUAL_RANKS), runner.lines(FLAGGED)
+            runner.record["targets"] = measured.targets(virtual, ll, runner.lines(f"{HOST_COST}, command buffers off"))
+            runner.record["machine"] = measured.machine_model(virtual, ll)
         runner.save()
         runner.print_table()
-        if args.what == "bench":
-            print_measured(runner)
+        if args.what == "timings":
+            measured.print_table(runner)
     return 0 if runner.record["tests"] and all(runner.record["tests"].values()) else 1
 
 

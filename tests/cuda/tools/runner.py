@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import threading
@@ -39,6 +40,10 @@ class Part:
     keep: bool = False
     after: str = ""
     takes_s: int = 5
+
+    @property
+    def build(self) -> bool:
+        return self.name.startswith("build")
 
 
 def read_reports(folder: pathlib.Path) -> dict:
@@ -101,14 +106,27 @@ class _Started:
         return round(self._ended - self.began, 1)
 
 
+RESULTS = ("tests", "seconds", "left_out", "parts")
+
+
 class Runner:
-    """Runs parts and keeps `record`, in `out`/`name`.json; their output goes to `out`/`name`.log."""
+    """Runs parts and keeps `record`, in `out`/`name`.json; their output goes to `out`/`name`.log.
+
+    `only`: a regular expression. Builds and the parts that it matches run; the record keeps earlier results of the
+    others if they are of the same commit.
+    """
 
     def __init__(
-        self, name: str, out: pathlib.Path, work: pathlib.Path, record: dict, total_s: float, patience: float = 1
-    ):
-        self.name, self.out, self.work = name, out, work
-        self.record = record | {"tests": {}, "seconds": {}, "left_out": {}, "parts": {}}
+        self, name: str, out: pathlib.Path, work: pathlib.Path, record: dict, total_s: float, patience: float = 1,
+        only: str = "",
+    ):  # fmt: skip
+        self.name, self.out, self.work, self.only = name, out, work, only
+        earlier: dict = {}
+        if only and (out / f"{name}.json").exists():
+            earlier = json.loads((out / f"{name}.json").read_text())
+        if earlier.get("commit") != record.get("commit"):
+            earlier = {}
+        self.record = record | {key: earlier.get(key, {}) for key in RESULTS}
         self._patience = patience
         self._end = time.monotonic() + total_s * patience
         self._log_bytes = 0
@@ -133,6 +151,10 @@ class Runner:
         """Starts parts; end() must follow."""
         started = []
         for part in parts:
+            if self.only and not part.build and not re.search(self.only, part.name):
+                continue
+            for key in RESULTS:
+                self.record[key].pop(part.name, None)
             reason = part.missing
             if not reason and part.after and not self.record["tests"].get(part.after):
                 reason = f"{part.after} has not passed"

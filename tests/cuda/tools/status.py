@@ -1,14 +1,17 @@
 """Writes docs/development/gpu-status.md: what each level of tests shows of each feature of the GPU back end.
 
 Level 1 needs no record: the page says how the tests of a feature run without a GPU, and continuous integration fails if
-one of them fails. Levels 2 and 3 show records in benchmarks/results/gpu: test-gpu.json and bench-gpu.json of `make
-test-gpu` and `make bench-gpu`, and one file per rung of bring_up.py. tests/cuda/test_status.py fails if the page is not
+one of them fails. Levels 2 and 3 show records in benchmarks/results/gpu: one file per command of on_gpu.py
+(`make gpu-smoke` and so on), and one per rung of bring_up.py. tests/cuda/test_status.py fails if the page is not
 that of the records.
 """
 
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterable
+
+from on_gpu import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
@@ -23,7 +26,7 @@ class Feature:
       name: first column.
       how: how its tests run without a GPU. "emulated" if they run the source of the kernels themselves.
       tests: these tests: names of native tests and files of pytest.
-      parts: parts of `make test-gpu`, level 2.
+      parts: parts of the commands of on_gpu.py, level 2.
       rungs: rungs of bring_up.py, level 3.
     """
 
@@ -80,7 +83,12 @@ FEATURES = (
         "host code on fakes",
         ("test_cuda_refusals", "test_cuda_communicator"),
     ),
-    Feature("LL messages: four collectives, all types, sizes and strides", "emulated", ("test_cuda_ll",), ("ll",)),
+    Feature(
+        "LL messages: four collectives, all types, sizes and strides",
+        "emulated",
+        ("test_cuda_ll",),
+        ("launch and LL of 8 bytes", "ll"),
+    ),
     Feature(
         "multimem: sums and gathers; needs several GPUs, so no level 2",
         "emulated, on a fake of the switch",
@@ -90,11 +98,13 @@ FEATURES = (
         "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
         "emulated; handlers on a fake of XLA",
         ("test_cuda_rows", "test_cuda_row_calls"),
+        ("rows, slices and one exchange", "JAX, 1 rank, command buffers on"),
     ),
     Feature(
         "route and dispatch of few tokens in one exchange: ids of all kinds, overflow, CUDA graphs",
         "emulated; handlers on a fake of XLA",
         ("test_cuda_route_and_dispatch", "test_cuda_route_and_dispatch_calls"),
+        ("rows, slices and one exchange", "JAX, 1 rank, command buffers on"),
     ),
     Feature(
         "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
@@ -105,12 +115,13 @@ FEATURES = (
         "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
         "emulated; handlers on a fake of XLA",
         ("test_cuda_slices", "test_cuda_slice_calls"),
-        ("JAX, 2 ranks", "JAX, 4 ranks"),
+        ("rows, slices and one exchange", "JAX, 2 ranks"),
     ),
     Feature(
         "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
         "on fakes; schedule by XLA's compiler for GPUs",
         ("test_cuda_lanes", "test_cuda_late_gpus"),
+        ("JAX, 1 rank, command buffers on",),
     ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(
@@ -214,7 +225,7 @@ An empty field means: nothing.
 - Level 1, without a GPU: how the tests of the feature run. *Emulated*: the source of the kernels runs on the CPU. *On
   fakes*: jaxcomm's code runs against stand-ins for CUDA, NCCL or XLA. Continuous integration requires that all of these
   tests pass, so the page does not repeat it.
-- Level 2: run on one GPU (`make test-gpu`).
+- Level 2: run on one GPU ([five commands](gpu-tests.md)).
 - Level 3: run on several GPUs or hosts (`tests/cuda/tools/bring_up.py`).
 
 Levels 2 and 3 name the commit of the record. [Tests of the CUDA back end](tests.md#tests-of-the-cuda-back-end) lists
@@ -225,21 +236,22 @@ the commands.
 """
 
 
-def mark(tests: tuple[str, ...], record: dict) -> str:
-    """The outcome of these parts in one record; empty if one of them has no outcome."""
-    results = [record.get("tests", {}).get(test) for test in tests]
-    if not tests or None in results:
+def mark(tests: tuple[str, ...], records: Iterable[dict]) -> str:
+    """The outcome of these parts; empty if one of them has no outcome."""
+    found = {test: (passed, record["commit"]) for record in records for test, passed in record.get("tests", {}).items()}
+    if not tests or not set(tests) <= found.keys():
         return ""
-    return f"{'passed' if all(results) else 'failed'} at {record['commit'][:9]}"
+    commits = sorted({found[test][1][:9] for test in tests})
+    return f"{'passed' if all(found[test][0] for test in tests) else 'failed'} at {', '.join(commits)}"
 
 
 def mark_rungs(rungs: tuple[str, ...], records: dict[str, dict]) -> str:
-    found = {rung: mark((rung,), records.get(rung, {})) for rung in rungs}
+    found = {rung: mark((rung,), [records.get(rung, {})]) for rung in rungs}
     return "; ".join(f"{rung} {outcome}" for rung, outcome in found.items() if outcome)
 
 
 def measured(bench: dict) -> str:
-    """The targets of `make bench-gpu` and its results."""
+    """The targets of `make gpu-timings` and its results."""
     text = "\n| measured on one GPU | target | found |\n|---|---|---|\n"
     for what, found in bench["targets"].items():
         value = "" if found["value"] is None else f"{found['value']:g}{'' if found['met'] else ', not met'}"
@@ -249,28 +261,30 @@ def measured(bench: dict) -> str:
     )
 
 
-def page(level2: dict, bench: dict, rungs: dict[str, dict]) -> str:
-    if "cpu" in [record.get("platform") for record in (level2, bench, *rungs.values())]:
+def page(level2: dict[str, dict], rungs: dict[str, dict]) -> str:
+    """`level2`: records by command. `rungs`: by rung."""
+    if "cpu" in [record.get("platform") for record in (*level2.values(), *rungs.values())]:
         raise ValueError("a rehearsal on CPUs shows nothing of a GPU")
     text = HEAD
     for row in FEATURES:
-        text += f"| {row.name} | {row.how} | {mark(row.parts, level2)} | {mark_rungs(row.rungs, rungs)} |\n"
-    if level2:
-        text += f"\nLevel 2: {level2['device']}, driver {level2['driver']}, CUDA {level2['cuda']}.\n"
+        level2_mark = mark(row.parts, level2.values())
+        text += f"| {row.name} | {row.how} | {level2_mark} | {mark_rungs(row.rungs, rungs)} |\n"
+    machines = {f"{record['device']}, driver {record['driver']}, CUDA {record['cuda']}" for record in level2.values()}
+    if machines:
+        text += f"\nLevel 2: {'; '.join(sorted(machines))}.\n"
     if not level2 and not rungs:
         text += "\nNothing has run on a GPU yet: no GPU was available.\n"
-    return text + (measured(bench) if bench else "")
+    return text + (measured(level2["timings"]) if "timings" in level2 else "")
 
 
-def load(name: str) -> dict:
-    path = RECORDS / name
-    return json.loads(path.read_text()) if path.exists() else {}
+def load(names: Iterable[str]) -> dict[str, dict]:
+    paths = {name: RECORDS / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def stored() -> tuple[dict, dict, dict[str, dict]]:
+def stored() -> tuple[dict[str, dict], dict[str, dict]]:
     """The arguments of page() from the stored records."""
-    rungs = {rung: load(f"{rung}.json") for row in FEATURES for rung in row.rungs}
-    return load("test-gpu.json"), load("bench-gpu.json"), {rung: record for rung, record in rungs.items() if record}
+    return load(COMMANDS), load(rung for row in FEATURES for rung in row.rungs)
 
 
 if __name__ == "__main__":
