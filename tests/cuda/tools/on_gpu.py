@@ -61,8 +61,8 @@ def package(name: str) -> str:
 class Machine:
     """The machine, and the environments of the programs that run on it."""
 
-    def __init__(self, build: pathlib.Path, platform: str, nccl: str):
-        self.build, self.platform = build, platform
+    def __init__(self, build: pathlib.Path, platform: str, nccl: str, patience: float = 1):
+        self.build, self.platform, self.patience = build, platform, patience
         self.work = build / "work"
         self.empty_call = str(self.work / "empty_call.so")
         self.own_nccl = jax_nccl()
@@ -313,7 +313,7 @@ def selftest_part(machine: Machine, mps: dict[str, str]) -> Part:
     launcher = (sys.executable, "-m", "jaxcomm.run", "-n", "2", "--grace", "2")
     # Status 3: all tests passed until the time ran out. `--only self-test` continues there.
     accept = '"$@"; status=$?; test $status = 3 || exit $status'
-    selftest = (*launcher, "-m", "jaxcomm.selftest", "--timeout", "60")
+    selftest = (*launcher, "-m", "jaxcomm.selftest", "--timeout", f"{60 * machine.patience:g}")
     command = ("/bin/sh", "-c", accept, "sh", *selftest)
     own = machine.ranks | mps | {"XDG_CACHE_HOME": str(machine.work / "cache")}
     environment = machine.environment(**own)
@@ -469,7 +469,7 @@ def main() -> int:
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: rehearse what can be")
     parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for slow machines")
     args = parser.parse_args()
-    machine = Machine(args.build.resolve(), args.platform, args.nccl)
+    machine = Machine(args.build.resolve(), args.platform, args.nccl, args.patience)
     machine.lay_overlay()
     runner = Runner(args.what, args.out, machine.work, machine.facts(), TOTAL_S, args.patience, args.only)
     try:
