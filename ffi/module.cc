@@ -112,8 +112,7 @@ void BindRecorder(nb::module_ m) {
       "start",
       [](const std::string& path, int64_t num_calls, int64_t process, int64_t num_processes, const std::string& version,
          const std::string& kernel, const std::string& node, const std::string& job) {
-        RaiseIfError(
-            Recorder::Get().Start(path, num_calls, {process, num_processes, version, kernel, node, job}));
+        RaiseIfError(Recorder::Get().Start(path, num_calls, {process, num_processes, version, kernel, node, job}));
       },
       nb::arg("path"), nb::arg("num_calls"), nb::arg("process"), nb::arg("num_processes"), nb::arg("version"),
       nb::arg("kernel"), nb::arg("node"), nb::arg("job"), "Records all calls of this process in a new file.");

@@ -39,7 +39,7 @@ struct Program {
   bool stream = false;        // writes to outputs bypass the caches
   // Elements of a row, if the elements of the plans are lists of rows; -1: they are those of the buffers.
   int64_t row_count = -1;
-  TokenLayout tokens;  // dispatch, combine
+  TokenLayout tokens;     // dispatch, combine
   std::string algorithm;  // as selected, for the recorder
 
   // Fills in moved_bytes and stream.

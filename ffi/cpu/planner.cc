@@ -62,11 +62,10 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     program->algorithm = resolution->algorithm;
     return std::shared_ptr<const Program>(program);
   }
-  const auto program =
-      Program::Make(BuildAll(*resolution->plan, request),
-                       Blocks(input_count, request.block_count, spec.input_contiguous_count),
-                       Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,
-                       static_cast<int32_t>(dtype));
+  const auto program = Program::Make(BuildAll(*resolution->plan, request),
+                                     Blocks(input_count, request.block_count, spec.input_contiguous_count),
+                                     Blocks(output_count, request.block_count, spec.output_contiguous_count),
+                                     item_bytes, reduce, static_cast<int32_t>(dtype));
   program->algorithm = resolution->algorithm;
   return std::shared_ptr<const Program>(program);
 }

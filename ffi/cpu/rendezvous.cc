@@ -189,10 +189,9 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     entry->first = participant;
     const auto now = BoundedWait::Clock::now();
     entry->wait = {now, Limits()};
-    entry->record =
-        Recorder::Get().Begin(recorded_sites_[key.group], key.run_id, key.iteration,
-                              static_cast<uint32_t>(participant.dtype), participant.input_count,
-                              participant.output_count, now);
+    entry->record = Recorder::Get().Begin(recorded_sites_[key.group], key.run_id, key.iteration,
+                                          static_cast<uint32_t>(participant.dtype), participant.input_count,
+                                          participant.output_count, now);
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||

@@ -19,8 +19,8 @@ std::string KindOf() {
 
 std::string Table(const char* name, int64_t offset, int64_t row_bytes, int64_t num_rows, const std::string& fields) {
   return std::string("\"") + name + "\":{\"offset\":" + std::to_string(offset) +
-         ",\"row_bytes\":" + std::to_string(row_bytes) + ",\"num_rows\":" + std::to_string(num_rows) +
-         ",\"fields\":[" + fields.substr(0, fields.size() - 1) + "]},";
+         ",\"row_bytes\":" + std::to_string(row_bytes) + ",\"num_rows\":" + std::to_string(num_rows) + ",\"fields\":[" +
+         fields.substr(0, fields.size() - 1) + "]},";
 }
 
 #define FIELD(Type, name) \
@@ -49,8 +49,8 @@ std::string Layout(int64_t num_calls) {
                 FIELD(H, pid) + FIELD(H, process_start_ticks) + FIELD(H, process) + FIELD(H, num_processes) +
                     FIELD(H, started_ns) + FIELD(H, started_unix_ns) + FIELD(H, host) + FIELD(H, kernel) +
                     FIELD(H, version_text) + FIELD(H, job) + FIELD(H, node) + FIELD(H, ending) + FIELD(H, alive_ns) +
-                    FIELD(H, alive_unix_ns) + FIELD(H, num_calls) + FIELD(H, num_groups) +
-                    FIELD(H, num_sites) + FIELD(H, num_errors) + FIELD(H, text_bytes));
+                    FIELD(H, alive_unix_ns) + FIELD(H, num_calls) + FIELD(H, num_groups) + FIELD(H, num_sites) +
+                    FIELD(H, num_errors) + FIELD(H, text_bytes));
   text += Table("groups", at.groups, sizeof(G), kMaxRecordedGroups,
                 FIELD(G, hash) + FIELD(G, ranks) + FIELD(G, ranks_bytes) + FIELD(G, processes) +
                     FIELD(G, processes_bytes) + FIELD(G, next_sequence) + FIELD(G, last_dropped));
@@ -58,21 +58,22 @@ std::string Layout(int64_t num_calls) {
                 FIELD(S, text) + FIELD(S, text_bytes) + FIELD(S, algorithm) + FIELD(S, algorithm_bytes) +
                     FIELD(S, identity) + FIELD(S, group) + FIELD(S, calls) + FIELD(S, failed) + FIELD(S, bytes) +
                     FIELD(S, time_ns) + FIELD(S, waiting_ns));
-  text += Table("errors", at.errors, sizeof(E), kNumRecordedErrors,
-                FIELD(E, at_ns) + FIELD(E, run_id) + FIELD(E, text));
-  text += Table("calls", at.calls, sizeof(C), num_calls,
-                FIELD(C, number) + FIELD(C, key) + FIELD(C, run_id) + FIELD(C, iteration) + FIELD(C, sequence) +
-                    FIELD(C, input_count) + FIELD(C, output_count) + FIELD(C, arrived_ns) + FIELD(C, started_ns) +
-                    FIELD(C, running_ns) + FIELD(C, ended_ns) + FIELD(C, arrived_mask) + FIELD(C, site) +
-                    FIELD(C, dtype) + FIELD(C, phase) + FIELD(C, num_arrived) + FIELD(C, waiting_rank) +
-                    FIELD(C, waiting_peer));
+  text +=
+      Table("errors", at.errors, sizeof(E), kNumRecordedErrors, FIELD(E, at_ns) + FIELD(E, run_id) + FIELD(E, text));
+  text +=
+      Table("calls", at.calls, sizeof(C), num_calls,
+            FIELD(C, number) + FIELD(C, key) + FIELD(C, run_id) + FIELD(C, iteration) + FIELD(C, sequence) +
+                FIELD(C, input_count) + FIELD(C, output_count) + FIELD(C, arrived_ns) + FIELD(C, started_ns) +
+                FIELD(C, running_ns) + FIELD(C, ended_ns) + FIELD(C, arrived_mask) + FIELD(C, site) + FIELD(C, dtype) +
+                FIELD(C, phase) + FIELD(C, num_arrived) + FIELD(C, waiting_rank) + FIELD(C, waiting_peer));
   text += "\"texts\":{\"offset\":" + std::to_string(at.texts) + "},\"dtypes\":{";
   for (int type = 0; type <= static_cast<int>(DType::kF8E8M0FNU); ++type) {
     text += std::string(type ? "," : "") + "\"" + Name(static_cast<DType>(type)) +
             "\":" + std::to_string(ItemBytes(static_cast<DType>(type)));
   }
   return text +
-         "},\"phases\":[\"arriving\",\"entry barrier\",\"running\",\"exit barrier\",\"done\",\"failed\"],\"file_bytes\":" +
+         "},\"phases\":[\"arriving\",\"entry barrier\",\"running\",\"exit "
+         "barrier\",\"done\",\"failed\"],\"file_bytes\":" +
          std::to_string(at.file_bytes) + "}";
 }
 

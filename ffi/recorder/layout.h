@@ -39,14 +39,14 @@ struct RecorderHeader {
   uint64_t started_ns = 0;
   uint64_t started_unix_ns = 0;
   char host[64] = {};
-  char kernel[128] = {};   // equal in processes that see each other's process ids
+  char kernel[128] = {};  // equal in processes that see each other's process ids
   char version_text[32] = {};
-  char job[64] = {};       // equal in the processes of a program
+  char job[64] = {};  // equal in the processes of a program
   char node[192] = {};
-  char ending[64] = {};    // empty: running or killed; "exit", or the name of the uncaught exception
-  Number64 alive_ns{0};    // a thread of the recorder writes the time here, ten times a second
+  char ending[64] = {};  // empty: running or killed; "exit", or the name of the uncaught exception
+  Number64 alive_ns{0};  // a thread of the recorder writes the time here, ten times a second
   Number64 alive_unix_ns{0};
-  Number64 num_calls{0};      // begun, in all
+  Number64 num_calls{0};  // begun, in all
   Number64 num_groups{0};
   Number64 num_sites{0};
   Number64 num_errors{0};
@@ -54,7 +54,7 @@ struct RecorderHeader {
 };
 
 struct RecordedGroup {
-  Number64 hash{0};  // of the devices, in order: equal in all processes
+  Number64 hash{0};                           // of the devices, in order: equal in all processes
   Number64 ranks{0}, ranks_bytes{0};          // in the texts, by position: "0-3,8"
   Number64 processes{0}, processes_bytes{0};  // of these ranks: "0*2,1*3"
   Number64 next_sequence{0};

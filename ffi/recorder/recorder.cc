@@ -12,10 +12,12 @@
 #include <fstream>
 #include <new>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "common/dtype.h"
+#include "common/hash.h"
 
 namespace jaxcomm {
 namespace {
@@ -133,8 +135,8 @@ Status Recorder::Start(const std::string& path, int64_t num_calls, const Recorde
     unlink(path.c_str());
     return failed("allocate", error);
   }
-  void* mapped = mmap(nullptr, static_cast<size_t>(at.file_bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                      fd, 0);
+  void* mapped =
+      mmap(nullptr, static_cast<size_t>(at.file_bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   const int error = errno;
   close(fd);
   if (mapped == MAP_FAILED) {
@@ -215,7 +217,9 @@ uint32_t Recorder::AddSite(const std::string& site, const std::string& algorithm
                            uint64_t group_hash, const std::vector<int64_t>& ranks,
                            const std::vector<int32_t>& processes) {
   if (!started()) return kNoSite;
+  const uint64_t hash = Mix(Mix(Mix(Mix(identity, group_hash), site), algorithm), ranks.size());
   std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = sites_.find(hash); found != sites_.end()) return found->second;
   const uint64_t index = header().num_sites.load(std::memory_order_relaxed);
   if (index == kMaxRecordedSites) return kNoSite;
   const int64_t group = GroupOf(group_hash, ranks, processes);
@@ -226,6 +230,7 @@ uint32_t Recorder::AddSite(const std::string& site, const std::string& algorithm
   }
   row.identity.store(identity, std::memory_order_relaxed);
   row.group.store(static_cast<uint64_t>(group), std::memory_order_relaxed);
+  sites_.emplace(hash, static_cast<uint32_t>(index));
   header().num_sites.store(index + 1, std::memory_order_release);
   return static_cast<uint32_t>(index);
 }
@@ -234,7 +239,8 @@ void Recorder::SetAlgorithm(uint32_t site, const std::string& algorithm) {
   if (site == kNoSite) return;
   std::lock_guard<std::mutex> lock(mutex_);
   RecordedSite& row = Table<RecordedSite>(at_.sites)[site];
-  AddText(algorithm, row.algorithm, row.algorithm_bytes);
+  const std::string_view known(Table<char>(at_.texts) + row.algorithm.load(), row.algorithm_bytes.load());
+  if (known != algorithm) AddText(algorithm, row.algorithm, row.algorithm_bytes);
 }
 
 CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uint32_t dtype, int64_t input_count,
@@ -311,6 +317,15 @@ void Recorder::AddError(int64_t run_id, const std::string& text) {
 
 void Recorder::Trigger() { trigger_wanted_.store(true); }
 
+// A copy of the file. Other threads may be recording calls.
+std::vector<uint64_t> Recorder::Words() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> words(static_cast<size_t>(at_.file_bytes) / sizeof(uint64_t));
+  const auto* from = Table<const Number64>(0);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = from[i].load(std::memory_order_relaxed);
+  return words;
+}
+
 Status Recorder::Dump(const std::string& path) const {
   if (!started()) return UnavailableError("the flight recorder is off: JAXCOMM_RECORDER names its folder");
   const std::string part = path + ".part";
@@ -322,8 +337,10 @@ Status Recorder::Dump(const std::string& path) const {
   };
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return failed("created");
+  const std::vector<uint64_t> words = Words();
   for (int64_t done = 0; done < at_.file_bytes;) {
-    const ssize_t n = write(fd, Table<char>(done), static_cast<size_t>(at_.file_bytes - done));
+    const ssize_t n =
+        write(fd, reinterpret_cast<const char*>(words.data()) + done, static_cast<size_t>(at_.file_bytes - done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const int error = errno;

@@ -87,6 +87,7 @@ class Recorder {
  private:
   friend class CallRecord;
   void LiveForever();
+  std::vector<uint64_t> Words() const;
   void Count(const RecordedCall& call, uint64_t now, bool ok);
   template <typename Row>
   Row* Table(int64_t offset) const {
@@ -102,8 +103,9 @@ class Recorder {
   int64_t num_calls_ = 0;
   RecorderOffsets at_{0};
   std::string path_;
-  std::mutex mutex_;  // guards the tables of texts, groups, sites and errors
+  mutable std::mutex mutex_;  // guards the tables of texts, groups, sites and errors
   std::unordered_map<uint64_t, int64_t> groups_;
+  std::unordered_map<uint64_t, uint32_t> sites_;  // programs that are compiled again have the same
 };
 
 }  // namespace jaxcomm

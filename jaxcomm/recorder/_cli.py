@@ -14,13 +14,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxcomm.recorder", description="Why does a program not go on?")
     commands = parser.add_subparsers(dest="command", required=True)
     analyze = commands.add_parser("analyze", help="name the cause, and the ranks that are behind")
-    analyze.add_argument("--window", type=float, default=10.0, metavar="SECONDS", help="calls that have waited for so long hang")
+    analyze.add_argument(
+        "--window", type=float, default=10.0, metavar="SECONDS", help="calls that have waited for so long hang"
+    )
     analyze.add_argument("--json", action="store_true", help="print JSON")
     analyze.add_argument("--no-stacks", action="store_true", help="do not ask the processes for their stacks")
     export = commands.add_parser("export", help="write dumps that torch.distributed.flight_recorder reads")
     export.add_argument("--out", type=pathlib.Path, required=True, metavar="FOLDER", help="one file per rank")
     for command in (analyze, export):
-        command.add_argument("folder", nargs="?", type=pathlib.Path, help="of the recorder (default: that of this user)")
+        command.add_argument(
+            "folder", nargs="?", type=pathlib.Path, help="of the recorder (default: that of this user)"
+        )
         command.add_argument("--dumps", action="store_true", help="read the copies of the latest errors")
     options = parser.parse_args(arguments)
     folder = options.folder or _start.default_folder()

@@ -104,7 +104,7 @@ class Ring:
 
     @functools.cached_property
     def state(self) -> str:
-        """"running", "stopped", "dead", an ending, or "unknown" on another host."""
+        """ "running", "stopped", "dead", an ending, or "unknown" on another host."""
         if ending := self.header["ending"]:
             return f"ended ({ending})"
         if self.header["kernel"] != own_kernel():

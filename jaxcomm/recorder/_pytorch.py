@@ -1,7 +1,7 @@
 """Export of recorded calls in the format of PyTorch's flight recorder, version 2.10.
 
-Its analyser reads pickled dumps (torch/distributed/flight_recorder/components/loader.py); the same content is written as
-JSON for other tools. Ranks are devices. Dumps hold plain data only.
+Its analyser reads pickled dumps (torch/distributed/flight_recorder/components/loader.py). The same content is written
+as JSON for other tools. Ranks are devices. Dumps hold plain data only.
 """
 
 import json

@@ -53,12 +53,15 @@ class Report:
             lines.append("last to arrive:")
         for row in self.stragglers[:_SHOWN]:
             lines.append(
-                f"  process {row.process} at {row.site}: {row.last} of {row.calls} calls, others waited {row.waiting_s:.3f} s"
+                f"  process {row.process} at {row.site}: {row.last} of {row.calls} calls, others waited "
+                f"{row.waiting_s:.3f} s"
             )
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def analyze(folder: str | pathlib.Path | None = None, *, window_s: float = 10.0, dumps: bool = False, stacks: bool = True) -> Report:
+def analyze(
+    folder: str | pathlib.Path | None = None, *, window_s: float = 10.0, dumps: bool = False, stacks: bool = True
+) -> Report:
     """Finds out why the latest program of a folder does not go on.
 
     Args:

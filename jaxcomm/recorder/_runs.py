@@ -26,10 +26,6 @@ class Run:
     def num_processes(self) -> int:
         return max(int(ring.header["num_processes"]) for ring in self.rings.values())
 
-    @property
-    def name(self) -> str:
-        return next(iter(self.rings.values())).header["job"]
-
 
 def _split(rings: list[_file.Ring]) -> list[list[_file.Ring]]:
     """Programs, the oldest first. A process that occurs again begins another program of the same coordinator."""
@@ -97,7 +93,9 @@ def _offsets(rings: dict[int, _file.Ring], notes: list[str]) -> dict[int, int]:
         offsets[ring.process] = 0
         if ring.header["kernel"].partition(":")[0] == boot:
             continue
-        differences = [ends[call.key] - call.ended_ns for call in ring.calls if call.phase == "done" and call.key in ends]
+        differences = [
+            ends[call.key] - call.ended_ns for call in ring.calls if call.phase == "done" and call.key in ends
+        ]
         if differences:
             offset, how = int(statistics.median(differences)), f"from {len(differences)} calls"
         else:

@@ -30,13 +30,13 @@ def default_folder() -> pathlib.Path:
 
 def start() -> None:
     """Starts the recorder. A failure is a warning: the program works without it."""
-    if config().recorder == "":
+    if (named := config().recorder) == "":
         return
-    folder = pathlib.Path(config().recorder) if config().recorder else default_folder()
+    folder = default_folder() if named is None else pathlib.Path(named)
     own = jax.process_index()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if config().recorder is None:
+        if named is None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 raise RuntimeError(f"{folder} belongs to another user; set JAXCOMM_RECORDER to a folder")
             _remove_old(folder)
@@ -56,7 +56,7 @@ def start() -> None:
         print(f"warning: jaxcomm: {error}", file=sys.stderr)
         return
     threading.Thread(target=_watch, args=(path,), daemon=True, name="jaxcomm-recorder").start()
-    atexit.register(_end, path, config().recorder is None)
+    atexit.register(_end, path, named is None)
 
 
 def _remove_old(folder: pathlib.Path) -> None:

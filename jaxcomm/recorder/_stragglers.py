@@ -45,5 +45,8 @@ def find(run: _runs.Run) -> list[Straggler]:
         compared[site] += 1
         last[site, latest] += 1
         waiting[site, latest] += sum(time - other for other, _, _ in of.values())
-    found = [Straggler(site, process, last[site, process], compared[site], waiting[site, process] / 1e9) for site, process in last]
+    found = [
+        Straggler(site, process, last[site, process], compared[site], waiting[site, process] / 1e9)
+        for site, process in last
+    ]
     return sorted(found, key=lambda straggler: -straggler.waiting_s)

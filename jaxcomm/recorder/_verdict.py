@@ -172,7 +172,9 @@ class _Diagnosis:
             verdict = Verdict.OTHER_ORDER
         else:
             verdict = Verdict.OTHER_CALL
-        lines = [f"process {at} (ranks {c.group.ranks_of(at)}) is in {c}" for at, c in ((process, call), (other, their))]
+        lines = [
+            f"process {at} (ranks {c.group.ranks_of(at)}) is in {c}" for at, c in ((process, call), (other, their))
+        ]
         if call.site == their.site and sizes[0] == sizes[1]:
             lines.append("the calls are equal: the programs differ elsewhere, or their numbers of executions do")
         # Without an order among the calls, all ranks of the group are involved.
@@ -212,7 +214,9 @@ class _Diagnosis:
                 f"{self.rings[process].header['host']} gets nothing from process {distant[0]} on host "
                 f"{self.rings[distant[0]].header['host']}"
             )
-            yield self.finding(Verdict.CUT_LINK, sorted([process, distant[0]]), self.ranks(call, distant[:1]), path, [line])
+            yield self.finding(
+                Verdict.CUT_LINK, sorted([process, distant[0]]), self.ranks(call, distant[:1]), path, [line]
+            )
             return
         line = f"all processes have entered {call}, and none is dead or stopped"
         yield self.finding(Verdict.NO_PROGRESS, list(members), self.ranks(call, ordered), path, [line])
@@ -244,7 +248,8 @@ class _Diagnosis:
             "unknown": "has given no sign of life for long" if self.is_silent(process) else "is in no collective",
         }
         state = states.get(ring.state) or f"has {ring.state}"
-        text = f"process {process} (ranks {group.ranks_of(process)}, pid {ring.header['pid']} on {ring.header['host']}) {state}"
+        where = f"pid {ring.header['pid']} on {ring.header['host']}"
+        text = f"process {process} (ranks {group.ranks_of(process)}, {where}) {state}"
         calls = [call for call in ring.calls if call.group.hash == group.hash]
         if not calls:
             return f"{text}; it has made no call of the group"
@@ -265,8 +270,10 @@ class _Diagnosis:
         process, call = path[0]
         waited_s = ((call.ended_ns or self.now[process]) - call.arrived_ns) / 1e9
         waiting = [rank for rank in call.group.ranks_of(process) if rank not in set(behind)]
-        own = f"process {process} (ranks {call.group.ranks_of(process)}) waited in {call}, {call.phase}, for {waited_s:.1f} s"
-        return Finding(verdict, tuple(processes), tuple(behind), tuple(waiting), (*lines, own))
+        own = f"process {process} (ranks {call.group.ranks_of(process)}) waited in {call}, {call.phase}"
+        return Finding(
+            verdict, tuple(processes), tuple(behind), tuple(waiting), (*lines, f"{own}, for {waited_s:.1f} s")
+        )
 
     def versions(self) -> Finding | None:
         of: dict[str, list[int]] = {}

@@ -85,4 +85,6 @@ def write_checkpoint(path):
         pass
 
 
-SCENARIOS = {f.__name__: f for f in (crossed_groups, never_joined, raises_before_the_call, one_iteration_less, slow_disk)}
+SCENARIOS = {
+    f.__name__: f for f in (crossed_groups, never_joined, raises_before_the_call, one_iteration_less, slow_disk)
+}

@@ -24,7 +24,7 @@ BOTH = (0, 1, 2, 3)
 HANGS = {
     "stopped": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
     "different_numbers_of_runs": ("stuck outside a collective", (1,), (2, 3), "runs and is in no collective"),
-    "crossed_groups": ("deadlock across groups", (0, 1), BOTH, "waits in psum"),
+    "crossed_groups": ("deadlock across groups", (0, 1), (0, 1), "waits in psum"),
     "never_joined": ("never joined", (1,), (2, 3), "pmax at recorder_failing.py"),
     "one_iteration_less": ("stuck outside a collective", (1,), (2, 3), "the_next_part_of_the_program"),
     "slow_disk": ("stuck outside a collective", (1,), (2, 3), "in write_checkpoint"),
@@ -43,7 +43,6 @@ ERRORS = {
     "different_orders": ("other order", (0, 1), BOTH, "psum at failing.py"),
     "different_trip_counts": ("other call", (0, 1), BOTH, "the programs differ elsewhere"),
     "no_descriptors_left": ("failed call", (1,), (2, 3), "memfd_create"),
-    "tampered_routings": ("failed call", None, None, "different tables of slices"),
 }
 
 
@@ -58,12 +57,10 @@ def analyzed(folder, expected, **options):
             report = error
         else:
             first = report.findings[0]
-            as_expected = first.verdict.value == verdict and part in str(report)
-            if as_expected and processes in (None, first.processes):
-                if behind is not None:
-                    assert tuple(sorted(first.behind)) == behind, report
+            found = first.verdict.value, first.processes, tuple(sorted(first.behind))
+            if found == (verdict, processes, behind) and part in str(report):
                 return report
-        assert time.monotonic() < deadline, report
+        assert time.monotonic() < deadline, str(report)
         time.sleep(0.2)
 
 
@@ -71,7 +68,7 @@ def hangs(start, folder, scenario):
     own = folder / scenario
     own.mkdir()
     os.mkfifo(own / "fifo")
-    more = {"STARTED_BY": scenario, "FIFO": str(own / "fifo"), "JAXCOMM_RECORDER": str(own)}
+    more = {"FIFO": str(own / "fifo"), "JAXCOMM_RECORDER": str(own)}
     ranks = start(scenario, 2, **{**LONG, **more})
     return ranks, analyzed(own, HANGS[scenario])
 
@@ -95,9 +92,7 @@ def test_each_hang(start, tmp_path, scenario):
 def test_errors_of_calls_that_differ(start, tmp_path):
     """The processes have raised and wait for the parent. Dumps of the errors say the same later on."""
     ranks = start(" works_again ".join([*ERRORS, ""]), 2, JAXCOMM_RECORDER=str(tmp_path), **SOON)
-    for scenario, expected in ERRORS.items():
-        if scenario == "tampered_routings":
-            break
+    for expected in ERRORS.values():
         for rank in ranks:
             rank.wait_for("error")
         analyzed(tmp_path, expected)
@@ -111,7 +106,13 @@ def test_errors_of_calls_that_differ(start, tmp_path):
 
 def run(code, folder, **environment):
     """One process with two devices."""
-    env = {**os.environ, "JAXCOMM_RECORDER": str(folder), "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", **environment}
+    env = {
+        **os.environ,
+        "JAXCOMM_RECORDER": str(folder),
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_PLATFORMS": "cpu",
+        **environment,
+    }
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     return done
 
@@ -129,8 +130,7 @@ def folder(tmp_path_factory):
     """Of one process that made ten calls with room for four, a trace, and ended."""
     folder = tmp_path_factory.mktemp("rings")
     code = CALLS + (
-        "import sys\n"
-        "with jaxcomm.recorder.trace(sys.argv[1] if len(sys.argv) > 1 else 'TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
+        "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
         "s, = jaxcomm.recorder.stats().sites\n"
         "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
         "from jaxcomm.recorder import _prometheus\n"
