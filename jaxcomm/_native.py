@@ -70,9 +70,6 @@ def register() -> None:
     jax.monitoring.register_event_duration_secs_listener(compilations.end)
     _core.set_wait_limits(config().timeout_s, config().warn_s)
     _core.start_completion_pool(num_devices)
-    from jaxcomm.recorder import _start  # imports this module's users
-
-    _start.start()
 
 
 @functools.cache

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm._processes import bootstrap
+
 _MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 1, 16
 _ENDED = ("done", "failed")
 
@@ -107,7 +109,7 @@ class Ring:
         """ "running", "stopped", "dead", an ending, or "unknown" on another host."""
         if ending := self.header["ending"]:
             return f"ended ({ending})"
-        if self.header["kernel"] != own_kernel():
+        if self.header["kernel"] != bootstrap.kernel_id():
             return "unknown"
         try:
             text = pathlib.Path(f"/proc/{self.header['pid']}/stat").read_text().rpartition(")")[2].split()
@@ -121,12 +123,6 @@ class Ring:
         """The latest time at which a call arrived, started or ended; the start if there is no call."""
         times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns, call.ended_ns)]
         return max([int(self.header["started_ns"]), *times])
-
-
-def own_kernel() -> str:
-    from jaxcomm._processes import bootstrap
-
-    return bootstrap.kernel_id()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

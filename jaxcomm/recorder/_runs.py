@@ -7,6 +7,7 @@ import statistics
 from jaxcomm.recorder import _file, _start
 
 _JUMP_S = 0.1
+_APART_S = 10.0  # between dumps of one error
 
 
 @dataclasses.dataclass
@@ -66,6 +67,9 @@ def find(folder: pathlib.Path, dumps: bool = False) -> Run:
     if len(runs) > 1:
         notes.append(f"{folder} has {len(runs)} runs; this is the latest, of {len(runs[-1])} files")
     by_process = {ring.process: ring for ring in sorted(runs[-1], key=lambda ring: ring.process)}
+    times = [int(ring.header["alive_unix_ns"]) for ring in by_process.values()]
+    if dumps and max(times) - min(times) > _APART_S * 1e9:
+        notes.append(f"the dumps are of different errors: {(max(times) - min(times)) / 1e9:.0f} s lie between them")
     notes += [note for ring in by_process.values() for note in _jumps(ring)]
     return Run(by_process, notes, _offsets(by_process, notes))
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import faulthandler
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -28,6 +29,7 @@ def default_folder() -> pathlib.Path:
     return pathlib.Path(tempfile.gettempdir()) / f"jaxcomm-recorder-{os.getuid()}"
 
 
+@functools.cache
 def start() -> None:
     """Starts the recorder. A failure is a warning: the program works without it."""
     if (named := config().recorder) == "":

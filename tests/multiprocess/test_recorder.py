@@ -100,7 +100,8 @@ def test_errors_of_calls_that_differ(start, tmp_path):
             rank.go_on()
         for rank in ranks:
             rank.wait_for("works again")
-        analyzed(tmp_path, expected, dumps=True)
+        if expected[0] != "failed call":  # that process could not open a file
+            analyzed(tmp_path, expected, dumps=True)
         assert recorder.analyze(tmp_path, window_s=60).verdict == "ok"
 
 
