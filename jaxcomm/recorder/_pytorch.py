@@ -29,7 +29,7 @@ _OTHER = "all_to_all"  # ppermute and the exchanges of experts: each rank may se
 
 
 def export(run: _runs.Run, folder: pathlib.Path) -> int:
-    """Writes rank_<n> and rank_<n>.json for each device. Returns the number of ranks."""
+    """Writes rank_<n> and json/<n>.json for each device. Returns the number of ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     json_folder = folder / "json"
     json_folder.mkdir(exist_ok=True)
@@ -37,7 +37,7 @@ def export(run: _runs.Run, folder: pathlib.Path) -> int:
     for rank, process in ranks.items():
         dump = _dump(run.rings[process], rank, run.offset_ns[process])
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
-        (json_folder / f"rank_{rank}.json").write_text(json.dumps(dump))
+        (json_folder / f"{rank}.json").write_text(json.dumps(dump))
     return len(ranks)
 
 

@@ -68,7 +68,8 @@ def analyze(
       folder: of the flight recorder; None means that of this user on this machine.
       window_s: calls that have waited for so long hang.
       dumps: read the copies that processes have made at their latest error, instead of their present state.
-      stacks: ask the processes of this machine for their Python stacks if the program hangs.
+      stacks: ask the processes of this machine for their Python stacks if the program hangs. Without it, the report
+        has those that they have written because a rank has waited for JAXCOMM_WARN_S.
 
     Returns:
       The causes, the root first.
@@ -80,8 +81,8 @@ def analyze(
     run = _runs.find(path, dumps)
     findings = _verdict.diagnose(run, window_s)
     found: dict[int, str] = {}
-    if stacks and findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):
-        found = _stacks(path, run, {process for finding in findings for process in finding.processes})
+    if findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):
+        found = _stacks(path, run, {process for finding in findings for process in finding.processes}, stacks)
     return Report(
         findings[0].verdict.value,
         tuple(findings),
@@ -93,11 +94,11 @@ def analyze(
     )
 
 
-def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int]) -> dict[int, str]:
-    """Touches the trigger, and waits until the processes that run have written their stacks."""
+def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool) -> dict[int, str]:
+    """Stacks that processes have written. `ask`: touches the trigger, and waits until those that run have."""
     names = {p: ring.path.name.partition(_start.SUFFIX)[0] + _start.STACKS for p, ring in run.rings.items()}
     files = {process: folder / names[process] for process in processes & names.keys()}
-    running = {process for process in files if run.rings[process].state == "running"}
+    running = {process for process in files if ask and run.rings[process].state == "running"}
     before = {process: _start.touched(file) for process, file in files.items()}
     if running:
         try:

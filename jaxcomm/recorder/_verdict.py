@@ -67,10 +67,10 @@ class _Diagnosis:
     # Calls
 
     def waits(self, process: int) -> list[_file.Call]:
-        """Open calls of a process that have waited for the window."""
-        now = self.now[process]
+        """Open calls of a process that have waited for the window, or will never end."""
+        now, window_s = self.now[process], 0 if self.is_dead(process) else self.window_s
         calls = [call for call in self.rings[process].calls if call.is_open]
-        return [call for call in calls if (now - call.arrived_ns) / 1e9 >= self.window_s]
+        return [call for call in calls if (now - call.arrived_ns) / 1e9 >= window_s]
 
     def last_failures(self, process: int) -> list[_file.Call]:
         """Failed calls that no later call of their group has followed."""
@@ -98,6 +98,19 @@ class _Diagnosis:
     def is_dead(self, process: int) -> bool:
         state = self.rings[process].state
         return state == "dead" or state.startswith("ended") or (state == "unknown" and self.is_silent(process))
+
+    def died_first(self, other: int, process: int, call: _file.Call) -> bool:
+        """Whether `process` waited for a dead process. After a hang, launchers kill all processes: no cause."""
+        if not self.is_dead(other) or not self.is_dead(process):
+            return self.is_dead(other)
+        killed = [self.rings[at].state in ("dead", "unknown") for at in (other, process)]
+        if not all(killed) and (killed[0] or not self.current(other)):
+            return True
+        death, end = (int(self.rings[at].header["alive_ns"]) + self.run.offset_ns[at] for at in (other, process))
+        if call.phase == "failed":
+            return death <= call.ended_ns + self.run.offset_ns[process]
+        hung_s = (death - call.arrived_ns - self.run.offset_ns[process]) / 1e9
+        return hung_s < self.window_s and (end - death) / 1e9 > _SILENT_S
 
     def crosses_hosts(self, one: int, other: int) -> bool:
         return bool(self.rings[one].header["node"] != self.rings[other].header["node"])
@@ -131,7 +144,7 @@ class _Diagnosis:
             yield self.finding(Verdict.DUMP_MISSING, [other], behind, path, [text])
             return
         ring = self.rings[other]
-        if self.is_dead(other):
+        if self.died_first(other, process, call):
             yield self.finding(Verdict.DEAD, [other], behind, path, [self.describe(other, call.group)])
             return
         if ring.state == "stopped":
@@ -188,7 +201,7 @@ class _Diagnosis:
         peer = call.group.process_of(call.waiting_peer) if call.waiting_peer is not None else None
         ordered = [m for m in ([peer] if peer is not None else []) + list(members) if m != process]
         own = self.same_calls(call, members)
-        dead = [m for m in ordered if self.is_dead(m) and own[m].is_open]
+        dead = [m for m in ordered if self.died_first(m, process, call) and own[m].is_open]
         if dead:
             lines = [self.describe(m, call.group) for m in dead]
             yield self.finding(Verdict.DEAD, dead, self.ranks(call, dead), path, lines)

@@ -7,7 +7,6 @@ raised; the files are read meanwhile. Launches run side by side.
 import concurrent.futures
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from ranks import DEADLINE_S, LONG
 
 from jaxcomm import recorder
+from jaxcomm.recorder import _cli, _file
 
 # Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
 # the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
@@ -69,8 +69,9 @@ def hangs(start, folder, scenario):
     own.mkdir()
     os.mkfifo(own / "fifo")
     more = {"FIFO": str(own / "fifo"), "JAXCOMM_RECORDER": str(own)}
-    ranks = start(scenario, 2, **{**LONG, **more})
-    return ranks, analyzed(own, HANGS[scenario])
+    warned = scenario == "one_iteration_less"  # the rank that waits asks for the stacks
+    ranks = start(scenario, 2, **{**LONG, **more, "JAXCOMM_WARN_S": "1" if warned else "30"})
+    return ranks, analyzed(own, HANGS[scenario], stacks=not warned)
 
 
 DEFAULT = ["stopped", "crossed_groups", "one_iteration_less", "killed_in_a_collective"]
@@ -79,7 +80,12 @@ DEFAULT = ["stopped", "crossed_groups", "one_iteration_less", "killed_in_a_colle
 def test_hangs(start, tmp_path):
     """Those of the default size side by side; the cause is named while the processes hang."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda scenario: hangs(start, tmp_path, scenario), DEFAULT))
+        launches = list(pool.map(lambda scenario: hangs(start, tmp_path, scenario), DEFAULT))
+    for ranks, _ in launches:
+        for rank in ranks:
+            rank.close()
+    for scenario in DEFAULT:  # after all were killed, the files still say that the program had not gone on
+        assert recorder.analyze(tmp_path / scenario, window_s=0.5).verdict != "ok"
 
 
 @pytest.mark.full
@@ -106,10 +112,10 @@ def test_errors_of_calls_that_differ(start, tmp_path):
 
 
 def run(code, folder, **environment):
-    """One process with two devices."""
+    """One process with two devices. folder None: the default."""
     env = {
-        **os.environ,
-        "JAXCOMM_RECORDER": str(folder),
+        **{name: value for name, value in os.environ.items() if name != "JAXCOMM_RECORDER"},
+        **({} if folder is None else {"JAXCOMM_RECORDER": str(folder)}),
         "JAX_NUM_CPU_DEVICES": "2",
         "JAX_PLATFORMS": "cpu",
         **environment,
@@ -159,8 +165,6 @@ def test_trace(folder):
 
 
 def test_the_ring_keeps_the_latest_calls(folder):
-    from jaxcomm.recorder import _file
-
     for pattern in ("*.ring", "*.ring.dump"):
         ring = _file.read(next(folder.glob(pattern)))
         assert [call.sequence for call in ring.calls] == [8, 9, 10, 11]
@@ -174,10 +178,8 @@ def test_analysis_of_a_program_that_has_ended(folder):
 
 
 def test_export_for_pytorch(folder, tmp_path):
-    from jaxcomm.recorder import _cli
-
     assert _cli.main(["export", str(folder), "--out", str(tmp_path)]) == 0
-    dump = json.loads((tmp_path / "json" / "rank_1.json").read_text())
+    dump = json.loads((tmp_path / "json" / "1.json").read_text())
     (group,) = dump["pg_config"].values()
     assert dump["version"] == "2.10" and group["ranks"] == "[0, 1]"
     assert [entry["collective_seq_id"] for entry in dump["entries"]] == [8, 9, 10, 11]
@@ -197,7 +199,15 @@ def newer(data):
     return data
 
 
+def jumped(data):
+    layout = json.loads(data[16:].partition(b"\0")[0])
+    (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") + 100 * 10**9).to_bytes(8, "little")
+    return data
+
+
 BAD = {
+    "clock": (jumped, "was set by +100.0 s"),
     "truncated": (lambda data: data[:-8192], "truncated after"),
     "newer": (newer, "written by a newer jaxcomm (format 9, known 1)"),
 }
@@ -217,8 +227,6 @@ def test_the_readable_part_is_used(folder, tmp_path, edit, note):
 
 @pytest.mark.parametrize("edit, note", UNREADABLE.values(), ids=UNREADABLE)
 def test_one_line_for_what_cannot_be_read(folder, tmp_path, edit, note, capsys):
-    from jaxcomm.recorder import _cli
-
     assert _cli.main(["analyze", str(changed(folder, tmp_path, edit))]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and note in lines[1]
@@ -237,6 +245,16 @@ def test_without_recorder_and_with_a_full_disk(tmp_path):
     """The program works; a folder that cannot hold the file is one warning."""
     done = run(CALLS + "print(jaxcomm.recorder.stats().sites)", "")
     assert done.stdout == "()\n" and "recorder" not in done.stderr
-    full = pathlib.Path("/dev/full/folder")
-    done = run(CALLS + "print('works')", full)
-    assert done.stdout == "works\n" and done.stderr.count("warning: jaxcomm:") == 1
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    done = run(full + CALLS + "print('works')", tmp_path)
+    assert done.stdout == "works\n" and done.stderr.count("warning: jaxcomm:") == 1, done.stderr
+    assert "cannot allocate" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_the_default_folder_keeps_the_files_of_failures(tmp_path):
+    ends_well = run(CALLS, None, TMPDIR=str(tmp_path))
+    (folder,) = tmp_path.glob("jaxcomm-recorder-*")
+    assert ends_well.returncode == 0 and not list(folder.iterdir())
+    run(CALLS + "raise KeyError", None, TMPDIR=str(tmp_path))
+    assert _file.read(next(folder.glob("*.ring"))).state == "ended (KeyError)"
+    assert recorder.analyze(folder).verdict == "ok"
