@@ -294,9 +294,11 @@ class _Diagnosis:
             of.setdefault(str(ring.header["version_text"]), []).append(process)
         if len(of) == 1:
             return None
-        fewest = min(of.values(), key=len)
+        most = max(map(len, of.values()))
+        usual = [processes for processes in of.values() if len(processes) == most]
+        others = [p for p in self.rings if len(usual) > 1 or p not in usual[0]]
         lines = tuple(f"jaxcomm {version}: processes {processes}" for version, processes in of.items())
-        return Finding(Verdict.OTHER_VERSION, tuple(fewest), (), (), lines)
+        return Finding(Verdict.OTHER_VERSION, tuple(others), (), (), lines)
 
     def without_calls(self) -> Iterator[Finding]:
         """Nothing waits in a call: files that are missing, and programs that are elsewhere."""
