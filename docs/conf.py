@@ -49,6 +49,7 @@ NAVIGATION = {
         "guide/device-kernels",
         "guide/what-if",
         "guide/failures",
+        "guide/observing",
         "guide/limits",
         "guide/security",
         "Training scripts </models/README>",

@@ -15,6 +15,7 @@
 #include "cpu/rendezvous.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
+#include "recorder/recorder.h"
 #include "sim/sim_py.h"
 #include "transport/relay.h"
 #include "transport/ucx_network.h"
@@ -100,6 +101,34 @@ void BindNetwork(nb::module_& m) {
       nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
 }
 
+void BindRecorder(nb::module_ m) {
+  m.def(
+      "start",
+      [](const std::string& path, int64_t num_calls, int64_t process, int64_t num_processes, const std::string& version,
+         const std::string& kernel, const std::string& node, const std::string& job) {
+        RaiseIfError(Recorder::Get().Start(path, num_calls, {process, num_processes, version, kernel, node, job}));
+      },
+      nb::arg("path"), nb::arg("num_calls"), nb::arg("process"), nb::arg("num_processes"), nb::arg("version"),
+      nb::arg("kernel"), nb::arg("node"), nb::arg("job"), "Records all calls of this process in a new file.");
+  m.def("path", [] { return Recorder::Get().path(); }, "The file of the recorder; empty if it is off.");
+  m.def(
+      "dump", [](const std::string& path) { RaiseIfError(Recorder::Get().Dump(path)); }, nb::arg("path"),
+      "Copies the file of the recorder.");
+  m.def(
+      "set_ending", [](const std::string& ending) { Recorder::Get().SetEnding(ending); }, nb::arg("ending"),
+      "Notes how this process ends: 'exit', or the name of an exception.");
+  m.def(
+      "pause", [](bool paused) { Recorder::Get().Pause(paused); }, nb::arg("paused"),
+      "Stops or continues recording, for measurements of its cost.");
+  m.def(
+      "rejected",
+      [] {
+        const Network* network = ProcessContext::Get().active_messages().network();
+        return network == nullptr ? uint64_t{0} : network->rejected();
+      },
+      "Number of messages from strangers that this process has refused.");
+}
+
 void BindCostParams(nb::module_& m) {
   m.def(
       "set_cost_params",
@@ -172,6 +201,7 @@ NB_MODULE(_core, m) {
   nb::module_ sim = m.def_submodule("sim", "Times of collectives on clusters.");
   BindSim(sim);
   BindCostParams(m);
+  BindRecorder(m.def_submodule("recorder", "The flight recorder of this process."));
   plan.def(
       "machine_of",
       [](const std::string& scope, int64_t num_ranks, int64_t ranks_per_node) {

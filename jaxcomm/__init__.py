@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import _installed, distributed, moe  # noqa: F401 (_installed: the first import checks the folder)
+from jaxcomm import _installed, distributed, moe, recorder  # noqa: F401 (_installed: the first import checks the folder)
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
 from jaxcomm._explain import Explanation, algorithms, explain
@@ -61,6 +61,7 @@ __all__ = [
     "psum_scatter_start",
     "psum_start",
     "ragged_all_to_all",
+    "recorder",
     "register",
     "register_ffi_target",
     "topology",

@@ -120,6 +120,16 @@ class Config:
         "`jaxcomm/calibration-<host>.json` in the user's cache folder. All processes of a program use the content that "
         "the first of them has read.",
     )  # fmt: skip
+    recorder: str | None = _setting(
+        "JAXCOMM_RECORDER", None, _text, EACH,
+        "Folder of the [flight recorder](guide/observing.md); empty: nothing is recorded. The default is "
+        "`jaxcomm-recorder-<user id>` in the folder for temporary files (`TMPDIR`), which every host has for itself: a "
+        "file on a network could stop a store of the recorder. Processes leave no file there after a normal end.",
+    )  # fmt: skip
+    recorder_calls: int = _setting(
+        "JAXCOMM_RECORDER_CALLS", 4096, _positive_int, EACH,
+        "Latest calls that the flight recorder keeps, of 120 bytes each, beside 0.5 MB for names.",
+    )  # fmt: skip
 
 
 @functools.cache

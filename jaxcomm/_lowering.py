@@ -21,6 +21,7 @@ from jaxcomm._native import register
 from jaxcomm._processes import bootstrap, liveness
 from jaxcomm._processes import placement as placements
 from jaxcomm._typing import AnyMesh, AxisNames, Groups
+from jaxcomm.recorder import _start as recorder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Site:
                 liveness.register_cuda()
             else:
                 register()
+                recorder.start()
                 _cost_params.load()
                 self._cpus  # noqa: B018
         except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call

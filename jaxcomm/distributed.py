@@ -16,6 +16,7 @@ import jax
 
 from jaxcomm import _compat, _core, _cost_params, _native
 from jaxcomm._processes import bootstrap, kv_store, launchers, liveness
+from jaxcomm.recorder import _start as recorder
 
 __all__ = ["initialize", "register"]
 
@@ -35,6 +36,7 @@ def register() -> None:
       RuntimeError: another process did not connect within JAXCOMM_TIMEOUT_S, is unreachable, or runs another version.
     """
     _native.register()
+    recorder.start()
     with contextlib.suppress(ImportError):  # GPUs without the CUDA module: the lowering of an op raises
         liveness.register_cuda()
     _cost_params.load()

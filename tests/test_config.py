@@ -15,6 +15,7 @@ def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
     monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
     monkeypatch.delenv("JAXCOMM_ALGORITHM", raising=False)
+    monkeypatch.delenv("JAXCOMM_RECORDER", raising=False)
     assert read() == Config(timeout_s=600, warn_s=30)
     for seconds in (0.25, 2.5):
         monkeypatch.setenv("JAXCOMM_TIMEOUT_S", str(seconds))
@@ -33,6 +34,8 @@ VARIABLES = {
     "JAXCOMM_BULK_COPY": ("1", "bulk_copy", True, False),
     "JAXCOMM_ALGORITHM": ("xla", "algorithm", "xla", None),
     "JAXCOMM_CALIBRATION": ("/c", "calibration", "/c", None),
+    "JAXCOMM_RECORDER": ("/r", "recorder", "/r", None),
+    "JAXCOMM_RECORDER_CALLS": ("9", "recorder_calls", 9, 4096),
 }
 
 

@@ -128,10 +128,19 @@ def test_public_names_are_functions_and_types():
     """Implementation modules are private, so that importing one can't replace the function of the same name."""
     modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
     public = {name for name in modules if not name.startswith("_")}
-    assert public == {"bench", "distributed", "info", "matmul", "moe", "ops", "run", "selftest", "simulate"}
+    assert public == {"bench", "distributed", "info", "matmul", "moe", "ops", "recorder", "run", "selftest", "simulate"}
     importlib.import_module("jaxcomm.info")
-    assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == ["distributed", "moe"]
-    assert public & set(jaxcomm.__all__) == {"distributed", "info", "moe"}  # python -m jaxcomm.info, jaxcomm.info()
+    assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == [
+        "distributed",
+        "moe",
+        "recorder",
+    ]
+    assert public & set(jaxcomm.__all__) == {
+        "distributed",
+        "info",
+        "moe",
+        "recorder",
+    }  # python -m jaxcomm.info, jaxcomm.info()
 
 
 def test_mutants_fit_the_sources():

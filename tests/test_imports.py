@@ -16,7 +16,7 @@ LAYERS = [
     ["_xla_hierarchical"],
     ["_check", "_native"],
     ["_processes"],
-    ["_cost_params", "_selftest_record"],
+    ["_cost_params", "_selftest_record", "recorder"],
     ["_lowering", "_topology", "distributed"],
     ["_ffi", "_pending", "_primitive"],
     ["ops"],

@@ -15,13 +15,14 @@ CUDA = [
     "cuda/xla",
     "cuda",
 ]
-CPU = ["common", "plan", "plan/algorithms", "sim", "transport", "cpu", "handlers"]
+CPU = ["common", "plan", "plan/algorithms", "sim", "recorder", "transport", "cpu", "handlers"]
 MAY_INCLUDE = {
     "include/jaxcomm": set(),  # installed: it stands alone
     **{folder: set(CPU[:i]) for i, folder in enumerate(CPU)},
     **{folder: {"common", "plan", "include/jaxcomm", *CUDA[:i]} for i, folder in enumerate(CUDA)},
     "": set(CPU),  # the module of the CPU
 }
+MAY_INCLUDE["recorder"] = {"common"}
 MAY_INCLUDE["cpu"].add("include/jaxcomm")  # arithmetic of all element types
 LIBRARIES = {
     "CUDA": r"cuda_|cuda/atomic|library_types",
@@ -32,6 +33,7 @@ LIBRARIES = {
     "x86": r"[a-z]mmintrin\.h",
 }
 MAY_USE = {
+    "recorder": {"Linux"},
     "transport": {"Linux"},
     "cpu": {"Linux", "x86"},
     "handlers": {"XLA"},

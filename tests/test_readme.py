@@ -35,6 +35,7 @@ PAGES_WITH_CODE = [
     "guide/overlap.md",
     "guide/failures.md",
     "guide/moe.md",
+    "guide/observing.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 

@@ -37,8 +37,8 @@ constexpr int64_t kRemoteTileBytes = 128 << 10;
 
 }  // namespace
 
-std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
-                                             int64_t item_bytes, ReduceFn reduce, int32_t type) {
+std::shared_ptr<Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
+                                       int64_t item_bytes, ReduceFn reduce, int32_t type) {
   auto program = std::make_shared<Program>();
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -38,11 +39,12 @@ struct Program {
   bool stream = false;        // writes to outputs bypass the caches
   // Elements of a row, if the elements of the plans are lists of rows; -1: they are those of the buffers.
   int64_t row_count = -1;
-  TokenLayout tokens;  // dispatch, combine
+  TokenLayout tokens;     // dispatch, combine
+  std::string algorithm;  // as selected, for the recorder
 
   // Fills in moved_bytes and stream.
-  static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
-                                             int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
+  static std::shared_ptr<Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
+                                       int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
   // Plans over lists of rows. `input_count`, `output_count`: elements of the buffers of a rank.
   static std::shared_ptr<Program> MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
                                               int64_t row_count, int64_t item_bytes, int32_t type);

@@ -212,6 +212,7 @@ bool InterProcessCall::Step() {
       active_messages_->SendExited(process, spec_.key, fingerprint_, spec_.what);
     }
     phase_.store(Phase::kExitBarrier);
+    spec_.record.SetPhase(CallPhase::kExitBarrier);
     return true;
   }
 
@@ -225,6 +226,7 @@ bool InterProcessCall::Step() {
     } else {
       Begin();
       phase_.store(Phase::kRunning);
+      spec_.record.Running();
       SubmitToWorkers();
       moved = true;
     }

@@ -36,6 +36,7 @@
 #include "cpu/bounded_wait.h"
 #include "cpu/completion_pool.h"
 #include "cpu/inter_process_program.h"
+#include "recorder/recorder.h"
 #include "transport/node.h"
 
 namespace jaxcomm {
@@ -63,6 +64,7 @@ class InterProcessCall : public MessageHandler,
     Slices slices;              // all_to_all_v, dispatch, combine
     uint64_t table_hash = 0;    // of the table of the slices, which all processes must have
     bool asynchronous = false;  // XLA's threads do no work of the call
+    CallRecord record;
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
 
@@ -173,7 +175,7 @@ class InterProcessCall : public MessageHandler,
   bool sent_entered_ = false;
   std::optional<OtherRun> other_run_;
   int num_comparisons_ = 0;  // that have found other_run_, one after the other
-  Clock::time_point next_comparison_{};
+  Clock::time_point next_comparison_{}, next_record_{};
   BoundedWait wait_{spec_.wait};
 };
 

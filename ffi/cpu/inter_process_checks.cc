@@ -166,7 +166,14 @@ void InterProcessCall::Check(Clock::time_point now) {
   }
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
   if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
+  if (now >= next_record_ && phase_.load() == Phase::kRunning) {
+    const auto [rank, peer] = execution_->WaitingPair();
+    const auto& ranks = spec_.names->ranks;
+    spec_.record.Waits(rank < 0 ? -1 : ranks[rank], peer < 0 ? -1 : ranks[peer]);
+    next_record_ = now + kCompareEvery;
+  }
   if (wait_.WarningDue(now)) {
+    Recorder::Get().Trigger();
     wait_.Warn([&](const std::string& within) {
       return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
     });

@@ -59,12 +59,15 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
       // At most: a row for each choice.
       program->moved_bytes = std::min(tokens.num_choices(), tokens.num_slots) * tokens.row_bytes * spec.group_size;
     }
+    program->algorithm = resolution->algorithm;
     return std::shared_ptr<const Program>(program);
   }
-  return Program::Make(BuildAll(*resolution->plan, request),
-                       Blocks(input_count, request.block_count, spec.input_contiguous_count),
-                       Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,
-                       static_cast<int32_t>(dtype));
+  const auto program = Program::Make(BuildAll(*resolution->plan, request),
+                                     Blocks(input_count, request.block_count, spec.input_contiguous_count),
+                                     Blocks(output_count, request.block_count, spec.output_contiguous_count),
+                                     item_bytes, reduce, static_cast<int32_t>(dtype));
+  program->algorithm = resolution->algorithm;
+  return std::shared_ptr<const Program>(program);
 }
 
 }  // namespace jaxcomm

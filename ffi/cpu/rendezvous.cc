@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
 
-BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
+WaitLimits Limits() { return {timeout_s.load(), warn_s.load()}; }
 
 // Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one
 // thread.
@@ -94,6 +94,7 @@ StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Make(CallSpec spec) {
   rendezvous->iterations_.resize(num_slots);
   rendezvous->local_count_.assign(num_slots / rendezvous->spec_.group_size, rendezvous->spec_.group_size);
   if (!rendezvous->spec_.processes.empty()) JAXCOMM_RETURN_IF_ERROR(rendezvous->CountLocal());
+  rendezvous->AddToRecorder();
   RunFailures::Get().Watch(rendezvous);
   return rendezvous;
 }
@@ -123,6 +124,27 @@ Status Rendezvous::CountLocal() {
   identity_ = IdentityOf(spec_, hash_of_groups, &number_);
   devices_hash_ = HashOfDevices(spec_, hash_of_groups);
   return OkStatus();
+}
+
+// A group is known to the recorder by the processes and devices of its ranks.
+void Rendezvous::AddToRecorder() {
+  const int64_t size = spec_.group_size;
+  recorded_sites_.assign(local_count_.size(), Recorder::kNoSite);
+  const uint64_t identity = identity_ != 0 ? identity_ : Mix(Mix(0, spec_.op), spec_.site);
+  for (int64_t group = 0; group * size < static_cast<int64_t>(spec_.groups.size()); ++group) {
+    if (local_count_[group] == 0) continue;
+    uint64_t hash = static_cast<uint64_t>(size);
+    std::vector<int64_t> ranks;
+    std::vector<int32_t> processes;
+    for (int64_t slot = group * size; slot < (group + 1) * size; ++slot) {
+      ranks.push_back(spec_.groups[slot]);
+      processes.push_back(spec_.processes.empty() ? std::max(ProcessContext::Get().index(), 0) : spec_.processes[slot]);
+      const bool known = spec_.devices.size() == spec_.groups.size();
+      hash = Mix(hash, static_cast<uint64_t>(known ? spec_.devices[slot] : spec_.groups[slot]));
+    }
+    recorded_sites_[group] =
+        Recorder::Get().AddSite(spec_.op + " at " + spec_.site, spec_.algorithm, identity, hash, ranks, processes);
+  }
 }
 
 void Rendezvous::EndProgram() { num_programs.fetch_add(1); }
@@ -165,7 +187,11 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     entry->buffers.resize(spec_.group_size);
     entry->completions.resize(spec_.group_size);
     entry->first = participant;
-    entry->wait = Begin();
+    const auto now = BoundedWait::Clock::now();
+    entry->wait = {now, Limits()};
+    entry->record = Recorder::Get().Begin(recorded_sites_[key.group], key.run_id, key.iteration,
+                                          static_cast<uint32_t>(participant.dtype), participant.input_count,
+                                          participant.output_count, now);
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
@@ -184,6 +210,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   buffers.expert = participant.expert;
   buffers.weights = participant.weights;
   entry->completions[position] = std::move(done);
+  entry->record.Arrived(position);
   if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<GroupCall>();
   std::shared_ptr<GroupCall> group_call = std::move(entry);
   open_.erase(key);
@@ -222,7 +249,10 @@ void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
       it = open_.erase(it);
     }
   }
-  for (const auto& group_call : failed) CompletionPool::Get().Push(group_call->Failed(error));
+  for (const auto& group_call : failed) {
+    group_call->record.End(false);
+    CompletionPool::Get().Push(group_call->Failed(error));
+  }
 }
 
 std::vector<std::pair<int64_t, Status>> Rendezvous::CheckWaits(std::chrono::steady_clock::time_point now) {
@@ -235,6 +265,7 @@ std::vector<std::pair<int64_t, Status>> Rendezvous::CheckWaits(std::chrono::stea
       expired.emplace_back(key.run_id, DeadlineExceededError(late(wait.WithinTimeout())));
     } else if (wait.WarningDue(now)) {
       wait.Warn(late);
+      Recorder::Get().Trigger();
     }
   }
   return expired;

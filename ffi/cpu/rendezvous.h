@@ -21,6 +21,7 @@
 #include "cpu/executor.h"
 #include "cpu/planner.h"
 #include "cpu/run_failures.h"
+#include "recorder/recorder.h"
 
 namespace jaxcomm {
 
@@ -87,6 +88,7 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
     Participant first;
     int64_t num_arrived = 0;
     BoundedWait wait;
+    CallRecord record;
     std::unique_ptr<char[]> scratch;
     std::unique_ptr<Execution> execution;
     Slices slices;  // all_to_all_v, dispatch, combine
@@ -106,6 +108,7 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
 
   // Matching: rendezvous.cc.
   Status CountLocal();
+  void AddToRecorder();
   StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
   std::string DescribeLate(const GroupCall& group_call, const std::string& within) const;
 
@@ -114,7 +117,8 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
   void Fail(GroupCall& group_call, const Status& error);
-  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, const Status& checked);
+  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, const Status& checked,
+                         uint64_t key);
   StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
@@ -127,6 +131,7 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   uint64_t number_ = 0;                         // among equal call sites of the program
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
   std::vector<int64_t> local_count_;            // ranks of this process, by group
+  std::vector<uint32_t> recorded_sites_;        // by group: of the recorder
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
 
   std::mutex mutex_;  // guards the members below; held for bookkeeping only, never during work or completion

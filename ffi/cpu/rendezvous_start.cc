@@ -24,6 +24,11 @@ constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
 // `participant` was the last to arrive.
 void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant,
                        int64_t own_position) {
+  const auto [run_id, iteration, group] = group_call->key;
+  const uint64_t key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
+                           static_cast<uint64_t>(group)) |
+                       1;
+  group_call->record.Started(key);
   const StatusOr<Slices> slices = CheckedSlices(spec_, participant, group_call->key.group);
   if (!slices.ok()) return Fail(*group_call, slices.status());  // every rank finds the same fault; no row has moved
   group_call->slices = *slices;
@@ -31,11 +36,12 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
   for (size_t i = 0; checked.ok() && i < group_call->buffers.size(); ++i) {
     checked = CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
   }
-  if (local_count_[group_call->key.group] < spec_.group_size) {
-    return StartInterProcess(group_call, own_position, checked);
+  if (local_count_[group] < spec_.group_size) {
+    return StartInterProcess(group_call, own_position, checked, key);
   }
   if (!checked.ok()) return Fail(*group_call, checked);
 
+  group_call->record.SetPhase(CallPhase::kRunning);
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
   if (!made.ok()) return Fail(*group_call, WithPrefix(Prefix(), made.status()));
   const std::shared_ptr<const Program>& program = *made;
@@ -58,21 +64,21 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
 }
 
 void Rendezvous::Fail(GroupCall& group_call, const Status& error) {
+  group_call.record.End(false);
   RunFailures::Get().Fail(group_call.key.run_id, error);
   CompletionPool::Get().Push(group_call.Failed(error));
 }
 
 // Starts the call with the other processes, and fails it if `checked` is an error.
 void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position,
-                                   const Status& checked) {
+                                   const Status& checked, uint64_t key) {
   const auto [run_id, iteration, group] = group_call->key;
   const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
   if (!made.ok()) return Fail(*group_call, WithPrefix(Prefix(), made.status()));
   const InterProcess* const inter_process = *made;
   InterProcessCall::Spec spec;
-  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
-                 static_cast<uint64_t>(group)) |
-             1;
+  spec.key = key;
+  spec.record = group_call->record;
   spec.run = {run_id, devices_hash_ == 0 ? 0 : Mix(devices_hash_, static_cast<uint64_t>(group)) | 1};
   spec.names = inter_process->names;
   spec.what = inter_process->what + std::to_string(iteration + 1) + ")";
@@ -120,6 +126,7 @@ StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Part
   const auto program =
       MakeProgram(spec_, cost_params_, resources, participant.dtype, participant.input_count, participant.output_count);
   if (!program.ok()) return program.status();
+  Recorder::Get().SetAlgorithm(recorded_sites_[group], (*program)->algorithm);
   auto inter_process = std::make_shared<InterProcess>();
   inter_process->program = std::make_shared<const InterProcessProgram>(
       *program, std::move(process_of), std::move(node_of), single_copy, participant.input_count,
@@ -143,6 +150,7 @@ void Rendezvous::Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_
 
 // Called once per call, by the thread that ran its last step. own_position < 0: not the thread of a participant.
 void Rendezvous::Finish(GroupCall& group_call, int64_t own_position) {
+  group_call.record.End(true);
   if (group_call.scratch) {
     std::lock_guard<std::mutex> lock(mutex_);
     scratch_.push_back(std::move(group_call.scratch));
@@ -169,7 +177,10 @@ StatusOr<std::shared_ptr<const Program>> Rendezvous::ProgramFor(const Participan
   StatusOr<std::shared_ptr<const Program>> program = MakeProgram(
       spec_, cost_params_, NodeResources(), participant.dtype, participant.input_count, participant.output_count);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (program.ok() && !program_) program_ = *program;
+  if (program.ok() && !program_) {
+    program_ = *program;
+    for (const uint32_t site : recorded_sites_) Recorder::Get().SetAlgorithm(site, program_->algorithm);
+  }
   return program;
 }
 

@@ -5,6 +5,7 @@
 
 #include "cpu/hand_over.h"
 #include "cpu/process_context.h"
+#include "recorder/recorder.h"
 
 namespace jaxcomm {
 
@@ -31,6 +32,7 @@ void RunFailures::Fail(int64_t run_id, const Status& error) {
       failed_.emplace_back(run_id, error);
       if (failed_.size() > 16) failed_.pop_front();
       any_failed_.store(true, std::memory_order_release);
+      Recorder::Get().AddError(run_id, error.message());
     }
   }
   ProcessContext& process = ProcessContext::Get();

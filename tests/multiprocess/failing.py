@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import meshes_failing
 import moe_failing
 import numpy as np
+import recorder_failing
 from acknowledged import acknowledged_bytes
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -32,7 +33,7 @@ from jaxcomm._processes import kv_store
 
 if "STARTED" in os.environ:  # every sum is started and done
     jaxcomm.psum = lambda x, axis: jaxcomm.psum_start(x, axis).done(after=x * 2)
-SCENARIOS = {"meshes_of_different_devices": meshes_failing.meshes_of_different_devices}
+SCENARIOS = {"meshes_of_different_devices": meshes_failing.meshes_of_different_devices, **recorder_failing.SCENARIOS}
 VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
 
 

@@ -1,0 +1,57 @@
+"""The flight recorder: what the collectives of all processes do, or did when they stopped."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from jaxcomm import _core
+from jaxcomm.recorder import _chrome, _file
+from jaxcomm.recorder._prometheus import Counters, Stats, stats
+from jaxcomm.recorder._report import Report, analyze
+from jaxcomm.recorder._stragglers import Straggler
+from jaxcomm.recorder._verdict import Finding, Verdict
+
+__all__ = ["Counters", "Finding", "Report", "Stats", "Straggler", "Verdict", "analyze", "dump", "stats", "trace"]
+
+
+def dump(path: str | pathlib.Path | None = None) -> pathlib.Path:
+    """Copies the latest calls of this process to a file.
+
+    The process does this itself after an error and a timeout. `analyze(folder, dumps=True)` reads such copies.
+
+    Args:
+      path: the new file; by default, that of this process in the folder of the recorder, which the next dump replaces.
+
+    Returns:
+      The file.
+
+    Raises:
+      RuntimeError: the recorder is off, or the file cannot be written.
+    """
+    ring = _core.recorder.path()
+    target = pathlib.Path(path) if path is not None else pathlib.Path(f"{ring}.dump")
+    _core.recorder.dump(str(target))
+    return target
+
+
+@contextlib.contextmanager
+def trace(path: str | pathlib.Path) -> Iterator[None]:
+    """Writes the collectives of this process in a `with` block as a Chrome trace, which Perfetto opens.
+
+    A row per group shows the calls with bytes, algorithm and bandwidth, and the time until all ranks had arrived. Wait
+    for results inside the block. The recorder keeps JAXCOMM_RECORDER_CALLS calls; earlier calls are left out, and the
+    trace says how many.
+
+    Args:
+      path: the file to write, JSON.
+
+    Raises:
+      RuntimeError: the recorder is off.
+    """
+    ring = _core.recorder.path()
+    if not ring:
+        raise RuntimeError("jaxcomm.recorder.trace: the recorder is off: JAXCOMM_RECORDER names its folder")
+    before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"]
+    yield
+    found = _file.read(pathlib.Path(ring))
+    pathlib.Path(path).write_text(_chrome.trace(found, first=before + 1))

@@ -1,0 +1,113 @@
+"""Counters of this process, as numbers and as a text file for Prometheus (node exporter's textfile format)."""
+
+import dataclasses
+import pathlib
+import time
+
+from jaxcomm import _core
+from jaxcomm.recorder import _file
+
+_EVERY_S = 15.0
+_METRICS = {
+    "calls": ("counter", "Collectives that have ended."),
+    "failed": ("counter", "Collectives that have failed."),
+    "bytes": ("counter", "Bytes of the operands of one rank."),
+    "seconds": ("counter", "Time from the first arrival in this process to the end."),
+    "waiting_seconds": ("counter", "The part of this time until all ranks of the host had arrived."),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Counters of a call site in one group, in this process.
+
+    Attributes:
+      op: the public function, such as "psum".
+      site: file and line.
+      algorithm: as selected for the latest program.
+      ranks: the group.
+      calls, failed: number of calls that have succeeded and failed.
+      bytes: of the operands of one rank, in all successful calls.
+      seconds: from the first arrival of a device of this process to the end, in all successful calls.
+      waiting_seconds: the part of it until all ranks of this host had arrived.
+    """
+
+    op: str
+    site: str
+    algorithm: str
+    ranks: tuple[int, ...]
+    calls: int
+    failed: int
+    bytes: int
+    seconds: float
+    waiting_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counters of this process.
+
+    Attributes:
+      sites: one entry per call site and group.
+      rejected: messages from strangers that this process has refused.
+    """
+
+    sites: tuple[Counters, ...]
+    rejected: int
+
+
+def stats() -> Stats:
+    """The counters of the flight recorder since the start of this process; no entries if the recorder is off."""
+    path = _core.recorder.path()
+    sites = _file.read(pathlib.Path(path), with_calls=False).sites if path else []
+    return Stats(tuple(_counters(site) for site in sites), _core.recorder.rejected())
+
+
+def _counters(site: _file.Site) -> Counters:
+    op, _, place = site.text.partition(" at ")
+    ranks, seconds, waiting = site.group.ranks, site.time_ns / 1e9, site.waiting_ns / 1e9
+    return Counters(op, place, site.algorithm, ranks, site.calls, site.failed, site.bytes, seconds, waiting)
+
+
+def text(found: Stats, process: int) -> str:
+    """The counters in Prometheus' text format. Call sites of equal op, place and group are added."""
+    sums: dict[tuple[str, str, int], dict[str, float]] = {}
+    for site in found.sites:
+        row = sums.setdefault((site.op, site.site, len(site.ranks)), dict.fromkeys(_METRICS, 0))
+        for name in _METRICS:
+            row[name] += getattr(site, name)
+    lines = []
+    for name, (kind, meaning) in _METRICS.items():
+        lines += [f"# HELP jaxcomm_{name}_total {meaning}", f"# TYPE jaxcomm_{name}_total {kind}"]
+        for (op, place, size), row in sorted(sums.items()):
+            labels = f'process="{process}",op="{_escaped(op)}",site="{_escaped(place)}",group_size="{size}"'
+            lines.append(f"jaxcomm_{name}_total{{{labels}}} {row[name]:.15g}")
+    name = "jaxcomm_rejected_messages_total"
+    lines += [f"# HELP {name} Messages from strangers.", f"# TYPE {name} counter"]
+    return "\n".join([*lines, f'{name}{{process="{process}"}} {found.rejected}', ""])
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Writer:
+    """Writes the text file beside the ring, as node exporter reads it: the old or the new content."""
+
+    def __init__(self, ring: pathlib.Path) -> None:
+        self._ring, self._due = ring, time.monotonic() + _EVERY_S
+        self._process = int(ring.name.split("-")[1])
+
+    def write_if_due(self) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _EVERY_S
+            self.write()
+
+    def write(self) -> None:
+        file = self._ring.with_name(self._ring.name + ".prom")
+        part = file.with_name(file.name + ".part")
+        try:
+            part.write_text(text(stats(), self._process))
+            part.replace(file)
+        except OSError:
+            pass  # a full disk must not disturb the program

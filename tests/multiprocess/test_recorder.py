@@ -1,0 +1,262 @@
+"""The analysis of the flight recorder's files names the cause of each failure, and the ranks that are behind.
+
+The table comes first: scenario, verdict, processes that cause it. Processes run failing.py until they hang or have
+raised; the files are read meanwhile. Launches run side by side.
+"""
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import DEADLINE_S, LONG
+
+from jaxcomm import recorder
+from jaxcomm.recorder import _cli, _file
+
+# Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
+# the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
+SOON = {**LONG, "JAXCOMM_WARN_S": "0.6"}
+BOTH = (0, 1, 2, 3)
+HANGS = {
+    "stopped": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
+    "different_numbers_of_runs": ("stuck outside a collective", (1,), (2, 3), "runs and is in no collective"),
+    "crossed_groups": ("deadlock across groups", (0, 1), (0, 1), "waits in psum"),
+    "never_joined": ("never joined", (1,), (2, 3), "pmax at recorder_failing.py"),
+    "one_iteration_less": ("stuck outside a collective", (1,), (2, 3), "the_next_part_of_the_program"),
+    "slow_disk": ("stuck outside a collective", (1,), (2, 3), "in write_checkpoint"),
+    "raises_before_the_call": ("process dead", (1,), (2, 3), "has ended (KeyError)"),
+    "killed_in_a_collective": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "killed_between_collectives": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "another_version": ("other version", (0, 1), (), "99.0"),
+    "killed_during_bootstrap": ("dump missing", (1,), (), "have no file"),
+}
+# One after the other in one launch: all processes live on.
+ERRORS = {
+    "different_ops": ("other call", (0, 1), BOTH, "pmax at failing.py"),
+    "different_shapes": ("other shape or dtype", (0, 1), BOTH, "4 -> 4 elements"),
+    "different_dtypes": ("other shape or dtype", (0, 1), BOTH, "of int32"),
+    "different_algorithms": ("other call", (0, 1), BOTH, "direct"),
+    "different_orders": ("other order", (0, 1), BOTH, "psum at failing.py"),
+    "different_trip_counts": ("other call", (0, 1), BOTH, "the programs differ elsewhere"),
+    "no_descriptors_left": ("failed call", (1,), (2, 3), "memfd_create"),
+}
+
+
+def analyzed(folder, expected, **options):
+    """Waits for the verdict. Before it, the processes have not come so far."""
+    verdict, processes, behind, part = expected
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            report = recorder.analyze(folder, window_s=1.0, **options)
+        except FileNotFoundError as error:
+            report = error
+        else:
+            first = report.findings[0]
+            found = first.verdict.value, first.processes, tuple(sorted(first.behind))
+            if found == (verdict, processes, behind) and part in str(report):
+                return report
+        assert time.monotonic() < deadline, str(report)
+        time.sleep(0.2)
+
+
+def hangs(start, folder, scenario):
+    own = folder / scenario
+    own.mkdir()
+    os.mkfifo(own / "fifo")
+    more = {"FIFO": str(own / "fifo"), "JAXCOMM_RECORDER": str(own)}
+    warned = scenario == "one_iteration_less"  # the rank that waits asks for the stacks
+    ranks = start(scenario, 2, **{**LONG, **more, "JAXCOMM_WARN_S": "1" if warned else "30"})
+    return ranks, analyzed(own, HANGS[scenario], stacks=not warned)
+
+
+DEFAULT = ["stopped", "crossed_groups", "one_iteration_less", "killed_in_a_collective"]
+
+
+def test_hangs(start, tmp_path):
+    """Those of the default size side by side; the cause is named while the processes hang."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        launches = list(pool.map(lambda scenario: hangs(start, tmp_path, scenario), DEFAULT))
+    for ranks, _ in launches:
+        for rank in ranks:
+            rank.close()
+    for scenario in DEFAULT:  # after all were killed, the files still say that the program had not gone on
+        assert recorder.analyze(tmp_path / scenario, window_s=0.5).verdict != "ok"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", sorted(HANGS.keys() - set(DEFAULT)))
+def test_each_hang(start, tmp_path, scenario):
+    _, report = hangs(start, tmp_path, scenario)
+    assert "secret" not in str(report)
+
+
+def test_errors_of_calls_that_differ(start, tmp_path):
+    """The processes have raised and wait for the parent. Their dumps say the same as their rings."""
+    ranks = start(" works_again ".join([*ERRORS, ""]), 2, JAXCOMM_RECORDER=str(tmp_path), **SOON)
+    for expected in ERRORS.values():
+        for rank in ranks:
+            rank.wait_for("error")
+        analyzed(tmp_path, expected)
+        if expected[0] != "failed call":  # that process could not open a file
+            analyzed(tmp_path, expected, dumps=True)
+        for rank in ranks:
+            rank.go_on()
+        for rank in ranks:
+            rank.wait_for("works again")
+    for rank in ranks:
+        rank.wait_for("end")
+    assert recorder.analyze(tmp_path, window_s=60).verdict == "ok"
+
+
+def run(code, folder, **environment):
+    """One process with two devices. folder None: the default."""
+    env = {
+        **{name: value for name, value in os.environ.items() if name != "JAXCOMM_RECORDER"},
+        **({} if folder is None else {"JAXCOMM_RECORDER": str(folder)}),
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_PLATFORMS": "cpu",
+        **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    return done
+
+
+CALLS = """
+import jax, jax.numpy as jnp, jaxcomm
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")))
+for _ in range(10): f(jnp.ones((2, 8))).block_until_ready()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of one process that made ten calls with room for four, a trace, and ended."""
+    folder = tmp_path_factory.mktemp("rings")
+    code = CALLS + (
+        "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
+        "s, = jaxcomm.recorder.stats().sites\n"
+        "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
+        "from jaxcomm.recorder import _prometheus\n"
+        "print(_prometheus.text(jaxcomm.recorder.stats(), 0))\n"
+        "jaxcomm.recorder.dump()\n"
+    ).replace("TRACE", str(folder / "trace.json"))
+    done = run(code, folder, JAXCOMM_RECORDER_CALLS="4")
+    assert done.returncode == 0, done.stderr
+    (folder / "out").write_text(done.stdout)
+    return folder
+
+
+def test_counters(folder):
+    lines = (folder / "out").read_text().splitlines()
+    assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) True True"
+    labels = [line for line in lines if line.startswith("jaxcomm_calls_total{")]
+    assert len(labels) == 1 and labels[0].endswith(" 11") and 'op="psum"' in labels[0]
+
+
+def test_trace(folder):
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    calls = [event for event in events if event["ph"] == "X" and event["name"] == "psum"]
+    assert len(calls) == 1 and calls[0]["dur"] > 0
+    assert calls[0]["args"]["bytes"] == 32 and calls[0]["args"]["sequence"] == 11
+
+
+def test_the_ring_keeps_the_latest_calls(folder):
+    for pattern in ("*.ring", "*.ring.dump"):
+        ring = _file.read(next(folder.glob(pattern)))
+        assert [call.sequence for call in ring.calls] == [8, 9, 10, 11]
+        assert all(call.phase == "done" and call.arrived == (0, 1) for call in ring.calls)
+        assert ring.sites[0].group.last_dropped == 7
+
+
+def test_analysis_of_a_program_that_has_ended(folder):
+    report = recorder.analyze(folder)
+    assert report.verdict == "ok" and json.loads(report.json())["findings"][0]["verdict"] == "ok"
+
+
+def test_export_for_pytorch(folder, tmp_path):
+    assert _cli.main(["export", str(folder), "--out", str(tmp_path)]) == 0
+    dump = json.loads((tmp_path / "json" / "1.json").read_text())
+    (group,) = dump["pg_config"].values()
+    assert dump["version"] == "2.10" and group["ranks"] == "[0, 1]"
+    assert [entry["collective_seq_id"] for entry in dump["entries"]] == [8, 9, 10, 11]
+    assert {entry["profiling_name"] for entry in dump["entries"]} == {"nccl:all_reduce"}
+    assert (tmp_path / "rank_0").exists()
+
+
+def changed(folder, to, edit):
+    """A copy of the ring after edit(bytes)."""
+    ring = next(folder.glob("*.ring"))
+    (to / ring.name).write_bytes(edit(bytearray(ring.read_bytes())))
+    return to
+
+
+def newer(data):
+    data[8] = 9
+    return data
+
+
+def jumped(data):
+    layout = json.loads(data[16:].partition(b"\0")[0])
+    (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") + 100 * 10**9).to_bytes(8, "little")
+    return data
+
+
+BAD = {
+    "clock": (jumped, "was set by +100.0 s"),
+    "truncated": (lambda data: data[:-8192], "truncated after"),
+    "newer": (newer, "written by a newer jaxcomm (format 9, known 1)"),
+}
+UNREADABLE = {
+    "empty": (lambda data: b"", "empty"),
+    "foreign": (lambda data: b"\x7fELF" * 100, "not a file of the flight recorder"),
+    "cut in the header": (lambda data: data[:1000], "truncated"),
+    "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], "damaged"),
+}
+
+
+@pytest.mark.parametrize("edit, note", BAD.values(), ids=BAD)
+def test_the_readable_part_is_used(folder, tmp_path, edit, note):
+    report = recorder.analyze(changed(folder, tmp_path, edit))
+    assert report.processes == (0,) and any(note in line for line in report.notes)
+
+
+@pytest.mark.parametrize("edit, note", UNREADABLE.values(), ids=UNREADABLE)
+def test_one_line_for_what_cannot_be_read(folder, tmp_path, edit, note, capsys):
+    assert _cli.main(["analyze", str(changed(folder, tmp_path, edit))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and note in lines[1]
+
+
+def test_the_latest_of_two_runs(folder, tmp_path):
+    run(CALLS, tmp_path)
+    ring = next(folder.glob("*.ring"))
+    (tmp_path / ring.name).write_bytes(ring.read_bytes())
+    report = recorder.analyze(tmp_path)
+    assert any("has 2 runs; this is the latest" in note for note in report.notes)
+    assert report.num_processes == 1
+
+
+def test_without_recorder_and_with_a_full_disk(tmp_path):
+    """The program works; a folder that cannot hold the file is one warning."""
+    done = run(CALLS + "print(jaxcomm.recorder.stats().sites)", "")
+    assert done.stdout == "()\n" and "recorder" not in done.stderr
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    done = run(full + CALLS + "print('works')", tmp_path)
+    assert done.stdout == "works\n" and done.stderr.count("warning: jaxcomm:") == 1, done.stderr
+    assert "cannot allocate" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_the_default_folder_keeps_the_files_of_failures(tmp_path):
+    ends_well = run(CALLS, None, TMPDIR=str(tmp_path))
+    (folder,) = tmp_path.glob("jaxcomm-recorder-*")
+    assert ends_well.returncode == 0 and not list(folder.iterdir())
+    run(CALLS + "raise KeyError", None, TMPDIR=str(tmp_path))
+    assert _file.read(next(folder.glob("*.ring"))).state == "ended (KeyError)"
+    assert recorder.analyze(folder).verdict == "ok"

@@ -1,0 +1,182 @@
+// The ring: latest calls, open calls that stay, counters, several threads, copies, and files that cannot be made.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/common/dtype.h"
+#include "../../ffi/recorder/recorder.h"
+#include "../check.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kCalls = 100;
+
+std::string Folder() {
+  static const std::string folder = [] {
+    char name[] = "/tmp/jaxcomm-test-recorder-XXXXXX";
+    CHECK(mkdtemp(name) != nullptr);
+    return std::string(name);
+  }();
+  return folder;
+}
+
+// The recorder of this program, started once.
+Recorder& Started() {
+  Recorder& recorder = Recorder::Get();
+  if (!recorder.started())
+    CHECK(recorder.Start(Folder() + "/process-0.ring", kCalls, {0, 1, "1.0", "k", "n", "j"}).ok());
+  return recorder;
+}
+
+CallRecord Begin(uint32_t site, int64_t iteration) {
+  const CallRecord record =
+      Started().Begin(site, 7, iteration, static_cast<uint32_t>(DType::kF32), 8, 16, Recorder::Clock::now());
+  record.Arrived(1);
+  record.Arrived(3);
+  return record;
+}
+
+// The rows of a copy of the file.
+struct Rows {
+  Rows() {
+    const std::string path = Folder() + "/copy";
+    CHECK(Started().Dump(path).ok());
+    std::ifstream file(path, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+    CHECK(static_cast<int64_t>(text.size()) == at.file_bytes);
+    CHECK(unlink(path.c_str()) == 0);
+  }
+  const RecordedCall& call(int64_t i) const { return reinterpret_cast<const RecordedCall*>(text.data() + at.calls)[i]; }
+  const RecordedSite& site(int64_t i) const { return reinterpret_cast<const RecordedSite*>(text.data() + at.sites)[i]; }
+  const RecordedGroup& group(int64_t i) const {
+    return reinterpret_cast<const RecordedGroup*>(text.data() + at.groups)[i];
+  }
+  std::string text;
+  const RecorderOffsets at{kCalls};
+};
+
+TEST_CASE("the folder does not exist, or a file is there already: an error, and nothing is recorded") {
+  const Status failed = Recorder::Get().Start("/nowhere/process-0.ring", kCalls, {});
+  CHECK(!failed.ok() && failed.message().find("/nowhere/process-0.ring: No such file") != std::string::npos);
+  CHECK(!Recorder::Get().started());
+  CHECK(Recorder::Get().AddSite("psum at a.py:1", "", 1, 2, {0}, {0}) == Recorder::kNoSite);
+  CHECK(!Recorder::Get().Dump("/tmp/never").ok());
+  const std::string path = Folder() + "/exists";
+  std::ofstream(path) << "text";
+  CHECK(!Recorder::Get().Start(path, kCalls, {}).ok());
+}
+
+TEST_CASE("the description of the file fits into it, and the file is private") {
+  CHECK(Layout(INT32_MAX).size() < kLayoutBytes);
+  Started();
+  struct stat info;
+  CHECK(stat(Started().path().c_str(), &info) == 0 && (info.st_mode & 0777) == 0600);
+}
+
+TEST_CASE("a call that stays open outlives the ring; the others are the latest, with numbers by group") {
+  const uint32_t site = Started().AddSite("psum at a.py:1", "ring", 11, 22, {0, 1, 2, 5}, {0, 0, 1, 1});
+  const CallRecord open = Begin(site, 0);
+  open.Started(99);
+  for (int64_t i = 1; i <= 250; ++i) {
+    const CallRecord record = Begin(site, i);
+    record.Started(99 + static_cast<uint64_t>(i));
+    record.End(i % 5 != 0);
+  }
+  const Rows rows;
+  std::multiset<uint64_t> sequences;
+  int num_open = 0;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const RecordedCall& call = rows.call(i);
+    sequences.insert(call.sequence);
+    CHECK(call.arrived_mask == 0b1010 && call.num_arrived == 2 && call.key == 98 + call.sequence);
+    const auto phase = static_cast<CallPhase>(call.phase.load());
+    if (phase == CallPhase::kEntryBarrier) {
+      ++num_open;
+      CHECK(call.sequence == 1 && call.ended_ns == 0 && call.started_ns >= call.arrived_ns);
+    } else {
+      CHECK(phase == ((call.sequence - 1) % 5 != 0 ? CallPhase::kDone : CallPhase::kFailed));
+      CHECK(call.ended_ns >= call.started_ns);
+    }
+  }
+  CHECK(num_open == 1 && sequences.size() == kCalls && sequences.count(251) == 1 && sequences.count(1) == 1);
+  CHECK(*std::next(sequences.begin()) == rows.group(0).last_dropped + 1);
+  CHECK(rows.site(0).calls == 200 && rows.site(0).failed == 50 && rows.site(0).bytes == 200 * 8 * 4);
+  CHECK(rows.site(0).waiting_ns <= rows.site(0).time_ns);
+  const std::string ranks(rows.text.data() + rows.at.texts + rows.group(0).ranks, rows.group(0).ranks_bytes);
+  const std::string processes(rows.text.data() + rows.at.texts + rows.group(0).processes,
+                              rows.group(0).processes_bytes);
+  CHECK(ranks == "0-2,5" && processes == "0*2,1*2");
+  open.End(true);
+}
+
+TEST_CASE("a handle of a call that was overwritten changes nothing") {
+  const uint32_t site = Started().AddSite("pmax at a.py:2", "", 12, 23, {0, 1}, {0, 0});
+  const CallRecord old = Begin(site, 0);
+  old.End(true);
+  for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
+  old.Started(1234);
+  old.Waits(5, 6);
+  old.End(false);
+  const Rows rows;
+  for (int64_t i = 0; i < kCalls; ++i) CHECK(rows.call(i).key != 1234 && rows.call(i).waiting_rank == 0);
+  CHECK(rows.site(1).failed == 0 && rows.site(1).calls == kCalls + 1);
+}
+
+TEST_CASE("nothing is recorded during a pause") {
+  const uint32_t site = Started().AddSite("pmin at a.py:3", "", 13, 24, {0}, {0});
+  Started().Pause(true);
+  Begin(site, 0).End(true);
+  Started().Pause(false);
+  Begin(site, 1).End(true);
+  CHECK(Rows().site(2).calls == 1);
+}
+
+TEST_CASE("threads record calls of their own sites at once") {
+  constexpr int kThreads = 4;
+  constexpr int64_t kEach = 5000;
+  std::vector<uint32_t> sites;
+  for (int t = 0; t < kThreads; ++t) {
+    sites.push_back(Started().AddSite("psum at b.py:" + std::to_string(t), "", 100 + t, 200, {0, 1}, {0, 0}));
+  }
+  std::vector<std::thread> threads;
+  for (const uint32_t site : sites) {
+    threads.emplace_back([site] {
+      for (int64_t i = 0; i < kEach; ++i) {
+        const CallRecord record = Begin(site, i);
+        record.Started(static_cast<uint64_t>(i) + 1);
+        record.End(true);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) Rows();
+  for (std::thread& thread : threads) thread.join();
+  const Rows rows;
+  std::set<uint64_t> numbers, sequences;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    numbers.insert(rows.call(i).number);
+    sequences.insert(rows.call(i).sequence);
+  }
+  CHECK(numbers.size() == kCalls && sequences.size() == kCalls);
+  for (const uint32_t site : sites) CHECK(rows.site(site).calls == kEach);
+}
+
+TEST_CASE("full tables of names leave later sites out") {
+  uint32_t site = 0;
+  for (int i = 0; i <= kMaxRecordedSites; ++i) {
+    const std::string name = "psum at c.py:" + std::to_string(i);
+    site = Started().AddSite(name, "", 1, 22, {0}, {0});
+    CHECK(site == Started().AddSite(name, "", 1, 22, {0}, {0}));  // compiled again
+  }
+  CHECK(site == Recorder::kNoSite);
+  Begin(site, 0).End(true);
+  Started().SetAlgorithm(site, "ring");
+}
+
+}  // namespace
+}  // namespace jaxcomm
