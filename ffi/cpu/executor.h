@@ -39,6 +39,9 @@ struct Program {
   // Elements of a row, if the elements of the plans are lists of rows; -1: they are those of the buffers.
   int64_t row_count = -1;
   TokenLayout tokens;  // dispatch, combine
+  // reshard: the buffers are boxes, which replace `input` and `output`.
+  std::shared_ptr<const Boxes> boxes;
+  bool output_in_order = false;  // reshard: outputs lie in their logical order
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,

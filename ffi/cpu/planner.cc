@@ -61,6 +61,13 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     }
     return std::shared_ptr<const Program>(program);
   }
+  if (request.boxes != nullptr) {
+    const auto program = std::make_shared<Program>(*Program::Make(BuildAll(*resolution->plan, request), BlockLayout(),
+                                                                  BlockLayout(), item_bytes, nullptr,
+                                                                  static_cast<int32_t>(dtype)));
+    program->boxes = request.boxes;
+    return std::shared_ptr<const Program>(program);
+  }
   return Program::Make(BuildAll(*resolution->plan, request),
                        Blocks(input_count, request.block_count, spec.input_contiguous_count),
                        Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,

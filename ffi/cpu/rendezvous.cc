@@ -16,7 +16,10 @@ namespace {
 
 std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
 
-BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
+BoundedWait Begin(const CallSpec& spec) {
+  const double limit_s = spec.timeout_ms > 0 ? static_cast<double>(spec.timeout_ms) / 1e3 : timeout_s.load();
+  return {BoundedWait::Clock::now(), {limit_s, warn_s.load()}};
+}
 
 // Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one
 // thread.
@@ -165,7 +168,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     entry->buffers.resize(spec_.group_size);
     entry->completions.resize(spec_.group_size);
     entry->first = participant;
-    entry->wait = Begin();
+    entry->wait = Begin(spec_);
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||

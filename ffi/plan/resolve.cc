@@ -49,7 +49,7 @@ std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Pla
 // Whether jaxcomm has a composition of XLA's collectives (jaxcomm/_xla_hierarchical.py).
 bool Composes(Collective collective) {
   const CollectiveTraits& traits = TraitsOf(collective);
-  return !traits.OfLists() && !traits.TakesPermutation() && traits.input != BufferBlocks::kNone;
+  return traits.elements == ElementKind::kArray && !traits.TakesPermutation() && traits.input != BufferBlocks::kNone;
 }
 
 bool IsFloat(DType dtype) {
@@ -238,6 +238,10 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
     }
     if (spec.algorithm == kComposed && capabilities.setting != kXla) return ByComposition(std::move(why));
     return ByXla(std::move(why));
+  }
+  if (TraitsOf(spec.collective).OfBoxes() && capabilities.platform != Platform::kCpu) {
+    if (!spec.algorithm.empty()) return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPUs only" + kPassXla);
+    return ByXla("jaxcomm has no kernels for it on this platform");
   }
   if (capabilities.platform == Platform::kOther) {
     if (Composes(spec.collective) && spec.algorithm == kHierarchical)
