@@ -1,5 +1,6 @@
 """reshard(): arrays from any sharding to any other, with the fewest bytes."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import math
@@ -248,12 +249,22 @@ def _program(
             for x, (_, to, _, held, wanted) in zip(xs, keys, strict=True)
         ]
 
-    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
-
     def joined(shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the array whose block on each device has this shape."""
         first, *others = shape or (1,)
         return (len(devices) * first, *others)
+
+    def compile_program() -> Any:
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False)
+        operands = [jax.ShapeDtypeStruct(joined(key[0]), key[2], sharding=along) for key in keys]
+        with jax.enable_x64(x64):
+            return jax.jit(mapped).lower(*operands).compile()
+
+    # XLA numbers the runs of a program by its text, which has the lines of the callers. On a thread of its own, the
+    # program is the same in processes that call from different places.
+    x64 = jax.config.jax_enable_x64
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        program = thread.submit(compile_program).result() if own else None
 
     def run(leaves: Sequence[Any], moves: Sequence[_Move]) -> list[jax.Array]:
         operands = []
@@ -264,11 +275,11 @@ def _program(
             blocks = [block if block.ndim else block.reshape(1) for block in blocks]
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
-        outputs = program(*operands) if own else [None] * len(keys)
+        outputs = program(*operands) if program is not None else [None] * len(keys)
         results = []
         for output, move in zip(outputs, moves, strict=True):
             wanted = set(move.target.device_set)
-            blocks = [s.data for s in output.addressable_shards if s.device in wanted] if own else []
+            blocks = [s.data for s in output.addressable_shards if s.device in wanted] if program is not None else []
             blocks = blocks if move.shape else [block.reshape(()) for block in blocks]
             results.append(
                 jax.make_array_from_single_device_arrays(move.shape, move.target, blocks, dtype=move.dtype)
