@@ -34,6 +34,7 @@ PAGES_WITH_CODE = [
     "guide/overlap.md",
     "guide/failures.md",
     "guide/moe.md",
+    "guide/reshard.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 

@@ -99,7 +99,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
   if (const Boxes* boxes = program_->boxes.get()) {
     const bool long_runs = boxes->shortest_run * program_->item_bytes >= kShortFragmentBytes;
     windowed_[kInput] = access.read[kInput] && !(single_copy && long_runs && input_bytes_ >= kSmallBytes);
-    windowed_[kOutput] = access.sent[kOutput] && !boxes->contiguous_outputs;
+    windowed_[kOutput] = access.written[kOutput] || (access.sent[kOutput] && !boxes->contiguous_outputs);
   } else {
     windowed_[kInput] = access.read[kInput] && !one_copy(program_->input);
     windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output)) ||

@@ -1,0 +1,53 @@
+"""Draws docs/_static/reshard.svg: the pieces of an array that travel from a 2 x 2 mesh to three other devices."""
+
+import pathlib
+
+import matplotlib
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "jaxcomm"  # the same file in every run
+from matplotlib import pyplot
+
+from jaxcomm._core import plan
+
+ROWS, COLUMNS, SHIFT = 6, 8, 14
+HELD = [(r, r + 3, c, c + 4) for r in (0, 3) for c in (0, 4)]
+WANTED = [(r, r + 2, 0, 8) for r in (0, 2, 4)]
+COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#b07aa1"]
+
+
+def numbers(boxes, before, after):
+    """Boxes of all ranks, in a dimension in front that tells which ranks have one."""
+    none = (0,) * 6
+    flat = [none] * before + [(0, 1, *box) for box in boxes] + [none] * after
+    return [number for box in flat for number in box]
+
+
+def main():
+    request = plan.reshard_request("node", 7, 7, numbers(HELD, 0, 3), numbers(WANTED, 4, 0))
+    figure, axes = pyplot.subplots(figsize=(7.5, 2.6))
+    for rank, (top, bottom, left, right) in enumerate(HELD):
+        axes.add_patch(pyplot.Rectangle((left, top), right - left, bottom - top, fc=COLOURS[rank], ec="black", lw=1.5))
+        axes.text(left + 0.2, top + 0.6, f"device {rank}", color="white", fontsize=8)
+    for rank, plan_of_rank in enumerate(plan.build(request, "direct")[4:], 4):
+        top, _, left, right = WANTED[rank - 4]
+        for step in plan_of_rank.steps:
+            # Pieces lie one after the other, row of pieces by row of pieces: here, each row has two.
+            owner = HELD[step.src.rank]
+            rows = step.count // (owner[3] - owner[2])
+            first = top + step.dst.offset // (right - left)
+            x, y = SHIFT + owner[2], first
+            width = owner[3] - owner[2]
+            axes.add_patch(pyplot.Rectangle((x, y), width, rows, fc=COLOURS[step.src.rank], ec="white", lw=0.8))
+            begin = (owner[3] - 0.4 if owner[2] else owner[3] - 0.4, first + rows / 2)
+            axes.annotate("", (x + 0.3, first + rows / 2), begin, arrowprops={"arrowstyle": "->", "lw": 0.7})
+        axes.add_patch(pyplot.Rectangle((SHIFT, top), 8, 2, fc="none", ec="black", lw=1.5))
+        axes.text(SHIFT + 8.2, top + 1.2, f"device {(7, 5, 6)[rank - 4]}", fontsize=8)
+    axes.set(xlim=(-0.2, SHIFT + 11), ylim=(ROWS + 0.2, -0.2), aspect="equal")
+    axes.axis("off")
+    folder = pathlib.Path(__file__).parents[1] / "_static"
+    figure.savefig(folder / "reshard.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
