@@ -253,17 +253,25 @@ def _program(
         first, *others = shape or (1,)
         return (len(devices) * first, *others)
 
-    def compile_program() -> Any:
-        mapped = jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False)
-        operands = [jax.ShapeDtypeStruct(joined(key[0]), key[2], sharding=along) for key in keys]
-        with jax.enable_x64(x64):
-            return jax.jit(mapped).lower(*operands).compile()
+    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+    compiled = False
 
-    # XLA numbers the runs of a program by its text, which has the lines of the callers. On a thread of its own, the
-    # program is the same in processes that call from different places.
-    x64 = jax.config.jax_enable_x64
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        program = thread.submit(compile_program).result() if own else None
+    def call_program(operands: Sequence[jax.Array]) -> list[jax.Array]:
+        nonlocal compiled
+        if compiled:
+            return program(*operands)
+        x64 = jax.config.jax_enable_x64
+
+        def first_call() -> list[jax.Array]:
+            with jax.enable_x64(x64):
+                return program(*operands)
+
+        # XLA numbers the runs of a program by its text, which has the lines of the callers. On a thread of its own, the
+        # program is the same in processes that call from different places.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            outputs = thread.submit(first_call).result()
+        compiled = True
+        return outputs
 
     def run(leaves: Sequence[Any], moves: Sequence[_Move]) -> list[jax.Array]:
         operands = []
@@ -274,11 +282,11 @@ def _program(
             blocks = [block if block.ndim else block.reshape(1) for block in blocks]
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
-        outputs = program(*operands) if program is not None else [None] * len(keys)
+        outputs = call_program(operands) if own else [None] * len(keys)
         results = []
         for output, move in zip(outputs, moves, strict=True):
             wanted = set(move.target.device_set)
-            blocks = [s.data for s in output.addressable_shards if s.device in wanted] if program is not None else []
+            blocks = [s.data for s in output.addressable_shards if s.device in wanted] if own else []
             blocks = blocks if move.shape else [block.reshape(()) for block in blocks]
             results.append(
                 jax.make_array_from_single_device_arrays(move.shape, move.target, blocks, dtype=move.dtype)

@@ -83,7 +83,7 @@ def test_a_program_is_compiled_once(x):
     ("arguments", "error", "text"),
     [
         (lambda x: ({"a": x, "b": x}, {"a": ROWS}), ValueError, "shardings must have the structure of tree"),
-        (lambda x: (x, P("a")), TypeError, "x must be a jax.sharding.Sharding, got PartitionSpec"),
+        (lambda x: (x, P("a")), TypeError, "new sharding of x must be a jax.sharding.Sharding, got P"),
         (lambda x: ([x[:6]], ROWS), ValueError, r"new sharding of \[0\] does not fit shape \(6, 8\)"),
         (lambda x: (np.ones(8), ROWS), TypeError, "x must be a jax.Array, or a jax.ShapeDtypeStruct with a sharding"),
         (lambda x: (jax.ShapeDtypeStruct((8,), "int8"), ROWS), TypeError, "with a sharding, got ShapeDtypeStruct"),
