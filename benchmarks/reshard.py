@@ -68,11 +68,16 @@ def bytes_of_program(text):
     """Bytes that all devices of a compiled program receive from others."""
     total = 0.0
     for line in text.splitlines():
-        found = re.search(r"= (.*?) (all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute)(-start)?\(", line)
+        found = re.search(
+            r"= (.*?) (all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute)(-start)?\(", line
+        )
         if found is None:
             continue
         result, kind, start = found.groups()
-        sizes = [ITEM[t] * math.prod(map(int, filter(None, d.split(",")))) for t, d in re.findall(r"(\w+)\[([\d,]*)\]", result)]
+        sizes = [
+            ITEM[t] * math.prod(map(int, filter(None, d.split(","))))
+            for t, d in re.findall(r"(\w+)\[([\d,]*)\]", result)
+        ]
         size = sizes[-1] if start else sum(sizes)
         if kind == "collective-permute":
             moved = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(.*?)\}\}?", line + "}").group(0))

@@ -282,15 +282,13 @@ def _program(
             blocks = [block if block.ndim else block.reshape(1) for block in blocks]
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
-        outputs = call_program(operands) if own else [None] * len(keys)
-        results = []
+        outputs: Sequence[Any] = call_program(operands) if own else [None] * len(keys)
+        results: list[jax.Array] = []
         for output, move in zip(outputs, moves, strict=True):
             wanted = set(move.target.device_set)
             blocks = [s.data for s in output.addressable_shards if s.device in wanted] if own else []
             blocks = blocks if move.shape else [block.reshape(()) for block in blocks]
-            results.append(
-                jax.make_array_from_single_device_arrays(move.shape, move.target, blocks, dtype=move.dtype)
-            )
+            results.append(jax.make_array_from_single_device_arrays(move.shape, move.target, blocks, dtype=move.dtype))
         return results
 
     return run

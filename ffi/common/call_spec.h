@@ -35,7 +35,7 @@ struct CallSpec {
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
-  std::vector<int64_t> sources;  // reshard: the box of each rank (DecodeBoxes in plan/boxes.h)
+  std::vector<int64_t> sources;    // reshard: the box of each rank (DecodeBoxes in plan/boxes.h)
   std::vector<int64_t> destinations;
   int64_t timeout_ms = 0;  // reshard: limit of the wait for other ranks; 0: JAXCOMM_TIMEOUT_S
 

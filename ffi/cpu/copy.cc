@@ -107,7 +107,9 @@ void Cursor::Enter(int64_t block, int64_t fragment, int64_t within_bytes) {
   left_bytes_ = fragment_bytes_ - within_bytes;
 }
 
-int64_t Cursor::fragments_left() const { return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ % fragments_per_block_ : 0; }
+int64_t Cursor::fragments_left() const {
+  return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ % fragments_per_block_ : 0;
+}
 
 void Cursor::Advance(int64_t bytes) {
   at_ += bytes;

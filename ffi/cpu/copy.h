@@ -23,7 +23,7 @@ struct BlockLayout {
 struct View {
   char* base = nullptr;
   BlockLayout layout;
-  int32_t pid = 0;                // process that `base` belongs to; 0: this one
+  int32_t pid = 0;               // process that `base` belongs to; 0: this one
   const Cells* cells = nullptr;  // not null: the buffer is a box, and `layout` is unused
 };
 
@@ -36,7 +36,7 @@ class Cursor {
   int64_t left_bytes() const { return left_bytes_; }  // to the end of the fragment
   int64_t fragment_bytes() const { return fragment_bytes_; }
   int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive fragments of a block
-  int64_t fragments_left() const;  // complete ones at equal strides; 0 inside one
+  int64_t fragments_left() const;                         // complete ones at equal strides; 0 inside one
   void Advance(int64_t bytes);                            // at most left_bytes()
   void AdvanceFragments(int64_t fragments);               // at most fragments_left(), from the start of one
 

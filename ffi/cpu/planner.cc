@@ -62,9 +62,9 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     return std::shared_ptr<const Program>(program);
   }
   if (request.boxes != nullptr) {
-    const auto program = std::make_shared<Program>(*Program::Make(BuildAll(*resolution->plan, request), BlockLayout(),
-                                                                  BlockLayout(), item_bytes, nullptr,
-                                                                  static_cast<int32_t>(dtype)));
+    const auto program =
+        std::make_shared<Program>(*Program::Make(BuildAll(*resolution->plan, request), BlockLayout(), BlockLayout(),
+                                                 item_bytes, nullptr, static_cast<int32_t>(dtype)));
     program->boxes = request.boxes;
     return std::shared_ptr<const Program>(program);
   }

@@ -50,12 +50,12 @@ struct BoxMove {
 // The boxes of all ranks, and the moves between them. Follows from the boxes and the nodes alone, so all ranks compute
 // the same.
 struct Boxes {
-  std::vector<Cells> inputs;                          // by rank
-  std::vector<Cells> outputs;                         // by rank
-  std::vector<std::vector<Promise>> promises;         // by rank: a copy from any rank that has the cell
-  std::vector<BoxMove> moves;                         // each cell of each output once
-  int64_t shortest_run = 0;                           // of all cells with elements; 0: there are none
-  bool contiguous_outputs = true;                     // each output lies in memory in its logical order
+  std::vector<Cells> inputs;                   // by rank
+  std::vector<Cells> outputs;                  // by rank
+  std::vector<std::vector<Promise>> promises;  // by rank: a copy from any rank that has the cell
+  std::vector<BoxMove> moves;                  // each cell of each output once
+  int64_t shortest_run = 0;                    // of all cells with elements; 0: there are none
+  bool contiguous_outputs = true;              // each output lies in memory in its logical order
 
   int64_t input_count(int32_t rank) const;
   int64_t output_count(int32_t rank) const;

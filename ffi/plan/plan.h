@@ -99,11 +99,11 @@ struct Request {
   Collective collective = Collective::kBarrier;
   Geometry geometry;
   int64_t block_count = 0;
-  int64_t chunk_count = 0;         // elements in flight at once when a block is pipelined; 0: whole blocks
-  int64_t staged_count = 0;        // elements of a block in a slot of the staging ring (staging.h); 0: no ring
-  bool fragmented = false;         // a block of the operand or the result is not contiguous in memory
-  int32_t root = 0;                // broadcast
-  std::vector<int32_t> source_of;  // permute: one entry per rank
+  int64_t chunk_count = 0;             // elements in flight at once when a block is pipelined; 0: whole blocks
+  int64_t staged_count = 0;            // elements of a block in a slot of the staging ring (staging.h); 0: no ring
+  bool fragmented = false;             // a block of the operand or the result is not contiguous in memory
+  int32_t root = 0;                    // broadcast
+  std::vector<int32_t> source_of;      // permute: one entry per rank
   std::shared_ptr<const Boxes> boxes;  // reshard; block_count is that of the largest output
 };
 

@@ -240,7 +240,8 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
     return ByXla(std::move(why));
   }
   if (TraitsOf(spec.collective).OfBoxes() && capabilities.platform != Platform::kCpu) {
-    if (!spec.algorithm.empty()) return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPUs only" + kPassXla);
+    if (!spec.algorithm.empty())
+      return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPUs only" + kPassXla);
     return ByXla("jaxcomm has no kernels for it on this platform");
   }
   if (capabilities.platform == Platform::kOther) {

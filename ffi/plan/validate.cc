@@ -95,10 +95,7 @@ struct ReadExtent {
 class Validator {
  public:
   Validator(const std::vector<Plan>& plans, const Request& request)
-      : plans_(plans),
-        request_(request),
-        geometry_(request.geometry),
-        values_(request.geometry.num_ranks()) {}
+      : plans_(plans), request_(request), geometry_(request.geometry), values_(request.geometry.num_ranks()) {}
 
   Status Run() {
     JAXCOMM_RETURN_IF_ERROR(CheckSteps());

@@ -1,4 +1,4 @@
-"""reshard() between processes: values of random arrays, calls from several places, failures that leave sources intact."""
+"""reshard() between processes: values of random arrays, places of calls, failures that leave sources intact."""
 
 import concurrent.futures
 import json
@@ -42,13 +42,9 @@ def run(what, processes, nodes=1, devices=2, dead=(), **more):
      pytest.param(3, 3, 2, "1", marks=pytest.mark.full)],
 )  # fmt: skip
 def test_every_shard_has_the_right_elements(processes, nodes, devices, single_copy, request):
-    seeds = "2" if request.config.getoption("--size") == "default" else "12"
+    seeds = "1" if request.config.getoption("--size") == "default" else "12"
     settings = {"SEEDS": seeds, "JAXCOMM_SINGLE_COPY": single_copy, "JAXCOMM_TIMEOUT_S": "60"}
     assert run("values", processes, nodes, devices, **settings) == [{"checked": True}] * processes
-
-
-def test_givers_and_takers_call_from_different_places():
-    assert run("roles", 2, JAXCOMM_TIMEOUT_S="30") == [{"checked": True}] * 2
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -64,6 +60,7 @@ def test_a_dead_process_is_named(nodes):
     assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said
 
 
+@pytest.mark.full
 def test_a_late_process_is_named_after_the_limit_of_the_call(tmp_path):
     said, _ = run("late", 2, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
     assert "ranks [2, 3] (process 1) in no collective, which did not enter the call within 1.5 s" in said["text"], said

@@ -48,7 +48,8 @@ TEST_CASE("signals through other ranks order steps") {
 }
 
 TEST_CASE("waits and signals must match") {
-  Expect("rank 1, step 0 (wait 0): waits forever: rank 1 waits for rank 0, which has ended", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("rank 1, step 0 (wait 0): waits forever: rank 1 waits for rank 0, which has ended",
+         Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
   const std::string cycle = "waits forever: rank 0 waits for rank 1, which waits for rank 0";
   Expect("rank 0, step 0 (wait 1): " + cycle, Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}), kBroadcast);
   Expect("rank 1 never waits for a signal of rank 0", Group({{kDown, Signal(1), Signal(1), kOwn}, {Wait(0), kOn}, {}}),
@@ -130,10 +131,10 @@ TEST_CASE("outputs must be complete and correct") {
   const Step to_2 = Put(Output(2), Input(0), 4);
   Expect("", Group({{kDown, kOwn, to_2}, {}, {}}), kBroadcast);
   Expect("output [0, 4) of rank 0 ends with the wrong contents: zeros, expected input [0, 4) of rank 0",
-         Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}),
-         kBroadcast);
-  Expect("output [0, 4) of rank 1 ends with the wrong contents: input [0, 4) of rank 1, expected input [0, 4) of rank 0",
-         Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
+         Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}), kBroadcast);
+  Expect(
+      "output [0, 4) of rank 1 ends with the wrong contents: input [0, 4) of rank 1, expected input [0, 4) of rank 0",
+      Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
   // The right elements in wrong places: the middle two exchanged.
   const std::vector<Step> exchanged = {kOwn,
                                        kDown,
@@ -141,8 +142,9 @@ TEST_CASE("outputs must be complete and correct") {
                                        Put(Output(2, 1), Input(0, 2), 1),
                                        Put(Output(2, 2), Input(0, 1), 1),
                                        Put(Output(2, 3), Input(0, 3), 1)};
-  Expect("output [1, 2) of rank 2 ends with the wrong contents: input [2, 3) of rank 0, expected input [1, 2) of rank 0",
-         Group({exchanged, {}, {}}), kBroadcast);
+  Expect(
+      "output [1, 2) of rank 2 ends with the wrong contents: input [2, 3) of rank 0, expected input [1, 2) of rank 0",
+      Group({exchanged, {}, {}}), kBroadcast);
 }
 
 TEST_CASE("a permute without a source must give zeros") {
@@ -210,9 +212,11 @@ TEST_CASE("sums count every rank once") {
   Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(0)}), request);
   Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(1), Input(0)}), request);
   Expect("rank 0, step 1 (reduce): " + twice, plans({Input(0), Scratch(0), Input(1)}, {Zero(Scratch(0), 4)}), request);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected the sum of input [0, 4) of rank 0 "
-         "over ranks 0, 1",
-         plans({Input(0)}), request);
+  Expect(
+      "output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected the sum of input [0, 4) "
+      "of rank 0 "
+      "over ranks 0, 1",
+      plans({Input(0)}), request);
   const Step last = Copy(Scratch(0, 3), Input(0, 3), 1);
   Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
   Expect("rank 0, step 2 (reduce): adds elements of different offsets",
@@ -231,7 +235,8 @@ TEST_CASE("sums of more than 64 ranks count every rank once") {
     }
     // A message of 70 ranks, of which one is missing.
     const std::string fault = Validate(without, request).message();
-    CHECK(fault.find("ends with the wrong contents: the sum of input [0, 4) of rank 0 over ranks 0, 1, 2, ") != std::string::npos);
+    CHECK(fault.find("ends with the wrong contents: the sum of input [0, 4) of rank 0 over ranks 0, 1, 2, ") !=
+          std::string::npos);
     const std::string missing = ", " + std::to_string(operand) + ",";
     const size_t expected = fault.find("expected");
     CHECK((fault + ",").substr(0, expected).find(missing) == std::string::npos);
@@ -378,7 +383,8 @@ TEST_CASE("operands of a reduce are among the plan's sources") {
   Expect("", plans, request);
 }
 
-// A global array of 6 elements: ranks 0 and 1 hold [0, 4), and rank 2 holds [4, 6). Rank 0 wants [3, 6), rank 1 nothing.
+// A global array of 6 elements: ranks 0 and 1 hold [0, 4), and rank 2 holds [4, 6). Rank 0 wants [3, 6), rank 1
+// nothing.
 Request AskForBoxes() {
   Request request = Ask(Collective::kReshard, 1, 3, 3);
   const std::vector<Box> sources = {{{0}, {4}}, {{0}, {4}}, {{4}, {6}}};
@@ -400,9 +406,10 @@ TEST_CASE("a copy may come from any replica, and from its own element only") {
       "output [0, 1) of rank 0 ends with the wrong contents: input [2, 3) of rank 1, expected input [3, 4) of rank 0 "
       "or a replica",
       plans({Get(Output(0), Input(1, 2), 1), rest}, Get(Output(2), Input(0), 2)), request);
-  Expect("output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2, expected input [1, 2) of rank 0 "
-         "or a replica",
-         plans({own, rest, Put(Output(2), Input(0), 1)}, Copy(Output(2, 1), Input(2), 1)), request);
+  Expect(
+      "output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2, expected input [1, 2) of rank 0 "
+      "or a replica",
+      plans({own, rest, Put(Output(2), Input(0), 1)}, Copy(Output(2, 1), Input(2), 1)), request);
   Expect("rank 2, step 0 (get 0): output [0, 3) of rank 2 exceeds the buffer of 2 elements",
          plans({own, rest}, Get(Output(2), Input(0), 3)), request);
 }

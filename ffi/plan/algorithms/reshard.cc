@@ -21,7 +21,7 @@ Plan DirectReshard(const Request& request, int32_t rank) {
     if (move.to == rank && CanRead(geometry, rank, move.from)) reads.push_back(move);
     if (move.from == rank && !CanRead(geometry, move.to, rank)) puts.push_back(move);
   }
-  const auto rotate = [&](std::vector<BoxMove>& moves, int32_t BoxMove::*peer) {
+  const auto rotate = [&](std::vector<BoxMove>& moves, int32_t BoxMove::* peer) {
     std::stable_sort(moves.begin(), moves.end(), [&](const BoxMove& a, const BoxMove& b) {
       return (a.*peer - rank - 1 + n) % n < (b.*peer - rank - 1 + n) % n;
     });
@@ -36,8 +36,8 @@ Plan DirectReshard(const Request& request, int32_t rank) {
     for (const BoxMove& move : puts) {
       const int64_t left = move.count - begin;
       const int64_t count = chunk > 0 ? std::min(chunk, left) : left;
-      plan.Move(plan.Input(move.from_offset + begin),
-                Builder::At(move.to, Space::kOutput, move.to_offset + begin), count);
+      plan.Move(plan.Input(move.from_offset + begin), Builder::At(move.to, Space::kOutput, move.to_offset + begin),
+                count);
       more = more || left > count;
     }
     if (chunk == 0) break;
