@@ -14,6 +14,7 @@ import json
 import math
 import random
 import re
+import sys
 import time
 
 import jax
@@ -80,15 +81,22 @@ def bytes_of_program(text):
         ]
         size = sizes[-1] if start else sum(sizes)
         if kind == "collective-permute":
-            moved = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(.*?)\}\}?", line + "}").group(0))
+            moved = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=(\{.*?\}\})", line).group(1))
             total += size * sum(a != b for a, b in moved)
             continue
-        groups = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
-        if groups:
-            count, g = map(int, groups.groups())
-        else:
-            rows = re.findall(r"\{([\d,]+)\}", re.search(r"replica_groups=\{(.*?)\}\}", line).group(0))
+        iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
+        listed = re.search(r"replica_groups=\{(\{.*?\})\}", line)
+        if iota:
+            count, g = map(int, iota.groups())
+        elif listed:
+            rows = re.findall(r"\{([\d,]+)\}", listed.group(1))
             count, g = len(rows), len(rows[0].split(","))
+        elif named := re.search(r"replica_groups=mesh\[(.*?)\].*?\{([^}]*)\}", line):
+            axes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
+            g = math.prod(int(axes[name]) for name in re.findall(r"'(\w+)'", named.group(2)))
+            count = math.prod(map(int, axes.values())) // g
+        else:
+            raise ValueError(f"no groups in {line}")
         total += size * RECEIVED[kind](g) * count * g
     return total
 
@@ -201,7 +209,7 @@ def main():
         print(json.dumps({k: v for k, v in said.items() if k != "rows"}, indent=2))
         if arguments.json:
             with open(arguments.json, "w") as file:
-                json.dump({"command": " ".join(__import__("sys").argv), **said}, file, indent=1)
+                json.dump({"command": " ".join(sys.argv), **said}, file, indent=1)
                 file.write("\n")
 
 

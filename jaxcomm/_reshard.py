@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jaxcomm._typing import PyTree
 
 _AXIS = "rank"  # of the mesh over all devices of a call
 
+_Device: TypeAlias = Any  # jax.Device, whose attributes type checkers do not see
 # For each device of a call and each dimension, the begin and the end of its shard.
 Boxes = tuple[int, ...]
 
@@ -73,7 +74,7 @@ def reshard(
     if donate:
         _check_donated(paths, leaves)
     results: list[Any] = [None] * len(leaves)
-    groups: dict[tuple[jax.Device, ...], list[int]] = {}  # arrays with the same devices move in one program
+    groups: dict[tuple[_Device, ...], list[int]] = {}  # arrays with the same devices move in one program
     for i, move in enumerate(moves):
         if move.in_place:
             results[i] = _without_program(leaves[i], move)
@@ -141,8 +142,8 @@ class _Move:
     """
 
     target: Sharding
-    devices: tuple[jax.Device, ...]
-    key: tuple[tuple[int, ...], tuple[int, ...], Any, Boxes, Boxes]
+    devices: tuple[_Device, ...]
+    key: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: Any
     in_place: bool
@@ -160,7 +161,8 @@ class _Move:
             raise ValueError(f"reshard: {path} has been deleted or donated")
         if not isinstance(target, Sharding) or not hasattr(target, "device_set"):
             raise TypeError(f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, got {target!r}")
-        devices = tuple(sorted(source.device_set | target.device_set, key=lambda d: (d.process_index, d.id)))
+        used: set[Any] = source.device_set | target.device_set
+        devices = tuple(sorted(used, key=lambda d: (d.process_index, d.id)))
         platforms = {device.platform for device in devices}
         if len(platforms) > 1:
             raise ValueError(f"reshard: {path} can't move between devices of {' and '.join(sorted(platforms))}")
@@ -189,12 +191,12 @@ class _Move:
         return math.prod(self.key[1]) * np.dtype(self.dtype).itemsize
 
 
-def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, tuple[tuple[int, int], ...]]:
+def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[_Device, tuple[tuple[int, int], ...]]:
     indices = sharding.devices_indices_map(shape)
     return {d: tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True)) for d, index in indices.items()}
 
 
-def _numbers(boxes: dict[jax.Device, tuple[tuple[int, int], ...]], devices: Sequence[jax.Device], ndim: int) -> Boxes:
+def _numbers(boxes: dict[_Device, tuple[tuple[int, int], ...]], devices: Sequence[_Device], ndim: int) -> Boxes:
     """Boxes of all devices. A dimension in front tells which devices have one: scalars have no other."""
     return tuple(
         number
@@ -206,7 +208,7 @@ def _numbers(boxes: dict[jax.Device, tuple[tuple[int, int], ...]], devices: Sequ
 
 def _without_program(leaf: Any, move: _Move) -> jax.Array:
     """The array in buffers that its devices have."""
-    own = [d for d in move.target.addressable_devices_indices_map(move.shape) if d.process_index == jax.process_index()]
+    own: list[Any] = list(move.target.addressable_devices_indices_map(move.shape))
     if math.prod(move.shape) == 0:
         shards = [jax.device_put(np.zeros(move.key[1], move.dtype), device) for device in own]
     else:
@@ -215,7 +217,7 @@ def _without_program(leaf: Any, move: _Move) -> jax.Array:
     return jax.make_array_from_single_device_arrays(move.shape, move.target, shards, dtype=move.dtype)
 
 
-def _shards(leaf: Any) -> dict[jax.Device, jax.Array]:
+def _shards(leaf: Any) -> dict[_Device, jax.Array]:
     return {s.device: s.data for s in leaf.addressable_shards} if isinstance(leaf, jax.Array) else {}
 
 
@@ -233,7 +235,7 @@ def _buckets(members: Sequence[int], moves: Sequence[_Move], max_bytes: int | No
 
 @functools.lru_cache(maxsize=1024)
 def _program(
-    devices: tuple[jax.Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
+    devices: tuple[_Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
 ) -> Callable[[Sequence[Any], Sequence[_Move]], list[jax.Array]]:
     """One program over all devices; it moves an array per key. Devices without a shard pass one that nobody reads."""
     mesh = Mesh(np.array(devices), (_AXIS,))
@@ -260,7 +262,7 @@ def _program(
         nonlocal compiled
         if compiled:
             return program(*operands)
-        x64 = jax.config.jax_enable_x64
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def first_call() -> list[jax.Array]:
             with jax.enable_x64(x64):

@@ -63,7 +63,7 @@ struct Boxes {
 
 // Fails if the boxes are not valid, or if no source has an element of a destination. A rank that owns a cell keeps its
 // own. For the others, the cells with the fewest owners come first, then the largest ones; each gets the owner of its
-// node, then the one that has sent least. This brings the busiest rank to its lower bound (benchmarks/reshard.py).
+// node, then the one that has sent least. This spreads the load over the owners.
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
                                                  const Geometry& geometry);
 

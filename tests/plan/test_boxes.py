@@ -70,7 +70,7 @@ def test_plans_are_correct_and_minimal(make, seed):
         sent[origin] += count
     held, wanted = ([elements(box, shape) for box in boxes] for boxes in (source, destination))
     assert received.tolist() == [len(w - h) for h, w in zip(held, wanted, strict=True)]
-    # No rank sends more than it must, and the busiest one at most 1.5 times its share: elements of one owner are fixed.
+    # The busiest rank sends at most one piece more than its lower bound.
     if nodes == 1:
         owners = {e: [r for r in range(n) if e in held[r]] for w in wanted for e in w}
         demand = {e: sum(e in wanted[r] and e not in held[r] for r in range(n)) for e in owners}
