@@ -40,6 +40,7 @@ NAVIGATION = {
         "guide/collective-matmul",
         "guide/overlap",
         "guide/moe",
+        "guide/reshard",
         "configuration",
         "guide/processes",
         "guide/clusters",

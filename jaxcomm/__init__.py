@@ -9,6 +9,7 @@ from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._installed import get_cmake_dir, get_include
 from jaxcomm._pending import Pending
+from jaxcomm._reshard import reshard
 from jaxcomm._topology import Link, Topology, make_mesh, topology
 from jaxcomm.distributed import register
 from jaxcomm.info import Info, info
@@ -64,5 +65,6 @@ __all__ = [
     "recorder",
     "register",
     "register_ffi_target",
+    "reshard",
     "topology",
 ]

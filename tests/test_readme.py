@@ -36,6 +36,7 @@ PAGES_WITH_CODE = [
     "guide/failures.md",
     "guide/moe.md",
     "guide/observing.md",
+    "guide/reshard.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 

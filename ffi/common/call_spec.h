@@ -35,6 +35,9 @@ struct CallSpec {
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
+  std::vector<int64_t> sources;    // reshard: the box of each rank (DecodeBoxes in plan/boxes.h)
+  std::vector<int64_t> destinations;
+  int64_t timeout_ms = 0;  // reshard: limit of the wait for other ranks; 0: JAXCOMM_TIMEOUT_S
 
   // Start of every message about the call.
   std::string Where() const { return "jaxcomm: " + op + " at " + site; }
@@ -78,6 +81,9 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit_if_taken("reduce_op", spec.reduce_op);
   visit_if_taken("root", spec.root);
   visit_if_taken("source_of", spec.source_of);
+  visit_if_taken("sources", spec.sources);
+  visit_if_taken("destinations", spec.destinations);
+  visit_if_taken("timeout_ms", spec.timeout_ms);
 }
 
 // A hash of all attributes, equal in all processes.

@@ -4,7 +4,8 @@ namespace jaxcomm {
 namespace {
 
 // Names of the columns of collectives.def.
-constexpr ElementKind kArray = ElementKind::kArray, kSlices = ElementKind::kSlices, kTokens = ElementKind::kTokens;
+constexpr ElementKind kArray = ElementKind::kArray, kSlices = ElementKind::kSlices, kTokens = ElementKind::kTokens,
+                      kBoxes = ElementKind::kBoxes;
 constexpr BufferBlocks kNone = BufferBlocks::kNone, kOne = BufferBlocks::kOne, kPerRank = BufferBlocks::kPerRank;
 constexpr Expected From(int32_t rank, int32_t block) { return {rank, block}; }
 constexpr Expected Sum(int32_t block) { return {Expected::kSum, block}; }

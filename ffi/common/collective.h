@@ -18,6 +18,7 @@ enum class ElementKind : uint8_t {
   kArray,   // an element of the array
   kSlices,  // a list of slices of rows (plan/slices.h), known at run time only; a block has one element
   kTokens,  // a list of rows of tokens (plan/routing.h), known at run time only; a block has one element
+  kBoxes,   // an element of the array; the buffers are boxes of a global array (plan/boxes.h), and differ by rank
 };
 
 // The number of blocks in a buffer of one rank.
@@ -57,7 +58,8 @@ struct CollectiveTraits {
   bool Takes(const std::string& attribute) const;  // whether `attributes` lists it
   bool TakesRoot() const { return Takes("root"); }
   bool TakesPermutation() const { return Takes("source_of"); }
-  bool OfLists() const { return elements != ElementKind::kArray; }
+  bool OfLists() const { return elements == ElementKind::kSlices || elements == ElementKind::kTokens; }
+  bool OfBoxes() const { return elements == ElementKind::kBoxes; }
   // Adds the rows that come back for a token; the other collective of tokens sends copies of them.
   bool SumsTokens() const { return elements == ElementKind::kTokens && output == BufferBlocks::kOne; }
   bool Reduces() const { return !OfLists() && expected != nullptr && expected({}).rank == Expected::kSum; }

@@ -51,7 +51,17 @@ bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
 
 }  // namespace
 
-Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes) : base_(view.base) {
+Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes)
+    : base_(view.base), cells_(view.cells), item_bytes_(item_bytes) {
+  if (cells_ != nullptr) {  // `block_` is the number of the cell
+    if (cells_->empty()) return;
+    const auto after = std::upper_bound(cells_->begin(), cells_->end(), offset,
+                                        [](int64_t at, const Cell& cell) { return at < cell.offset; });
+    const Cell& cell = *(after - 1);
+    const int64_t element = offset - cell.offset;
+    EnterCell(after - 1 - cells_->begin(), element / cell.run, element % cell.run * item_bytes);
+    return;
+  }
   const BlockLayout& layout = view.layout;
   if (layout.contiguous()) {  // one fragment that never ends
     num_blocks_ = fragments_per_block_ = 1;
@@ -68,14 +78,38 @@ Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes) : base_(vie
   Enter(offset / layout.block_count, element / layout.contiguous_count, element % layout.contiguous_count * item_bytes);
 }
 
+// From `fragment` of `cell`, which may be the one behind the last: the first of the next cell, if there is one.
+void Cursor::EnterCell(int64_t cell, int64_t fragment, int64_t within_bytes) {
+  if (fragment * (*cells_)[static_cast<size_t>(cell)].run == (*cells_)[static_cast<size_t>(cell)].count) {
+    if (cell + 1 == static_cast<int64_t>(cells_->size())) return;  // the end of the box
+    ++cell;
+    fragment = 0;
+  }
+  const Cell& entered = (*cells_)[static_cast<size_t>(cell)];
+  block_ = cell;
+  fragment_ = fragment;
+  fragments_per_block_ = entered.rows.back().size;
+  fragment_bytes_ = entered.run * item_bytes_;
+  stride_bytes_ = entered.rows.back().stride * item_bytes_;
+  int64_t element = entered.memory;
+  for (size_t i = entered.rows.size(); i-- > 0; fragment /= entered.rows[i].size) {
+    element += fragment % entered.rows[i].size * entered.rows[i].stride;
+  }
+  at_ = base_ + element * item_bytes_ + within_bytes;
+  left_bytes_ = fragment_bytes_ - within_bytes;
+}
+
 void Cursor::Enter(int64_t block, int64_t fragment, int64_t within_bytes) {
+  if (cells_ != nullptr) return EnterCell(block, fragment, within_bytes);
   block_ = block + fragment / fragments_per_block_;
   fragment_ = fragment % fragments_per_block_;
   at_ = base_ + fragment_ * stride_bytes_ + block_ * fragment_bytes_ + within_bytes;
   left_bytes_ = fragment_bytes_ - within_bytes;
 }
 
-int64_t Cursor::fragments_left() const { return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ : 0; }
+int64_t Cursor::fragments_left() const {
+  return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ % fragments_per_block_ : 0;
+}
 
 void Cursor::Advance(int64_t bytes) {
   at_ += bytes;

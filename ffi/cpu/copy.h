@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "plan/boxes.h"
+
 namespace jaxcomm {
 
 // How a buffer of `num_blocks` blocks lies in memory: as an array of shape
@@ -21,7 +23,8 @@ struct BlockLayout {
 struct View {
   char* base = nullptr;
   BlockLayout layout;
-  int32_t pid = 0;  // process that `base` belongs to; 0: this one
+  int32_t pid = 0;               // process that `base` belongs to; 0: this one
+  const Cells* cells = nullptr;  // not null: the buffer is a box, and `layout` is unused
 };
 
 // Walks a view fragment by fragment from a logical offset.
@@ -33,14 +36,17 @@ class Cursor {
   int64_t left_bytes() const { return left_bytes_; }  // to the end of the fragment
   int64_t fragment_bytes() const { return fragment_bytes_; }
   int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive fragments of a block
-  int64_t fragments_left() const;                         // complete ones left in this block; 0 inside one
+  int64_t fragments_left() const;                         // complete ones at equal strides; 0 inside one
   void Advance(int64_t bytes);                            // at most left_bytes()
   void AdvanceFragments(int64_t fragments);               // at most fragments_left(), from the start of one
 
  private:
   void Enter(int64_t block, int64_t fragment, int64_t within_bytes);
+  void EnterCell(int64_t cell, int64_t fragment, int64_t within_bytes);
 
   char* base_;
+  const Cells* cells_;
+  int64_t item_bytes_;
   int64_t num_blocks_;
   int64_t fragments_per_block_;
   int64_t fragment_bytes_;

@@ -150,15 +150,18 @@ Execution::Advance Execution::RunRank(int32_t rank) {
 
 View Execution::ViewOf(const Place& place) const {
   const RankBuffers& buffers = buffers_[place.rank];
+  const Boxes* boxes = program_->boxes.get();
   switch (place.space) {
     case Space::kInput:
-      return {const_cast<char*>(buffers.input), program_->input, buffers.input_pid};
+      return {const_cast<char*>(buffers.input), program_->input, buffers.input_pid,
+              boxes != nullptr ? &boxes->inputs[place.rank] : nullptr};
     case Space::kOutput:
-      return {buffers.output, program_->output, buffers.output_pid};
+      return {buffers.output, program_->output, buffers.output_pid,
+              boxes != nullptr && !program_->output_in_order ? &boxes->outputs[place.rank] : nullptr};
     case Space::kScratch:
       break;
   }
-  return {buffers.scratch, BlockLayout{}};
+  return {buffers.scratch, BlockLayout{}, 0, nullptr};
 }
 
 bool Execution::Read(bool readable, int32_t pid) {

@@ -41,6 +41,9 @@ struct Program {
   int64_t row_count = -1;
   TokenLayout tokens;     // dispatch, combine
   std::string algorithm;  // as selected, for the recorder
+  // reshard: the buffers are boxes, which replace `input` and `output`.
+  std::shared_ptr<const Boxes> boxes;
+  bool output_in_order = false;  // reshard: outputs lie in their logical order
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,

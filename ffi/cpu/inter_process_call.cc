@@ -254,10 +254,9 @@ bool InterProcessCall::Close() {
     // Not earlier: peers may write to the window until they have left the call.
     for (int32_t position = 0; position < program_->num_ranks(); ++position) {
       if (program_->process_of()[position] != process_) continue;
-      const int64_t item_bytes = program_->program()->item_bytes;
-      CopyElements({buffers_[position].output, program_->output_layout()}, 0,
-                   {block_.data + program_->window(Space::kOutput, position), BlockLayout()}, 0,
-                   program_->output_bytes() / item_bytes, item_bytes, false);
+      CopyElements(program_->output(position, buffers_[position].output), 0,
+                   {block_.data + program_->window(Space::kOutput, position), BlockLayout(), 0, nullptr}, 0,
+                   program_->output_count(position), program_->program()->item_bytes, false);
     }
   }
   node_.control_segment().Free(slot_);

@@ -89,21 +89,25 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
       output_bytes_(output_count * program_->item_bytes),
       offsets_(process_of_.size()) {
   const Access access = AccessOf(*program_, process_of_, node_of_);
+  const Boxes* boxes = program_->boxes.get();
   const auto one_copy = [&](const BlockLayout& layout) {
-    return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes &&
-           !HasShortFragments(layout, program_->item_bytes);
+    const bool short_fragments = boxes != nullptr ? boxes->shortest_run * program_->item_bytes < kShortFragmentBytes
+                                                  : HasShortFragments(layout, program_->item_bytes);
+    return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes && !short_fragments;
   };
+  const bool in_order = boxes != nullptr ? boxes->contiguous_outputs : program_->output.contiguous();
   constexpr auto kInput = static_cast<size_t>(Space::kInput);
   constexpr auto kOutput = static_cast<size_t>(Space::kOutput);
   constexpr auto kScratch = static_cast<size_t>(Space::kScratch);
   windowed_[kInput] = access.read[kInput] && !one_copy(program_->input);
   windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output)) ||
-                       (access.sent[kOutput] && !program_->output.contiguous());
+                       (access.sent[kOutput] && !in_order);
   if (windowed_[kOutput]) {
-    auto in_order = std::make_shared<Program>(*program_);
-    in_order->output = BlockLayout();
-    in_order->stream = false;  // windows are read soon
-    program_ = std::move(in_order);
+    auto windowed = std::make_shared<Program>(*program_);
+    windowed->output = BlockLayout();
+    windowed->output_in_order = true;
+    windowed->stream = false;  // windows are read soon
+    program_ = std::move(windowed);
   }
   if (of_tokens() && !program_->tokens.combines && access.read[kInput]) {
     lists_bytes_ = program_->tokens.num_choices() * int64_t{sizeof(int32_t)};
@@ -131,6 +135,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
 }
 
 int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) const {
+  if (program_->boxes != nullptr) return program_->boxes->input_count(position) * program_->item_bytes;
   if (!of_tokens() || !program_->tokens.combines) return input_bytes_;
   int64_t slots = 0;
   for (int32_t owner = 0; owner < slices.num_ranks(); ++owner) {
@@ -140,6 +145,15 @@ int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) c
     }
   }
   return slots * program_->tokens.row_bytes;
+}
+
+View InterProcessProgram::output(int32_t position, char* data) const {
+  const Boxes* boxes = program_->boxes.get();
+  return {data, output_layout_, 0, boxes != nullptr ? &boxes->outputs[static_cast<size_t>(position)] : nullptr};
+}
+
+int64_t InterProcessProgram::output_count(int32_t position) const {
+  return program_->boxes != nullptr ? program_->boxes->output_count(position) : output_bytes_ / program_->item_bytes;
 }
 
 uint64_t InterProcessProgram::block_bytes(int32_t process) const {

@@ -30,10 +30,12 @@ class InterProcessProgram {
   // buffer in shared memory. Outputs that peers of the node write have a window, and so has every small buffer that
   // they read. In the window of an output, each block is contiguous. The owner itself receives messages from other
   // nodes: directly into the output if its blocks are contiguous.
-  const BlockLayout& output_layout() const { return output_layout_; }  // of XLA's buffer
+  View output(int32_t position, char* data) const;  // XLA's buffer
+  int64_t output_count(int32_t position) const;     // elements that the plans may write
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 
-  // Bytes of the input of a rank that other ranks may read. In a combine, they read no row behind the last group.
+  // Bytes of the input of a rank that other ranks may read: in a combine, up to the last row of the last group; in a
+  // reshard, those of its box.
   int64_t ReadBytes(int32_t position, const Slices& slices) const;
 
   // Size of the block that a process contributes.

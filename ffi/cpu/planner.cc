@@ -62,10 +62,17 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     program->algorithm = resolution->algorithm;
     return std::shared_ptr<const Program>(program);
   }
-  const auto program = Program::Make(BuildAll(*resolution->plan, request),
-                                     Blocks(input_count, request.block_count, spec.input_contiguous_count),
-                                     Blocks(output_count, request.block_count, spec.output_contiguous_count),
-                                     item_bytes, reduce, static_cast<int32_t>(dtype));
+  std::shared_ptr<Program> program;
+  if (request.boxes != nullptr) {
+    program = Program::Make(BuildAll(*resolution->plan, request), BlockLayout(), BlockLayout(), item_bytes, nullptr,
+                            static_cast<int32_t>(dtype));
+    program->boxes = request.boxes;
+  } else {
+    program = Program::Make(BuildAll(*resolution->plan, request),
+                            Blocks(input_count, request.block_count, spec.input_contiguous_count),
+                            Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,
+                            static_cast<int32_t>(dtype));
+  }
   program->algorithm = resolution->algorithm;
   return std::shared_ptr<const Program>(program);
 }

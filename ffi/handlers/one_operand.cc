@@ -1,5 +1,5 @@
-// The handlers of the collectives with one operand and one result: those whose elements are those of the array, and
-// which have an input.
+// The handlers of the collectives with one operand and one result: those whose elements are those of the array,
+// and which have an input.
 #include "handlers/call.h"
 
 namespace jaxcomm {
@@ -11,6 +11,7 @@ namespace jaxcomm {
 #define JAXCOMM_HANDLERS_kOne(Name) JAXCOMM_HANDLERS(Name)
 #define JAXCOMM_HANDLERS_kPerRank(Name) JAXCOMM_HANDLERS(Name)
 #define JAXCOMM_HANDLERS_OF_kArray(Name, input) JAXCOMM_HANDLERS_##input(Name)
+#define JAXCOMM_HANDLERS_OF_kBoxes(Name, input) JAXCOMM_HANDLERS_##input(Name)
 #define JAXCOMM_HANDLERS_OF_kSlices(Name, input)
 #define JAXCOMM_HANDLERS_OF_kTokens(Name, input)
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler, functions, elements, input, ...) \

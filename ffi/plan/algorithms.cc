@@ -50,6 +50,7 @@ bool WellFormed(const Request& request) {
   if (request.block_count < 0 || request.block_count > std::numeric_limits<int64_t>::max() / n / n) return false;
   if (request.chunk_count < 0 || request.staged_count < 0) return false;
   const CollectiveTraits& traits = TraitsOf(request.collective);
+  if (traits.OfBoxes() != (request.boxes != nullptr)) return false;
   if (traits.TakesRoot() && (request.root < 0 || request.root >= n)) return false;
   if (!traits.TakesPermutation()) return true;
   return request.source_of.size() == static_cast<size_t>(n) &&

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "plan/boxes.h"
+
 namespace jaxcomm {
 
 namespace {
@@ -13,8 +15,14 @@ int64_t ElementCount(BufferBlocks blocks, const Request& request) {
 
 }  // namespace
 
-int64_t InputCount(const Request& request) { return ElementCount(TraitsOf(request.collective).input, request); }
-int64_t OutputCount(const Request& request) { return ElementCount(TraitsOf(request.collective).output, request); }
+int64_t InputCount(const Request& request, int32_t rank) {
+  if (request.boxes != nullptr) return request.boxes->input_count(rank);
+  return ElementCount(TraitsOf(request.collective).input, request);
+}
+int64_t OutputCount(const Request& request, int32_t rank) {
+  if (request.boxes != nullptr) return request.boxes->output_count(rank);
+  return ElementCount(TraitsOf(request.collective).output, request);
+}
 
 std::vector<size_t> WaitsFirst(const Plan& plan, int64_t short_move) {
   std::vector<size_t> order;

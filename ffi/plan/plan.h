@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -93,18 +94,22 @@ struct Geometry {
 //   permute         b       b        from source_of[rank]; zeros where that is -1
 //   broadcast       b       b        from root
 //   barrier         0       0
+//   reshard         the boxes of the rank; each element of an output comes from an input that has it
+struct Boxes;  // boxes.h
 struct Request {
   Collective collective = Collective::kBarrier;
   Geometry geometry;
   int64_t block_count = 0;
-  int64_t chunk_count = 0;         // elements in flight at once when a block is pipelined; 0: whole blocks
-  int64_t staged_count = 0;        // elements of a block in a slot of the staging ring (staging.h); 0: no ring
-  bool fragmented = false;         // a block of the operand or the result is not contiguous in memory
-  int32_t root = 0;                // broadcast
-  std::vector<int32_t> source_of;  // permute: one entry per rank
+  int64_t chunk_count = 0;             // elements in flight at once when a block is pipelined; 0: whole blocks
+  int64_t staged_count = 0;            // elements of a block in a slot of the staging ring (staging.h); 0: no ring
+  bool fragmented = false;             // a block of the operand or the result is not contiguous in memory
+  int32_t root = 0;                    // broadcast
+  std::vector<int32_t> source_of;      // permute: one entry per rank
+  std::shared_ptr<const Boxes> boxes;  // reshard; block_count is that of the largest output
 };
 
-int64_t InputCount(const Request& request);
-int64_t OutputCount(const Request& request);
+// Elements of the buffers of `rank`: the same on all ranks, except for reshard.
+int64_t InputCount(const Request& request, int32_t rank = 0);
+int64_t OutputCount(const Request& request, int32_t rank = 0);
 
 }  // namespace jaxcomm

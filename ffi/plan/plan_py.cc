@@ -9,6 +9,7 @@
 
 #include <array>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -34,7 +35,7 @@ using namespace nb::literals;
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
 constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
-constexpr const char* kElements[] = {"array", "slices", "tokens"};
+constexpr const char* kElements[] = {"array", "slices", "tokens", "boxes"};
 constexpr const char* kBlocks[] = {"none", "one", "per_rank"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
@@ -232,6 +233,21 @@ void BindData(nb::module_& m) {
       },
       "collective"_a, "scope"_a, "num_ranks"_a, "ranks_per_node"_a, "block_count"_a = 0, "root"_a = 0,
       "source_of"_a = std::vector<int32_t>(), "The request of a call on CPUs. scope: process, node or network.");
+  m.def(
+      "reshard_request",
+      [](const std::string& scope, int64_t num_ranks, int64_t ranks_per_node, const std::vector<int64_t>& sources,
+         const std::vector<int64_t>& destinations) {
+        CallSpec spec;
+        spec.collective = Collective::kReshard;
+        spec.group_size = num_ranks;
+        spec.sources = sources;
+        spec.destinations = destinations;
+        const Geometry geometry = CpuGeometry(EnumOf<Scope>(kScopeNames, "scope", scope), num_ranks, ranks_per_node);
+        constexpr int64_t kAnySize = std::numeric_limits<int64_t>::max();
+        return Checked(MakeRequest(spec, geometry, kAnySize, kAnySize));
+      },
+      "scope"_a, "num_ranks"_a, "ranks_per_node"_a, "sources"_a, "destinations"_a,
+      "The request of a reshard on CPUs: for each rank and dimension, the begin and the end of its box.");
   m.def(
       "gpu_request",
       [](const std::string& collective, int64_t num_ranks, int64_t ranks_per_node, bool multimem, int64_t block_count,

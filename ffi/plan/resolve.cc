@@ -250,6 +250,11 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
     if (spec.algorithm == kComposed && capabilities.setting != kXla) return ByComposition(std::move(why));
     return ByXla(std::move(why));
   }
+  if (TraitsOf(spec.collective).OfBoxes() && capabilities.platform != Platform::kCpu) {
+    if (!spec.algorithm.empty())
+      return UnavailableError("algorithm '" + spec.algorithm + "' runs on CPUs only" + kPassXla);
+    return ByXla("jaxcomm has no kernels for it on this platform");
+  }
   if (capabilities.platform == Platform::kOther) {
     if (TraitsOf(spec.collective).composed && spec.algorithm == kHierarchical)
       return ByComposition("jaxcomm has no plans for this platform");

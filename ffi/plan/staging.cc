@@ -253,7 +253,7 @@ bool ReadsFromPeers(const Algorithm& algorithm, const Request& request) {
 }  // namespace
 
 bool CanStage(const Algorithm& algorithm, const Request& request) {
-  if (request.geometry.num_nodes > 1 || OfLists(request.collective)) return false;
+  if (request.geometry.num_nodes > 1 || TraitsOf(request.collective).elements != ElementKind::kArray) return false;
   const Request small = Small(request);
   for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
     if (!CanStage(algorithm.build(small, r), small.block_count)) return false;

@@ -51,14 +51,14 @@ class Values {
     sums_.emplace(operands, value);
     return value;
   }
-  // Whether every rank counts exactly once.
-  bool Complete(int32_t value) const {
-    if (value < 0 || value == Zero()) return false;
+  // The ranks that an expression sums, in ascending order. An input is the sum of its rank; zeros sum no rank.
+  std::vector<int32_t> RanksOf(int32_t value) const {
+    std::vector<int32_t> ranks;
     const std::vector<uint64_t>& set = ranks_[static_cast<size_t>(value)];
-    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-      if (!(set[static_cast<size_t>(rank) / 64] >> (rank % 64) & 1)) return false;
+    for (int32_t rank = 0; rank < num_ranks_ && value != Zero(); ++rank) {
+      if (set[static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) ranks.push_back(rank);
     }
-    return true;
+    return ranks;
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/partition.h"
+#include "plan/promise.h"
 #include "plan/symbolic.h"
 
 namespace jaxcomm {
@@ -27,10 +28,10 @@ Status CheckBounds(const std::vector<Plan>& plans, const Request& request, const
   int64_t size = 0;
   switch (place.space) {
     case Space::kInput:
-      size = InputCount(request);
+      size = InputCount(request, place.rank);
       break;
     case Space::kOutput:
-      size = OutputCount(request);
+      size = OutputCount(request, place.rank);
       break;
     case Space::kScratch:
       size = plans[static_cast<size_t>(place.rank)].scratch_count;
@@ -94,16 +95,13 @@ struct ReadExtent {
 class Validator {
  public:
   Validator(const std::vector<Plan>& plans, const Request& request)
-      : plans_(plans),
-        request_(request),
-        geometry_(request.geometry),
-        traits_(TraitsOf(request.collective)),
-        values_(request.geometry.num_ranks()) {}
+      : plans_(plans), request_(request), geometry_(request.geometry), values_(request.geometry.num_ranks()) {}
 
   Status Run() {
     JAXCOMM_RETURN_IF_ERROR(CheckSteps());
     JAXCOMM_RETURN_IF_ERROR(Schedule());
-    return traits_.output == BufferBlocks::kNone ? CheckBarrier() : CheckOutputs();
+    const bool barrier = TraitsOf(request_.collective).output == BufferBlocks::kNone;
+    return barrier ? CheckBarrier() : CheckOutputs();
   }
 
  private:
@@ -134,8 +132,8 @@ class Validator {
       if (plan.rank != rank || plan.num_ranks != n || plan.scratch_count < 0) {
         return Fault("plan " + std::to_string(rank) + " has wrong rank, num_ranks or scratch_count");
       }
-      memory_.emplace_back(InputCount(request_));
-      memory_.emplace_back(OutputCount(request_));
+      memory_.emplace_back(InputCount(request_, rank));
+      memory_.emplace_back(OutputCount(request_, rank));
       memory_.emplace_back(plan.scratch_count);
     }
     for (int32_t rank = 0; rank < n; ++rank) {
@@ -165,7 +163,7 @@ class Validator {
     }
     for (int32_t rank = 0; rank < n; ++rank) {
       if (next[Index(rank)] < plans_[Index(rank)].steps.size()) {
-        return Fault(rank, next[Index(rank)], "waits forever");
+        return Fault(rank, next[Index(rank)], "waits forever: " + ChainOfWaits(rank, next));
       }
     }
     for (const auto& [pair, channel] : channels_) {
@@ -339,31 +337,80 @@ class Validator {
     return OkStatus();
   }
 
-  // What the traits of the collective expect in block `block` of the output of `rank`.
-  Expected ExpectedAt(int32_t rank, int32_t block) const {
-    const int32_t source = request_.source_of.empty() ? -1 : request_.source_of[Index(rank)];
-    return traits_.expected({rank, block, request_.root, source});
+  // Why a rank does not go on: each rank waits for the next one. The last one has ended, or the chain closes.
+  std::string ChainOfWaits(int32_t rank, const std::vector<size_t>& next) const {
+    std::string chain = "rank " + std::to_string(rank);
+    std::vector<bool> seen(plans_.size(), false);
+    while (!seen[Index(rank)] && next[Index(rank)] < plans_[Index(rank)].steps.size()) {
+      seen[Index(rank)] = true;
+      rank = plans_[Index(rank)].steps[next[Index(rank)]].peer;
+      chain += " waits for rank " + std::to_string(rank);
+      if (!seen[Index(rank)]) chain += ", which";
+    }
+    return seen[Index(rank)] ? chain : chain + " has ended";
   }
-  bool IsRight(const Content& content, const Expected& expected) const {
-    if (expected.rank == Expected::kSum) return values_.Complete(content.value);
-    return content.value == (expected.rank == Expected::kZeros ? values_.Zero() : values_.Leaf(expected.rank));
+
+  static std::string Listed(const std::vector<int32_t>& ranks) {
+    std::string text;
+    for (const int32_t rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    return text;
+  }
+  // Names what elements [begin, end) of an output hold.
+  std::string Holding(const Content& content, int64_t begin, int64_t end) const {
+    if (content.value == values_.Zero()) return "zeros";
+    const std::vector<int32_t> ranks = values_.RanksOf(content.value);
+    const Place first = {ranks[0], Space::kInput, 0};
+    const std::string input = Interval(first, begin + content.shift, end + content.shift);
+    return ranks.size() == 1 ? input : "the sum of " + input + " over ranks " + Listed(ranks);
+  }
+  // Names what a promise wants in these elements.
+  static std::string Wanted(const Promise& promise, int64_t begin, int64_t end) {
+    if (promise.kind == PromiseKind::kZeros) return "zeros";
+    const Place& first = promise.sources[0];
+    const int64_t shift = first.offset - promise.begin;
+    const std::string input = Interval(first, begin + shift, end + shift);
+    if (promise.sources.size() == 1) return input;
+    if (promise.kind == PromiseKind::kCopy) return input + " or a replica";
+    std::vector<int32_t> ranks;
+    for (const Place& source : promise.sources) ranks.push_back(source.rank);
+    return "the sum of " + input + " over ranks " + Listed(ranks);
+  }
+  bool IsRight(const Content& content, const Promise& promise) const {
+    const auto is_at = [&](const Place& source) { return content.shift == source.offset - promise.begin; };
+    switch (promise.kind) {
+      case PromiseKind::kZeros:
+        return content.value == values_.Zero();
+      case PromiseKind::kCopy:
+        return std::any_of(promise.sources.begin(), promise.sources.end(), [&](const Place& source) {
+          return content.value == values_.Leaf(source.rank) && is_at(source);
+        });
+      case PromiseKind::kSum:
+        break;
+    }
+    const std::vector<int32_t> ranks = values_.RanksOf(content.value);
+    return std::equal(ranks.begin(), ranks.end(), promise.sources.begin(), promise.sources.end(),
+                      [&](int32_t rank, const Place& source) { return rank == source.rank && is_at(source); });
   }
 
   Status CheckOutputs() {
-    const int64_t b = request_.block_count;
-    const auto num_blocks = static_cast<int32_t>(b > 0 ? OutputCount(request_) / b : 0);
+    const std::vector<Promise> of_first = PromisesOf(request_, 0);
     std::vector<ReadExtent> first;  // sums of rank 0
     for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) {
       std::vector<ReadExtent> sums;  // that rank 0 has too
-      for (int32_t block = 0; block < num_blocks; ++block) {
-        const Expected expected = ExpectedAt(rank, block);
-        const int64_t shift = expected.rank == Expected::kZeros ? 0 : (expected.block - block) * b;
-        const bool shared = expected.rank == Expected::kSum && expected.block == ExpectedAt(0, block).block;
+      const std::vector<Promise> promises = PromisesOf(request_, rank);
+      for (size_t i = 0; i < promises.size(); ++i) {
+        const Promise& promise = promises[i];
+        const bool shared = promise.kind == PromiseKind::kSum && i < of_first.size() &&
+                            promise.sources[0].offset == of_first[i].sources[0].offset;
         std::string fault;
-        At({rank, Space::kOutput, 0}).ForEach(block * b, (block + 1) * b, [&](int64_t begin, const Extent& extent) {
-          if (fault.empty() && !(IsRight(extent.content, expected) && extent.content.shift == shift)) {
-            fault = Interval({rank, Space::kOutput, 0}, begin, extent.end) +
-                    (extent.content.value < 0 ? " is never written" : " ends with the wrong contents");
+        const Place output = {rank, Space::kOutput, 0};
+        At(output).ForEach(promise.begin, promise.end, [&](int64_t begin, const Extent& extent) {
+          const bool written = extent.content.value >= 0;
+          if (fault.empty() && !(written && IsRight(extent.content, promise))) {
+            fault = Interval(output, begin, extent.end);
+            fault += written ? " ends with the wrong contents: " + Holding(extent.content, begin, extent.end) +
+                                   ", expected " + Wanted(promise, begin, extent.end)
+                             : " is never written";
           }
           if (shared) Append({begin, extent.end, extent.content}, &sums);
         });
@@ -383,7 +430,6 @@ class Validator {
   const std::vector<Plan>& plans_;
   const Request& request_;
   const Geometry& geometry_;
-  const CollectiveTraits& traits_;
   Values values_;
   std::vector<Memory> memory_;  // input, output and scratch of rank 0, of rank 1, ...
   std::vector<Clock> clocks_;

@@ -56,7 +56,7 @@ TEST_CASE("an output that peers of the node write to has a window with contiguou
   const InterProcessProgram program = put.Make();
   CHECK(program.windowed(Space::kOutput) && !program.windowed(Space::kInput) && program.windowed(Space::kScratch));
   CHECK(program.program()->output.contiguous() && !program.program()->stream);
-  CHECK(program.output_layout().contiguous_count == 10 && program.output_layout().num_blocks == 2);
+  CHECK(program.output(0, nullptr).layout.contiguous_count == 10 && program.output(0, nullptr).layout.num_blocks == 2);
   put.process_of = {0, 0};
   CHECK(!Needs(put, Space::kOutput) && put.Make().program()->stream);
 }

@@ -291,7 +291,7 @@ TEST_CASE("drawn calls: a program has the protocol and the channels of the Resol
   int by_ll = 0, by_steps = 0;
   for (int i = 0; i < 1000; ++i) {
     const CollectiveTraits& traits = Collectives()[random() % Collectives().size()];
-    if (traits.OfLists()) continue;
+    if (traits.elements != ElementKind::kArray) continue;
     const auto n = static_cast<int32_t>(1 + random() % 8);
     const auto& table = Algorithms(traits.collective);
     CallSpec spec = SpecOf(traits.collective, n, random() % 2 == 0 ? "" : table[random() % table.size()].name);

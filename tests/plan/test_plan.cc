@@ -121,7 +121,7 @@ TEST_CASE("inputs and outputs have the sizes of the collective") {
     CHECK(std::strcmp(Name(row.collective), row.name) == 0);
     CHECK(InputCount(request) == row.input && OutputCount(request) == row.output);
   }
-  CHECK(std::size(rows) == std::size(kCollectives));
+  CHECK(std::size(rows) + 1 == std::size(kCollectives));  // reshard has boxes: test_boxes.py
 }
 
 TEST_CASE("requests are well formed up to their limits") {

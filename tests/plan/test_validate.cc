@@ -2,6 +2,7 @@
 // occurs here, word for word.
 #include <limits>
 
+#include "../../ffi/plan/boxes.h"
 #include "written.h"
 
 namespace jaxcomm {
@@ -47,8 +48,10 @@ TEST_CASE("signals through other ranks order steps") {
 }
 
 TEST_CASE("waits and signals must match") {
-  Expect("rank 1, step 0 (wait 0): waits forever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
-  Expect("rank 0, step 0 (wait 1): waits forever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}), kBroadcast);
+  Expect("rank 1, step 0 (wait 0): waits forever: rank 1 waits for rank 0, which has ended",
+         Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  const std::string cycle = "waits forever: rank 0 waits for rank 1, which waits for rank 0";
+  Expect("rank 0, step 0 (wait 1): " + cycle, Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}), kBroadcast);
   Expect("rank 1 never waits for a signal of rank 0", Group({{kDown, Signal(1), Signal(1), kOwn}, {Wait(0), kOn}, {}}),
          kBroadcast);
   Expect("rank 2 never waits for a signal of rank 1", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn, Signal(2)}, {}}),
@@ -127,10 +130,11 @@ TEST_CASE("outputs must be complete and correct") {
          kBroadcast);
   const Step to_2 = Put(Output(2), Input(0), 4);
   Expect("", Group({{kDown, kOwn, to_2}, {}, {}}), kBroadcast);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents", Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}),
-         kBroadcast);
-  Expect("output [0, 4) of rank 1 ends with the wrong contents",
-         Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
+  Expect("output [0, 4) of rank 0 ends with the wrong contents: zeros, expected input [0, 4) of rank 0",
+         Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}), kBroadcast);
+  Expect(
+      "output [0, 4) of rank 1 ends with the wrong contents: input [0, 4) of rank 1, expected input [0, 4) of rank 0",
+      Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
   // The right elements in wrong places: the middle two exchanged.
   const std::vector<Step> exchanged = {kOwn,
                                        kDown,
@@ -138,7 +142,9 @@ TEST_CASE("outputs must be complete and correct") {
                                        Put(Output(2, 1), Input(0, 2), 1),
                                        Put(Output(2, 2), Input(0, 1), 1),
                                        Put(Output(2, 3), Input(0, 3), 1)};
-  Expect("output [1, 2) of rank 2 ends with the wrong contents", Group({exchanged, {}, {}}), kBroadcast);
+  Expect(
+      "output [1, 2) of rank 2 ends with the wrong contents: input [2, 3) of rank 0, expected input [1, 2) of rank 0",
+      Group({exchanged, {}, {}}), kBroadcast);
 }
 
 TEST_CASE("a permute without a source must give zeros") {
@@ -149,7 +155,8 @@ TEST_CASE("a permute without a source must give zeros") {
       Group({{Zero(Scratch(0), 2), Copy(Output(0, 2), Scratch(0), 2), Copy(Output(0), Scratch(0), 2), kDown}, {}}, 2),
       request);
   Expect("output [0, 4) of rank 0 is never written", Group({{kDown}, {}}), request);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents", Group({{kOwn, kDown}, {}}), request);
+  Expect("output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected zeros",
+         Group({{kOwn, kDown}, {}}), request);
 }
 
 TEST_CASE("puts across the network arrive with the next signal to their target") {
@@ -205,7 +212,11 @@ TEST_CASE("sums count every rank once") {
   Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(0)}), request);
   Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(1), Input(0)}), request);
   Expect("rank 0, step 1 (reduce): " + twice, plans({Input(0), Scratch(0), Input(1)}, {Zero(Scratch(0), 4)}), request);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents", plans({Input(0)}), request);
+  Expect(
+      "output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected the sum of input [0, 4) "
+      "of rank 0 "
+      "over ranks 0, 1",
+      plans({Input(0)}), request);
   const Step last = Copy(Scratch(0, 3), Input(0, 3), 1);
   Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
   Expect("rank 0, step 2 (reduce): adds elements of different offsets",
@@ -222,7 +233,14 @@ TEST_CASE("sums of more than 64 ranks count every rank once") {
       plan.sources.erase(plan.sources.begin() + static_cast<std::ptrdiff_t>(operand));
       --plan.steps[0].num_sources;
     }
-    Expect("output [0, 4) of rank 0 ends with the wrong contents", without, request);
+    // A message of 70 ranks, of which one is missing.
+    const std::string fault = Validate(without, request).message();
+    CHECK(fault.find("ends with the wrong contents: the sum of input [0, 4) of rank 0 over ranks 0, 1, 2, ") !=
+          std::string::npos);
+    const std::string missing = ", " + std::to_string(operand) + ",";
+    const size_t expected = fault.find("expected");
+    CHECK((fault + ",").substr(0, expected).find(missing) == std::string::npos);
+    CHECK((fault + ",").find(missing, expected) != std::string::npos);
     twice[1].sources[operand] = twice[1].sources[operand - 1];
     Expect("rank 1, step 0 (reduce): adds the same rank's input twice, or zeros", twice, request);
   }
@@ -363,6 +381,52 @@ TEST_CASE("operands of a reduce are among the plan's sources") {
   plans[0].steps.push_back(Signal(1));
   plans[1].steps.push_back(Get(Output(1), Output(0), 4));
   Expect("", plans, request);
+}
+
+// A global array of 6 elements: ranks 0 and 1 hold [0, 4), and rank 2 holds [4, 6). Rank 0 wants [3, 6), rank 1
+// nothing.
+Request AskForBoxes() {
+  Request request = Ask(Collective::kReshard, 1, 3, 3);
+  const std::vector<Box> sources = {{{0}, {4}}, {{0}, {4}}, {{4}, {6}}};
+  const std::vector<Box> destinations = {{{3}, {6}}, {{0}, {0}}, {{0}, {2}}};
+  request.boxes = *MakeBoxes(sources, destinations, request.geometry);
+  return request;
+}
+
+TEST_CASE("a copy may come from any replica, and from its own element only") {
+  const Request request = AskForBoxes();
+  const Step own = Copy(Output(0), Input(0, 3), 1), rest = Get(Output(0, 1), Input(2), 2);
+  const auto plans = [&](std::vector<Step> of_first, Step of_last) {
+    return Group({std::move(of_first), {}, {std::move(of_last)}});
+  };
+  Expect("", plans({own, rest}, Get(Output(2), Input(0), 2)), request);
+  Expect("", plans({rest, Get(Output(0), Input(1, 3), 1)}, Get(Output(2), Input(1), 2)), request);
+  Expect("output [1, 3) of rank 0 is never written", plans({own}, Get(Output(2), Input(0), 2)), request);
+  Expect(
+      "output [0, 1) of rank 0 ends with the wrong contents: input [2, 3) of rank 1, expected input [3, 4) of rank 0 "
+      "or a replica",
+      plans({Get(Output(0), Input(1, 2), 1), rest}, Get(Output(2), Input(0), 2)), request);
+  Expect(
+      "output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2, expected input [1, 2) of rank 0 "
+      "or a replica",
+      plans({own, rest, Put(Output(2), Input(0), 1)}, Copy(Output(2, 1), Input(2), 1)), request);
+  Expect("rank 2, step 0 (get 0): output [0, 3) of rank 2 exceeds the buffer of 2 elements",
+         plans({own, rest}, Get(Output(2), Input(0), 3)), request);
+}
+
+TEST_CASE("boxes that do not fit each other are refused") {
+  const Geometry geometry = AskForBoxes().geometry;
+  const Box none = {{0}, {0}}, all = {{0}, {6}};
+  const auto fault = [&](const std::vector<Box>& sources, const std::vector<Box>& destinations) {
+    return MakeBoxes(sources, destinations, geometry).status().message();
+  };
+  CHECK(fault({all, none, none}, {none, none, {{1}, {5}}}).empty());
+  CHECK(fault({{{0}, {4}}, none, none}, {none, none, all}) ==
+        "no source has elements [4, 6) of the destination of rank 2");
+  CHECK(fault({all, none}, {none, none, all}) == "there must be a source and a destination for each of 3 ranks");
+  CHECK(fault({all, none, {{}, {}}}, {none, none, all}) == "the source of rank 2 must have 1 dimensions");
+  CHECK(fault({all, none, none}, {none, {{3}, {2}}, all}) == "the destination of rank 1 is [3, 2) in dimension 0");
+  CHECK(!FindAlgorithm(Collective::kReshard, "direct")->supports(Ask(Collective::kReshard, 1, 3, 4)));
 }
 
 }  // namespace

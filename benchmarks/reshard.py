@@ -1,0 +1,217 @@
+"""Compares jaxcomm.reshard with jax.jit with out_shardings and jax.device_put: bytes received, and time in turns.
+
+    python benchmarks/reshard.py bytes --pairs 220 --json out.json     # one process; nothing is moved
+    python -m jaxcomm.run --processes 2 benchmarks/reshard.py time --devices 4 --bytes 16777216 --json out.json
+
+Pairs are random shardings of a 2-D array over meshes of shape (2, 4) and (2, 2, 2), on eight devices in the same order,
+because jit needs that. Bytes are those that devices receive from others, over the minimum: what their new shards lack.
+Those of jit follow from the collectives in the program that XLA has compiled, as a ring would move them. A time is that
+of the slowest process, between two barriers; in each round every side runs once, in a random order.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import sys
+import time
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import _reshard
+from jaxcomm._core import plan
+
+MESHES = ((2, 4), (2, 2, 2))
+# What a device receives, in parts of the result of the collective, in a group of g.
+RECEIVED = {
+    "all-gather": lambda g: (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "reduce-scatter": lambda g: g - 1,
+}
+ITEM = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+
+
+def random_spec(rng, names):
+    left = rng.sample(names, len(names))
+    spec = []
+    for _ in range(2):
+        spec.append(tuple(left.pop() for _ in range(rng.randint(0, len(left)))) or None)
+    rng.shuffle(spec)
+    return P(*spec)
+
+
+def pairs(number):
+    """Random pairs of different shardings. The same in all processes."""
+    rng = random.Random(20261124)
+    devices = np.array(jax.devices()[:8])
+    found = []
+    while len(found) < number:
+        shape = rng.choice(MESHES)
+        mesh = Mesh(devices.reshape(shape), tuple("abc"[: len(shape)]))
+        source, target = (NamedSharding(mesh, random_spec(rng, mesh.axis_names)) for _ in range(2))
+        if not source.is_equivalent_to(target, 2):
+            found.append((source, target))
+    return found
+
+
+def by_jit(x, target):
+    return jax.jit(lambda x: x, out_shardings=target).lower(x).compile()
+
+
+def bytes_of_program(text):
+    """Bytes that all devices of a compiled program receive from others."""
+    total = 0.0
+    for line in text.splitlines():
+        found = re.search(
+            r"= (.*?) (all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute)(-start)?\(", line
+        )
+        if found is None:
+            continue
+        result, kind, start = found.groups()
+        sizes = [
+            ITEM[t] * math.prod(map(int, filter(None, d.split(","))))
+            for t, d in re.findall(r"(\w+)\[([\d,]*)\]", result)
+        ]
+        size = sizes[-1] if start else sum(sizes)
+        if kind == "collective-permute":
+            moved = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=(\{.*?\}\})", line).group(1))
+            total += size * sum(a != b for a, b in moved)
+            continue
+        iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
+        listed = re.search(r"replica_groups=\{(\{.*?\})\}", line)
+        if iota:
+            count, g = map(int, iota.groups())
+        elif listed:
+            rows = re.findall(r"\{([\d,]+)\}", listed.group(1))
+            count, g = len(rows), len(rows[0].split(","))
+        elif named := re.search(r"replica_groups=mesh\[(.*?)\].*?\{([^}]*)\}", line):
+            axes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
+            g = math.prod(int(axes[name]) for name in re.findall(r"'(\w+)'", named.group(2)))
+            count = math.prod(map(int, axes.values())) // g
+        else:
+            raise ValueError(f"no groups in {line}")
+        total += size * RECEIVED[kind](g) * count * g
+    return total
+
+
+def least_bytes(x, target):
+    """Bytes that the new shards lack, by NumPy."""
+    marks = np.arange(x.size).reshape(x.shape)
+    old = x.sharding.devices_indices_map(x.shape)
+    new = target.devices_indices_map(x.shape)
+    return sum(np.setdiff1d(marks[new[d]], marks[old[d]]).size for d in new) * x.dtype.itemsize
+
+
+def bytes_of_plan(x, target):
+    """Bytes that all devices receive by the plan, and the bytes of the busiest sender over its lower bound."""
+    move = _reshard._Move.of("x", x, target)
+    n = len(move.devices)
+    request = plan.reshard_request("node", n, n, move.key[3], move.key[4])
+    sent = np.zeros(n)
+    for rank in plan.build(request, "direct"):
+        for step in rank.steps:
+            if step.src.rank != step.dst.rank:
+                sent[step.src.rank] += step.count
+    bound = max(1.0, sent.sum() / n)
+    return int(sent.sum()) * x.dtype.itemsize, float(sent.max() / bound)
+
+
+def statistics(ratios):
+    quantiles = np.quantile(ratios, [0.5, 0.75, 0.9, 1])
+    return dict(zip(("median", "p75", "p90", "max"), (round(float(q), 3) for q in quantiles), strict=True))
+
+
+def compare_bytes(arguments):
+    x = np.zeros((64, 64), np.float32)
+    rows = []
+    for source, target in pairs(arguments.pairs):
+        placed = jax.device_put(x, source)
+        least = least_bytes(placed, target)
+        ours, busiest = bytes_of_plan(placed, target)
+        rows.append((least, ours, bytes_of_program(by_jit(placed, target).as_text()), busiest))
+    least, ours, jit, busiest = map(np.array, zip(*rows, strict=True))
+    moved = least > 0
+    return {
+        "pairs": len(rows),
+        "pairs that move": int(moved.sum()),
+        "jaxcomm, bytes over minimum": statistics(ours[moved] / least[moved]),
+        "jit, bytes over minimum": statistics(jit[moved] / least[moved]),
+        "jaxcomm, sum over that of jit": round(float(ours.sum() / jit.sum()), 3),
+        "jaxcomm, busiest sender over an even share": statistics(busiest[moved]),
+    }
+
+
+def measure(call):
+    multihost_utils.sync_global_devices("start")
+    begin = time.perf_counter()
+    jax.block_until_ready(call())
+    own = time.perf_counter() - begin
+    if jax.process_count() == 1:
+        return own
+    return float(np.max(multihost_utils.process_allgather(np.float32(own))))
+
+
+def compare_times(arguments):
+    rng = random.Random(1)
+    side = math.isqrt(arguments.bytes // 4)
+    x = np.arange(side * side, dtype=np.float32).reshape(side, side)
+    rows = []
+    for source, target in pairs(arguments.pairs):
+        placed = jax.make_array_from_callback(x.shape, source, lambda index: x[index], dtype=x.dtype)
+        if least_bytes(jax.ShapeDtypeStruct((64, 64), np.float32, sharding=source), target) == 0:
+            continue
+        program = by_jit(placed, target)
+        sides = {
+            "jaxcomm": lambda placed=placed, target=target: jaxcomm.reshard(placed, target),
+            "jit": lambda placed=placed, program=program: program(placed),
+            "device_put": lambda placed=placed, target=target: jax.device_put(placed, target),
+        }
+        for call in sides.values():
+            for shard in call().addressable_shards:
+                np.testing.assert_array_equal(np.asarray(shard.data), x[shard.index])
+        times = {name: [] for name in sides}
+        for _ in range(arguments.rounds):
+            for name in rng.sample(list(sides), len(sides)):
+                times[name].append(measure(sides[name]))
+        rows.append({"from": str(source.spec), "to": str(target.spec), "mesh": list(source.mesh.devices.shape)}
+                    | {f"{name} ms": round(1e3 * float(np.median(t)), 3) for name, t in times.items()})  # fmt: skip
+    speed = {name: [row[f"{name} ms"] / row["jaxcomm ms"] for row in rows] for name in ("jit", "device_put")}
+    return {
+        "bytes of the array": x.nbytes,
+        "processes": jax.process_count(),
+        "rounds": arguments.rounds,
+        "rows": rows,
+        "times faster, geometric mean": {n: round(float(np.exp(np.mean(np.log(s)))), 3) for n, s in speed.items()},
+        "times faster": {n: statistics(s) for n, s in speed.items()},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["bytes", "time"])
+    parser.add_argument("--pairs", type=int, default=220)
+    parser.add_argument("--devices", type=int, default=8, help="of each process")
+    parser.add_argument("--bytes", type=int, default=16 << 20, help="of the array")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", help="file for the results")
+    arguments = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
+    jaxcomm.distributed.initialize()
+    said = compare_bytes(arguments) if arguments.what == "bytes" else compare_times(arguments)
+    if jax.process_index() == 0:
+        print(json.dumps({k: v for k, v in said.items() if k != "rows"}, indent=2))
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({"command": " ".join(sys.argv), **said}, file, indent=1)
+                file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+#include "plan/boxes.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace jaxcomm {
+namespace {
+
+using Cuts = std::vector<std::vector<int64_t>>;  // by dimension: sorted boundaries
+
+// The cells of a box as numbers per dimension: those between cuts first[d] and last[d].
+struct CellRange {
+  std::vector<size_t> first;
+  std::vector<size_t> last;
+};
+
+Status CheckBoxes(const std::vector<Box>& boxes, size_t num_dimensions, const char* what) {
+  for (size_t rank = 0; rank < boxes.size(); ++rank) {
+    const Box& box = boxes[rank];
+    const std::string name = std::string("the ") + what + " of rank " + std::to_string(rank);
+    if (box.begin.size() != num_dimensions || box.end.size() != num_dimensions) {
+      return InvalidArgumentError(name + " must have " + std::to_string(num_dimensions) + " dimensions");
+    }
+    for (size_t d = 0; d < num_dimensions; ++d) {
+      if (0 <= box.begin[d] && box.begin[d] <= box.end[d]) continue;
+      return InvalidArgumentError(name + " is [" + std::to_string(box.begin[d]) + ", " + std::to_string(box.end[d]) +
+                                  ") in dimension " + std::to_string(d));
+    }
+  }
+  return OkStatus();
+}
+
+Cuts CutsOf(const std::vector<Box>& sources, const std::vector<Box>& destinations) {
+  Cuts cuts(sources[0].begin.size());
+  for (const std::vector<Box>* boxes : {&sources, &destinations}) {
+    for (const Box& box : *boxes) {
+      if (box.count() == 0) continue;
+      for (size_t d = 0; d < cuts.size(); ++d) {
+        cuts[d].push_back(box.begin[d]);
+        cuts[d].push_back(box.end[d]);
+      }
+    }
+  }
+  for (std::vector<int64_t>& of_dimension : cuts) {
+    std::sort(of_dimension.begin(), of_dimension.end());
+    of_dimension.erase(std::unique(of_dimension.begin(), of_dimension.end()), of_dimension.end());
+  }
+  return cuts;
+}
+
+CellRange RangeOf(const Box& box, const Cuts& cuts) {
+  CellRange range;
+  for (size_t d = 0; d < cuts.size(); ++d) {
+    const auto at = [&](int64_t x) {
+      return static_cast<size_t>(std::lower_bound(cuts[d].begin(), cuts[d].end(), x) - cuts[d].begin());
+    };
+    range.first.push_back(at(box.begin[d]));
+    range.last.push_back(at(box.end[d]));
+  }
+  return range;
+}
+
+// Calls visit(number of the cell in the array, cell) for the cells of a box in row-major order.
+template <typename Visit>
+void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
+  if (box.count() == 0) return;
+  const size_t num_dimensions = cuts.size();
+  const CellRange range = RangeOf(box, cuts);
+  std::vector<size_t> at = range.first;
+  int64_t offset = 0;
+  for (bool more = true; more;) {
+    Cell cell;
+    cell.offset = offset;
+    cell.count = cell.run = 1;
+    int64_t stride = 1;
+    std::vector<Cell::Rows> rows;  // innermost first
+    int64_t number = 0, cells_inside = 1;
+    for (size_t i = 0; i < num_dimensions; ++i) {
+      const size_t d = num_dimensions - 1 - i;
+      const int64_t size = cuts[d][at[d] + 1] - cuts[d][at[d]];
+      number += static_cast<int64_t>(at[d]) * cells_inside;
+      cells_inside *= static_cast<int64_t>(cuts[d].size());
+      cell.count *= size;
+      cell.memory += (cuts[d][at[d]] - box.begin[d]) * stride;
+      // The run grows as long as it fills the dimensions inside.
+      if (rows.empty() && cell.run == stride) {
+        cell.run *= size;
+      } else if (size > 1) {
+        if (!rows.empty() && rows.back().stride * rows.back().size == stride) {
+          rows.back().size *= size;
+        } else {
+          rows.push_back({size, stride});
+        }
+      }
+      stride *= box.end[d] - box.begin[d];
+    }
+    if (rows.empty()) rows.push_back({1, cell.run});
+    cell.rows.assign(rows.rbegin(), rows.rend());
+    offset += cell.count;
+    visit(number, std::move(cell));
+    more = false;
+    for (size_t d = num_dimensions; d-- > 0 && !more;) {
+      more = ++at[d] < range.last[d];
+      if (!more) at[d] = range.first[d];
+    }
+  }
+}
+
+// A cell of an output that another rank must send.
+struct Wanted {
+  const std::vector<Place>* owners;
+  Place place;
+  int64_t count;
+};
+
+// The owner that sends a cell to `to`.
+const Place& ChooseOwner(const Wanted& wanted, const Geometry& geometry, const std::vector<int64_t>& sent) {
+  const int32_t to = wanted.place.rank, n = geometry.num_ranks();
+  const auto rank_of = [&](const Place& owner) {
+    const bool same_node = geometry.node(owner.rank) == geometry.node(to);
+    return std::make_tuple(!same_node, sent[static_cast<size_t>(owner.rank)], (owner.rank - to + n) % n);
+  };
+  return *std::min_element(wanted.owners->begin(), wanted.owners->end(),
+                           [&](const Place& a, const Place& b) { return rank_of(a) < rank_of(b); });
+}
+
+int64_t CountOf(const Cells& cells) { return cells.empty() ? 0 : cells.back().offset + cells.back().count; }
+
+}  // namespace
+
+int64_t Box::count() const {
+  int64_t count = 1;
+  for (size_t d = 0; d < begin.size(); ++d) count *= end[d] - begin[d];
+  return count;
+}
+
+int64_t Boxes::input_count(int32_t rank) const { return CountOf(inputs[static_cast<size_t>(rank)]); }
+int64_t Boxes::output_count(int32_t rank) const { return CountOf(outputs[static_cast<size_t>(rank)]); }
+
+StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
+                                                 const Geometry& geometry) {
+  const auto n = static_cast<size_t>(geometry.num_ranks());
+  if (sources.size() != n || destinations.size() != n || sources[0].begin.empty()) {
+    return InvalidArgumentError("there must be a source and a destination for each of " + std::to_string(n) + " ranks");
+  }
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(sources, sources[0].begin.size(), "source"));
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(destinations, sources[0].begin.size(), "destination"));
+  const Cuts cuts = CutsOf(sources, destinations);
+  auto boxes = std::make_shared<Boxes>();
+  boxes->inputs.resize(n);
+  boxes->outputs.resize(n);
+  boxes->promises.resize(n);
+  std::vector<std::pair<int64_t, Place>> held;  // number of the cell, one of its owners
+  const auto note_run = [&](const Cell& cell) {
+    const int64_t shortest = boxes->shortest_run;
+    boxes->shortest_run = shortest == 0 ? cell.run : std::min(shortest, cell.run);
+  };
+  for (size_t rank = 0; rank < n; ++rank) {
+    ForEachCell(sources[rank], cuts, [&](int64_t number, Cell cell) {
+      held.emplace_back(number, Place{static_cast<int32_t>(rank), Space::kInput, cell.offset});
+      note_run(cell);
+      boxes->inputs[rank].push_back(std::move(cell));
+    });
+  }
+  std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::string missing;
+  for (size_t rank = 0; rank < n; ++rank) {
+    ForEachCell(destinations[rank], cuts, [&](int64_t number, Cell cell) {
+      auto owner = std::lower_bound(held.begin(), held.end(), number,
+                                    [](const auto& a, int64_t wanted) { return a.first < wanted; });
+      Promise promise = {cell.offset, cell.offset + cell.count, PromiseKind::kCopy, {}};
+      for (; owner != held.end() && owner->first == number; ++owner) promise.sources.push_back(owner->second);
+      if (promise.sources.empty() && missing.empty()) {
+        missing = "no source has elements [" + std::to_string(cell.offset) + ", " +
+                  std::to_string(cell.offset + cell.count) + ") of the destination of rank " + std::to_string(rank);
+      }
+      note_run(cell);
+      boxes->contiguous_outputs = boxes->contiguous_outputs && cell.memory == cell.offset && cell.run == cell.count;
+      boxes->promises[rank].push_back(std::move(promise));
+      boxes->outputs[rank].push_back(std::move(cell));
+    });
+  }
+  if (!missing.empty()) return InvalidArgumentError(missing);
+
+  std::vector<Wanted> wanted;
+  for (size_t rank = 0; rank < n; ++rank) {
+    for (const Promise& promise : boxes->promises[rank]) {
+      const Place place = {static_cast<int32_t>(rank), Space::kOutput, promise.begin};
+      const int64_t count = promise.end - promise.begin;
+      const auto own = std::find_if(promise.sources.begin(), promise.sources.end(),
+                                    [&](const Place& owner) { return owner.rank == place.rank; });
+      if (own == promise.sources.end()) {
+        wanted.push_back({&promise.sources, place, count});
+      } else {
+        boxes->moves.push_back({place.rank, place.rank, own->offset, place.offset, count});
+      }
+    }
+  }
+  std::stable_sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) {
+    if (a.owners->size() != b.owners->size()) return a.owners->size() < b.owners->size();
+    return a.count > b.count;
+  });
+  std::vector<int64_t> sent(n, 0);
+  for (const Wanted& cell : wanted) {
+    const Place& owner = ChooseOwner(cell, geometry, sent);
+    sent[static_cast<size_t>(owner.rank)] += cell.count;
+    boxes->moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count});
+  }
+  return std::shared_ptr<const Boxes>(std::move(boxes));
+}
+
+std::vector<Box> DecodeBoxes(const std::vector<int64_t>& numbers, int64_t num_ranks) {
+  std::vector<Box> boxes;
+  if (num_ranks <= 0 || numbers.size() % static_cast<size_t>(2 * num_ranks) != 0) return boxes;
+  const size_t per_rank = numbers.size() / static_cast<size_t>(num_ranks);
+  for (size_t at = 0; at < numbers.size(); at += per_rank) {
+    Box& box = boxes.emplace_back();
+    for (size_t i = 0; i < per_rank; i += 2) {
+      box.begin.push_back(numbers[at + i]);
+      box.end.push_back(numbers[at + i + 1]);
+    }
+  }
+  return boxes;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,325 @@
+"""reshard(): arrays from any sharding to any other, with the fewest bytes."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm import _check, _lowering
+from jaxcomm._core import plan
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import register
+from jaxcomm._typing import PyTree
+
+_AXIS = "rank"  # of the mesh over all devices of a call
+
+_Device: TypeAlias = Any  # jax.Device, whose attributes type checkers do not see
+# For each device of a call and each dimension, the begin and the end of its shard.
+Boxes = tuple[int, ...]
+
+
+def reshard(
+    tree: PyTree,
+    shardings: PyTree,
+    *,
+    donate: bool = False,
+    algorithm: str | None = None,
+    max_bytes: int | None = None,
+    timeout_s: float | None = None,
+) -> PyTree:
+    """Moves arrays to other shardings; each device receives only the elements that it lacks, and each of them once.
+
+    The meshes of source and destination may differ in shape, in the order of devices and in size. They may overlap or
+    have no device in common, and belong to one process or to several. All processes with a device of a source or a
+    destination call reshard() in the same order and with equal arguments.
+
+    An array whose shards stay on their devices keeps its buffers. See docs/guide/reshard.md.
+
+    Args:
+      tree: pytree of arrays. A process that has no shard of a source may pass a jax.ShapeDtypeStruct with its sharding.
+      shardings: a sharding, or a pytree of shardings; a sharding stands for all arrays of a subtree.
+      donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers.
+      algorithm: "direct", or "xla" for jax.device_put. None means "direct" on CPUs, and "xla" on other platforms.
+      max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
+        group has at least one array. None means all at once.
+      timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S.
+
+    Returns:
+      Arrays of the same shapes, dtypes and values, with the given shardings.
+
+    Raises:
+      ValueError: the trees differ, a sharding does not fit its array, devices of several platforms, an array is donated
+        twice, or an invalid option. Nothing has been moved.
+      TypeError: a leaf is no array, or has no element type that can be sent.
+      jax.errors.JaxRuntimeError: a rank died or did not arrive in time, or calls of processes differ (when an array is
+        used). The source arrays are intact, except those that were donated and have been moved.
+
+    Cost: each device receives the elements of its new shard that it did not have.
+    """
+    op = "reshard"
+    _check.algorithm(op, op, algorithm)
+    if max_bytes is not None:
+        max_bytes = _check.positive(op, "max_bytes", max_bytes)
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"{op}: timeout_s must be positive, got {timeout_s!r}")
+    paths, leaves, targets, structure = _pair(tree, shardings)
+    moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
+    if donate:
+        _check_donated(paths, leaves)
+    results: list[Any] = [None] * len(leaves)
+    groups: dict[tuple[_Device, ...], list[int]] = {}  # arrays with the same devices move in one program
+    for i, move in enumerate(moves):
+        if move.in_place:
+            results[i] = _without_program(leaves[i], move)
+        elif _why_device_put(move.devices[0].platform, algorithm):
+            results[i] = jax.device_put(leaves[i], move.target, donate=donate)
+        else:
+            groups.setdefault(move.devices, []).append(i)
+    timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
+    for devices, members in groups.items():
+        for bucket in _buckets(members, moves, max_bytes):
+            run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
+            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket])
+            if donate or max_bytes is not None:
+                jax.block_until_ready(moved)
+            for i, array in zip(bucket, moved, strict=True):
+                results[i] = array
+                if donate and isinstance(leaves[i], jax.Array):
+                    leaves[i].delete()
+    return jax.tree.unflatten(structure, results)
+
+
+def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[Sharding], Any]:
+    """Names of the leaves, leaves, their new shardings, and the structure of the tree."""
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+
+    def is_sharding(x: Any) -> bool:
+        return isinstance(x, Sharding)
+
+    try:
+        spread = jax.tree.map(lambda s, part: jax.tree.map(lambda _: s, part), shardings, tree, is_leaf=is_sharding)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"reshard: shardings must have the structure of tree, or of its top: {error}") from None
+    targets = jax.tree.leaves(spread, is_leaf=is_sharding)
+    return [jax.tree_util.keystr(path) or "x" for path, _ in with_paths], [x for _, x in with_paths], targets, structure
+
+
+def _check_donated(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    seen: dict[int, str] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if id(leaf) in seen:
+            raise ValueError(f"reshard: {seen[id(leaf)]} and {path} are the same array, which can't be donated twice")
+        seen[id(leaf)] = path
+
+
+@functools.cache
+def _why_device_put(platform: str, algorithm: str | None) -> str:
+    """Why jax.device_put moves all arrays on a platform; empty if jaxcomm does."""
+    if platform == "cpu":
+        return _lowering.why_xla(platform, algorithm)
+    platform = {"gpu": "cuda"}.get(platform, "other")
+    able = _lowering.capabilities(platform, algorithm)
+    return str(plan.resolve("reshard", {"algorithm": algorithm or ""}, "float32", 0, 0, plan.Placement(), able).reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """One array and its new sharding.
+
+    Attributes:
+      target: the new sharding.
+      devices: those of source and destination, by process.
+      key: what the program depends on: shapes of a shard at source and destination, dtype, boxes of both.
+      shape, dtype: of the array.
+      in_place: whether each device has its new shard already.
+    """
+
+    target: Sharding
+    devices: tuple[_Device, ...]
+    key: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    in_place: bool
+
+    @classmethod
+    def of(cls, path: str, leaf: Any, target: Any) -> "_Move":
+        source = getattr(leaf, "sharding", None)
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not isinstance(source, Sharding):
+            raise TypeError(
+                f"reshard: {path} must be a jax.Array, or a jax.ShapeDtypeStruct with a sharding, got {leaf!r}"
+            )
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise TypeError(f"reshard: {path} has element type {leaf.dtype}; pass its data (jax.random.key_data)")
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(f"reshard: {path} has been deleted or donated")
+        if not isinstance(target, Sharding) or not hasattr(target, "device_set"):
+            raise TypeError(f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, got {target!r}")
+        used: set[Any] = source.device_set | target.device_set
+        devices = tuple(sorted(used, key=lambda d: (d.process_index, d.id)))
+        platforms = {device.platform for device in devices}
+        if len(platforms) > 1:
+            raise ValueError(f"reshard: {path} can't move between devices of {' and '.join(sorted(platforms))}")
+        if foreign := set(devices) - set(jax.devices(devices[0].platform)):
+            raise ValueError(f"reshard: {path} has devices that are not in jax.devices(): {sorted(map(str, foreign))}")
+        boxes = []
+        for what, sharding in (("source", source), ("new sharding", target)):
+            try:
+                sharding.shard_shape(leaf.shape)
+            except ValueError as error:
+                raise ValueError(f"reshard: the {what} of {path} does not fit shape {leaf.shape}: {error}") from None
+            boxes.append(_boxes(sharding, leaf.shape))
+        held, wanted = boxes
+        key = (
+            source.shard_shape(leaf.shape),
+            target.shard_shape(leaf.shape),
+            leaf.dtype,
+            *(_numbers(of_devices, devices, len(leaf.shape)) for of_devices in boxes),
+        )
+        in_place = leaf.size == 0 or all(held.get(device) == box for device, box in wanted.items())
+        return cls(target, devices, key, leaf.shape, leaf.dtype, in_place)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the new shard of a device."""
+        return math.prod(self.key[1]) * np.dtype(self.dtype).itemsize
+
+
+def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[_Device, tuple[tuple[int, int], ...]]:
+    indices = sharding.devices_indices_map(shape)
+    return {d: tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True)) for d, index in indices.items()}
+
+
+def _numbers(boxes: dict[_Device, tuple[tuple[int, int], ...]], devices: Sequence[_Device], ndim: int) -> Boxes:
+    """Boxes of all devices. A dimension in front tells which devices have one: scalars have no other."""
+    return tuple(
+        number
+        for device in devices
+        for interval in (((0, 1), *boxes[device]) if device in boxes else ((0, 0),) * (ndim + 1))
+        for number in interval
+    )
+
+
+def _without_program(leaf: Any, move: _Move) -> jax.Array:
+    """The array in buffers that its devices have."""
+    own: list[Any] = list(move.target.addressable_devices_indices_map(move.shape))
+    if math.prod(move.shape) == 0:
+        shards = [jax.device_put(np.zeros(move.key[1], move.dtype), device) for device in own]
+    else:
+        by_device = _shards(leaf)
+        shards = [by_device[device] for device in own]
+    return jax.make_array_from_single_device_arrays(move.shape, move.target, shards, dtype=move.dtype)
+
+
+def _shards(leaf: Any) -> dict[_Device, jax.Array]:
+    return {s.device: s.data for s in leaf.addressable_shards} if isinstance(leaf, jax.Array) else {}
+
+
+def _buckets(members: Sequence[int], moves: Sequence[_Move], max_bytes: int | None) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    size = 0
+    for i in members:
+        size += moves[i].received_bytes
+        if not buckets or (max_bytes is not None and size > max_bytes):
+            buckets.append([])
+            size = moves[i].received_bytes
+        buckets[-1].append(i)
+    return buckets
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(
+    devices: tuple[_Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
+) -> Callable[[Sequence[Any], Sequence[_Move]], list[jax.Array]]:
+    """One program over all devices; it moves an array per key. Devices without a shard pass one that nobody reads."""
+    mesh = Mesh(np.array(devices), (_AXIS,))
+    along = NamedSharding(mesh, P(_AXIS))
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    # All processes name the same place, wherever they call: they are identified by it.
+    call = Call("reshard", (_AXIS,), None, algorithm, None, "jaxcomm.reshard")
+
+    def body(*xs):
+        return [
+            reshard_p.bind(x, call=call, result=to or (1,), sources=held, destinations=wanted, timeout_ms=timeout_ms)
+            for x, (_, to, _, held, wanted) in zip(xs, keys, strict=True)
+        ]
+
+    def joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the array whose block on each device has this shape."""
+        first, *others = shape or (1,)
+        return (len(devices) * first, *others)
+
+    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+    compiled = False
+
+    def call_program(operands: Sequence[jax.Array]) -> list[jax.Array]:
+        nonlocal compiled
+        if compiled:
+            return program(*operands)
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+        def first_call() -> list[jax.Array]:
+            with jax.enable_x64(x64):
+                return program(*operands)
+
+        # XLA numbers the runs of a program by its text, which has the lines of the callers. On a thread of its own, the
+        # program is the same in processes that call from different places.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            outputs = thread.submit(first_call).result()
+        compiled = True
+        return outputs
+
+    def run(leaves: Sequence[Any], moves: Sequence[_Move]) -> list[jax.Array]:
+        operands = []
+        for leaf, (shape, _, dtype, _, _) in zip(leaves, keys, strict=True):
+            shards = _shards(leaf)
+            unused = np.zeros(shape or (1,), dtype) if len(shards) < len(own) else None
+            blocks = [shards[d] if d in shards else jax.device_put(unused, d) for d in own]
+            blocks = [block if block.ndim else block.reshape(1) for block in blocks]
+            operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
+        # A process without a device has no part in the transfer.
+        outputs: Sequence[Any] = call_program(operands) if own else [None] * len(keys)
+        results: list[jax.Array] = []
+        for output, move in zip(outputs, moves, strict=True):
+            wanted = set(move.target.device_set)
+            blocks = [s.data for s in output.addressable_shards if s.device in wanted] if own else []
+            blocks = blocks if move.shape else [block.reshape(()) for block in blocks]
+            results.append(jax.make_array_from_single_device_arrays(move.shape, move.target, blocks, dtype=move.dtype))
+        return results
+
+    return run
+
+
+def _shape(x, *, call, result, sources, destinations, timeout_ms):
+    return x.update(shape=result, weak_type=False)
+
+
+def _lower(ctx, x, *, platform, call, result, sources, destinations, timeout_ms):
+    given = {
+        "sources": np.array(sources, np.int64),
+        "destinations": np.array(destinations, np.int64),
+        "timeout_ms": np.int64(timeout_ms),
+    }
+    return _lowering.lower(
+        ctx,
+        x,
+        platform=platform,
+        call=call,
+        target="jaxcomm_reshard",
+        attributes=lambda x, n: given,
+        alone=None,
+        xla=_unreachable,
+    )
+
+
+def _unreachable(x: Any) -> Any:
+    raise NotImplementedError("reshard: jax.device_put moves arrays where jaxcomm has no plan")
+
+
+reshard_p = register("reshard", shape=_shape, lower=_lower)

@@ -1,0 +1,115 @@
+"""Programs of several processes that call reshard(): reshard_program.py <what>. Each ends with one JSON object."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import resharding
+
+import jaxcomm
+
+jax.config.update("jax_num_cpu_devices", int(os.environ["DEVICES"]))
+jaxcomm.distributed.initialize()
+LAST = jax.process_index() == jax.process_count() - 1
+
+
+def over(devices, spec):
+    return NamedSharding(Mesh(np.array(devices), ("a",)), spec)
+
+
+def halves():
+    """The devices of the first and of the second half of all processes."""
+    devices = jax.devices()
+    return devices[: len(devices) // 2], devices[len(devices) // 2 :]
+
+
+def values():
+    for seed in range(int(os.environ["SEEDS"])):
+        resharding.check_random(seed, 16, max_bytes=[None, 200][seed % 2])
+    x = np.arange(1 << 20, dtype=np.int32).reshape(1024, 1024)  # read in place, and in chunks
+    for spec, wanted in ((P("a"), P(None, "a")), (P(None, "a"), P())):
+        source, target = over(jax.devices(), spec), over(jax.devices()[::-1], wanted)
+        resharding.check(jaxcomm.reshard(resharding.place(x, source), target), x, target)
+    if jax.process_count() == 2:
+        roles()
+    return {"checked": True}
+
+
+def roles():
+    """Processes with a source and with a destination call from different places, and run other programs between."""
+    givers, takers = halves()
+    source, target = over(givers, P("a")), over(takers, P(None, "a"))
+    for i in range(3):
+        x = resharding.values((8, 8), np.float32, i)
+        if jax.process_index() == 0:
+            array = resharding.place(x, source)
+            jax.block_until_ready(jax.jit(lambda x: x + 1)(np.ones(i + 1)))
+            jaxcomm.reshard(array, target)
+        else:
+            moved = jaxcomm.reshard(resharding.place(x, source), target)
+            resharding.check(moved, x, target)
+
+
+def wait_for(file):
+    """Until the file exists, or its time is over."""
+    end = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def failing(move):
+    """What the error of a reshard says, and whether its source is intact."""
+    x = resharding.values((8, 8), np.float32, 1)
+    array = resharding.place(x, over(jax.devices(), P("a")))
+    try:
+        jax.block_until_ready(move(array))
+        text = ""
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+    resharding.check(array, x, over(jax.devices(), P("a")))
+    return {"text": text}
+
+
+def orders():
+    """The last process moves another array first."""
+    target = over(jax.devices()[::-1], P("a"))
+    other = resharding.place(np.zeros(16, np.int8), over(jax.devices(), P("a")))
+    return failing(lambda x: jaxcomm.reshard(other if LAST else x, target))
+
+
+def killed():
+    def move(x):
+        jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
+        if LAST:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return jaxcomm.reshard(x, over(jax.devices(), P(None, "a")))
+
+    return failing(move)
+
+
+def late():
+    """The last process does not call."""
+
+    def move(x):
+        if LAST:
+            wait_for(pathlib.Path(os.environ["DONE"]))
+            return x
+        return jaxcomm.reshard(x, over(jax.devices()[::-1], P("a")), timeout_s=1.5)
+
+    return failing(move)
+
+
+print(json.dumps(globals()[sys.argv[1]]()), flush=True)
+if sys.argv[1] == "late" and not LAST:
+    pathlib.Path(os.environ["DONE"]).touch()
+if sys.argv[1] in ("killed", "late", "orders"):
+    os._exit(0)  # a peer may be gone, so nobody waits for it at the end

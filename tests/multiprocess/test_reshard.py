@@ -1,0 +1,66 @@
+"""reshard() between processes: values of random arrays, places of calls, failures that leave sources intact."""
+
+import concurrent.futures
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from ranks import PIPES, PROMPT_S, environment
+
+PROGRAM = pathlib.Path(__file__).with_name("reshard_program.py")
+pytestmark = pytest.mark.deadline(280)
+
+
+def run(what, processes, nodes=1, devices=2, dead=(), **more):
+    """What the processes print, by rank; None of those that die."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    running = []
+    for rank in range(processes):
+        settings = {"DEVICES": str(devices), "JAXCOMM_NODE_ID": str(rank * nodes // processes), **more}
+        env = environment(rank, processes, address, **settings)
+        running.append(subprocess.Popen([sys.executable, str(PROGRAM), what], env=env, text=True, **PIPES))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(processes) as threads:
+            outputs = list(threads.map(lambda process: process.communicate(timeout=200), running))
+    finally:
+        for process in running:
+            process.kill()
+    for rank, (process, (_, errors)) in enumerate(zip(running, outputs, strict=True)):
+        assert process.returncode == (-9 if rank in dead else 0), f"r{rank} | {errors[-3000:]}"
+    return [None if rank in dead else json.loads(out.splitlines()[-1]) for rank, (out, _) in enumerate(outputs)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "nodes", "devices", "single_copy"),
+    [(2, 1, 4, "1"), (4, 2, 2, "1"), pytest.param(4, 1, 2, "0", marks=pytest.mark.full),
+     pytest.param(3, 3, 2, "1", marks=pytest.mark.full)],
+)  # fmt: skip
+def test_every_shard_has_the_right_elements(processes, nodes, devices, single_copy, request):
+    seeds = "1" if request.config.getoption("--size") == "default" else "12"
+    settings = {"SEEDS": seeds, "JAXCOMM_SINGLE_COPY": single_copy, "JAXCOMM_TIMEOUT_S": "60"}
+    assert run("values", processes, nodes, devices, **settings) == [{"checked": True}] * processes
+
+
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_another_order_is_an_error_that_shows_both_sides(nodes):
+    for said in run("orders", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
+        assert "calls do not match" in said["text"], said
+        assert "elements of int8" in said["text"] and "elements of float32" in said["text"], said
+
+
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_dead_process_is_named(nodes):
+    said, _ = run("killed", 2, nodes, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
+    assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said
+
+
+@pytest.mark.full
+def test_a_late_process_is_named_after_the_limit_of_the_call(tmp_path):
+    said, _ = run("late", 2, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
+    assert "ranks [2, 3] (process 1) in no collective, which did not enter the call within 1.5 s" in said["text"], said

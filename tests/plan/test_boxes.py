@@ -1,0 +1,109 @@
+"""Plans of reshard: correct, with the fewest bytes, and with even loads. The oracle sees the global array only."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from jaxcomm._core import plan
+
+
+def grid(rng, shape, num_ranks):
+    """The boxes of a random sharding: each dimension in equal parts, on some ranks in any order, with replicas."""
+    parts = [rng.choice([d for d in range(1, n + 1) if n % d == 0 and d <= num_ranks]) for n in shape]
+    while np.prod(parts) > num_ranks:
+        parts[rng.randrange(len(parts))] = 1
+    pieces = list(itertools.product(*(range(p) for p in parts)))
+    replicas = rng.randint(1, num_ranks // len(pieces))
+    ranks = rng.sample(range(num_ranks), len(pieces) * replicas)
+    steps = [n // p for n, p in zip(shape, parts, strict=True)]
+    boxes = [None] * num_ranks
+    for rank, piece in zip(ranks, pieces * replicas, strict=True):
+        boxes[rank] = [(i * step, (i + 1) * step) for i, step in zip(piece, steps, strict=True)]
+    return boxes
+
+
+def uneven(rng, shape, num_ranks):
+    """Boxes that cut the first dimension at any places; some overlap, and some are empty."""
+    cuts = sorted(rng.choices(range(shape[0] + 1), k=num_ranks - 1))
+    rows = zip([0, *cuts], [*cuts, shape[0]], strict=True)
+    boxes = [[(max(0, begin - rng.randint(0, 2)), end), *((0, n) for n in shape[1:])] for begin, end in rows]
+    return rng.sample(boxes, num_ranks)
+
+
+def numbers(boxes, ndim):
+    flat = [((0, 1), *box) if box else ((0, 0),) * (ndim + 1) for box in boxes]
+    return [number for box in flat for interval in box for number in interval]
+
+
+def elements(box, shape):
+    """The elements of a box, as numbers in the global array."""
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    return set(array[tuple(slice(*interval) for interval in box)].reshape(-1)) if box else set()
+
+
+def moves(plans):
+    """(from, to, elements) of every move between ranks."""
+    for p in plans:
+        for step in p.steps:
+            assert step.kind in ("copy", "put", "get")
+            if step.kind != "copy":
+                yield step.src.rank, step.dst.rank, step.count
+
+
+@pytest.mark.parametrize("make", [grid, uneven])
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_are_correct_and_minimal(make, seed):
+    rng = random.Random(seed)
+    nodes, locals_ = rng.choice([(1, 4), (1, 7), (2, 3), (4, 2), (12, 1)])
+    n = nodes * locals_
+    shape = tuple(rng.choice([1, 2, 6, 12]) for _ in range(rng.choice([1, 2, 3])))
+    source, destination = make(rng, shape, n), make(rng, shape, n)
+    scope = "network" if nodes > 1 else rng.choice(["process", "node"])
+    request = plan.reshard_request(scope, n, locals_, numbers(source, len(shape)), numbers(destination, len(shape)))
+    request.chunk_count = rng.choice([0, 1, 5])
+    assert plan.check(request, "direct") == ""
+    received, sent = np.zeros(n, int), np.zeros(n, int)
+    for origin, target, count in moves(plan.build(request, "direct")):
+        received[target] += count
+        sent[origin] += count
+    held, wanted = ([elements(box, shape) for box in boxes] for boxes in (source, destination))
+    assert received.tolist() == [len(w - h) for h, w in zip(held, wanted, strict=True)]
+    # The busiest rank sends at most one piece more than its lower bound.
+    if nodes == 1:
+        owners = {e: [r for r in range(n) if e in held[r]] for w in wanted for e in w}
+        demand = {e: sum(e in wanted[r] and e not in held[r] for r in range(n)) for e in owners}
+        fixed = [sum(demand[e] for e, of in owners.items() if of == [r]) for r in range(n)]
+        holders = sum(map(bool, held))
+        bound = max(*fixed, -(-sum(demand.values()) // max(holders, 1)), 1)
+        largest = max((count for *_, count in moves(plan.build(request, "direct"))), default=0)
+        if request.chunk_count == 0:
+            assert sent.max() <= bound + largest
+
+
+def test_a_replica_in_the_node_sends():
+    """Ranks 0, 1 and 2, 3 are nodes. Ranks 0 and 2 have all elements, and ranks 1 and 3 want them."""
+    boxes = [[(0, 8)], None, [(0, 8)], None], [None, [(0, 8)], None, [(0, 8)]]
+    request = plan.reshard_request("network", 4, 2, *(numbers(side, 1) for side in boxes))
+    assert sorted(moves(plan.build(request, "direct"))) == [(0, 1, 8), (2, 3, 8)]
+
+
+def test_chunks_of_receivers_alternate():
+    """A rank on a node of its own sends to two others."""
+    request = plan.reshard_request("network", 3, 1, numbers([[(0, 8)], None, None], 1), numbers(
+        [None, [(0, 4)], [(4, 8)]], 1
+    ))  # fmt: skip
+    request.chunk_count = 2
+    steps = plan.build(request, "direct")[0].steps
+    assert [(s.kind, s.peer, s.count) for s in steps] == [("put", 1, 2), ("put", 2, 2)] * 2
+
+
+def test_large_meshes_are_planned_quickly():
+    """128 ranks in a node, rows to columns: 16,384 pieces."""
+    n = 128
+    rows = [[(r, r + 1), (0, n)] for r in range(n)]
+    columns = [[(0, n), (r, r + 1)] for r in range(n)]
+    request = plan.reshard_request("node", n, n, numbers(rows, 2), numbers(columns, 2))
+    plans = plan.build(request, "direct")
+    assert sum(len(p.steps) for p in plans) == n * n
