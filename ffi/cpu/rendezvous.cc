@@ -16,9 +16,8 @@ namespace {
 
 std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
 
-BoundedWait Begin(const CallSpec& spec) {
-  const double limit_s = spec.timeout_ms > 0 ? static_cast<double>(spec.timeout_ms) / 1e3 : timeout_s.load();
-  return {BoundedWait::Clock::now(), {limit_s, warn_s.load()}};
+WaitLimits Limits(const CallSpec& spec) {
+  return {spec.timeout_ms > 0 ? static_cast<double>(spec.timeout_ms) / 1e3 : timeout_s.load(), warn_s.load()};
 }
 
 // Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one
@@ -191,8 +190,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     entry->completions.resize(spec_.group_size);
     entry->first = participant;
     const auto now = BoundedWait::Clock::now();
-    entry->wait = Begin(spec_);
-    const auto now = entry->wait.began;
+    entry->wait = {now, Limits(spec_)};
     entry->record = Recorder::Get().Begin(recorded_sites_[key.group], key.run_id, key.iteration,
                                           static_cast<uint32_t>(participant.dtype), participant.input_count,
                                           participant.output_count, now);
