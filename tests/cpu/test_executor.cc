@@ -99,7 +99,7 @@ TEST_CASE("every algorithm by one and by many threads") {
           num_runs += Check(algorithm, request, random);
         }
       }
-      CHECK(num_runs > 0);
+      CHECK(num_runs > 0 || collective == Collective::kReshard);  // of boxes: tests/test_reshard.py
     }
   }
 }

@@ -291,7 +291,7 @@ void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_re
           }
         }
       }
-      CHECK(num_runs > 0);
+      CHECK(num_runs > 0 || collective == Collective::kReshard);  // runs on CPUs
     }
   }
 }

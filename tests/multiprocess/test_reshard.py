@@ -47,16 +47,14 @@ def test_every_shard_has_the_right_elements(processes, nodes, devices, single_co
     assert run("values", processes, nodes, devices, **settings) == [{"checked": True}] * processes
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_another_order_is_an_error_that_shows_both_sides(nodes):
-    for said in run("orders", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
+def test_another_order_is_an_error_that_shows_both_sides():
+    for said in run("orders", 2, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
         assert "calls do not match" in said["text"], said
         assert "elements of int8" in said["text"] and "elements of float32" in said["text"], said
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_dead_process_is_named(nodes):
-    said, _ = run("killed", 2, nodes, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
+def test_a_dead_process_is_named():
+    said, _ = run("killed", 2, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
     assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said
 
 
