@@ -442,4 +442,8 @@ void* __tsan_memset(void* to, int value, size_t bytes) {
   __tsan_write_range(to, bytes);
   return std::memset(to, value, bytes);
 }
+// The counts of shared pointers of the host, which kernels do not have.
+int32_t __tsan_atomic32_fetch_add(volatile int32_t* word, int32_t value, int) {
+  return __atomic_fetch_add(word, value, __ATOMIC_SEQ_CST);
+}
 }
