@@ -64,12 +64,14 @@ class Transformations(collective.Collective):
         return {name: transformation(call, x) for name, transformation in table.items()}
 
     @pytest.mark.parametrize(("axes", "check_vma"), SETTINGS, ids=["vma", "no_vma"])
-    def test_transformations(self, mesh, rng, axes, check_vma):
+    @pytest.mark.parametrize("table", [TRANSFORMATIONS, DERIVATIVES], ids=["transformations", "derivatives"])
+    def test_transformations(self, mesh, rng, table, axes, check_vma):
+        # In one program of both tables, XLA:CPU aborts: more threads than ranks join a rendezvous of its own all_to_all.
         x = rng.standard_normal((8, *BLOCK), np.float32)
-        table = {**TRANSFORMATIONS, **(DERIVATIVES if self.differentiable else {})}
-        program = functools.partial(self.applied, table=table, axes=axes, check_vma=check_vma)
-        compare(program, mesh, x, rtol=1e-4, check_vma=check_vma)
-        if not self.differentiable:
+        if self.differentiable or table is TRANSFORMATIONS:
+            program = functools.partial(self.applied, table=table, axes=axes, check_vma=check_vma)
+            compare(program, mesh, x, rtol=1e-4, check_vma=check_vma)
+        else:
             f = on_ranks(lambda x: jax.grad(loss(functools.partial(self.call, OURS, axes=axes)))(x), mesh)
             with pytest.raises(NotImplementedError, match=f"{self.op} at collective.py:.* has no derivative"):
                 jax.eval_shape(f, x)
