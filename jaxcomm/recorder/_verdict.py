@@ -7,7 +7,6 @@ compared by the calls that it is in.
 
 import dataclasses
 import enum
-import time
 from collections.abc import Iterable, Iterator
 
 from jaxcomm.recorder import _file, _runs
@@ -56,13 +55,7 @@ class _Diagnosis:
     def __init__(self, run: _runs.Run, window_s: float) -> None:
         self.run, self.window_s = run, window_s
         self.rings = run.rings
-        # Monotonic clocks of other kernels are known up to their latest sign of life only.
-        self.now = {
-            process: max(time.monotonic_ns(), int(ring.header["alive_ns"]))
-            if ring.state in ("running", "stopped")
-            else int(ring.header["alive_ns"])
-            for process, ring in self.rings.items()
-        }
+        self.now = {process: ring.now_ns() for process, ring in self.rings.items()}
 
     # Calls
 
