@@ -15,6 +15,7 @@ import numpy as np
 from jaxcomm._processes import bootstrap
 
 _MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 1, 16
+SUFFIX, DUMP = ".ring", ".ring.dump"
 _ENDED = ("done", "failed")
 
 
@@ -248,9 +249,9 @@ def _calls(tables: _Tables, sites: list[Site], layout: dict[str, Any]) -> list[C
     # Rows without number were never used, or are written at this moment.
     rows = rows[(rows["number"] > 0) & (rows["site"] < len(sites)) & (rows["dtype"] < len(dtypes))]
     rows = np.sort(rows, order="number")
-    calls = []
-    for values in zip(*(rows[name].tolist() for name in rows.dtype.names), strict=True):
-        row = dict(zip(rows.dtype.names, values, strict=True))
+    names, calls = [field[0] for field in layout["calls"]["fields"]], []
+    for values in zip(*(rows[name].tolist() for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
         site, (dtype, item_bytes), phase = sites[row["site"]], dtypes[row["dtype"]], row["phase"]
         mask = row["arrived_mask"]
         calls.append(

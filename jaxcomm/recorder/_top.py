@@ -40,7 +40,7 @@ class Snapshot:
     """All processes with a file.
 
     Attributes:
-      missing_ranks: those of all calls that have waited for the window.
+      missing_ranks: those of all calls that have waited for the window, and of processes that are dead or have no file.
     """
 
     num_processes: int
@@ -94,10 +94,27 @@ def show(snapshot: Snapshot, as_json: bool) -> None:
 
 def snapshot(run: _runs.Run, before: _runs.Run, elapsed_s: float, window_s: float) -> Snapshot:
     """`before`: the same program, read earlier by this time."""
-    same = {p: {_identity(call): call for call in ring.calls} for p, ring in run.rings.items()}
+    same = _by_identity(run)
     rows = tuple(_row(run, before, process, same, elapsed_s) for process in run.rings)
     missing = {rank for row in rows if row.call and row.waiting_s >= window_s for rank in row.missing_ranks}
+    missing |= {rank for row in rows if row.state == "dead" for rank in row.ranks}
+    groups = [site.group for ring in run.rings.values() for site in ring.sites]
+    missing |= {rank for g in groups for p in set(g.processes) - run.rings.keys() for rank in g.ranks_of(p)}
     return Snapshot(run.num_processes, rows, tuple(sorted(missing)), tuple(run.notes))
+
+
+def late_ranks(ring: _file.Ring, after_s: float) -> tuple[int, ...]:
+    """Ranks for which calls of this process have waited for so long. Reads the files of other processes if any has."""
+    late = [call for call in ring.calls if call.is_open and ring.now_ns() - call.arrived_ns >= after_s * 1e9]
+    if not late:
+        return ()
+    run = _runs.around(ring, with_calls=True)
+    same = _by_identity(run)
+    return tuple(sorted({rank for call in late for rank in _missing(run, ring.process, call, same)}))
+
+
+def _by_identity(run: _runs.Run) -> "dict[int, dict[_Identity, _file.Call]]":
+    return {p: {_identity(call): call for call in ring.calls} for p, ring in run.rings.items()}
 
 
 # Equal in all processes for one call, from its first arrival on. Its key is known later.
@@ -147,6 +164,6 @@ def _missing(
             missing += ranks
         elif theirs.phase == "arriving":
             missing += [rank for rank in ranks if rank not in theirs.arrived]
-        elif theirs.is_open and other != process and run.rings[other].state not in ("running", "unknown"):
+        elif theirs.is_open and run.rings[other].state not in ("running", "unknown"):  # it does not go on
             missing += ranks
     return tuple(sorted(missing))

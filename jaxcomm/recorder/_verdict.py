@@ -113,6 +113,10 @@ class _Diagnosis:
     def follow(self, process: int, call: _file.Call, path: tuple[tuple[int, _file.Call], ...]) -> Iterator[Finding]:
         """The causes for which a process stays in a call. `path`: the calls that led here."""
         path = (*path, (process, call))
+        if call.phase == "arriving" and self.rings[process].state == "stopped":  # between two of its devices
+            lines = [self.describe(process, call.group)]
+            yield self.finding(Verdict.OUTSIDE, [process], call.group.ranks_of(process), path, lines)
+            return
         if call.phase == "arriving" or not call.key:
             missing = [rank for rank in call.group.ranks_of(process) if rank not in call.arrived]
             text = f"ranks {missing} of process {process} did not arrive at {call}; ranks {list(call.arrived)} did"
