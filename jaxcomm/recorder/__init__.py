@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxcomm import _core
+from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
 from jaxcomm.recorder._prometheus import Counters, Stats, stats
 from jaxcomm.recorder._report import Report, analyze
@@ -48,11 +49,14 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
     Raises:
       RuntimeError: the recorder is off.
     """
-    ring = _core.recorder.path()
-    if not ring:
-        raise RuntimeError("jaxcomm.recorder.trace: the recorder is off: JAXCOMM_RECORDER names its folder")
-    before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"]
+    off = RuntimeError("jaxcomm.recorder.trace: the recorder is off: JAXCOMM_RECORDER names its folder")
+    if config().recorder == "":
+        raise off
+    ring = _core.recorder.path()  # "" before the first program with a collective
+    before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"] if ring else 0
     yield
+    if not (ring := _core.recorder.path()):
+        raise off
     found = _file.read(pathlib.Path(ring))
     nodes = {p: str(other.header["node"]) for p, other in _runs.around(found, with_calls=False).rings.items()}
     pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes))

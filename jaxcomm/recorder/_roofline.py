@@ -13,8 +13,9 @@ from jaxcomm._measure import timing
 from jaxcomm.recorder._predict import Shape
 
 _FAR = 2.0  # times of the prediction
-_SMALL = 5.0  # a prediction of so many times the copy limit is for the steps of a call, not for its bytes
-_WORTH_STARTING_US = 100.0
+_SMALL = 5.0  # a time of so many times the copy limit is for the steps of a call, not for its bytes
+_FASTER = 0.9  # another algorithm, as a part of the prediction
+_WORTH = 0.01  # of the time of all calls: less is not worth advice
 _LIMIT_REPS = 7
 
 
@@ -25,7 +26,8 @@ class Row:
     Attributes:
       calls: of one process.
       moving_us, waiting_us: medians of the time after and before all ranks had arrived.
-      total_s: of all calls of a process, on average; waiting included.
+      total_s: of all calls of a process, on average.
+      waiting_s: the part of it before all ranks had arrived.
       predicted_us: None if the cost model does not predict the op.
       copy_limit_us: time to copy the buffers of all ranks once; None for ops without data and between hosts.
       advice: what would help.
@@ -40,6 +42,7 @@ class Row:
     moving_us: float
     waiting_us: float
     total_s: float
+    waiting_s: float
     predicted_us: float | None
     copy_limit_us: float | None
     advice: tuple[str, ...]
@@ -76,8 +79,13 @@ def report(
     for (process, _), call in calls.items():
         if call["result"] == "done":
             same[call["site"], call["algorithm"], Shape.of(call)].append((process, call))
-    rows = [_row(*key, of, limit_of) for key, of in same.items()]
-    return sorted(rows, key=lambda row: -row.total_s), notes
+    rows = {key: _row(*key, of, limit_of) for key, of in same.items()}
+    least_us = _WORTH * 1e6 * sum(row.total_s for row in rows.values())
+    advised = [
+        dataclasses.replace(row, advice=tuple(_advice(row, shape, least_us / row.calls)))
+        for (_, _, shape), row in rows.items()
+    ]
+    return sorted(advised, key=lambda row: -row.total_s), notes
 
 
 def _row(
@@ -89,7 +97,7 @@ def _row(
 ) -> Row:
     num_processes = len({process for process, _ in of})
     moving_us, waiting_us = (statistics.median(call[name] for _, call in of) for name in ("moving_us", "waiting_us"))
-    row = Row(
+    return Row(
         op=shape.op,
         site=site,
         algorithm=algorithm,
@@ -99,36 +107,41 @@ def _row(
         moving_us=moving_us,
         waiting_us=waiting_us,
         total_s=sum(call["moving_us"] + call["waiting_us"] for _, call in of) / num_processes / 1e6,
+        waiting_s=sum(call["waiting_us"] for _, call in of) / num_processes / 1e6,
         predicted_us=of[0][1]["predicted_us"],
         copy_limit_us=limit_of(shape),
         advice=(),
     )
-    return dataclasses.replace(row, advice=tuple(_advice(row, shape)))
 
 
-def _advice(row: Row, shape: Shape) -> Iterable[str]:
-    if row.waiting_us > row.moving_us:
+def _advice(row: Row, shape: Shape, least_us: float) -> Iterable[str]:
+    """What would save at least this time of a call."""
+    moving_us, predicted_us, limit_us = row.moving_us, row.predicted_us, row.copy_limit_us
+    if row.waiting_us > max(moving_us, least_us):
         crowd = f": {row.ranks} ranks share {timing.cores()} processors" if row.ranks > timing.cores() else ""
-        yield f"ranks wait for each other {row.waiting_us / row.moving_us:.0f} times as long as data move{crowd}"
-    if row.predicted_us is not None:
+        yield f"ranks wait for each other {row.waiting_us / moving_us:.0f} times as long as data move{crowd}"
+    if moving_us < least_us:
+        return
+    if predicted_us is None:
+        if limit_us is not None and moving_us > _SMALL * limit_us:
+            yield f"{moving_us / limit_us:.0f} times the copy limit"
+    else:
         fastest = shape.predicted()
-        if fastest and fastest[0] != row.algorithm and fastest[1] * 1e6 < 0.9 * row.predicted_us:
+        if fastest and fastest[0] != row.algorithm and fastest[1] * 1e6 < _FASTER * predicted_us:
             yield f"algorithm={fastest[0]!r} is predicted to take {fastest[1] * 1e6:.0f} us"
-        if row.moving_us > _FAR * row.predicted_us:
+        if moving_us > _FAR * predicted_us:
             fit = "" if _cost_params.measured else "; jaxcomm.calibrate() fits predictions to this machine"
-            yield f"{row.moving_us / row.predicted_us:.1f} times the prediction: other work uses the processors{fit}"
-        if row.copy_limit_us is not None and row.predicted_us > _SMALL * row.copy_limit_us:
-            yield "steps take longer than bytes: join the calls of a step into fewer and larger ones"
-    if shape.starts and row.moving_us >= _WORTH_STARTING_US:
-        yield f"{shape.starts} beside computations hides up to {row.moving_us * row.calls / 1e3:.1f} ms"
+            yield f"{moving_us / predicted_us:.1f} times the prediction: other work uses the processors{fit}"
+        if limit_us is not None and predicted_us > _SMALL * limit_us:
+            yield "steps take longer than bytes: join it with other small calls"
+    if shape.starts:
+        yield f"{shape.starts} beside computations hides up to {moving_us * row.calls / 1e3:.1f} ms"
 
 
 def text(rows: list[Row], notes: list[str]) -> str:
-    total_s, waiting_s = (
-        sum(times) for times in ([r.total_s for r in rows], [r.waiting_us * r.calls / 1e6 for r in rows])
-    )
+    total_s, waiting_s = sum(row.total_s for row in rows), sum(row.waiting_s for row in rows)
     lines = [
-        f"{sum(row.calls for row in rows)} calls, {total_s:.3f} s; ranks waited for each other about {waiting_s:.3f} s",
+        f"{sum(row.calls for row in rows)} calls, {total_s:.3f} s; of it, ranks waited for each other {waiting_s:.3f} s",
         f"{'op':18} {'ranks':>5} {'bytes':>10} {'calls':>6} {'wait us':>9} {'move us':>9} {'predicted':>9} "
         f"{'copy limit':>10} {'total s':>8}  algorithm, site",
     ]

@@ -81,7 +81,7 @@ DEFAULT = ["stopped", "crossed_groups", "one_iteration_less", "killed_in_a_colle
 
 
 # As `top` shows them meanwhile. Of crossed groups, each process misses the other one.
-MISSING = {"stopped": [2, 3], "crossed_groups": [0, 1, 2, 3], "one_iteration_less": [2, 3]}
+MISSING = {"stopped": [2, 3], "crossed_groups": [0, 1], "one_iteration_less": [2, 3]}
 
 
 def test_hangs(start, tmp_path, capsys):
@@ -205,7 +205,7 @@ def event(number, moving_us, waiting_us, **changed):
 def test_report(tmp_path):
     """Two calls, each in the rows of two ranks; one of an op without prediction."""
     slow = [event(1, 9e6, 1e6), event(1, 9e6, 1e6), event(2, 11e6, 3e6), event(2, 11e6, 3e6)]
-    tokens = event(3, 10, 30, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
+    tokens = event(3, 1e6, 3e6, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"traceEvents": [*slow, tokens], "otherData": {"calls that the ring has dropped": 5}}))
     rows, notes = _roofline.report([path], limit_of=lambda shape: shape.size_bytes / 1e3)
@@ -213,13 +213,15 @@ def test_report(tmp_path):
         ("psum", 2, 1 << 20, (1 << 20) / 1e3),
         ("moe.dispatch", 1, 32, 0.032),
     ]
-    assert (rows[0].moving_us, rows[0].waiting_us, rows[0].total_s) == (10e6, 2e6, 24)
+    assert (rows[0].moving_us, rows[0].waiting_us) == (10e6, 2e6)
+    assert (rows[0].total_s, rows[0].waiting_s) == (24, 4)
     best = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 18,), jnp.float32), 4)
     advice = "\n".join(rows[0].advice)
     assert f"algorithm={best.algorithm!r} is predicted to take {1e6 * best.predicted_time_s:.0f} us" in advice
     assert "2.5 times the prediction" in advice and "steps take longer than bytes" in advice
     assert "psum_start beside computations hides up to 20000.0 ms" in advice and "wait" not in advice
-    assert len(rows[1].advice) == 1 and rows[1].advice[0].startswith("ranks wait for each other 3 times as long")
+    waits, far = rows[1].advice
+    assert waits.startswith("ranks wait for each other 3 times as long") and far == "31250000 times the copy limit"
     assert "without the first 5 calls" in notes[0]
     assert "a.py:1" in _roofline.text(rows, notes)
 
