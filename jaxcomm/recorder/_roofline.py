@@ -122,13 +122,13 @@ def _advice(row: Row, shape: Shape, least_us: float) -> Iterable[str]:
         yield f"ranks wait for each other {row.waiting_us / moving_us:.0f} times as long as data move{crowd}"
     if moving_us < least_us:
         return
+    fastest = shape.predicted()
+    if fastest and fastest[0] != row.algorithm and fastest[1] * 1e6 < _FASTER * (predicted_us or moving_us):
+        yield f"algorithm={fastest[0]!r} is predicted to take {fastest[1] * 1e6:.0f} us"
     if predicted_us is None:
         if limit_us is not None and moving_us > _SMALL * limit_us:
             yield f"{moving_us / limit_us:.0f} times the copy limit"
     else:
-        fastest = shape.predicted()
-        if fastest and fastest[0] != row.algorithm and fastest[1] * 1e6 < _FASTER * predicted_us:
-            yield f"algorithm={fastest[0]!r} is predicted to take {fastest[1] * 1e6:.0f} us"
         if moving_us > _FAR * predicted_us:
             fit = "" if _cost_params.measured else "; jaxcomm.calibrate() fits predictions to this machine"
             yield f"{moving_us / predicted_us:.1f} times the prediction: other work uses the processors{fit}"
