@@ -141,7 +141,7 @@ def _advice(row: Row, shape: Shape, least_us: float) -> Iterable[str]:
 def text(rows: list[Row], notes: list[str]) -> str:
     total_s, waiting_s = sum(row.total_s for row in rows), sum(row.waiting_s for row in rows)
     lines = [
-        f"{sum(row.calls for row in rows)} calls, {total_s:.3f} s; of it, ranks waited for each other {waiting_s:.3f} s",
+        f"{sum(row.calls for row in rows)} calls, {total_s:.3f} s; ranks waited for each other in {waiting_s:.3f} s",
         f"{'op':18} {'ranks':>5} {'bytes':>10} {'calls':>6} {'wait us':>9} {'move us':>9} {'predicted':>9} "
         f"{'copy limit':>10} {'total s':>8}  algorithm, site",
     ]
