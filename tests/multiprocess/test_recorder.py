@@ -5,6 +5,7 @@ raised; the files are read meanwhile. Launches run side by side.
 """
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from ranks import DEADLINE_S, LONG
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _cli, _file, _roofline, _runs, _top
+from jaxcomm.recorder import _chrome, _cli, _file, _roofline, _runs, _top, _verdict
 
 # Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
 # the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
@@ -195,6 +196,32 @@ def test_trace(folder):
     assert found["algorithm"] == expected.algorithm
     assert found["predicted_us"] == pytest.approx(1e6 * expected.predicted_time_s, abs=1e-3)
     assert found["busbw_GB_per_s"] == pytest.approx(32 / found["moving_us"] / 1e3, abs=1e-3)  # 2 * (n - 1) / n = 1
+
+
+def test_calls_at_the_same_time_have_rows_of_their_own(folder):
+    ring = _file.read(next(folder.glob("*.ring")))
+    times = [(0, 10), (5, 8), (9, 12), (10, 11)]  # ns of arrival and end, in the order of arrival
+    ring.calls = [
+        dataclasses.replace(ring.calls[0], number=i, arrived_ns=start, started_ns=start, running_ns=0, ended_ns=end)
+        for i, (start, end) in enumerate(times, 1)
+    ]
+    events = json.loads(_chrome.trace(ring, 1, {}))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    rows = {
+        name: [e["args"]["number"] for e in events if e["ph"] == "X" and names[e["tid"]] == name]
+        for name in names.values()
+    }
+    assert rows == {"rank 0": [1, 4], "rank 0 (2)": [2, 3], "rank 1": [1, 4], "rank 1 (2)": [2, 3]}
+
+
+def test_a_process_that_is_stopped_between_two_arrivals(folder):
+    """The process is the cause, and not the device that has not arrived."""
+    run = _runs.find(folder)
+    ring = run.rings[0]
+    ring.__dict__["state"] = "stopped"
+    ring.calls = [dataclasses.replace(ring.calls[-1], phase="arriving", arrived=(0,))]
+    finding = _verdict.diagnose(run, window_s=0)[0]
+    assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
 
 
 def test_rates(folder):
