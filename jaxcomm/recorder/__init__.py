@@ -5,7 +5,8 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxcomm import _core
-from jaxcomm.recorder import _chrome, _file
+from jaxcomm._config import config
+from jaxcomm.recorder import _chrome, _file, _runs
 from jaxcomm.recorder._prometheus import Counters, Stats, stats
 from jaxcomm.recorder._report import Report, analyze
 from jaxcomm.recorder._stragglers import Straggler
@@ -38,9 +39,9 @@ def dump(path: str | pathlib.Path | None = None) -> pathlib.Path:
 def trace(path: str | pathlib.Path) -> Iterator[None]:
     """Writes the collectives of this process in a `with` block as a Chrome trace, which Perfetto opens.
 
-    A row per group shows the calls with bytes, algorithm and bandwidth, and the time until all ranks had arrived. Wait
-    for results inside the block. The recorder keeps JAXCOMM_RECORDER_CALLS calls; earlier calls are left out, and the
-    trace says how many.
+    A row per rank shows the calls with bytes, algorithm, bus bandwidth and predicted time, and the time until all ranks
+    had arrived. `python -m jaxcomm.recorder report` compares them. Wait for results inside the block. The recorder
+    keeps JAXCOMM_RECORDER_CALLS calls; earlier calls are left out, and the trace says how many.
 
     Args:
       path: the file to write, JSON.
@@ -48,10 +49,14 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
     Raises:
       RuntimeError: the recorder is off.
     """
-    ring = _core.recorder.path()
-    if not ring:
-        raise RuntimeError("jaxcomm.recorder.trace: the recorder is off: JAXCOMM_RECORDER names its folder")
-    before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"]
+    off = RuntimeError("jaxcomm.recorder.trace: the recorder is off: JAXCOMM_RECORDER names its folder")
+    if config().recorder == "":
+        raise off
+    ring = _core.recorder.path()  # "" before the first program with a collective
+    before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"] if ring else 0
     yield
+    if not (ring := _core.recorder.path()):
+        raise off
     found = _file.read(pathlib.Path(ring))
-    pathlib.Path(path).write_text(_chrome.trace(found, first=before + 1))
+    nodes = {p: str(other.header["node"]) for p, other in _runs.around(found, with_calls=False).rings.items()}
+    pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes))

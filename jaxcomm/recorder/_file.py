@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import re
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from jaxcomm._processes import bootstrap
 
 _MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 1, 16
+SUFFIX, DUMP = ".ring", ".ring.dump"
 _ENDED = ("done", "failed")
 
 
@@ -119,6 +122,11 @@ class Ring:
             return "dead"
         return "stopped" if text[0] in "Tt" else "running"
 
+    def now_ns(self) -> int:
+        """The time on the process's clock. Those of other kernels are known up to their latest sign of life only."""
+        alive_ns = int(self.header["alive_ns"])
+        return max(time.monotonic_ns(), alive_ns) if self.state in ("running", "stopped") else alive_ns
+
     def progress_ns(self) -> int:
         """The latest time at which a call arrived, started or ended; the start if there is no call."""
         times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns, call.ended_ns)]
@@ -134,6 +142,17 @@ def _numbers(text: str) -> tuple[int, ...]:
         else:
             found += range(int(first), int(second or first) + 1)
     return tuple(found)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as "0-3,8"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
 
 
 def _text(raw: bytes) -> str:
@@ -226,28 +245,30 @@ def _sites(tables: _Tables, header: dict[str, Any]) -> list[Site]:
 
 def _calls(tables: _Tables, sites: list[Site], layout: dict[str, Any]) -> list[Call]:
     dtypes, phases = list(layout["dtypes"].items()), layout["phases"]
-    calls = []
-    for row in tables.rows("calls"):
-        if row["number"] == 0 or row["site"] >= len(sites) or row["dtype"] >= len(dtypes):
-            continue  # never used, or written at this moment
-        site = sites[int(row["site"])]
-        dtype, item_bytes = dtypes[int(row["dtype"])]
-        mask = int(row["arrived_mask"])
+    rows = tables.rows("calls")
+    # Rows without number were never used, or are written at this moment.
+    rows = rows[(rows["number"] > 0) & (rows["site"] < len(sites)) & (rows["dtype"] < len(dtypes))]
+    rows = np.sort(rows, order="number")
+    names, calls = [field[0] for field in layout["calls"]["fields"]], []
+    for values in zip(*(rows[name].tolist() for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        site, (dtype, item_bytes), phase = sites[row["site"]], dtypes[row["dtype"]], row["phase"]
+        mask = row["arrived_mask"]
         calls.append(
             Call(
-                **{name: int(row[name]) for name in ("number", "key", "run_id", "iteration", "sequence")},
-                **{name: int(row[name]) for name in ("input_count", "output_count", "num_arrived")},
-                **{name: int(row[name]) for name in ("arrived_ns", "started_ns", "running_ns", "ended_ns")},
+                **{name: row[name] for name in ("number", "key", "run_id", "iteration", "sequence")},
+                **{name: row[name] for name in ("input_count", "output_count", "num_arrived")},
+                **{name: row[name] for name in ("arrived_ns", "started_ns", "running_ns", "ended_ns")},
                 dtype=dtype,
                 item_bytes=item_bytes,
-                phase=phases[int(row["phase"])] if row["phase"] < len(phases) else "unknown",
+                phase=phases[phase] if phase < len(phases) else "unknown",
                 arrived=tuple(rank for i, rank in enumerate(site.group.ranks[:64]) if mask >> i & 1),
-                waiting_rank=int(row["waiting_rank"]) - 1 if row["waiting_rank"] else None,
-                waiting_peer=int(row["waiting_peer"]) - 1 if row["waiting_peer"] else None,
+                waiting_rank=row["waiting_rank"] - 1 if row["waiting_rank"] else None,
+                waiting_peer=row["waiting_peer"] - 1 if row["waiting_peer"] else None,
                 site=site,
             )
         )
-    return sorted(calls, key=lambda call: call.number)
+    return calls
 
 
 def _errors(tables: _Tables, header: dict[str, Any]) -> list[tuple[int, str]]:

@@ -5,7 +5,8 @@ import pathlib
 import time
 
 from jaxcomm import _core
-from jaxcomm.recorder import _file
+from jaxcomm._config import config
+from jaxcomm.recorder import _file, _top
 
 _EVERY_S = 15.0
 _METRICS = {
@@ -49,18 +50,23 @@ class Stats:
 
     Attributes:
       sites: one entry per call site and group.
+      late_ranks: ranks for which calls of this process have waited for JAXCOMM_WARN_S, and still wait. In several
+        processes, all must have their files in one folder.
       rejected: messages from strangers that this process has refused.
     """
 
     sites: tuple[Counters, ...]
+    late_ranks: tuple[int, ...]
     rejected: int
 
 
 def stats() -> Stats:
     """The counters of the flight recorder since the start of this process; no entries if the recorder is off."""
-    path = _core.recorder.path()
-    sites = _file.read(pathlib.Path(path), with_calls=False).sites if path else []
-    return Stats(tuple(_counters(site) for site in sites), _core.recorder.rejected())
+    if not (path := _core.recorder.path()):
+        return Stats((), (), _core.recorder.rejected())
+    ring = _file.read(pathlib.Path(path))
+    late = _top.late_ranks(ring, config().warn_s)
+    return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected())
 
 
 def _counters(site: _file.Site) -> Counters:
@@ -82,9 +88,13 @@ def text(found: Stats, process: int) -> str:
         for (op, place, size), row in sorted(sums.items()):
             labels = f'process="{process}",op="{_escaped(op)}",site="{_escaped(place)}",group_size="{size}"'
             lines.append(f"jaxcomm_{name}_total{{{labels}}} {row[name]:.15g}")
-    name = "jaxcomm_rejected_messages_total"
-    lines += [f"# HELP {name} Messages from strangers.", f"# TYPE {name} counter"]
-    return "\n".join([*lines, f'{name}{{process="{process}"}} {found.rejected}', ""])
+    for name, kind, meaning, value in (
+        ("late_ranks", "gauge", "Ranks for which calls have waited for JAXCOMM_WARN_S.", len(found.late_ranks)),
+        ("rejected_messages_total", "counter", "Messages from strangers.", found.rejected),
+    ):
+        lines += [f"# HELP jaxcomm_{name} {meaning}", f"# TYPE jaxcomm_{name} {kind}"]
+        lines.append(f'jaxcomm_{name}{{process="{process}"}} {value}')
+    return "\n".join([*lines, ""])
 
 
 def _escaped(label: str) -> str:

@@ -6,7 +6,7 @@ import pathlib
 import re
 import time
 
-from jaxcomm.recorder import _runs, _start, _stragglers, _verdict
+from jaxcomm.recorder import _file, _runs, _start, _stragglers, _verdict
 
 _SHOWN = 5
 _STACKS_S = 3.0  # a process looks for the trigger twice a second
@@ -96,7 +96,7 @@ def analyze(
 
 def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool) -> dict[int, str]:
     """Stacks that processes have written. `ask`: touches the trigger, and waits until those that run have."""
-    names = {p: ring.path.name.partition(_start.SUFFIX)[0] + _start.STACKS for p, ring in run.rings.items()}
+    names = {p: ring.path.name.partition(_file.SUFFIX)[0] + _start.STACKS for p, ring in run.rings.items()}
     files = {process: folder / names[process] for process in processes & names.keys()}
     running = {process for process in files if ask and run.rings[process].state == "running"}
     before = {process: _start.touched(file) for process, file in files.items()}

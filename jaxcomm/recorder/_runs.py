@@ -1,10 +1,11 @@
 """The rings of one program: found in a folder, with their clocks compared."""
 
+import contextlib
 import dataclasses
 import pathlib
 import statistics
 
-from jaxcomm.recorder import _file, _start
+from jaxcomm.recorder import _file
 
 _JUMP_S = 0.1
 _APART_S = 10.0  # between dumps of one error
@@ -51,7 +52,7 @@ def find(folder: pathlib.Path, dumps: bool = False) -> Run:
     Raises:
       FileNotFoundError: nothing in the folder can be read; the text has a line for each file.
     """
-    suffix = _start.DUMP if dumps else _start.SUFFIX
+    suffix = _file.DUMP if dumps else _file.SUFFIX
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     rings, notes = [], []
@@ -72,6 +73,17 @@ def find(folder: pathlib.Path, dumps: bool = False) -> Run:
         notes.append(f"the dumps are of different errors: {(max(times) - min(times)) / 1e9:.0f} s lie between them")
     notes += [note for ring in by_process.values() for note in _jumps(ring)]
     return Run(by_process, notes, _offsets(by_process, notes))
+
+
+def around(own: _file.Ring, with_calls: bool) -> Run:
+    """The program of this ring, as far as its folder has the files of other processes."""
+    rings = []
+    for path in own.path.parent.glob(f"*{_file.SUFFIX}"):
+        with contextlib.suppress(_file.Unreadable):
+            rings.append(_file.read(path, with_calls))
+    rings = [ring for ring in rings if ring.header["job"] == own.header["job"]]
+    latest = {ring.process: ring for ring in sorted(rings, key=lambda ring: int(ring.header["started_unix_ns"]))}
+    return Run({**latest, own.process: own}, [], {})
 
 
 def _jumps(ring: _file.Ring) -> list[str]:

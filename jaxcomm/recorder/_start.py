@@ -17,9 +17,9 @@ import jax
 from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm._processes import bootstrap, kv_store
-from jaxcomm.recorder import _prometheus
+from jaxcomm.recorder import _file, _prometheus
 
-SUFFIX, DUMP, STACKS, TRIGGER = ".ring", ".ring.dump", ".ring.stacks", "trigger"
+STACKS, TRIGGER = ".ring.stacks", "trigger"
 # In the default folder: files of processes that have ended are kept this long, and at most so many of them.
 _KEPT_S, _KEPT_FILES = 24 * 3600, 256
 _POLL_S = 0.5
@@ -42,7 +42,7 @@ def start() -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 raise RuntimeError(f"{folder} belongs to another user; set JAXCOMM_RECORDER to a folder")
             _remove_old(folder)
-        path = folder / f"process-{own}-{time.time_ns() // 1_000_000}-{os.getpid()}{SUFFIX}"
+        path = folder / f"process-{own}-{time.time_ns() // 1_000_000}-{os.getpid()}{_file.SUFFIX}"
         job = kv_store.coordinator_address() if jax.process_count() > 1 else None
         _core.recorder.start(
             str(path.absolute()),
@@ -62,10 +62,10 @@ def start() -> None:
 
 
 def _remove_old(folder: pathlib.Path) -> None:
-    files = sorted(folder.glob(f"process-*{SUFFIX}*"), key=_time_of, reverse=True)
+    files = sorted(folder.glob(f"process-*{_file.SUFFIX}*"), key=_time_of, reverse=True)
     for number, file in enumerate(files):
         if number >= _KEPT_FILES or time.time() - _time_of(file) > _KEPT_S:
-            pid = file.name.partition(SUFFIX)[0].rpartition("-")[2]
+            pid = file.name.partition(_file.SUFFIX)[0].rpartition("-")[2]
             if not os.path.exists(f"/proc/{pid}"):
                 file.unlink(missing_ok=True)
 

@@ -7,7 +7,6 @@ compared by the calls that it is in.
 
 import dataclasses
 import enum
-import time
 from collections.abc import Iterable, Iterator
 
 from jaxcomm.recorder import _file, _runs
@@ -56,13 +55,7 @@ class _Diagnosis:
     def __init__(self, run: _runs.Run, window_s: float) -> None:
         self.run, self.window_s = run, window_s
         self.rings = run.rings
-        # Monotonic clocks of other kernels are known up to their latest sign of life only.
-        self.now = {
-            process: max(time.monotonic_ns(), int(ring.header["alive_ns"]))
-            if ring.state in ("running", "stopped")
-            else int(ring.header["alive_ns"])
-            for process, ring in self.rings.items()
-        }
+        self.now = {process: ring.now_ns() for process, ring in self.rings.items()}
 
     # Calls
 
@@ -120,6 +113,10 @@ class _Diagnosis:
     def follow(self, process: int, call: _file.Call, path: tuple[tuple[int, _file.Call], ...]) -> Iterator[Finding]:
         """The causes for which a process stays in a call. `path`: the calls that led here."""
         path = (*path, (process, call))
+        if call.phase == "arriving" and self.rings[process].state == "stopped":  # between two of its devices
+            lines = [self.describe(process, call.group)]
+            yield self.finding(Verdict.OUTSIDE, [process], call.group.ranks_of(process), path, lines)
+            return
         if call.phase == "arriving" or not call.key:
             missing = [rank for rank in call.group.ranks_of(process) if rank not in call.arrived]
             text = f"ranks {missing} of process {process} did not arrive at {call}; ranks {list(call.arrived)} did"

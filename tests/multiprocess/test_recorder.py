@@ -5,17 +5,21 @@ raised; the files are read meanwhile. Launches run side by side.
 """
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 from ranks import DEADLINE_S, LONG
 
+import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _cli, _file
+from jaxcomm.recorder import _chrome, _cli, _file, _roofline, _runs, _top, _verdict
 
 # Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
 # the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
@@ -77,10 +81,30 @@ def hangs(start, folder, scenario):
 DEFAULT = ["stopped", "crossed_groups", "one_iteration_less", "killed_in_a_collective"]
 
 
-def test_hangs(start, tmp_path):
+# As `top` shows them meanwhile. Of crossed groups, each process misses the other one.
+MISSING = {
+    "stopped": [2, 3],
+    "crossed_groups": [0, 1],
+    "one_iteration_less": [2, 3],
+    "never_joined": [2, 3],
+    "killed_between_collectives": [2, 3],
+}
+
+
+def top_of(folder, missing, capsys):
+    assert _cli.main(["top", "--once", "--json", "--interval", "0.1", str(folder)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["missing_ranks"] == missing
+    return found
+
+
+def test_hangs(start, tmp_path, capsys):
     """Those of the default size side by side; the cause is named while the processes hang."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         launches = list(pool.map(lambda scenario: hangs(start, tmp_path, scenario), DEFAULT))
+    for scenario in MISSING.keys() & set(DEFAULT):
+        waiting = top_of(tmp_path / scenario, MISSING[scenario], capsys)["processes"][0]
+        assert waiting["call"].startswith("psum at") and waiting["waiting_s"] >= 1 and not waiting["calls_per_s"]
     for ranks, _ in launches:
         for rank in ranks:
             rank.close()
@@ -90,8 +114,10 @@ def test_hangs(start, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", sorted(HANGS.keys() - set(DEFAULT)))
-def test_each_hang(start, tmp_path, scenario):
+def test_each_hang(start, tmp_path, scenario, capsys):
     _, report = hangs(start, tmp_path, scenario)
+    if scenario in MISSING:
+        top_of(tmp_path / scenario, MISSING[scenario], capsys)
     assert "secret" not in str(report)
 
 
@@ -161,9 +187,112 @@ def test_counters(folder):
 
 def test_trace(folder):
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     calls = [event for event in events if event["ph"] == "X" and event["name"] == "psum"]
-    assert len(calls) == 1 and calls[0]["dur"] > 0
-    assert calls[0]["args"]["bytes"] == 32 and calls[0]["args"]["sequence"] == 11
+    assert [rows[call["tid"]] for call in calls] == ["rank 0", "rank 1"] and calls[0]["dur"] > 0
+    found = calls[0]["args"]
+    assert found["bytes"] == 32 and found["sequence"] == 11
+    expected = jaxcomm.explain("psum", jax.ShapeDtypeStruct((8,), jnp.float32), 2)
+    assert found["algorithm"] == expected.algorithm
+    assert found["predicted_us"] == pytest.approx(1e6 * expected.predicted_time_s, abs=1e-3)
+    assert found["busbw_GB_per_s"] == pytest.approx(32 / found["moving_us"] / 1e3, abs=1e-3)  # 2 * (n - 1) / n = 1
+
+
+def test_calls_at_the_same_time_have_rows_of_their_own(folder):
+    ring = _file.read(next(folder.glob("*.ring")))
+    times = [(0, 10), (5, 8), (9, 12), (10, 11)]  # ns of arrival and end, in the order of arrival
+    ring.calls = [
+        dataclasses.replace(ring.calls[0], number=i, arrived_ns=start, started_ns=start, running_ns=0, ended_ns=end)
+        for i, (start, end) in enumerate(times, 1)
+    ]
+    events = json.loads(_chrome.trace(ring, 1, {}))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    rows = {
+        name: [e["args"]["number"] for e in events if e["ph"] == "X" and names[e["tid"]] == name]
+        for name in names.values()
+    }
+    assert rows == {"rank 0": [1, 4], "rank 0 (2)": [2, 3], "rank 1": [1, 4], "rank 1 (2)": [2, 3]}
+
+
+def test_a_process_that_is_stopped_between_two_arrivals(folder):
+    """The process is the cause, and not the device that has not arrived."""
+    run = _runs.find(folder)
+    ring = run.rings[0]
+    ring.__dict__["state"] = "stopped"
+    ring.calls = [dataclasses.replace(ring.calls[-1], phase="arriving", arrived=(0,))]
+    finding = _verdict.diagnose(run, window_s=0)[0]
+    assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
+
+
+def test_rates(folder):
+    """11 calls of 32 bytes in 2 s, as counted since a start without calls."""
+    run, before = _runs.find(folder), _runs.find(folder)
+    before.rings.clear()
+    (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
+    assert (row.ranks, row.state, row.call) == ((0, 1), "ended (exit)", "")
+    assert (row.calls_per_s, row.bytes_per_s) == (5.5, 176)
+
+
+def event(number, moving_us, waiting_us, **changed):
+    shape = {"op": "psum", "dtype": "float32", "item_bytes": 4, "input_count": 1 << 18, "output_count": 1 << 18}
+    call = {"site": "a.py:1 (f)", "algorithm": "ring", "result": "done", "predicted_us": 4e6, "number": number}
+    times = {"moving_us": moving_us, "waiting_us": waiting_us}
+    return {"pid": 0, "args": {**shape, **call, **times, "ranks_of_nodes": [4], "processes": 1, **changed}}
+
+
+def test_report(tmp_path):
+    """Two calls, each in the rows of two ranks; one of an op without prediction."""
+    slow = [event(1, 9e6, 1e6), event(1, 9e6, 1e6), event(2, 11e6, 3e6), event(2, 11e6, 3e6)]
+    tokens = event(3, 1e6, 3e6, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": [*slow, tokens], "otherData": {"calls that the ring has dropped": 5}}))
+    rows, notes = _roofline.report([path], limit_of=lambda shape: shape.size_bytes / 1e3)
+    assert [(row.op, row.calls, row.size_bytes, row.copy_limit_us) for row in rows] == [
+        ("psum", 2, 1 << 20, (1 << 20) / 1e3),
+        ("moe.dispatch", 1, 32, 0.032),
+    ]
+    assert (rows[0].moving_us, rows[0].waiting_us) == (10e6, 2e6)
+    assert (rows[0].total_s, rows[0].waiting_s) == (24, 4)
+    best = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 18,), jnp.float32), 4)
+    advice = "\n".join(rows[0].advice)
+    assert f"algorithm={best.algorithm!r} is predicted to take {1e6 * best.predicted_time_s:.0f} us" in advice
+    assert "2.5 times the prediction" in advice and "steps take longer than bytes" in advice
+    assert "psum_start beside computations hides up to 20000.0 ms" in advice and "wait" not in advice
+    waits, far = rows[1].advice
+    assert waits.startswith("ranks wait for each other 3 times as long") and far == "31250000 times the copy limit"
+    assert "without the first 5 calls" in notes[0]
+    assert "a.py:1" in _roofline.text(rows, notes)
+
+
+def test_report_of_a_real_trace_and_of_another_file(folder, tmp_path, capsys):
+    assert _cli.main(["report", "--json", str(folder / "trace.json")]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["op"], row["ranks"], row["calls"]) == ("psum", 2, 1) and row["copy_limit_us"] > 0
+    (tmp_path / "other.json").write_text("[]")
+    assert _cli.main(["report", str(tmp_path / "other.json")]) == 2
+    assert "not a trace of jaxcomm" in capsys.readouterr().err
+
+
+LATE = """
+import threading, time, numpy as np, jaxcomm.recorder as recorder
+late = threading.Event()
+def load(rank): rank == 1 and late.wait()
+def step(x):
+    jax.experimental.io_callback(load, None, jax.lax.axis_index("i"))
+    return jaxcomm.psum(x, "i")
+g = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(), check_vma=False))
+y = g(jnp.ones(2))
+deadline = time.monotonic() + DEADLINE_S
+while not (found := recorder.stats().late_ranks) and time.monotonic() < deadline: time.sleep(0.05)
+late.set()
+y.block_until_ready()
+print(found, recorder.stats().late_ranks)
+"""
+
+
+def test_late_ranks(tmp_path):
+    done = run(CALLS + LATE.replace("DEADLINE_S", str(DEADLINE_S)), tmp_path, JAXCOMM_WARN_S="0.5")
+    assert done.stdout == "(1,) ()\n", done.stderr
 
 
 def test_the_ring_keeps_the_latest_calls(folder):
