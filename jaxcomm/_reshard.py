@@ -81,6 +81,7 @@ def reshard(
         elif _why_device_put(move.devices[0].platform, algorithm):
             results[i] = jax.device_put(leaves[i], move.target, donate=donate)
         else:
+            _check_memory(paths[i], leaves[i], move)
             groups.setdefault(move.devices, []).append(i)
     timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
     for devices, members in groups.items():
@@ -114,9 +115,18 @@ def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[S
 def _check_donated(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     seen: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
+        if not isinstance(leaf, jax.Array):
+            continue  # one jax.ShapeDtypeStruct may stand for several arrays of other processes
         if id(leaf) in seen:
             raise ValueError(f"reshard: {seen[id(leaf)]} and {path} are the same array, which can't be donated twice")
         seen[id(leaf)] = path
+
+
+def _check_memory(path: str, leaf: Any, move: "_Move") -> None:
+    default = jax.local_devices(backend=move.devices[0].platform)[0].default_memory().kind
+    for kind in (leaf.sharding.memory_kind, move.target.memory_kind):
+        if kind not in (None, default):
+            raise ValueError(f"reshard: {path} can't move from or to memory {kind!r} (jax.device_put can)")
 
 
 @functools.cache
@@ -150,6 +160,8 @@ class _Move:
 
     @classmethod
     def of(cls, path: str, leaf: Any, target: Any) -> "_Move":
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"reshard: {path} is traced; inside jit, use jax.lax.with_sharding_constraint")
         source = getattr(leaf, "sharding", None)
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not isinstance(source, Sharding):
             raise TypeError(
@@ -159,8 +171,17 @@ class _Move:
             raise TypeError(f"reshard: {path} has element type {leaf.dtype}; pass its data (jax.random.key_data)")
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise ValueError(f"reshard: {path} has been deleted or donated")
-        if not isinstance(target, Sharding) or not hasattr(target, "device_set"):
+        if not isinstance(target, Sharding):
             raise TypeError(f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, got {target!r}")
+        if isinstance(leaf, jax.ShapeDtypeStruct) and source.addressable_devices:
+            raise ValueError(f"reshard: {path} must be a jax.Array: its sharding has devices of this process")
+        boxes = []
+        for what, sharding in (("source", source), ("new sharding", target)):
+            try:
+                sharding.shard_shape(leaf.shape)
+                boxes.append(_boxes(sharding, leaf.shape))
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"reshard: the {what} of {path} does not fit shape {leaf.shape}: {error}") from None
         used: set[Any] = source.device_set | target.device_set
         devices = tuple(sorted(used, key=lambda d: (d.process_index, d.id)))
         platforms = {device.platform for device in devices}
@@ -168,13 +189,6 @@ class _Move:
             raise ValueError(f"reshard: {path} can't move between devices of {' and '.join(sorted(platforms))}")
         if foreign := set(devices) - set(jax.devices(devices[0].platform)):
             raise ValueError(f"reshard: {path} has devices that are not in jax.devices(): {sorted(map(str, foreign))}")
-        boxes = []
-        for what, sharding in (("source", source), ("new sharding", target)):
-            try:
-                sharding.shard_shape(leaf.shape)
-            except ValueError as error:
-                raise ValueError(f"reshard: the {what} of {path} does not fit shape {leaf.shape}: {error}") from None
-            boxes.append(_boxes(sharding, leaf.shape))
         held, wanted = boxes
         key = (
             source.shard_shape(leaf.shape),
@@ -182,7 +196,8 @@ class _Move:
             leaf.dtype,
             *(_numbers(of_devices, devices, len(leaf.shape)) for of_devices in boxes),
         )
-        in_place = leaf.size == 0 or all(held.get(device) == box for device, box in wanted.items())
+        stays = all(held.get(device) == box for device, box in wanted.items())
+        in_place = (leaf.size == 0 or stays) and source.memory_kind == target.memory_kind
         return cls(target, devices, key, leaf.shape, leaf.dtype, in_place)
 
     @property
