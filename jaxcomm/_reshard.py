@@ -49,7 +49,8 @@ def reshard(
       algorithm: "direct", or "xla" for jax.device_put. None means "direct" on CPUs, and "xla" on other platforms.
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
-      timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S.
+      timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a
+        process that has not yet connected.
 
     Returns:
       Arrays of the same shapes, dtypes and values, with the given shardings.
@@ -58,6 +59,7 @@ def reshard(
       ValueError: the trees differ, a sharding does not fit its array, devices of several platforms, an array is donated
         twice, or an invalid option. Nothing has been moved.
       TypeError: a leaf is no array, or has no element type that can be sent.
+      RuntimeError: a process did not connect.
       jax.errors.JaxRuntimeError: a rank died or did not arrive in time, or calls of processes differ (when an array is
         used). The source arrays are intact, except those that were donated and have been moved.
 
@@ -87,9 +89,8 @@ def reshard(
     for devices, members in groups.items():
         for bucket in _buckets(members, moves, max_bytes):
             run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
-            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket])
-            if donate or max_bytes is not None:
-                jax.block_until_ready(moved)
+            wait = donate or max_bytes is not None
+            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
             for i, array in zip(bucket, moved, strict=True):
                 results[i] = array
                 if donate and isinstance(leaves[i], jax.Array):
@@ -251,7 +252,7 @@ def _buckets(members: Sequence[int], moves: Sequence[_Move], max_bytes: int | No
 @functools.lru_cache(maxsize=1024)
 def _program(
     devices: tuple[_Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
-) -> Callable[[Sequence[Any], Sequence[_Move]], list[jax.Array]]:
+) -> Callable[[Sequence[Any], Sequence[_Move], bool], list[jax.Array]]:
     """One program over all devices; it moves an array per key. Devices without a shard pass one that nobody reads."""
     mesh = Mesh(np.array(devices), (_AXIS,))
     along = NamedSharding(mesh, P(_AXIS))
@@ -290,7 +291,7 @@ def _program(
         compiled = True
         return outputs
 
-    def run(leaves: Sequence[Any], moves: Sequence[_Move]) -> list[jax.Array]:
+    def run(leaves: Sequence[Any], moves: Sequence[_Move], wait: bool) -> list[jax.Array]:
         operands = []
         for leaf, (shape, _, dtype, _, _) in zip(leaves, keys, strict=True):
             shards = _shards(leaf)
@@ -300,6 +301,8 @@ def _program(
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
         outputs: Sequence[Any] = call_program(operands) if own else [None] * len(keys)
+        if wait:  # also in a process without a new shard
+            jax.block_until_ready(outputs)
         results: list[jax.Array] = []
         for output, move in zip(outputs, moves, strict=True):
             wanted = set(move.target.device_set)
