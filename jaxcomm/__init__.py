@@ -4,10 +4,10 @@ import importlib.metadata
 
 from jaxcomm import _installed, distributed, moe, recorder  # noqa: F401 (_installed: the first import checks the folder)
 from jaxcomm._calibrate import Calibration, calibrate
-from jaxcomm._errors import check
 from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._installed import get_cmake_dir, get_include
+from jaxcomm._native import check
 from jaxcomm._pending import Pending
 from jaxcomm._reshard import reshard
 from jaxcomm._topology import Link, Topology, make_mesh, topology

@@ -35,7 +35,8 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in _PARTS:
         return MATMUL
-    return tuple(name for name, _ in plan.algorithms(_request.native_name(op, moe=True)))
+    native = op if op == "reshard" else _request.native_name(op, moe=True)
+    return tuple(name for name, _ in plan.algorithms(native))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +317,8 @@ def explain(
             launch_s=launch_s,
             sync_overhead_s=sync_overhead_s,
         )
+    if op == "reshard":
+        raise ValueError("explain: reshard depends on two shardings and has one plan; see docs/guide/reshard.md")
     native = _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
     if platform not in ("cpu", "cuda"):

@@ -10,16 +10,19 @@ import pathlib
 import re
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import jax
 import jaxlib
 
-from jaxcomm import _compat, _core, _errors, _ffi_version
+from jaxcomm import _compat, _core, _ffi_version
 from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
+
+_failures: Callable[[], list[str]] = list  # that of the module for GPUs, once its targets are registered
 
 # JAX records this event twice on the thread that compiles a program. It records a scalar before XLA compiles the
 # program or reads it from the compilation cache. It records a duration afterwards, also if the compilation fails.
@@ -82,6 +85,7 @@ def register_cuda() -> bool:
       ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing, or jaxlib or the driver is too old.
       RuntimeError: an XLA flag makes collectives on GPUs overlap.
     """
+    global _failures
     try:
         jax.local_devices(backend="cuda")
     except RuntimeError:  # not installed, no GPU, or left out by JAX_PLATFORMS
@@ -116,7 +120,7 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    _errors.failures = module.failures
+    _failures = module.failures
     module.start_watchdog()
     # After JAX's own handler, so threads end before CUDA does. An uncaught exception is a failure for other processes.
     atexit.register(lambda: module.end_threads(not hasattr(sys, "last_value")))
@@ -164,3 +168,17 @@ def nccl_wheel() -> str:
         if (library := pathlib.Path(folder, "nccl/lib/libnccl.so.2")).exists():
             return str(library)
     return ""
+
+
+def check() -> None:
+    """Raises if a collective on a GPU of this process has failed.
+
+    XLA raises an error of its own, such as CUDA_ERROR_LAUNCH_FAILED, where the program waits for a result. This
+    function raises an error that names the operation, the call site, the rank and its peer. On CPUs, the collectives
+    themselves raise.
+
+    Raises:
+      RuntimeError: at least one collective has failed; the text has one line for each communicator.
+    """
+    if found := _failures():
+        raise RuntimeError("\n".join(f"jaxcomm: {failure}" for failure in found))

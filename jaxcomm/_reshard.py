@@ -49,7 +49,8 @@ def reshard(
       algorithm: "direct", or "xla" for jax.device_put. None means "direct" on CPUs, and "xla" on other platforms.
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
-      timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S.
+      timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a
+        process that has not yet connected.
 
     Returns:
       Arrays of the same shapes, dtypes and values, with the given shardings.
@@ -58,6 +59,7 @@ def reshard(
       ValueError: the trees differ, a sharding does not fit its array, devices of several platforms, an array is donated
         twice, or an invalid option. Nothing has been moved.
       TypeError: a leaf is no array, or has no element type that can be sent.
+      RuntimeError: a process did not connect.
       jax.errors.JaxRuntimeError: a rank died or did not arrive in time, or calls of processes differ (when an array is
         used). The source arrays are intact, except those that were donated and have been moved.
 
@@ -81,14 +83,14 @@ def reshard(
         elif _why_device_put(move.devices[0].platform, algorithm):
             results[i] = jax.device_put(leaves[i], move.target, donate=donate)
         else:
+            _check_memory(paths[i], leaves[i], move)
             groups.setdefault(move.devices, []).append(i)
     timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
     for devices, members in groups.items():
         for bucket in _buckets(members, moves, max_bytes):
             run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
-            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket])
-            if donate or max_bytes is not None:
-                jax.block_until_ready(moved)
+            wait = donate or max_bytes is not None
+            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
             for i, array in zip(bucket, moved, strict=True):
                 results[i] = array
                 if donate and isinstance(leaves[i], jax.Array):
@@ -114,9 +116,18 @@ def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[S
 def _check_donated(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     seen: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
+        if not isinstance(leaf, jax.Array):
+            continue  # one jax.ShapeDtypeStruct may stand for several arrays of other processes
         if id(leaf) in seen:
             raise ValueError(f"reshard: {seen[id(leaf)]} and {path} are the same array, which can't be donated twice")
         seen[id(leaf)] = path
+
+
+def _check_memory(path: str, leaf: Any, move: "_Move") -> None:
+    default = jax.local_devices(backend=move.devices[0].platform)[0].default_memory().kind
+    for kind in (leaf.sharding.memory_kind, move.target.memory_kind):
+        if kind not in (None, default):
+            raise ValueError(f"reshard: {path} can't move from or to memory {kind!r} (jax.device_put can)")
 
 
 @functools.cache
@@ -150,6 +161,8 @@ class _Move:
 
     @classmethod
     def of(cls, path: str, leaf: Any, target: Any) -> "_Move":
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"reshard: {path} is traced; inside jit, use jax.lax.with_sharding_constraint")
         source = getattr(leaf, "sharding", None)
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not isinstance(source, Sharding):
             raise TypeError(
@@ -159,8 +172,17 @@ class _Move:
             raise TypeError(f"reshard: {path} has element type {leaf.dtype}; pass its data (jax.random.key_data)")
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise ValueError(f"reshard: {path} has been deleted or donated")
-        if not isinstance(target, Sharding) or not hasattr(target, "device_set"):
+        if not isinstance(target, Sharding):
             raise TypeError(f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, got {target!r}")
+        if isinstance(leaf, jax.ShapeDtypeStruct) and source.addressable_devices:
+            raise ValueError(f"reshard: {path} must be a jax.Array: its sharding has devices of this process")
+        boxes = []
+        for what, sharding in (("source", source), ("new sharding", target)):
+            try:
+                sharding.shard_shape(leaf.shape)
+                boxes.append(_boxes(sharding, leaf.shape))
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"reshard: the {what} of {path} does not fit shape {leaf.shape}: {error}") from None
         used: set[Any] = source.device_set | target.device_set
         devices = tuple(sorted(used, key=lambda d: (d.process_index, d.id)))
         platforms = {device.platform for device in devices}
@@ -168,13 +190,6 @@ class _Move:
             raise ValueError(f"reshard: {path} can't move between devices of {' and '.join(sorted(platforms))}")
         if foreign := set(devices) - set(jax.devices(devices[0].platform)):
             raise ValueError(f"reshard: {path} has devices that are not in jax.devices(): {sorted(map(str, foreign))}")
-        boxes = []
-        for what, sharding in (("source", source), ("new sharding", target)):
-            try:
-                sharding.shard_shape(leaf.shape)
-            except ValueError as error:
-                raise ValueError(f"reshard: the {what} of {path} does not fit shape {leaf.shape}: {error}") from None
-            boxes.append(_boxes(sharding, leaf.shape))
         held, wanted = boxes
         key = (
             source.shard_shape(leaf.shape),
@@ -182,7 +197,8 @@ class _Move:
             leaf.dtype,
             *(_numbers(of_devices, devices, len(leaf.shape)) for of_devices in boxes),
         )
-        in_place = leaf.size == 0 or all(held.get(device) == box for device, box in wanted.items())
+        stays = all(held.get(device) == box for device, box in wanted.items())
+        in_place = (leaf.size == 0 or stays) and source.memory_kind == target.memory_kind
         return cls(target, devices, key, leaf.shape, leaf.dtype, in_place)
 
     @property
@@ -236,7 +252,7 @@ def _buckets(members: Sequence[int], moves: Sequence[_Move], max_bytes: int | No
 @functools.lru_cache(maxsize=1024)
 def _program(
     devices: tuple[_Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
-) -> Callable[[Sequence[Any], Sequence[_Move]], list[jax.Array]]:
+) -> Callable[[Sequence[Any], Sequence[_Move], bool], list[jax.Array]]:
     """One program over all devices; it moves an array per key. Devices without a shard pass one that nobody reads."""
     mesh = Mesh(np.array(devices), (_AXIS,))
     along = NamedSharding(mesh, P(_AXIS))
@@ -275,7 +291,7 @@ def _program(
         compiled = True
         return outputs
 
-    def run(leaves: Sequence[Any], moves: Sequence[_Move]) -> list[jax.Array]:
+    def run(leaves: Sequence[Any], moves: Sequence[_Move], wait: bool) -> list[jax.Array]:
         operands = []
         for leaf, (shape, _, dtype, _, _) in zip(leaves, keys, strict=True):
             shards = _shards(leaf)
@@ -285,6 +301,8 @@ def _program(
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
         outputs: Sequence[Any] = call_program(operands) if own else [None] * len(keys)
+        if wait:  # also in a process without a new shard
+            jax.block_until_ready(outputs)
         results: list[jax.Array] = []
         for output, move in zip(outputs, moves, strict=True):
             wanted = set(move.target.device_set)

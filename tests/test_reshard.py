@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import resharding
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
@@ -84,7 +84,13 @@ def test_a_program_is_compiled_once(x):
     [
         (lambda x: ({"a": x, "b": x}, {"a": ROWS}), ValueError, "shardings must have the structure of tree"),
         (lambda x: (x, P("a")), TypeError, "new sharding of x must be a jax.sharding.Sharding, got P"),
+        (lambda x: ({"a": x}, {"a": ROWS, "b": ROWS}), ValueError, "shardings must have the structure of tree"),
         (lambda x: ([x[:6]], ROWS), ValueError, r"new sharding of \[0\] does not fit shape \(6, 8\)"),
+        (lambda x: (x[0], COLUMNS), ValueError, r"new sharding of x does not fit shape \(8,\)"),
+        (lambda x: (x, NamedSharding(AbstractMesh((4,), ("a",)), P("a"))), ValueError, "new sharding of x .*Abstract"),
+        (lambda x: (x, COLUMNS.with_memory_kind("pinned_host")), ValueError, "x can't move from or to memory 'pinned"),
+        (lambda x: (jax.device_put(x, ROWS.with_memory_kind("pinned_host")), ROWS), ValueError, "x can't move from or"),
+        (lambda x: (jax.ShapeDtypeStruct((8, 8), "int8", sharding=ROWS), COLUMNS), ValueError, "x must be a jax.Array"),
         (lambda x: (np.ones(8), ROWS), TypeError, "x must be a jax.Array, or a jax.ShapeDtypeStruct with a sharding"),
         (lambda x: (jax.ShapeDtypeStruct((8,), "int8"), ROWS), TypeError, "with a sharding, got ShapeDtypeStruct"),
         (lambda x: (jax.random.key(0), ROWS), TypeError, "pass its data"),
@@ -92,7 +98,57 @@ def test_a_program_is_compiled_once(x):
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments, error, text, x):
     with pytest.raises(error, match=text):
-        jaxcomm.reshard(*arguments(x))
+        jaxcomm.reshard(*arguments(x), donate=True)
+    np.testing.assert_array_equal(x, np.arange(64.0).reshape(8, 8))
+
+
+def test_devices_of_another_client_are_named(x, monkeypatch):
+    known = jax.devices()[:6]
+    monkeypatch.setattr(jax, "devices", lambda platform: known)
+    with pytest.raises(ValueError, match=r"x has devices that are not in jax.devices\(\): .*6.*7"):
+        jaxcomm.reshard(x, COLUMNS)
+
+
+def test_a_traced_array_is_refused(x):
+    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use"):
+        jax.jit(lambda x: jaxcomm.reshard({"a": x}, COLUMNS))(x)
+
+
+def test_algorithms_are_listed_and_explain_names_the_guide():
+    assert jaxcomm.algorithms("reshard") == ("direct",)
+    with pytest.raises(ValueError, match="reshard depends on two shardings"):
+        jaxcomm.explain("reshard", jnp.ones(8), 8)
+
+
+@pytest.mark.parametrize(("max_bytes", "programs"), [(None, 1), (128, 2), (64, 3), (1, 3)])
+def test_no_group_of_arrays_has_more_than_max_bytes(max_bytes, programs, monkeypatch):
+    """A device receives 64 bytes of each array. Arrays that stay have no group."""
+    groups = []
+    program = _reshard._program
+    monkeypatch.setattr(
+        _reshard, "_program", lambda devices, keys, *rest: groups.append(keys) or program(devices, keys, *rest)
+    )
+    arrays = [resharding.place(np.full((8, 8), i, np.float32), ROWS) for i in range(4)]
+    moved = jaxcomm.reshard(arrays, [COLUMNS, COLUMNS, ROWS, COLUMNS], max_bytes=max_bytes)
+    assert len(groups) == programs and sum(map(len, groups)) == 3
+    assert [x[0, 0] for x in moved] == [0, 1, 2, 3]
+
+
+def test_a_failed_group_leaves_its_donated_arrays(x, monkeypatch):
+    """The second of three groups fails."""
+    program, calls = _reshard._program, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise jax.errors.JaxRuntimeError("a test")
+        return program(*args)
+
+    monkeypatch.setattr(_reshard, "_program", failing)
+    arrays = [x, x + 1, x + 2]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a test"):
+        jaxcomm.reshard(arrays, COLUMNS, donate=True, max_bytes=1)
+    assert [x.is_deleted() for x in arrays] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
     """
     if config.comm == "lax":
         names = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
-        comm = types.SimpleNamespace(**{name: getattr(jax.lax, name) for name in names})
+        comm = types.SimpleNamespace(reshard=jax.device_put, **{name: getattr(jax.lax, name) for name in names})
         return with_synchronous_starts(with_plain_products(comm))
     try:
         import jaxcomm
@@ -69,6 +69,7 @@ def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
     matmul = getattr(config, "matmul", "") or None
     return types.SimpleNamespace(
         moe=jaxcomm.moe,
+        reshard=jaxcomm.reshard,
         **{name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in SUMS},
         pmax=jaxcomm.pmax,
         all_gather=jaxcomm.all_gather,

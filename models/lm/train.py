@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 from . import comm as comm_lib
@@ -94,13 +95,23 @@ class Run:
             self.checkpoints.wait_until_finished()  # the next step donates these arrays
 
     def restore(self, shardings):
-        """Loads the last checkpoint and the metrics up to its step. Drops metrics that were logged later."""
+        """Loads the last checkpoint and the metrics up to its step. Drops metrics that were logged later.
+
+        Every rank reads an equal part of each large array, whatever the mesh that saved it. Replicas come from there.
+        """
         step = self.checkpoints.latest_step()
         if step is None:
             raise ValueError(f"--resume: no checkpoint in {self.out / 'checkpoints'}. Start without --resume.")
         shapes = jax.eval_shape(self.program.init)
-        target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-        self.state = self.checkpoints.restore(step, args=ocp.args.StandardRestore(target))
+
+        def part(x):
+            spec = next(
+                (P(*[None] * d, self.config.axes) for d, n in enumerate(x.shape) if n % self.mesh.size == 0), P()
+            )
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+
+        parts = self.checkpoints.restore(step, args=ocp.args.StandardRestore(jax.tree.map(part, shapes)))
+        self.state = self.comm.reshard(parts, shardings, donate=True)
         lines = (self.out / "metrics.jsonl").read_text().splitlines()
         self.step, self.records = step, [r for r in map(json.loads, lines) if r["step"] <= step]
         multihost_utils.sync_global_devices("metrics are read")

@@ -41,7 +41,7 @@ class Config(BaseConfig):
     name = "tp"
     axes = ("data", AXIS)
     batch_axes = ("data",)
-    free_on_resume = (*BaseConfig.free_on_resume, "matmul")
+    free_on_resume = (*BaseConfig.free_on_resume, "layout", "matmul")
 
     layout: str = option("2x4", "sizes of the mesh axes data x tensor")
     matmul: str = option(

@@ -229,6 +229,21 @@ def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_fol
     assert json.loads((out / "config.json").read_text())["steps"] == 8
 
 
+@pytest.mark.parametrize("layout", ["4x2", *(pytest.param(layout, marks=full) for layout in ("8x1", "1x2"))])
+def test_a_run_continues_on_another_mesh(layout, tmp_path, text_folder):
+    """Three steps on 2 x 4 ranks, then three on others: the losses of one device."""
+    options = {**RUN, "data": text_folder, "eval_every": 10}
+    for steps, arguments in ((3, ["--layout=2x4"]), (6, ["--resume", f"--layout={layout}"])):
+        assert command("tp", *arguments, **options, out=tmp_path / "moved", steps=steps) == 0
+    assert command("tp", "--layout=1x1", **options, out=tmp_path / "one", steps=6) == 0
+    found, wanted = (
+        [record["loss"] for record in metrics(tmp_path / name) if "loss" in record] for name in ("moved", "one")
+    )
+    assert len(found) == 6
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert json.loads((tmp_path / "moved" / "config.json").read_text())["layout"] == layout
+
+
 @pytest.mark.parametrize("script", LAYOUTS)
 def test_the_module_runs_the_script(script, monkeypatch):
     calls = []

@@ -86,6 +86,13 @@ def orders():
     return failing(lambda x: jaxcomm.reshard(other if LAST else x, target))
 
 
+def targets():
+    """The last process moves the array to another place."""
+    devices = jax.devices()
+    target = over(devices[1:] + devices[:1] if LAST else devices[::-1], P("a"))
+    return failing(lambda x: jaxcomm.reshard(x, target))
+
+
 def killed():
     def move(x):
         jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
@@ -96,14 +103,32 @@ def killed():
     return failing(move)
 
 
-def late():
-    """The last process does not call."""
+def gone():
+    """The process of all destinations dies, and that of all sources donates."""
+    givers, takers = halves()
 
     def move(x):
+        array = resharding.place(resharding.values((8, 8), np.float32, 1), over(givers, P("a")))
+        jaxcomm.reshard(array, over(takers, P("a")))
+        if LAST:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            jaxcomm.reshard([array], over(takers, P(None, "a")), donate=True)
+        finally:
+            assert not array.is_deleted()
+
+    return failing(move)
+
+
+def late():
+    """The last process calls once, and then no more."""
+
+    def move(x):
+        jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
         if LAST:
             wait_for(pathlib.Path(os.environ["DONE"]))
             return x
-        return jaxcomm.reshard(x, over(jax.devices()[::-1], P("a")), timeout_s=1.5)
+        return jaxcomm.reshard(x, over(jax.devices(), P(None, "a")), timeout_s=1.5)
 
     return failing(move)
 
@@ -111,5 +136,5 @@ def late():
 print(json.dumps(globals()[sys.argv[1]]()), flush=True)
 if sys.argv[1] == "late" and not LAST:
     pathlib.Path(os.environ["DONE"]).touch()
-if sys.argv[1] in ("killed", "late", "orders"):
+if sys.argv[1] in ("gone", "killed", "late", "orders", "targets"):
     os._exit(0)  # a peer may be gone, so nobody waits for it at the end

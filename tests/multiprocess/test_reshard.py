@@ -12,6 +12,7 @@ import pytest
 from ranks import PIPES, PROMPT_S, environment
 
 PROGRAM = pathlib.Path(__file__).with_name("reshard_program.py")
+ONE, TWO = pytest.param(1, marks=pytest.mark.full), 2
 pytestmark = pytest.mark.deadline(280)
 
 
@@ -47,18 +48,29 @@ def test_every_shard_has_the_right_elements(processes, nodes, devices, single_co
     assert run("values", processes, nodes, devices, **settings) == [{"checked": True}] * processes
 
 
-def test_another_order_is_an_error_that_shows_both_sides():
-    for said in run("orders", 2, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
+@pytest.mark.parametrize("nodes", [ONE, TWO])
+def test_another_order_is_an_error_that_shows_both_sides(nodes):
+    for said in run("orders", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
         assert "calls do not match" in said["text"], said
         assert "elements of int8" in said["text"] and "elements of float32" in said["text"], said
 
 
-def test_a_dead_process_is_named():
-    said, _ = run("killed", 2, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_another_sharding_of_the_same_shape_is_an_error(nodes):
+    for said in run("targets", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
+        assert "calls do not match" in said["text"], said
+
+
+@pytest.mark.parametrize(("what", "nodes"), [("killed", 1), ("killed", 2), ("gone", 2)])
+def test_a_dead_process_is_named(what, nodes):
+    said, _ = run(what, 2, nodes, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
     assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said
 
 
 @pytest.mark.full
-def test_a_late_process_is_named_after_the_limit_of_the_call(tmp_path):
-    said, _ = run("late", 2, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
-    assert "ranks [2, 3] (process 1) in no collective, which did not enter the call within 1.5 s" in said["text"], said
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_late_process_is_named_after_the_limit_of_the_call(nodes, tmp_path):
+    said, _ = run("late", 2, nodes, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
+    text = r"waited for ranks \[2, 3\] \(process 1\).*, which did not (enter|leave) the call within 1.5 s"
+    assert re.search(text, said["text"]), said

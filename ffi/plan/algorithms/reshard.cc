@@ -11,8 +11,8 @@ namespace {
 
 // Direct: the receiver reads if the source is addressable; otherwise the source puts. No waits. Each element that a
 // rank lacks travels once. Rank r begins with rank r + 1, so that no rank receives from all others at first. Puts are
-// cut into chunks and alternate between the receivers. Source: Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996 (the
-// rotated order).
+// cut into chunks and alternate between the receivers. Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996, redistribute
+// cyclic arrays.
 Plan DirectReshard(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
   const int32_t n = geometry.num_ranks();
