@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "common/collective.h"
 #include "common/status.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/capabilities.h"
@@ -46,18 +47,18 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
 // are the targets that XLA does not capture into CUDA graphs.
 nb::dict CudaTargets() {
   nb::dict targets;
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)        \
-  {                                                               \
-    nb::dict stages;                                              \
-    stages["instantiate"] = Capsule(&Cuda##Handler##Instantiate); \
-    stages["prepare"] = Capsule(&CudaPrepare);                    \
-    stages["initialize"] = Capsule(&CudaInitialize);              \
-    stages["execute"] = Capsule(&CudaExecute);                    \
-    targets["jaxcomm_" #name] = stages;                           \
-    nb::dict eager;                                               \
-    for (auto [stage, handler] : stages) eager[stage] = handler;  \
-    eager["execute"] = Capsule(&CudaExecuteEagerly);              \
-    targets["jaxcomm_" #name "_eager"] = eager;                   \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)           \
+  if (!TraitsOf(Collective::enumerator).OfBoxes()) { /* CPUs only */ \
+    nb::dict stages;                                                 \
+    stages["instantiate"] = Capsule(&Cuda##Handler##Instantiate);    \
+    stages["prepare"] = Capsule(&CudaPrepare);                       \
+    stages["initialize"] = Capsule(&CudaInitialize);                 \
+    stages["execute"] = Capsule(&CudaExecute);                       \
+    targets["jaxcomm_" #name] = stages;                              \
+    nb::dict eager;                                                  \
+    for (auto [stage, handler] : stages) eager[stage] = handler;     \
+    eager["execute"] = Capsule(&CudaExecuteEagerly);                 \
+    targets["jaxcomm_" #name "_eager"] = eager;                      \
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
