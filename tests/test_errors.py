@@ -18,7 +18,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _compat, _core, _errors, _native
+from jaxcomm import _compat, _core, _native
 from jaxcomm._config import Config
 
 X = np.zeros((8, 8, 6), np.float32)
@@ -334,7 +334,7 @@ def test_check_asks_the_module_of_the_wheel(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jaxcomm._cuda" else find_spec(name))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(_native, "cuda", _native.cuda.__wrapped__)
-    monkeypatch.setattr(_errors, "failures", list)
+    monkeypatch.setattr(_native, "_failures", list)
     monkeypatch.setattr(jax, "local_devices", lambda backend: [])
     monkeypatch.setattr(_compat, "provides_communicators", lambda: True)
     monkeypatch.setattr(jax.ffi, "register_ffi_type", lambda *types, **platform: None)

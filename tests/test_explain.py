@@ -242,7 +242,7 @@ def test_100000_gpus(op):
     """Takes about one second of processor time, so that users can experiment."""
     began = time.process_time()
     many = on_gpus(op, 3_200_000, 100_000)
-    assert time.process_time() - began < 12
+    assert time.process_time() - began < 8
     assert (many.num_nodes, many.ranks_per_node) == (12500, 8) and "assumed   hosts of 8 GPUs" in str(many)
     assert on_gpus(op, 3_200_000, (12500, 8)) == dataclasses.replace(many, assumed="")
     assert 0 < many.predicted_time_s < 100
@@ -283,7 +283,7 @@ def test_large_nodes_of_gpus():
     """A reduction of 20,000 operands is simulated for a sample of ranks only: 3 s instead of 13 on an idle machine."""
     began = time.process_time()
     assert on_gpus("psum", 1 << 20, 20_000, ranks_per_node=20_000).num_nodes == 1
-    assert time.process_time() - began < 4
+    assert time.process_time() - began < 12
     shapes = [on_gpus("psum", 64, sizes).num_nodes for sizes in (8, 16, (16, 1), (1, 16), (2, 72))]
     assert shapes == [1, 2, 2, 2, 2]
     with pytest.raises(ValueError, match="psum: 12 ranks cannot be split into hosts of 8: pass ranks_per_node"):

@@ -162,8 +162,8 @@ def _missing(
         theirs = call if other == process else same.get(other, {}).get(_identity(call))
         if theirs is None:
             missing += ranks
-        elif theirs.phase == "arriving":
-            missing += [rank for rank in ranks if rank not in theirs.arrived]
         elif theirs.is_open and run.rings[other].state not in ("running", "unknown"):  # it does not go on
             missing += ranks
+        elif theirs.phase == "arriving":
+            missing += [rank for rank in ranks if rank not in theirs.arrived]
     return tuple(sorted(missing))
