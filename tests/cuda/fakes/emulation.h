@@ -115,7 +115,7 @@ struct Machine {
   uint64_t switch_ns = 100;  // duration of a switch
   uint64_t coins = 1;
   bool loses_loads = false;       // bulk copies to shared memory never end
-  std::vector<unsigned> trapped;  // GPUs that kernels of the last launch have stopped, by blockIdx.y
+  std::vector<char> trapped;      // whether kernels of the last launch have stopped a GPU, by blockIdx.y
   const void* counted = nullptr;  // a word whose atomic loads are counted
   uint64_t num_loads = 0;
 };
@@ -165,7 +165,7 @@ EMULATION_UNCHECKED static uint64_t NowNs() {
 
 // The kernel runs to its end. The fake of the GPU refuses later work.
 EMULATION_UNCHECKED static void Trap() {
-  if (TheMachine().current != nullptr) TheMachine().trapped.push_back(Current().block.y);
+  if (TheMachine().current != nullptr) TheMachine().trapped.data()[Current().block.y] = 1;
 }
 
 // Random choice where hardware may behave in either way.
@@ -343,7 +343,7 @@ EMULATION_UNCHECKED static uint64_t NumEnded(const Barrier& barrier) { return ba
 // has `shared_bytes` of shared memory, which is NaN at first if read as floats.
 inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint64_t seed,
                    const std::function<void()>& body, size_t shared_bytes = 0) {
-  TheMachine().trapped.clear();
+  TheMachine().trapped.assign(blocks_y, 0);
   std::mt19937_64 random(seed);
   const size_t num_blocks = static_cast<size_t>(blocks_x) * blocks_y;
   const size_t num_barriers = kNamedBarriers + (threads + kWarpThreads - 1) / kWarpThreads;

@@ -308,7 +308,9 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
                         world.seed, run, kernel.shared_bytes);
       {
         std::lock_guard<std::mutex> stopped_lock(TheStoppedGpus().mutex);
-        for (const unsigned at : emulation::TheMachine().trapped) TheStoppedGpus().devices.insert(kernel.devices[at]);
+        for (size_t at = 0; at < kernel.devices.size(); ++at) {
+          if (emulation::TheMachine().trapped[at] != 0) TheStoppedGpus().devices.insert(kernel.devices[at]);
+        }
       }
       kernel.done = true;
     }
