@@ -111,8 +111,9 @@ void CallRecord::End(bool ok) const {
   if (!Valid()) return;
   const uint64_t now = Now();
   Store(call_->ended_ns, now);
-  SetPhase(ok ? CallPhase::kDone : CallPhase::kFailed);
   Recorder::Get().Count(*call_, now, ok);
+  // Last: from now on, another call may take the row.
+  call_->phase.store(static_cast<uint32_t>(ok ? CallPhase::kDone : CallPhase::kFailed), std::memory_order_release);
 }
 
 Recorder& Recorder::Get() {
@@ -159,6 +160,8 @@ Status Recorder::Start(const std::string& path, int64_t num_calls, const Recorde
   Copy(header->job, owner.job);
   header->alive_ns.store(header->started_ns);
   header->alive_unix_ns.store(header->started_unix_ns);
+  auto* const calls = reinterpret_cast<RecordedCall*>(static_cast<char*>(mapped) + at.calls);
+  for (int64_t i = 0; i < num_calls; ++i) calls[i].phase.store(static_cast<uint32_t>(CallPhase::kDone));  // free
   num_calls_ = num_calls;
   at_ = at;
   path_ = path;
@@ -246,15 +249,18 @@ void Recorder::SetAlgorithm(uint32_t site, const std::string& algorithm) {
 CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uint32_t dtype, int64_t input_count,
                            int64_t output_count, Clock::time_point arrived) {
   if (site == kNoSite || paused_.load(std::memory_order_relaxed)) return {};
-  const auto phase_of = [](const RecordedCall& call) {
-    return static_cast<CallPhase>(call.phase.load(std::memory_order_relaxed));
-  };
   RecordedCall* call = nullptr;
   uint64_t number = 0;
   for (int skipped = 0; skipped <= kMaxSkipped; ++skipped) {
     number = header().num_calls.fetch_add(1, std::memory_order_relaxed) + 1;
     call = Table<RecordedCall>(at_.calls) + (number - 1) % static_cast<uint64_t>(num_calls_);
-    if (call->number.load(std::memory_order_relaxed) == 0 || phase_of(*call) >= CallPhase::kDone) break;
+    // Takes the row, unless its call is open: one of two threads, if one was interrupted while the other went round.
+    uint32_t phase = call->phase.load(std::memory_order_relaxed);
+    if (phase < static_cast<uint32_t>(CallPhase::kDone)) continue;
+    if (call->phase.compare_exchange_strong(phase, static_cast<uint32_t>(CallPhase::kArriving),
+                                            std::memory_order_acquire)) {
+      break;
+    }
   }
   const auto store = [](Number64& field, uint64_t value) { field.store(value, std::memory_order_relaxed); };
   RecordedSite* const sites = Table<RecordedSite>(at_.sites);
