@@ -105,7 +105,8 @@ class Runner:
             return None
         total = 0.0
         for command, place, environment in runs:
-            run = trees.run(command, place, limit_s, environment, self.place / "test.log")
+            setup = None if mutant.sanitize else trees.limit
+            run = trees.run(command, place, limit_s, environment, self.place / "test.log", setup)
             total += run.seconds
             if not run.passed:
                 break

@@ -85,8 +85,11 @@ def is_mutant_slow(again, limit_s):
     return again.passed and again.seconds < limit_s / 2
 
 
-def run(command, cwd, limit_s, environment=None, log=None):
-    """Runs a command. Kills it and its children after `limit_s`. Returns a Run."""
+def run(command, cwd, limit_s, environment=None, log=None, setup=limit):
+    """Runs a command. Kills it and its children after `limit_s`. Returns a Run.
+
+    `setup` runs in the process first. A program with a sanitizer reserves more memory than limit() leaves it.
+    """
     began = time.monotonic()
     output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(
@@ -97,7 +100,7 @@ def run(command, cwd, limit_s, environment=None, log=None):
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=limit,
+        preexec_fn=setup,
     )
     try:
         passed, timed_out = process.wait(limit_s) == 0, False
