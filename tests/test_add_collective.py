@@ -24,7 +24,7 @@ PLACES = [path.replace("X", "scatter").replace("F", "pscatter") for path in re.f
 ROW = """
 JAXCOMM_COLLECTIVE(kScatter, scatter, Scatter, "pscatter",
                    kArray, kPerRank, kOne, [](const Part& y) { return From(y.root, y.rank); },
-                   [](double n, double g) { return g * (n - g) / n; }, "root")
+                   [](double n, double g) { return g * (n - g) / n; }, "root", false)
 """
 PLANS = """
 #include "plan/builder.h"
