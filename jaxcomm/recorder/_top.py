@@ -160,9 +160,8 @@ def _missing(
     for other in dict.fromkeys(call.group.processes):
         ranks = call.group.ranks_of(other)
         theirs = call if other == process else same.get(other, {}).get(_identity(call))
-        if theirs is None:
-            missing += ranks
-        elif theirs.is_open and run.rings[other].state not in ("running", "unknown"):  # it does not go on
+        does_not_go_on = theirs and theirs.is_open and run.rings[other].state not in ("running", "unknown")
+        if not theirs or does_not_go_on:
             missing += ranks
         elif theirs.phase == "arriving":
             missing += [rank for rank in ranks if rank not in theirs.arrived]
