@@ -1,4 +1,7 @@
-"""One decision: lowering, explain() and the simulator report the same Resolution for the same call."""
+"""One decision: lowering, explain(), the simulator, info() and the self-test have the same Resolution of a call.
+
+tests/cpu/test_planner.cc and tests/cuda/test_call.cc hold the executors to it.
+"""
 
 import inspect
 import random
@@ -12,6 +15,7 @@ import jaxcomm
 from jaxcomm import _config, _lowering, _selftest_record
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE, ROWS
+from jaxcomm.simulate import Cluster, Level, collectives
 
 # Arguments besides the axis, for an operand of (16, 3) on 8 ranks, of the ops that have them.
 VALUES = {
@@ -24,16 +28,12 @@ ARGUMENTS = {
 }
 EXPLAINED = {op: {name: known[name] for name in ("source", "perm") if name in known} for op, known in ARGUMENTS.items()}
 AXES = ("node", "gpu")
+# A node of 8 GPUs, in which the simulator gets the machine of explain().
+GPUS = Cluster("node", "GPU", (Level("nvlink", "switch", 8, 450e9),), channels=_config.config().max_sms)
 
 
 def lowered(mesh, op, x, platform, **more):
-    """What Site.resolve answers when a program with the op is lowered."""
-    answers = []
-    resolve = _lowering.Site.resolve
-
-    def record(site, *args, **kwargs):
-        answers.append(resolve(site, *args, **kwargs))
-        return answers[-1]
+    """What lowering resolves for a program with the op."""
 
     def call(x):
         if op == "ragged_all_to_all":
@@ -45,11 +45,10 @@ def lowered(mesh, op, x, platform, **more):
             return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op.removesuffix("_start"), {}), **more).done()
         return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op, {}), **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_lowering.Site, "resolve", record)
-        block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
+    block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
+    with _lowering.resolutions() as found:
         jax.jit(on_ranks(call, mesh)).trace(block).lower(lowering_platforms=(platform,))
-    return answers[-1 if op == "ragged_all_to_all" else 0]
+    return found[-1 if op == "ragged_all_to_all" else 0][1]
 
 
 def measured(per_node, names=tuple(ROWS), num_ranks=8):
@@ -72,8 +71,10 @@ def backend(op, algorithm, platform, setting, tested):
     return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
 
 
-def test_lowering_and_explain_agree(mesh, monkeypatch):
+def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
     draw = random.Random(20261124)
+    machine = plan.gpu_machine()
+    monkeypatch.setattr(collectives.sim, "machine_of", lambda cluster, ranks: machine)
     starts = [f"{op}_start" for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")]
     seen = dict.fromkeys(("xla", "composition", "plan", "rows", "error"), 0)
     for _ in range(1200):
@@ -119,8 +120,17 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
         assert told.protocol == (found.protocol if found.ll else "steps"), what
         request, same = found.request, told._request
         fields = ["collective", "num_nodes", "ranks_per_node", "block_count", "staged_count"]
-        for field in fields if op == "barrier" else [*fields, "chunk_count"]:
+        fields += ["chunk_count"] if op != "barrier" else []
+        for field in fields:
             assert getattr(request, field) == getattr(same, field), f"{what}: {field}"
+        if platform == "cuda" and not str(algorithm).startswith("multimem"):  # clusters have no NVLink SHARP
+            source, perm = (EXPLAINED.get(op.removesuffix("_start"), {}).get(name) for name in ("source", "perm"))
+            timed, _, _ = collectives.resolve(op, x, 8, GPUS, source=source or 0, perm=perm, **given)
+            names = ["backend", "algorithm", "num_channels"]
+            assert [getattr(timed, name) for name in names] == [getattr(found, name) for name in names], what
+            for field in fields:
+                assert getattr(timed.request, field) == getattr(request, field), f"{what}: {field}"
+            seen["simulated"] = seen.get("simulated", 0) + 1
     assert min(seen.values()) >= 4, seen
 
 
@@ -175,3 +185,11 @@ def test_limits_of_row_kernels(per_node, choices, experts, fits):
     found = plan.resolve("dispatch", attributes, "float32", 32, 32, placement, able, choices=choices)
     assert (found.backend == "rows") is fits
     assert fits or f"{choices} choices of a rank, 8 per token, and {experts} experts" in found.reason
+
+
+def test_info_lists_what_runs(mesh):
+    for call, text in jaxcomm.info().collectives.items():
+        op, _, size = call.partition(" of ")
+        count = int(size.removesuffix(" bytes") or 4) // 4
+        told = jaxcomm.explain(op, jax.ShapeDtypeStruct((count,), "float32"), mesh.size)
+        assert text == f"{told.algorithm}: {told.reason}", call
