@@ -94,13 +94,19 @@ def call_of(
     return attributes, str(jnp.dtype(in_bytes(dtype))), (count, result)
 
 
-def planned(op: str, call: tuple[dict[str, Any], str, tuple[int, int]], *where: Any, **rows: int) -> plan.Resolution:
+def planned(
+    op: str,
+    call: tuple[dict[str, Any], str, tuple[int, int]],
+    placement: plan.Placement,
+    able: plan.Capabilities,
+    **rows: int,
+) -> plan.Resolution:
     """The Resolution of a described call that jaxcomm's plans run.
 
     Args:
       op: public name.
       call: as call_of returns it.
-      where: plan.Placement and plan.Capabilities.
+      placement, able: as plan.resolve takes them.
       rows: `choices` and `list_bytes` of plan.resolve.
 
     Raises:
@@ -108,7 +114,7 @@ def planned(op: str, call: tuple[dict[str, Any], str, tuple[int, int]], *where: 
     """
     attributes, dtype, counts = call
     try:
-        found = plan.resolve(native_name(op, moe=True), attributes, dtype, *counts, *where, **rows)
+        found = plan.resolve(native_name(op, moe=True), attributes, dtype, *counts, placement, able, **rows)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"{op}: {error}") from None
     if found.backend not in ("plan", "rows"):

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ def defaults(devices: Sequence[jax.Device]) -> dict[str, str]:
         module = importlib.import_module(f"jaxcomm.ops.{_request.ROWS[collective.native].functions[0]}")
         for size_bytes in _SIZES if collective.sized else _SIZES[:1]:
             count = collectives.make_size(collective, size_bytes, 4, n).operand
-            program = collectives.program(collective, module, group, 1, {})
+            program: Any = collectives.program(collective, module, group, 1, {})
             call = f"{collective.name} of {4 * count} bytes" if collective.sized else collective.name
             try:
                 with _lowering.resolutions() as calls:

@@ -129,8 +129,9 @@ def resolve(
     """The Resolution of a call on the cluster, the engine's cluster with as many channels, and bytes of the operand."""
     row = _request.ROWS[_request.native_name(op)]
     inner = min(cluster.levels[0].ranks, n)
-    options = {"source": source, "perm": perm, "algorithm": algorithm, "max_sms": max_sms, "ranks_per_node": inner}
-    call = attributes, dtype, counts = _request.call_of(op, x, n, **options)
+    call = attributes, dtype, counts = _request.call_of(
+        op, x, n, source=source, perm=perm, algorithm=algorithm, max_sms=max_sms, ranks_per_node=inner
+    )
     operand, result = (count * (0 if row.input == "none" else np.dtype(x.dtype).itemsize) for count in counts)
     if (largest := max(operand, result)) > cluster.memory_bytes:
         what = "result has" if result > operand else "operand has"
