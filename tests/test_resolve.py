@@ -228,11 +228,11 @@ def test_a_record_holds_for_its_calls_only(change, backend):
 
 
 @pytest.mark.parametrize("collective", ["dispatch", "combine"])
-@pytest.mark.parametrize(("count", "backend"), [(8, "xla"), (64, "rows")])
+@pytest.mark.parametrize(("count", "backend"), [(8, "xla"), (32, "rows"), (64, "xla")])
 def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, backend):
-    """2 choices of a rank, of rows of 4 to 32 floats: 32 and 256 bytes. The operand of combine has other rows."""
+    """2 choices of one token of 8, 32 and 64 floats: 64, 256 and 512 bytes."""
     row = plan.Measured("dispatch", "int8", num_ranks=8, ranks_per_node=8, min_bytes=100, max_bytes=300)
-    layer = {"choices": 2, "num_experts": 8, "row_count": count // 2}
+    layer = {"choices": 2, "num_experts": 8, "row_count": count}
     assert on_gpus(collective, count, able={"measured": [row], "max_channels": 32}, **layer).backend == backend
 
 
