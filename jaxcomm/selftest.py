@@ -82,12 +82,12 @@ def _line(row: Row, default: str) -> str:
     times = [f"{value:.1f}" if value is not None else "-" for value in (row.jaxcomm_us, row.xla_us)]
     wrong = "-" if row.wrong is None else str(row.wrong)
     dtype = row.dtype if "," not in row.dtype else f"{row.dtype.count(',') + 1} types"
-    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default}"
-    return line.rstrip() + (f"  {row.error}" if row.error else "")
+    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default:8} "
+    return (line + row.ran).rstrip() + (f"  {row.error}" if row.error else "")
 
 
 HEADER = (
-    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster\n"
+    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster   algorithms\n"
     f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
 )
 
@@ -380,7 +380,9 @@ def _host_of(device: Any) -> int:
 def _fill(row: Row, fill: Callable[[], None]) -> str:
     """Runs a test. Returns the reason if it cannot be run here."""
     try:
-        fill()
+        with _lowering.resolutions() as calls:
+            fill()
+        row.ran = ", ".join(dict.fromkeys(found.algorithm for call, found in calls if call.algorithm != "xla"))
     except _NotBetweenNodes as error:
         return str(error)
     except Exception as error:  # the row names it

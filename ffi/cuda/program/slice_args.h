@@ -24,7 +24,7 @@ struct SliceArgs {
   int64_t row_bytes = 0;
   int32_t slices_per_rank = 0;
   int32_t num_channels = 1;
-  bool wide_table = false;  // integers of 64 bits
+  bool int64_table = false;  // integers of 64 bits
   BulkStages bulk;          // of the rank's own kernel; ranks may differ
 };
 
