@@ -19,7 +19,7 @@ from ranks import DEADLINE_S, LONG
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _roofline, _runs, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _roofline, _runs, _stragglers, _top, _verdict
 
 # Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
 # the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
@@ -224,6 +224,65 @@ def test_a_process_that_is_stopped_between_two_arrivals(folder):
     assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
 
 
+def rings_of(folder, calls_of, num_processes=2):
+    """A program in which each process has two ranks and these calls: changes of a recorded call."""
+    recorded = _file.read(next(folder.glob("*.ring")))
+    group = _file.Group(1, tuple(range(2 * num_processes)), tuple(p // 2 for p in range(2 * num_processes)), 0)
+    rings = {}
+    for process, changes in enumerate(calls_of):
+        header = {**recorded.header, "process": process, "num_processes": num_processes}
+        calls = []
+        for number, change in enumerate(changes, 1):
+            change = {"site": 0, **change}
+            site = dataclasses.replace(recorded.sites[0], group=group, identity=change.pop("site"))
+            calls.append(dataclasses.replace(recorded.calls[0], number=number, site=site, **change))
+        rings[process] = dataclasses.replace(recorded, header=header, calls=calls)
+    return _runs.Run(rings, [], dict.fromkeys(rings, 0))
+
+
+def test_a_dead_process_explains_failures_after_its_end(folder):
+    """Both were killed. The clock of the second host is ahead by 1000 s."""
+    for death_s, failure_s in ((1005, 6), (1007, 6)):
+        run = rings_of(folder, [[{"phase": "failed", "key": 5, "ended_ns": failure_s * 10**9}], []])
+        for process, alive_s in ((0, 9), (1, death_s)):
+            run.rings[process].__dict__["state"] = "dead"
+            run.rings[process].header["alive_ns"] = alive_s * 10**9
+        for offset_ns in ({0: 0, 1: -1000 * 10**9}, {0: 1000 * 10**9, 1: 0}):
+            run.offset_ns = offset_ns
+            died_first = _verdict._Diagnosis(run, 1.0).died_first(1, 0, run.rings[0].calls[0])
+            assert died_first == (death_s - 1000 < failure_s)
+
+
+def test_a_later_call_of_the_group_follows_a_failure(folder):
+    """Also of another call site."""
+    failed, done = {"phase": "failed", "site": 1}, {"phase": "done", "site": 2}
+    for calls, expected in (([failed, done], []), ([done, failed], [2])):
+        diagnosis = _verdict._Diagnosis(rings_of(folder, [calls, []]), 1.0)
+        assert [call.number for call in diagnosis.last_failures(0)] == expected
+
+
+def test_stragglers_by_hand(folder):
+    """Three processes; in the second call, one has not recorded it. The clock of the last one is 10 s ahead."""
+
+    def started(key, at_s):
+        return {"phase": "done", "key": key, "started_ns": at_s * 10**9}
+
+    calls = [[started(1, 1), started(2, 20)], [started(1, 3), started(2, 30)], [started(1, 12)]]
+    run = rings_of(folder, calls, 3)
+    run.offset_ns[2] = -10 * 10**9
+    (found,) = _stragglers.find(run)
+    assert (found.process, found.last, found.calls, found.waiting_s) == (1, 1, 1, 2 + 1)
+
+
+def test_clocks_by_the_calendar(folder):
+    """Without common calls: the second host has started 50 s later and its clock shows 7 s."""
+    run = rings_of(folder, [[], []])
+    for process, (unix_s, own_s) in enumerate([(1000, 3), (1050, 7)]):
+        run.rings[process].header |= {"started_unix_ns": unix_s * 10**9, "started_ns": own_s * 10**9}
+    run.rings[1].header["kernel"] = "another boot:1"
+    assert _runs._offsets(run.rings, []) == {0: 0, 1: (50 - 4) * 10**9}
+
+
 def test_rates(folder):
     """11 calls of 32 bytes in 2 s, as counted since a start without calls."""
     run, before = _runs.find(folder), _runs.find(folder)
@@ -241,10 +300,11 @@ def event(number, moving_us, waiting_us, **changed):
 
 
 def test_report(tmp_path):
-    """Two calls, each in the rows of two ranks; one of an op without prediction."""
+    """Two calls of two processes, each in the rows of two ranks; one of an op without prediction."""
     slow = [event(1, 9e6, 1e6), event(1, 9e6, 1e6), event(2, 11e6, 3e6), event(2, 11e6, 3e6)]
     tokens = event(3, 1e6, 3e6, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
     path = tmp_path / "run.json"
+    slow += [{**one, "pid": 1} for one in slow]
     path.write_text(json.dumps({"traceEvents": [*slow, tokens], "otherData": {"calls that the ring has dropped": 5}}))
     rows, notes = _roofline.report([path], limit_of=lambda shape: shape.size_bytes / 1e3)
     assert [(row.op, row.calls, row.size_bytes, row.copy_limit_us) for row in rows] == [
