@@ -46,7 +46,8 @@ def reshard(
       tree: pytree of arrays. A process that has no shard of a source may pass a jax.ShapeDtypeStruct with its sharding.
       shardings: a sharding, or a pytree of shardings; a sharding stands for all arrays of a subtree.
       donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers.
-      algorithm: "direct", or "xla" for jax.device_put. None means "direct" on CPUs, and "xla" on other platforms.
+      algorithm: a name from ``algorithms("reshard")``, or "xla" for jax.device_put, which is the default on platforms
+        other than CPUs.
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
       timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a

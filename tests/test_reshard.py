@@ -115,7 +115,7 @@ def test_a_traced_array_is_refused(x):
 
 
 def test_algorithms_are_listed_and_explain_names_the_guide():
-    assert jaxcomm.algorithms("reshard") == ("direct",)
+    assert jaxcomm.algorithms("reshard") == ("direct", "hierarchical")
     with pytest.raises(ValueError, match="reshard depends on two shardings"):
         jaxcomm.explain("reshard", jnp.ones(8), 8)
 
@@ -154,7 +154,7 @@ def test_a_failed_group_leaves_its_donated_arrays(x, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, xla"),
+        ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
     ],

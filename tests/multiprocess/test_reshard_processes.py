@@ -72,5 +72,5 @@ def test_a_dead_process_is_named(what, nodes):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_late_process_is_named_after_the_limit_of_the_call(nodes, tmp_path):
     said, _ = run("late", 2, nodes, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
-    text = r"waited for ranks \[2, 3\] \(process 1\).*, which did not (enter|leave) the call within 1.5 s"
+    text = r"waited for ranks \[2, 3\] \(process 1\).*, which did not (enter|leave) the call within 1.5 s \(timeout_s\)"
     assert re.search(text, said["text"]), said
