@@ -1,9 +1,12 @@
 #include "plan/boxes.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
+
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -110,6 +113,7 @@ void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
 
 // A cell of an output that another rank must send.
 struct Wanted {
+  int64_t cell;  // its number
   const std::vector<Place>* owners;
   Place place;
   int64_t count;
@@ -124,6 +128,48 @@ const Place& ChooseOwner(const Wanted& wanted, const Geometry& geometry, const s
   };
   return *std::min_element(wanted.owners->begin(), wanted.owners->end(),
                            [&](const Place& a, const Place& b) { return rank_of(a) < rank_of(b); });
+}
+
+// The moves that get each wanted cell from an owner, or, with `relays`, from a rank of the same node that has it.
+BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept, const Geometry& geometry,
+                bool relays) {
+  const auto n = static_cast<size_t>(geometry.num_ranks());
+  std::vector<int64_t> sent(n, 0), received(n, 0);
+  std::map<std::pair<int32_t, int32_t>, int64_t> counts;  // receiver and sender
+  BoxMoves chosen = {kept, {}};
+  const auto fetch = [&](const Wanted& cell) {
+    const Place& owner = ChooseOwner(cell, geometry, sent);
+    sent[static_cast<size_t>(owner.rank)] += cell.count;
+    received[static_cast<size_t>(cell.place.rank)] += cell.count;
+    if (!CanRead(geometry, cell.place.rank, owner.rank)) counts[{cell.place.rank, owner.rank}] += cell.count;
+    chosen.moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count, false});
+  };
+  std::map<std::pair<int64_t, int32_t>, std::vector<const Wanted*>> groups;  // cell and node
+  const auto group_of = [&](const Wanted& cell) { return std::pair(cell.cell, geometry.node(cell.place.rank)); };
+  for (const Wanted& cell : wanted) {
+    const auto near = [&](const Place& owner) { return CanRead(geometry, cell.place.rank, owner.rank); };
+    if (relays && std::none_of(cell.owners->begin(), cell.owners->end(), near)) groups[group_of(cell)].push_back(&cell);
+  }
+  for (const Wanted& cell : wanted) {
+    const auto group = groups.find(group_of(cell));
+    if (group == groups.end()) {
+      fetch(cell);
+      continue;
+    }
+    const std::vector<const Wanted*> members = std::exchange(group->second, {});  // empty after the first one
+    if (members.empty()) continue;
+    const Wanted& first = **std::min_element(members.begin(), members.end(), [&](const Wanted* a, const Wanted* b) {
+      return received[static_cast<size_t>(a->place.rank)] < received[static_cast<size_t>(b->place.rank)];
+    });
+    fetch(first);
+    for (const Wanted* other : members) {
+      if (other == &first) continue;
+      const Place& to = other->place;
+      chosen.moves.push_back({first.place.rank, to.rank, first.place.offset, to.offset, other->count, true});
+    }
+  }
+  for (const auto& [pair, count] : counts) chosen.pairs.push_back({pair.second, pair.first, count});
+  return chosen;
 }
 
 int64_t CountOf(const Cells& cells) { return cells.empty() ? 0 : cells.back().offset + cells.back().count; }
@@ -166,6 +212,7 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
   }
   std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::string missing;
+  std::vector<std::vector<int64_t>> numbers(n);  // of the cells of the promises
   for (size_t rank = 0; rank < n; ++rank) {
     ForEachCell(destinations[rank], cuts, [&](int64_t number, Cell cell) {
       auto owner = std::lower_bound(held.begin(), held.end(), number,
@@ -179,22 +226,25 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
       note_run(cell);
       boxes->contiguous_outputs = boxes->contiguous_outputs && cell.memory == cell.offset && cell.run == cell.count;
       boxes->promises[rank].push_back(std::move(promise));
+      numbers[rank].push_back(number);
       boxes->outputs[rank].push_back(std::move(cell));
     });
   }
   if (!missing.empty()) return InvalidArgumentError(missing);
 
   std::vector<Wanted> wanted;
+  std::vector<BoxMove> kept;
   for (size_t rank = 0; rank < n; ++rank) {
-    for (const Promise& promise : boxes->promises[rank]) {
+    for (size_t i = 0; i < boxes->promises[rank].size(); ++i) {
+      const Promise& promise = boxes->promises[rank][i];
       const Place place = {static_cast<int32_t>(rank), Space::kOutput, promise.begin};
       const int64_t count = promise.end - promise.begin;
       const auto own = std::find_if(promise.sources.begin(), promise.sources.end(),
                                     [&](const Place& owner) { return owner.rank == place.rank; });
       if (own == promise.sources.end()) {
-        wanted.push_back({&promise.sources, place, count});
+        wanted.push_back({numbers[rank][i], &promise.sources, place, count});
       } else {
-        boxes->moves.push_back({place.rank, place.rank, own->offset, place.offset, count});
+        kept.push_back({place.rank, place.rank, own->offset, place.offset, count, false});
       }
     }
   }
@@ -202,12 +252,8 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     if (a.owners->size() != b.owners->size()) return a.owners->size() < b.owners->size();
     return a.count > b.count;
   });
-  std::vector<int64_t> sent(n, 0);
-  for (const Wanted& cell : wanted) {
-    const Place& owner = ChooseOwner(cell, geometry, sent);
-    sent[static_cast<size_t>(owner.rank)] += cell.count;
-    boxes->moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count});
-  }
+  boxes->direct = Choose(wanted, kept, geometry, false);
+  boxes->relayed = Choose(wanted, kept, geometry, true);
   return std::shared_ptr<const Boxes>(std::move(boxes));
 }
 

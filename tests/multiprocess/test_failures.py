@@ -51,19 +51,21 @@ def hear_of_missing_memory(healthy, starved):
     assert "aborted" in text and "memfd_create" in text
 
 
-def hear_of_stopped(others, victim, op="psum"):
+def hear_of_stopped(others, victim, op="psum", site=r"\w*failing.py:"):
     """The process stops and continues; the others have waited for the time limit."""
     number = len(others)
     stopped = victim.wait_for("acts")["at"]
     for rank in others:
         error = rank.wait_for("error")
-        assert re.search(rf"{op} at \w*failing.py:", error["text"]), error
+        assert re.search(rf"{op} at {site}", error["text"]), error
         # Both ranks are missing, or one of them if the other was in the call when its process stopped.
         assert re.search(rf"(\[{2 * number}, {2 * number + 1}\]|rank \d) \(process {number}\)", error["text"]), error
         assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
     victim.process.send_signal(signal.SIGCONT)
     text = victim.wait_for("error")["text"]  # the first of its two devices
-    assert "aborted" in text or re.search(rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive", text)
+    # Or its own time is over when it goes on.
+    late = rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive|did not leave the call within {TIMEOUT_S} s"
+    assert "aborted" in text or re.search(late, text)
 
 
 def all_work_again(ranks):
@@ -162,6 +164,20 @@ def started_transfers(start):
     finish([survivor])
 
 
+def reshard_of_a_stopped_and_a_dead_process(start, nodes="ab"):
+    """Pieces are on their way when the process stops; all work again after it goes on. Then it dies."""
+    scenarios = "stopped_while_reshard_runs works_again killed_while_reshard_runs"
+    survivor, victim = ranks = start(scenarios, 2, nodes=nodes)
+    hear_of_stopped(ranks[:1], victim, "reshard", site="jaxcomm.reshard")
+    all_work_again(ranks)
+    killed = victim.wait_for("acts")["at"]
+    error = survivor.wait_for("error")
+    assert "reshard at jaxcomm.reshard" in error["text"] and "[2, 3] (process 1)" in error["text"]
+    assert error["at"] - killed < PROMPT_S
+    survivor.wait_for("survivors work")
+    finish([survivor])
+
+
 def mixtures_of_experts(start):
     """Wrong routings of one rank, then a rank that is late in route_and_dispatch, and then dead in it."""
     ranks = start("tampered_routings stopped_in_one_shot works_again killed_in_one_shot", 2)
@@ -185,7 +201,7 @@ def mixtures_of_experts(start):
     "checks",
     [
         (all_live_on, one_after_the_other_is_killed, ranks_disagree),
-        (mixtures_of_experts,),
+        (mixtures_of_experts, reshard_of_a_stopped_and_a_dead_process),
         (killed_during_bootstrap, sender_is_stopped_in_the_middle, started_transfers),
     ],
     ids=lambda checks: "-".join(check.__name__ for check in checks),
@@ -194,6 +210,11 @@ def test_side_by_side(start, checks, round_):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for future in [pool.submit(check, start) for check in checks]:
             future.result()
+
+
+@pytest.mark.full
+def test_reshard_in_a_node(start, round_):
+    reshard_of_a_stopped_and_a_dead_process(start, nodes="")
 
 
 @pytest.mark.full
