@@ -35,7 +35,7 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in _PARTS:
         return MATMUL
-    native = op if op == "reshard" else _request.native_name(op, moe=True)
+    native = "reshard" if op == "reshard" else _request.OF_BOXES.get(op) or _request.native_name(op, moe=True)
     return tuple(name for name, _ in plan.algorithms(native))
 
 

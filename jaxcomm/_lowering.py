@@ -343,11 +343,6 @@ def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals
     return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
 
 
-def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
-    """Operands that XLA's own collective waits for with the last `num_after` values, if XLA keeps the barrier."""
-    return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
-
-
 def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
 
@@ -361,8 +356,10 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     site = Site(ctx, call, platform)
     if site.group_size == 1:  # nothing was transferred
         return [xs[0]]
-    no_peers = {"source_of": [-1] * site.group_size}  # neither peers nor sizes decide what runs a started call
-    if site.resolve(_request.native_name(call.op), no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
+    # Neither peers nor sizes decide what runs a started call.
+    no_boxes = [0, 0] * site.group_size
+    no_peers = {"source_of": [-1] * site.group_size, "sources": no_boxes, "destinations": no_boxes}
+    if site.resolve(_request.FUNCTIONS[call.op], no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
         return [xs[0]]
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
@@ -463,6 +460,7 @@ def lower(
     composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
+    onto_zeros: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -480,6 +478,7 @@ def lower(
       composed: the same by _xla_hierarchical, (*xs, levels) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
+      onto_zeros: whether the target writes some elements of its result only; the others are zero.
     """
     site = Site(ctx, call, platform)
     mesh, group_size = site.mesh, site.group_size
@@ -493,14 +492,16 @@ def lower(
     if resolution.backend in ("plan", "rows"):
         # The run selects a plan again: NCCL finds the nodes.
         algorithm = resolution.algorithm if resolution.backend == "rows" else call.algorithm
-        own = custom_call(site, target, algorithm=algorithm, aliases=aliases)
+        own = custom_call(site, target, algorithm=algorithm, aliases={1: 0} if onto_zeros else aliases)
     elif resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
         xla = functools.partial(composed, levels=levels)
 
     def exchange(*xs):
         if own is not None:
-            return own(xs, types, given)
-        xs = _wait_for(xs, num_after)
+            zeros = [jnp.zeros(types[0].shape, types[0].dtype)] if onto_zeros else []
+            return own([xs[0], *zeros, *xs[1:]], types, given)
+        if num_after:  # XLA's own collective waits for the values, if XLA keeps the barrier
+            xs = lax.optimization_barrier(xs)[: len(xs) - num_after]
         if not any(math.prod(t.shape) for t in types):  # XLA rejects some empty collectives
             return [jnp.zeros(t.shape, t.dtype) for t in types]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))

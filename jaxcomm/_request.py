@@ -11,13 +11,17 @@ from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes, to_reduce
 
 ROWS = {row.name: row for row in plan.collectives()}
-_FUNCTIONS = {function: row.name for row in plan.collectives() for function in row.functions}
-# Public name (jax.lax) -> native name.
-NATIVE = {op: name for op, name in _FUNCTIONS.items() if "." not in op and not op.endswith("_start")}
+# Public name -> native name.
+FUNCTIONS = {function: row.name for row in plan.collectives() for function in row.functions}
+# Two shardings describe their operands.
+OF_BOXES = {op: name for op, name in FUNCTIONS.items() if ROWS[name].elements == "boxes"}
+_OTHERS = {op: name for op, name in FUNCTIONS.items() if op not in OF_BOXES}
+# Names of jax.lax.
+NATIVE = {op: name for op, name in _OTHERS.items() if "." not in op and not op.endswith("_start")}
 # Of jaxcomm.moe: their payloads have a row per token.
-MOE = {op: name for op, name in _FUNCTIONS.items() if op.startswith("moe.")}
+MOE = {op: name for op, name in _OTHERS.items() if op.startswith("moe.")}
 # Ops that can be started, by the names of their start functions.
-STARTS = {op: name for op, name in _FUNCTIONS.items() if op.endswith("_start")}
+STARTS = {op: name for op, name in _OTHERS.items() if op.endswith("_start")}
 
 
 def native_name(op: str, moe: bool = False) -> str:

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm import _check, _lowering
 from jaxcomm._core import plan
 from jaxcomm._lowering import Call
-from jaxcomm._primitive import register
 from jaxcomm._typing import PyTree
+from jaxcomm.ops.reshard_in import reshard_p
 
 _AXIS = "rank"  # of the mesh over all devices of a call
 _SILENT_S = 2  # before the progress bar appears
@@ -318,11 +318,17 @@ def _program(
         moved = []
         for x, (_, to, _, dtype, held, wanted) in zip(xs, keys, strict=True):
             sent = x.astype(min(x.dtype, dtype, key=_bits))  # the old type if they are equal
-            moved.append(
-                reshard_p.bind(
-                    sent, call=call, result=to or (1,), sources=held, destinations=wanted, timeout_ms=timeout_ms
-                ).astype(dtype)
+            received = reshard_p.bind(
+                sent,
+                call=call,
+                sources=held,
+                destinations=wanted,
+                result=to or (1,),
+                over=(),
+                onto_zeros=False,  # nobody reads the arrays of devices without a shard
+                timeout_ms=timeout_ms,
             )
+            moved.append(received.astype(dtype))
         return moved
 
     def joined(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -371,32 +377,3 @@ def _program(
         return results
 
     return run
-
-
-def _shape(x, *, call, result, sources, destinations, timeout_ms):
-    return x.update(shape=result, weak_type=False)
-
-
-def _lower(ctx, x, *, platform, call, result, sources, destinations, timeout_ms):
-    given = {
-        "sources": np.array(sources, np.int64),
-        "destinations": np.array(destinations, np.int64),
-        "timeout_ms": np.int64(timeout_ms),
-    }
-    return _lowering.lower(
-        ctx,
-        x,
-        platform=platform,
-        call=call,
-        target="jaxcomm_reshard",
-        attributes=lambda x, n: given,
-        alone=None,
-        xla=_unreachable,
-    )
-
-
-def _unreachable(x: Any) -> Any:
-    raise NotImplementedError("reshard: jax.device_put moves arrays where jaxcomm has no plan")
-
-
-reshard_p = register("reshard", shape=_shape, lower=_lower)

@@ -19,15 +19,21 @@ struct CellRange {
   std::vector<size_t> last;
 };
 
-Status CheckBoxes(const std::vector<Box>& boxes, size_t num_dimensions, const char* what) {
+Status CheckBoxes(const std::vector<Box>& boxes, size_t num_dimensions, const std::vector<int64_t>& shape,
+                  const char* what) {
   for (size_t rank = 0; rank < boxes.size(); ++rank) {
     const Box& box = boxes[rank];
     const std::string name = std::string("the ") + what + " of rank " + std::to_string(rank);
     if (box.begin.size() != num_dimensions || box.end.size() != num_dimensions) {
       return InvalidArgumentError(name + " must have " + std::to_string(num_dimensions) + " dimensions");
     }
+    if (!shape.empty() && shape.size() != num_dimensions) {
+      return InvalidArgumentError("the array of " + name + " must have " + std::to_string(num_dimensions) +
+                                  " dimensions");
+    }
     for (size_t d = 0; d < num_dimensions; ++d) {
-      if (0 <= box.begin[d] && box.begin[d] <= box.end[d]) continue;
+      const bool fits = shape.empty() || box.end[d] - box.begin[d] <= shape[d];
+      if (0 <= box.begin[d] && box.begin[d] <= box.end[d] && fits) continue;
       return InvalidArgumentError(name + " is [" + std::to_string(box.begin[d]) + ", " + std::to_string(box.end[d]) +
                                   ") in dimension " + std::to_string(d));
     }
@@ -65,9 +71,10 @@ CellRange RangeOf(const Box& box, const Cuts& cuts) {
   return range;
 }
 
-// Calls visit(number of the cell in the array, cell) for the cells of a box in row-major order.
+// Calls visit(number of the cell in the global array, cell) for the cells of a box in row-major order. `shape`: of the
+// array that holds the box, or empty.
 template <typename Visit>
-void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
+void ForEachCell(const Box& box, const std::vector<int64_t>& shape, const Cuts& cuts, const Visit& visit) {
   if (box.count() == 0) return;
   const size_t num_dimensions = cuts.size();
   const CellRange range = RangeOf(box, cuts);
@@ -97,7 +104,7 @@ void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
           rows.push_back({size, stride});
         }
       }
-      stride *= box.end[d] - box.begin[d];
+      stride *= shape.empty() ? box.end[d] - box.begin[d] : shape[d];
     }
     if (rows.empty()) rows.push_back({1, cell.run});
     cell.rows.assign(rows.rbegin(), rows.rend());
@@ -174,6 +181,14 @@ BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& k
 
 int64_t CountOf(const Cells& cells) { return cells.empty() ? 0 : cells.back().offset + cells.back().count; }
 
+// The last cell of a box has its last element.
+int64_t SpanOf(const Cells& cells) {
+  if (cells.empty()) return 0;
+  int64_t span = cells.back().memory + cells.back().run;
+  for (const Cell::Rows& rows : cells.back().rows) span += (rows.size - 1) * rows.stride;
+  return span;
+}
+
 }  // namespace
 
 int64_t Box::count() const {
@@ -184,15 +199,18 @@ int64_t Box::count() const {
 
 int64_t Boxes::input_count(int32_t rank) const { return CountOf(inputs[static_cast<size_t>(rank)]); }
 int64_t Boxes::output_count(int32_t rank) const { return CountOf(outputs[static_cast<size_t>(rank)]); }
+int64_t Boxes::input_span(int32_t rank) const { return SpanOf(inputs[static_cast<size_t>(rank)]); }
+int64_t Boxes::output_span(int32_t rank) const { return SpanOf(outputs[static_cast<size_t>(rank)]); }
 
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
-                                                 const Geometry& geometry) {
+                                                 const Geometry& geometry, const std::vector<int64_t>& input_shape,
+                                                 const std::vector<int64_t>& output_shape) {
   const auto n = static_cast<size_t>(geometry.num_ranks());
   if (sources.size() != n || destinations.size() != n || sources[0].begin.empty()) {
     return InvalidArgumentError("there must be a source and a destination for each of " + std::to_string(n) + " ranks");
   }
-  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(sources, sources[0].begin.size(), "source"));
-  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(destinations, sources[0].begin.size(), "destination"));
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(sources, sources[0].begin.size(), input_shape, "source"));
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(destinations, sources[0].begin.size(), output_shape, "destination"));
   const Cuts cuts = CutsOf(sources, destinations);
   auto boxes = std::make_shared<Boxes>();
   boxes->inputs.resize(n);
@@ -204,7 +222,7 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     boxes->shortest_run = shortest == 0 ? cell.run : std::min(shortest, cell.run);
   };
   for (size_t rank = 0; rank < n; ++rank) {
-    ForEachCell(sources[rank], cuts, [&](int64_t number, Cell cell) {
+    ForEachCell(sources[rank], input_shape, cuts, [&](int64_t number, Cell cell) {
       held.emplace_back(number, Place{static_cast<int32_t>(rank), Space::kInput, cell.offset});
       note_run(cell);
       boxes->inputs[rank].push_back(std::move(cell));
@@ -214,7 +232,7 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
   std::string missing;
   std::vector<std::vector<int64_t>> numbers(n);  // of the cells of the promises
   for (size_t rank = 0; rank < n; ++rank) {
-    ForEachCell(destinations[rank], cuts, [&](int64_t number, Cell cell) {
+    ForEachCell(destinations[rank], output_shape, cuts, [&](int64_t number, Cell cell) {
       auto owner = std::lower_bound(held.begin(), held.end(), number,
                                     [](const auto& a, int64_t wanted) { return a.first < wanted; });
       Promise promise = {cell.offset, cell.offset + cell.count, PromiseKind::kCopy, {}};

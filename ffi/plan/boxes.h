@@ -23,7 +23,8 @@ struct Box {
   int64_t count() const;
 };
 
-// A cell in the memory of a rank that stores its box in row-major order.
+// A cell in the memory of a rank that stores its box in row-major order, at the start of an array of the same or larger
+// sizes.
 struct Cell {
   struct Rows {
     int64_t size;
@@ -74,14 +75,19 @@ struct Boxes {
 
   int64_t input_count(int32_t rank) const;
   int64_t output_count(int32_t rank) const;
+  int64_t input_span(int32_t rank) const;  // elements of memory up to the last of the box
+  int64_t output_span(int32_t rank) const;
 };
 
 // Fails if the boxes are not valid, or if no source has an element of a destination. A rank that owns a cell keeps its
 // own. For the others, the cells with the fewest owners come first, then the largest ones; each gets the owner of its
 // node, then the one that has sent least. This spreads the load over the owners. Where ranks of a node relay cells, the
 // one that has received least gets the cell.
+//
+// `input_shape`, `output_shape`: of the arrays that hold the boxes, by dimension. Empty: the arrays are the boxes.
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
-                                                 const Geometry& geometry);
+                                                 const Geometry& geometry, const std::vector<int64_t>& input_shape = {},
+                                                 const std::vector<int64_t>& output_shape = {});
 
 // Boxes from the attributes of a call: [begin, end) of each dimension of each rank, in this order. Empty if the number
 // of entries does not fit.
