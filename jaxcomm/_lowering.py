@@ -192,11 +192,11 @@ class Site:
         """Registers the targets and connects the processes of the groups."""
         bootstrap.warn_if_alone()
         try:
+            recorder.start()
             if self.platform == "cuda":
                 liveness.register_cuda()
             else:
                 register()
-                recorder.start()
                 _cost_params.load()
                 self._cpus  # noqa: B018
         except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
@@ -433,7 +433,8 @@ def custom_call(
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
 
         def on_device(rank, *operands):
-            return ffi_call(rank, *operands, **common, **attributes)
+            with jax.named_scope(site.call.op):  # the name of the call in profiles
+                return ffi_call(rank, *operands, **common, **attributes)
 
         def without_rank(*operands):
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.

@@ -34,8 +34,10 @@ class SliceCall {
         numbers_(reinterpret_cast<int32_t*>(moves_ + blockDim.x)) {}
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(comm_);
     if (device::IsAborted(comm_) || !CheckTable()) return;
     Reads(args_) ? Read() : Put();
+    device::EndCall(comm_);
   }
 
  private:
