@@ -34,7 +34,7 @@ void Endpoint::Stop() {
   thread_.join();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    network_->DropAll("the endpoint was closed");
+    network_->Close("the endpoint was closed");
     reader_.EndAll({Code::kCancelled, "the endpoint was closed"});
     done_.notify_all();
   }
@@ -76,9 +76,9 @@ void Endpoint::OnPeer(int peer, bool client) {
 char* Endpoint::OnBulk(int peer, const Frame& frame) { return reader_.OnBulk(peer, frame); }
 
 void Endpoint::OnFrame(int peer, const Frame& frame, const char* payload) {
-  if (frame.kind >= kOpenedFrame) {
+  if (reader_.Has(peer)) {
     reader_.OnFrame(peer, frame, payload);
-  } else if (frame.kind != 0) {
+  } else {
     source_.OnFrame(peer, frame, Decoder(payload, frame.bytes));
   }
 }
@@ -126,6 +126,7 @@ std::optional<StridedArray> Endpoint::ArrayOf(uint64_t id, uint32_t array) {
 
 StatusOr<int> Endpoint::Connect(const std::string& address) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (ending_) return UnavailableError("the endpoint was closed");
   StatusOr<int> peer = network_->Connect(address);
   if (peer.ok()) reader_.Add(*peer);
   return peer;
@@ -134,6 +135,7 @@ StatusOr<int> Endpoint::Connect(const std::string& address) {
 void Endpoint::Disconnect(int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   network_->Drop(peer, "this endpoint closed the connection");
+  reader_.Forget(peer);
 }
 
 std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {

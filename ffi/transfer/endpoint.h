@@ -50,7 +50,7 @@ class Endpoint : private FrameReceiver {
 
   // At the reader: as Reader.
   StatusOr<int> Connect(const std::string& address);
-  void Disconnect(int peer);
+  void Disconnect(int peer);  // the last call for it
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,

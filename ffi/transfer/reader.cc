@@ -11,13 +11,14 @@ std::shared_ptr<Call> Reader::Begin(int peer) {
   call->peer = peer;
   call->id = next_id_++;
   calls_[call->id] = call;
-  if (peers_.count(peer) == 0) Finish(*call, {Code::kLost, "the connection ended"});
+  const std::string& lost = peers_[peer].lost;
+  if (!lost.empty()) Finish(*call, {Code::kLost, lost});
   return call;
 }
 
 void Reader::Send(int peer, const Frame& frame, const std::string& payload) {
   const auto to = peers_.find(peer);
-  if (to == peers_.end()) return;
+  if (to == peers_.end() || !to->second.lost.empty()) return;
   if (to->second.open) {
     network_->Send(peer, frame, payload.data());
   } else {
@@ -187,7 +188,7 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
 }
 
 void Reader::OnLost(int peer, const std::string& why) {
-  peers_.erase(peer);
+  if (const auto found = peers_.find(peer); found != peers_.end()) found->second.lost = why;
   std::vector<std::shared_ptr<Call>> lost;
   for (const auto& [id, call] : calls_) {
     if (call->peer == peer) lost.push_back(call);

@@ -47,6 +47,8 @@ class Reader {
   void SetNetwork(TcpNetwork* network) { network_ = network; }
 
   void Add(int peer) { peers_[peer]; }
+  void Forget(int peer) { peers_.erase(peer); }
+  bool Has(int peer) const { return peers_.count(peer) != 0; }
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   // Reads `from` at the source into `to` of `arrays`, whose memory must stay until the call is done.
@@ -80,6 +82,7 @@ class Reader {
   struct Peer {
     bool open = false;
     std::vector<std::pair<Frame, std::string>> waiting;  // frames for after the proof
+    std::string lost;                                    // why the connection has ended
   };
 
   std::shared_ptr<Call> Begin(int peer);

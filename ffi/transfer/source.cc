@@ -124,8 +124,11 @@ void Source::OnFrame(int peer, const Frame& frame, Decoder payload) {
       return OnWatch(peer, frame, payload);
     case kCancelFrame:
       return OnCancel(peer, frame.id);
-    default:
+    case kRenewFrame:
+    case kCloseFrame:
       break;
+    default:
+      return network_->Drop(peer, "it sent a frame of unknown kind " + std::to_string(frame.kind));
   }
   const auto lease = leases_.find(frame.at);
   if (lease == leases_.end() || lease->second.peer != peer) return;  // it has ended: both calls may come twice

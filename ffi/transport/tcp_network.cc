@@ -533,7 +533,11 @@ void TcpNetwork::Drop(int peer, const std::string& why) {
   }
 }
 
-void TcpNetwork::DropAll(const std::string& why) {
+void TcpNetwork::Close(const std::string& why) {
+  for (int* fd : {&listener_, &local_listener_}) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+  }
   for (const auto& [peer, c] : connections_) Drop(peer, why);
   EndLost();
 }

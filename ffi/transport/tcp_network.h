@@ -93,7 +93,8 @@ class TcpNetwork {
   void StopPlacing(int peer);
   // OnLost follows, from Progress.
   void Drop(int peer, const std::string& why);
-  void DropAll(const std::string& why);  // OnLost of each follows inside
+  // Drops all peers and listens no more. OnLost of each follows inside.
+  void Close(const std::string& why);
 
   // Blocks until there is something to do for Progress.
   void Wait(int timeout_ms);

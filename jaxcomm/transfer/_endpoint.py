@@ -150,7 +150,8 @@ class Endpoint:
 
     def _forget(self, address: str) -> None:
         with self._lock:
-            self._peers.pop(address, None)
+            if (peer := self._peers.pop(address, None)) is not None:
+                self._native.disconnect(peer)
 
     def _check(self, result: tuple[int, str], what: str, address: str) -> None:
         try:
@@ -159,18 +160,21 @@ class Endpoint:
             self._forget(address)
             raise
 
-    def _open(self, address: str, key: bytes, version: int, what: str, timeout_s: float) -> Lease:
-        what = f"{what} of {describe(address)}"
+    def _open(self, address: str, key: bytes, version: int, name: str, timeout_s: float) -> Lease:
+        """Takes a lease of what `name` describes in errors."""
         for attempt in range(2):
             peer = self._peer(address)
             call = self._native.open(peer, key, version, round(self.limits.lease_s * 1e3))
+            what = (
+                f"{name} of {describe(address)}" if version < 0 else f"{name} version {version} of {describe(address)}"
+            )
             try:
                 self._check(self._native.wait(call, timeout_s), what, address)
                 break
             except _errors.PeerLost:
                 if attempt:  # the first may have been an old connection that has ended
                     raise
-        return Lease(self, peer, call, what)
+        return Lease(self, peer, call, f"{name} version {call.version} of {describe(address)}")
 
     def _keep(self, expose: Callable[[], tuple[int, str, int]], what: str, memory: Any) -> int:
         """Shows arrays, and keeps their memory as long as they may be read."""

@@ -203,8 +203,7 @@ def _open_all(endpoint: Endpoint, group: Group, object: str, version: int, deadl
         try:
             for address in group.addresses:
                 left_s = max(deadline - time.monotonic(), 0.0)
-                named = f"fetch: {object!r}" + ("" if exact == _LATEST else f" version {exact}")
-                opened.append(endpoint._open(address, _key_of(object), exact, named, left_s))
+                opened.append(endpoint._open(address, _key_of(object), exact, f"fetch: {object!r}", left_s))
                 exact = opened[0].version
             return opened
         except _errors.TransferError as error:

@@ -153,7 +153,7 @@ def test_revoking_ends_leases(pair):
     lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
     assert not into.any()
     source._native.withdraw(next(iter(source._kept)), True)
-    with pytest.raises(transfer.Revoked, match=r"test of endpoint 'source' .*took it back"):
+    with pytest.raises(transfer.Revoked, match=r"test version 1 of endpoint 'source' .*took it back"):
         lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
     source._collect()
     assert not source._kept
