@@ -34,8 +34,8 @@ void Endpoint::Stop() {
   thread_.join();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    network_->Close("the endpoint was closed");
     reader_.EndAll({Code::kCancelled, "the endpoint was closed"});
+    network_->Close("the endpoint was closed");
     done_.notify_all();
   }
   RunDue();

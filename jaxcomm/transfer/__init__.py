@@ -11,6 +11,7 @@ from jaxcomm.transfer._errors import (
     TransferTimeout,
     VersionGone,
 )
+from jaxcomm.transfer._pages import Offer, PageLayout, PagePool, Pull, offer, pull
 from jaxcomm.transfer._weights import fetch, publish, retire, watch
 
 __all__ = [
@@ -19,14 +20,20 @@ __all__ = [
     "Group",
     "Limits",
     "NotFound",
+    "Offer",
+    "PageLayout",
+    "PagePool",
     "PeerLost",
+    "Pull",
     "Refused",
     "Revoked",
     "TransferError",
     "TransferTimeout",
     "VersionGone",
     "fetch",
+    "offer",
     "publish",
+    "pull",
     "retire",
     "watch",
 ]

@@ -160,21 +160,20 @@ class Endpoint:
             self._forget(address)
             raise
 
-    def _open(self, address: str, key: bytes, version: int, name: str, timeout_s: float) -> Lease:
-        """Takes a lease of what `name` describes in errors."""
+    def _open(self, address: str, key: bytes, version: int | None, name: str, timeout_s: float) -> Lease:
+        """Takes a lease of what `name` describes in errors. version: None for tickets, which have none."""
         for attempt in range(2):
             peer = self._peer(address)
-            call = self._native.open(peer, key, version, round(self.limits.lease_s * 1e3))
-            what = (
-                f"{name} of {describe(address)}" if version < 0 else f"{name} version {version} of {describe(address)}"
-            )
+            call = self._native.open(peer, key, version or 0, round(self.limits.lease_s * 1e3))
+            exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
-                self._check(self._native.wait(call, timeout_s), what, address)
+                self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address)
                 break
             except _errors.PeerLost:
                 if attempt:  # the first may have been an old connection that has ended
                     raise
-        return Lease(self, peer, call, f"{name} version {call.version} of {describe(address)}")
+        exact = f" version {call.version}" if version is not None else ""
+        return Lease(self, peer, call, f"{name}{exact} of {describe(address)}")
 
     def _keep(self, expose: Callable[[], tuple[int, str, int]], what: str, memory: Any) -> int:
         """Shows arrays, and keeps their memory as long as they may be read."""
