@@ -17,6 +17,7 @@
 #include "plan/plan_py.h"
 #include "recorder/recorder.h"
 #include "sim/sim_py.h"
+#include "transfer/transfer_py.h"
 #include "transport/relay.h"
 #include "transport/ucx_network.h"
 
@@ -202,6 +203,7 @@ NB_MODULE(_core, m) {
   nb::module_ sim = m.def_submodule("sim", "Times of collectives on clusters.");
   BindSim(sim);
   BindCostParams(m);
+  BindTransfer(m.def_submodule("transfer", "Endpoints between jobs."));
   BindRecorder(m.def_submodule("recorder", "The flight recorder of this process."));
   plan.def(
       "machine_of",

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import _installed, distributed, moe, recorder  # noqa: F401 (_installed: the first import checks the folder)
+from jaxcomm import _installed, distributed, moe, recorder, transfer  # noqa: F401 (_installed: the first import checks the folder)
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
@@ -71,4 +71,5 @@ __all__ = [
     "reshard_in",
     "reshard_in_start",
     "topology",
+    "transfer",
 ]

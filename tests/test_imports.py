@@ -21,7 +21,7 @@ LAYERS = [
     ["_lowering", "_topology", "distributed"],
     ["_ffi", "_pending", "_primitive"],
     ["ops"],
-    ["_reshard", "info", "matmul", "moe"],
+    ["_reshard", "info", "matmul", "moe", "transfer"],
     ["_calibrate", "_explain"],
     ["__init__"],
     ["_selftest_programs", "bench", "simulate"],
