@@ -44,6 +44,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/failed_processes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/first_contact.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin_version.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_calls.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nodes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/symmetric_memory.cc

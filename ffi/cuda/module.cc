@@ -97,6 +97,7 @@ nb::dict Built() {
   nb::dict built;
   built["cuda"] = CUDART_VERSION;
   built["nccl"] = NCCL_VERSION_CODE;
+  built["gin"] = cuda::Gin::Versions();
   built["architectures"] = JAXCOMM_CUDA_ARCHITECTURES;
   return built;
 }

@@ -58,7 +58,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
     if cuda.module:
         built = cuda.module.built()
         module = (
-            f"CUDA {version(built['cuda'], 1000)}, headers of NCCL {version(built['nccl'])}, "
+            f"CUDA {version(built['cuda'], 1000)}, headers of NCCL {version(built['nccl'])}, GIN for {built['gin']}, "
             f"architectures {built['architectures']}"
         )
     ffi = _ffi_version.api_version()

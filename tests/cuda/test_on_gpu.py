@@ -137,7 +137,7 @@ def fake_nccl(folder, headers, library):
     [
         (23007, 23007, ""),
         (23007, 23203, ""),
-        (23007, 22907, ""),
+        (22907, 22907, ""),
         (22809, 22809, "headers of NCCL 2.28.9"),
         (23203, 22809, "libnccl.so.2 is 2.28.9"),
         (23007, 0, "there is no libnccl.so.2"),
@@ -224,6 +224,20 @@ def test_without_a_gpu_no_part_but_the_builds_runs(machine):
     for parts in parts_of(machine).values():
         left = [name for name, part in parts.items() if not part.missing]
         assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
+
+
+def test_rehearsals_run_what_needs_no_gpu(tmp_path):
+    machine, names = on_gpu.Machine(tmp_path / "build", "cpu", ""), {}
+    for name, command in on_gpu.COMMANDS.items():
+        recorder = Recorder()
+        command(machine, recorder)
+        names[name] = [part.name for part in recorder.parts if not part.missing]
+    assert names["smoke"] == []
+    assert names["kernels"] == ["build: programs", "executor", "ll", "example, virtual ranks"]
+    assert [name for name in names["timings"] if not name.startswith("build")] == [
+        f"{on_gpu.HOST_COST}, command buffers {state}" for state in on_gpu.COMMAND_BUFFERS
+    ]
+    assert "JAX, 1 rank, command buffers on" in names["jax"] and "errors: killed process" in names["ranks"]
 
 
 def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):

@@ -315,8 +315,9 @@ Status Communicator::MakeGin() {
   if (own.ok() && (!properties_.deviceApiSupport || properties_.nLsaTeams * comm_.local.size != size())) {
     own = UnavailableError("its nodes are not NCCL's teams of ranks that address each other's memory");
   }
-  if (own.ok()) own = CheckCuda("kernels", LoadGinKernel(bulk_copies_ ? kPlanStages : BulkStages{}));
-  if (own.ok()) own = CheckCuda("kernels", LoadInterNodeRowKernels());
+  const GinVersion* const gin = Gin::Find(nccl_.version);
+  if (own.ok()) own = CheckCuda("kernels", gin->load(bulk_copies_ ? kPlanStages : BulkStages{}));
+  if (own.ok()) own = CheckCuda("kernels", gin->load_rows());
   if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
   if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
   // When this returns, all counts are zero.
