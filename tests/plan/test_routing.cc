@@ -38,6 +38,8 @@ TEST_CASE("a routing fits exactly, and not with one more row") {
   CHECK(Fault(counts, 0, 1, 5) ==
         "expert 0 of rank 4 gets 6 rows, but slots is 5; pass more slots, or "
         "on_overflow=\"drop\"");
+  CHECK(Fault({1, 0, 0, 0, 0, 0, 1, 0, 0, 0}, 0, 1, 1).empty());
+  CHECK(Fault({1, 0, 0, 0, 0, 1, 0, 0, 0, 0}, 9, 1, 1).find("expert 0 of rank 4 gets 2 rows, but slots is 1;") == 0);
   CHECK(Fault({0, 0, 3, 4, 0, 0, 0, 0, 1, 0}, 7, 1, 0).find("rank 9 gets 8 rows") == 0);
   CHECK(Fault({0, 0, 3, 4, 0, 0, 0, 0, 1, 0}, 0, 1, 4).find("expert 3 of rank 9 gets 5 rows") == 0);
 }
@@ -46,6 +48,7 @@ TEST_CASE("unknown experts are a fault in any case") {
   for (const bool bounded : {true, false}) {
     CHECK(Fault({0, 0, 0, 0, 0, 0, 0, 0, 0, 3}, 100, 1, 0, bounded) ==
           "rank 9 has 3 expert ids that are not below num_experts=4");
+    CHECK(Fault({0, 0, 0, 0, 1, 0, 0, 0, 0, 0}, 100, 1, 0, bounded).find("rank 4 has 1 expert ids") == 0);
   }
 }
 
@@ -122,7 +125,7 @@ TEST_CASE("quotas, slots and alignments by the definition") {
   constexpr int32_t kNum = 3;
   constexpr int64_t kExperts = 6, kTokens = 20, kChoices = 2;
   std::mt19937 random(3);
-  for (const auto& [slots, align] : {std::pair{0, 1}, {0, 4}, {30, 1}}) {
+  for (const auto& [slots, align] : {std::pair{0, 1}, {0, 4}, {30, 1}, {1, 1}}) {
     ExpertLayout layout;
     layout.num_ranks = kNum;
     layout.num_experts = kExperts;
@@ -130,10 +133,12 @@ TEST_CASE("quotas, slots and alignments by the definition") {
     layout.align = align;
     std::vector<std::vector<int32_t>> ids(kNum, std::vector<int32_t>(kTokens * kChoices));
     std::vector<int32_t> wanted(kNum * (kExperts + 1)), kept;
-    for (int32_t r = 0; r < kNum; ++r) {
+    for (int32_t r = kNum - 1; r >= 0; --r) {  // what is written behind the counts of a rank changes those of the next
       for (int32_t& id : ids[r]) id = static_cast<int32_t>(random() % 10) - 2;
       const Choices choices = {kTokens, kChoices, ids[r].data()};
       choices.Count(kExperts, &wanted[r * (kExperts + 1)]);
+    }
+    for (int32_t r = 0; r < kNum; ++r) {
       for (int32_t e = 0; e <= kExperts; ++e) {
         const auto is_here = [&](int32_t id) { return e < kExperts ? id == e : id >= kExperts; };
         CHECK(wanted[r * (kExperts + 1) + e] == std::count_if(ids[r].begin(), ids[r].end(), is_here));
