@@ -137,3 +137,16 @@ def test_ll_two_shot_suits_longer_blocks():
     machine.ll_two_shot = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
     assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
+
+
+def test_no_chunk_between_nodes_exceeds_the_largest_message():
+    """The model alone would choose chunks of 8 MiB."""
+    machine, whole = cluster(), 64 << 20
+    for limit, most in ((0, 8 << 20), (1 << 20, 1 << 20)):
+        machine.most_message_bytes = limit
+        choice = plan.select(request("permute", 2, 1, whole, addressable=False), "", 1, machine)
+        for of_rank in plan.build(choice.request, choice.algorithm):
+            puts = [step.count for step in of_rank.steps if step.kind == "put"]
+            assert (max(puts), sum(puts)) == (most, whole)
+    inside = plan.select(request("all_reduce", 1, 2, whole), "ring", 1, machine)
+    assert inside.request.chunk_count > 1 << 20
