@@ -295,6 +295,7 @@ void BindCost(nb::module_& m) {
       .def_rw("shared_network", &Machine::shared_network)
       .def_rw("sync_overhead_s", &Machine::sync_overhead_s)
       .def_rw("concurrent_bytes", &Machine::concurrent_bytes)
+      .def_rw("most_message_bytes", &Machine::most_message_bytes)
       .def_rw("arena", &Machine::arena)
       .def_prop_rw(
           "ll", [](const Machine& machine) { return GetLl(machine.ll); },
