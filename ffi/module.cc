@@ -33,6 +33,8 @@ extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeCountExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoePlaceExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeSlicesExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* CacheInsertExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* CacheEmitExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
@@ -55,9 +57,13 @@ nb::dict CpuTargets() {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
-      {"jaxcomm_moe_check", &MoeCheckExecute}, {"jaxcomm_moe_count", &MoeCountExecute},
-      {"jaxcomm_moe_place", &MoePlaceExecute}, {"jaxcomm_moe_slices", &MoeSlicesExecute},
+      {"jaxcomm_moe_check", &MoeCheckExecute},
+      {"jaxcomm_moe_count", &MoeCountExecute},
+      {"jaxcomm_moe_place", &MoePlaceExecute},
+      {"jaxcomm_moe_slices", &MoeSlicesExecute},
       {"jaxcomm_done", &DoneExecute},
+      {"jaxcomm_cache_insert", &CacheInsertExecute},
+      {"jaxcomm_cache_emit", &CacheEmitExecute},
   };
   for (const auto& [name, handler] : local) {
     nb::dict stages;

@@ -188,10 +188,14 @@ std::pair<int64_t, int64_t> Endpoint::Progress(const std::shared_ptr<Call>& call
   return {call->received_bytes, call->total_bytes};
 }
 
-void Endpoint::Then(const std::shared_ptr<Call>& call, std::function<void(const Call&)> then) {
+void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
+                    std::function<void(const Call&)> then) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!call->done) return call->then.push_back(std::move(then));
+    if (!call->done) {
+      call->deadline = std::min(call->deadline, deadline);
+      return call->then.push_back(std::move(then));
+    }
   }
   then(*call);
 }

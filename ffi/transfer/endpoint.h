@@ -1,6 +1,7 @@
 // An endpoint: the thread and the lock around a network, what it shows and what it reads.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -62,8 +63,10 @@ class Endpoint : private FrameReceiver {
   Error ErrorOf(const std::shared_ptr<Call>& call);
   bool IsDone(const std::shared_ptr<Call>& call);
   std::pair<int64_t, int64_t> Progress(const std::shared_ptr<Call>& call);  // bytes received, bytes in all
-  // Calls `then` when the call is done, on the thread of the endpoint or at once.
-  void Then(const std::shared_ptr<Call>& call, std::function<void(const Call&)> then);
+  // Calls `then` when the call is done, on the thread of the endpoint or at once. The call ends with kTimeout at the
+  // deadline.
+  void Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
+            std::function<void(const Call&)> then);
 
   bool SharesMemory(int peer);
   EndpointStats stats();

@@ -207,6 +207,11 @@ void Reader::EndAll(const Error& why) {
 }
 
 void Reader::OnTime(Clock::time_point now) {
+  std::vector<std::shared_ptr<Call>> late;
+  for (const auto& [id, call] : calls_) {
+    if (now >= call->deadline) late.push_back(call);
+  }
+  for (const auto& call : late) Cancel(call, {Code::kTimeout, "no answer within the limit of the program"});
   for (auto& [key, lease] : leases_) {
     if (now < lease.renew) continue;
     lease.renew = now + lease.length / 3;

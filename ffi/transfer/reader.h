@@ -23,6 +23,7 @@ struct Call {
   uint64_t id = 0;
   bool done = false;
   Error error;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::vector<std::function<void(const Call&)>> then;  // called once it is done, without the lock
 
   // Of an open or a watch.

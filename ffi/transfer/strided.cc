@@ -1,6 +1,7 @@
 #include "transfer/strided.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 namespace jaxcomm {
@@ -20,6 +21,16 @@ StatusOr<int64_t> BytesOf(const StridedArray& array, const Box& box) {
     bytes *= box.end[d] - box.begin[d];  // at most the bytes of the array
   }
   return bytes;
+}
+
+void CopyAll(const StridedArray& from, const StridedArray& to) {
+  const Box all = {std::vector<int64_t>(from.sizes.size(), 0), from.sizes};
+  Walk source(from, all), destination(to, all);
+  while (source.contiguous() > 0) {
+    int64_t bytes = 0;
+    const char* data = source.Next(destination.contiguous(), &bytes);
+    std::memcpy(destination.Next(bytes, &bytes), data, static_cast<size_t>(bytes));
+  }
 }
 
 Walk::Walk(const StridedArray& array, const Box& box) : base_(array.base), run_bytes_(array.item_bytes) {

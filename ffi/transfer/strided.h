@@ -27,6 +27,9 @@ struct StridedArray {
 // The number of bytes of a box, if it lies in the array.
 StatusOr<int64_t> BytesOf(const StridedArray& array, const Box& box);
 
+// Copies all elements between arrays of the same sizes.
+void CopyAll(const StridedArray& from, const StridedArray& to);
+
 // Walks over a box, which must have passed BytesOf.
 class Walk {
  public:

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "transfer/cache_pages.h"
 #include "transfer/endpoint.h"
 #include "transfer/moves.h"
 
@@ -195,6 +196,22 @@ void BindTransfer(nb::module_ m) {
       },
       nb::arg("name"), nb::arg("secret"), nb::arg("host"), nb::arg("port"), nb::arg("shared_memory"),
       nb::arg("max_lease_ms"), nb::arg("max_strangers"));
+  m.def(
+      "add_pull",
+      [](std::shared_ptr<Endpoint> endpoint, std::vector<std::vector<std::shared_ptr<Call>>> layers,
+         const std::vector<ArrayArgument>& arrays) {
+        return CachePages::Get().AddPull(std::move(endpoint), std::move(layers), ArraysOf(arrays));
+      },
+      nb::arg("endpoint"), nb::arg("layers"), nb::arg("arrays"), "Lets programs insert what a pull has read.");
+  m.def(
+      "add_offer",
+      [](std::shared_ptr<Endpoint> endpoint, uint64_t exposure, const std::vector<ArrayArgument>& arrays) {
+        return CachePages::Get().AddOffer(std::move(endpoint), exposure, ArraysOf(arrays));
+      },
+      nb::arg("endpoint"), nb::arg("exposure"), nb::arg("arrays"), "Lets programs write the pages of an offer.");
+  m.def(
+      "remove", [](int32_t id) { CachePages::Get().Remove(id); }, nb::arg("id"),
+      nb::call_guard<nb::gil_scoped_release>(), "Programs read and write these pages no more.");
   m.def(
       "moves",
       [](const std::vector<std::pair<Numbers, Numbers>>& sources,

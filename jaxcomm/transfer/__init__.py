@@ -12,6 +12,7 @@ from jaxcomm.transfer._errors import (
     VersionGone,
 )
 from jaxcomm.transfer._pages import Offer, PageLayout, PagePool, Pull, offer, pull
+from jaxcomm.transfer._programs import emit, insert
 from jaxcomm.transfer._weights import fetch, publish, retire, watch
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "TransferError",
     "TransferTimeout",
     "VersionGone",
+    "emit",
     "fetch",
+    "insert",
     "offer",
     "publish",
     "pull",

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,7 +124,8 @@ class PagePool:
             if user is not None and not user.done:
                 raise ValueError(f"PagePool: cache page {page} is in {user}, which has not ended")
         for page in pages:
-            self._users.pop(page, None)
+            if (user := self._users.pop(page, None)) is not None:
+                user._end()
             self._generations[page] += 1
             self._free.append(page)
 
@@ -150,10 +152,14 @@ class Offer:
     Attributes:
       ticket: a text for the reader, which gives the right to read these pages and nothing else. Hand it on by a way
         that only the reader sees.
+      handle: a number for emit().
     """
 
     def __init__(self, pool: PagePool, pages: list[int], exposure: int, ticket: str) -> None:
         self._pool, self._pages, self._exposure, self.ticket = pool, pages, exposure, ticket
+        native = pool.endpoint._native
+        self.handle = _native.add_offer(native, exposure, pool._arguments(pages))
+        self._end = weakref.finalize(self, _native.remove, self.handle)
 
     def __repr__(self) -> str:
         return f"an offer of {len(self._pages)} cache pages"
@@ -226,10 +232,19 @@ def offer(
 
 
 class Pull:
-    """Cache pages on their way into a pool."""
+    """Cache pages on their way into a pool.
 
-    def __init__(self, pool: PagePool, leases: Sequence[Lease], reads: list[list[tuple[Lease, Any]]]) -> None:
+    Attributes:
+      handle: a number for insert().
+    """
+
+    def __init__(
+        self, pool: PagePool, pages: list[int], leases: Sequence[Lease], reads: list[list[tuple[Lease, Any]]]
+    ) -> None:
         self._pool, self._leases, self._reads = pool, leases, reads
+        calls = [[read for _, read in of_layer] for of_layer in reads]
+        self.handle = _native.add_pull(pool.endpoint._native, calls, pool._arguments(pages))
+        self._end = weakref.finalize(self, _end_pull, leases, reads, self.handle, pool.arrays)
 
     def __repr__(self) -> str:
         return "a pull"
@@ -264,14 +279,25 @@ class Pull:
 
     def cancel(self) -> None:
         """Ends the pull at once. Nothing is written to the pages any more."""
-        for reads in self._reads:
-            for lease, read in reads:
-                lease.cancel(read)
-        self._close()
+        _cancel(self._leases, self._reads)
 
     def _close(self) -> None:
         for lease in self._leases:
             lease.close()
+
+
+def _cancel(leases: Sequence[Lease], reads: list[list[tuple[Lease, Any]]]) -> None:
+    for of_layer in reads:
+        for lease, read in of_layer:
+            lease.cancel(read)
+    for lease in leases:
+        lease.close()
+
+
+def _end_pull(leases: Sequence[Lease], reads: list[list[tuple[Lease, Any]]], handle: int, arrays: Any) -> None:
+    """Afterwards, nothing is written to `arrays`, and no program reads them."""
+    _cancel(leases, reads)
+    _native.remove(handle)
 
 
 def pull(
@@ -315,7 +341,7 @@ def pull(
         for lease in leases:
             lease.close()
         raise
-    made = Pull(pool, leases, reads)
+    made = Pull(pool, pages, leases, reads)
     pool._users.update(dict.fromkeys(pages, made))
     return made
 

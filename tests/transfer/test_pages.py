@@ -1,7 +1,11 @@
 """offer() and pull() of cache pages. Each element has a code of its layer, kv, token, head and dim."""
 
+import concurrent.futures
 import contextlib
+import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_weights import wait_until
@@ -225,3 +229,65 @@ def test_random_offers_pulls_and_cancels(pair, rounds=200):
     assert source.num_free == reader.num_free == 24
     assert shown > rounds // 3
     wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
+@pytest.mark.parametrize("order", [LAYOUT.order, HND])
+def test_programs_emit_and_insert_layer_by_layer(pair, order):
+    """The decoding program waits on a device of its own: programs of one device run one after the other."""
+    layout = transfer.PageLayout(3, 4, 8, np.int32, page_tokens=4, order=order)
+    source, reader = (transfer.PagePool(endpoint, layout, 8) for endpoint in pair)
+    filled = transfer.PagePool(pair[0], layout, 8)
+    write(filled, range(8), 32)
+    offer = transfer.offer(source, source.allocate(2), streamed=True)
+    pull = transfer.pull(reader, offer.ticket, reader.allocate(2))
+
+    @jax.jit
+    def prefill(cache, handle, pages):
+        def layer(_, xs):
+            return 0, transfer.emit(xs[1], handle, pages, xs[0], layout=layout)
+
+        return jax.lax.scan(layer, 0, (jnp.arange(3), cache))[1]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def decode(cache, handle, pages):
+        return [transfer.insert(x, handle, pages, i, layout=layout) for i, x in enumerate(cache)]
+
+    empty = [jax.device_put(jnp.full(layout.shape(16), -1, jnp.int32), jax.devices()[1]) for _ in range(3)]
+    addresses = [x.unsafe_buffer_pointer() for x in empty]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        running = thread.submit(decode, empty, np.int32(pull.handle), np.array([9, 2]))
+        prefill(jnp.stack(filled.arrays), np.int32(offer.handle), np.array([5, 1]))
+        arrived = running.result()
+    assert [x.unsafe_buffer_pointer() for x in arrived] == addresses
+    for layer in range(3):
+        got = np.asarray(arrived[layer]).transpose([order.index(name) for name in LAYOUT_ORDER])
+        np.testing.assert_array_equal(got[:, [9, 2]], canonical(filled, layer)[:, [5, 1]])
+        assert (np.delete(got, [9, 2], 1) == -1).all()
+    pull.wait()
+    wait_until(lambda: offer.done)
+
+
+LAYOUT_ORDER = ("kv", "page", "token", "head", "dim")
+
+
+def test_programs_fail_with_the_pull(pair):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    run = jax.jit(functools.partial(transfer.insert, layout=LAYOUT, timeout_s=0.2))
+
+    def cache():
+        return jnp.zeros(LAYOUT.shape(4), jnp.int32)
+
+    offer = transfer.offer(source, source.allocate(1), streamed=True)
+    own = reader.allocate(1)
+    pull = transfer.pull(reader, offer.ticket, own)
+    for pages, layer, match in (([4], 0, "cache page 4 of a cache of 4"), ([0], 3, r"layer must be in \[0, 3\)")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+            run(cache(), pull.handle, np.array(pages), layer).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no answer within the limit of the program"):
+        run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
+    pull.cancel()
+    reader.free(own)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="its pages are free"):
+        run(cache(), pull.handle, np.array([0]), 1).block_until_ready()
+    with pytest.raises(ValueError, match="insert: cache must have shape"):
+        run(jnp.zeros((3, 3)), pull.handle, np.array([0]), 0)
