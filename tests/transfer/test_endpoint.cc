@@ -127,7 +127,8 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   const Piece piece{0, {{2}, {5}}};
   const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});
   std::atomic<bool> called{false};
-  reader->Then(read, std::chrono::steady_clock::time_point::max(), [&](const Call& call) { called = call.error.ok() && reader->IsDone(read); });
+  reader->Then(read, std::chrono::steady_clock::time_point::max(),
+               [&](const Call& call) { called = call.error.ok() && reader->IsDone(read); });
   CHECK(!reader->Wait(read, 0.05));
   source->MarkReady(id, 0);
   CHECK(WaitFor(*reader, read).ok());
