@@ -416,7 +416,7 @@ def custom_call(
     common = site.attributes(algorithm)
     beside = site.platform == "cuda" and site.call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
-        # Not by shapes or operands of after=: ranks do not compare them.
+        # Shapes and operands of after= do not count, because ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
     if site.platform == "cuda" and (beside or not site.on_one_host):
         # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them, and
