@@ -1,12 +1,11 @@
 """Lowers a collective: mesh axes -> replica groups -> custom call. Only this file handles MLIR."""
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -244,25 +243,10 @@ class Site:
             resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{call.op} at {call.site}: {error}") from None
-        if (seen := _seen.get()) is not None:
-            seen.append((call, resolution))
-        elif resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
+        listed = _request.add_to_list(call, resolution)
+        if not listed and resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
-
-
-_seen: contextvars.ContextVar[list[tuple[Call, plan.Resolution]] | None] = contextvars.ContextVar("seen", default=None)
-
-
-@contextlib.contextmanager
-def resolutions() -> Iterator[list[tuple[Call, plan.Resolution]]]:
-    """Lists the calls that this thread lowers meanwhile, and what runs each of them."""
-    found: list[tuple[Call, plan.Resolution]] = []
-    token = _seen.set(found)
-    try:
-        yield found
-    finally:
-        _seen.reset(token)
 
 
 def why_xla(platform: str, algorithm: str | None) -> str:
