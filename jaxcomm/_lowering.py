@@ -1,12 +1,11 @@
 """Lowers a collective: mesh axes -> replica groups -> custom call. Only this file handles MLIR."""
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -244,29 +243,14 @@ class Site:
             resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{call.op} at {call.site}: {error}") from None
-        if (seen := _seen.get()) is not None:
-            seen.append((call, resolution))
-        elif resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
+        listed = _request.add_to_list(call, resolution)
+        if not listed and resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
 
     def may_be_in_graph(self) -> bool:
         """Whether XLA may capture the call into CUDA graphs: a call by default only once the self-test has done so."""
         return not _is_by_record(self.platform, self.call.algorithm) or _selftest_record.passed_in_graphs()
-
-
-_seen: contextvars.ContextVar[list[tuple[Call, plan.Resolution]] | None] = contextvars.ContextVar("seen", default=None)
-
-
-@contextlib.contextmanager
-def resolutions() -> Iterator[list[tuple[Call, plan.Resolution]]]:
-    """Lists the calls that this thread lowers meanwhile, and what runs each of them."""
-    found: list[tuple[Call, plan.Resolution]] = []
-    token = _seen.set(found)
-    try:
-        yield found
-    finally:
-        _seen.reset(token)
 
 
 def why_xla(platform: str, algorithm: str | None) -> str:
@@ -426,7 +410,7 @@ def custom_call(
     common = site.attributes(algorithm)
     beside = site.platform == "cuda" and site.call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
-        # Not by shapes or operands of after=: ranks do not compare them.
+        # Shapes and operands of after= do not count, because ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
     if site.platform == "cuda" and (beside or not site.on_one_host or not site.may_be_in_graph()):
         # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them, and

@@ -1,7 +1,9 @@
-"""Calls of an op as explain() and the simulator describe them, by operand and axis sizes, and their Resolution."""
+"""Calls of an op as explain() and the simulator describe them, their Resolution, and a list of those of a program."""
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -127,3 +129,25 @@ def planned(
             "collectives"
         )
     return found
+
+
+_list: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("list", default=None)
+
+
+@contextlib.contextmanager
+def resolutions() -> Iterator[list[tuple[Any, plan.Resolution]]]:
+    """Lists the calls (_lowering.Call) that this thread lowers meanwhile, and what runs each of them."""
+    found: list[tuple[Any, plan.Resolution]] = []
+    token = _list.set(found)
+    try:
+        yield found
+    finally:
+        _list.reset(token)
+
+
+def add_to_list(call: Any, resolution: plan.Resolution) -> bool:
+    """Adds a call to the list of resolutions(). Returns whether there is one."""
+    found = _list.get()
+    if found is not None:
+        found.append((call, resolution))
+    return found is not None

@@ -391,7 +391,7 @@ def _host_of(device: Any) -> int:
 def _fill(row: Row, fill: Callable[[], None]) -> str:
     """Runs a test. Returns the reason if it cannot be run here."""
     try:
-        with _lowering.resolutions() as calls:
+        with _request.resolutions() as calls:
             fill()
         row.ran = ", ".join(dict.fromkeys(found.algorithm for call, found in calls if call.algorithm != "xla"))
     except _NotBetweenNodes as error:

@@ -4,6 +4,7 @@ tests/cpu/test_planner.cc and tests/cuda/test_call.cc hold the executors to it.
 """
 
 import inspect
+import json
 import random
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from harness import OURS, on_ranks
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm import _config, _lowering, _request, _selftest_record, selftest
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE, ROWS
 from jaxcomm.simulate import Cluster, Level, collectives
@@ -46,7 +47,7 @@ def lowered(mesh, op, x, platform, **more):
         return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op, {}), **more)
 
     block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
-    with _lowering.resolutions() as found:
+    with _request.resolutions() as found:
         jax.jit(on_ranks(call, mesh)).trace(block).lower(lowering_platforms=(platform,))
     return found[-1 if op == "ragged_all_to_all" else 0][1]
 
@@ -193,6 +194,19 @@ def test_info_lists_what_runs(mesh):
         count = int(size.removesuffix(" bytes") or 4) // 4
         told = jaxcomm.explain(op, jax.ShapeDtypeStruct((count,), "float32"), mesh.size)
         assert text == f"{told.algorithm}: {told.reason}", call
+
+
+def test_the_self_test_lists_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(selftest, "ALL_PROGRAMS", {})
+    monkeypatch.setattr(selftest, "_tests_of_experts", lambda *arguments: iter(()))
+    monkeypatch.setattr(_lowering, "_use_plans", False)  # restores what the command sets
+    file = tmp_path / "selftest.json"
+    assert selftest.main(["--json", str(file), "--sizes", "1K,64K", "--ops", "psum", "pbroadcast"]) == 0
+    timed = [row for row in json.loads(file.read_text())["rows"] if row["feature"] == _selftest_record.PLANS]
+    for row in timed:
+        x = jax.ShapeDtypeStruct((row["bytes"] // 4,), "float32")
+        assert row["ran"] == jaxcomm.explain(row["op"], x, 8).algorithm, row
+    assert len({row["ran"] for row in timed}) > 1
 
 
 ABLE = {"setting": "plans", "tested_between_nodes": True, "max_channels": 32}

@@ -62,9 +62,6 @@ def test_every_op_passes_here(tmp_path, capsys):
     # 1 KiB as nccl-tests count: of the whole result of all_gather.
     assert [timed[op]["bytes"] for op in ("all_to_all", "all_gather", "psum_scatter")] == [1024, 128, 1024]
     assert all(row["jaxcomm_us"] > 0 and row["xla_us"] > 0 for row in timed.values())
-    for op, row in timed.items():
-        x = jax.ShapeDtypeStruct((row["bytes"] // 4,), "float32")
-        assert row["ran"] == jaxcomm.explain(op, x, 8).algorithm, op
     text = capsys.readouterr().out.splitlines()
     assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster", "algorithms"]
     assert text[-1] == f"# {found['result']}"

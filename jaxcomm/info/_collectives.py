@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxcomm import _lowering, _request
+from jaxcomm import _request
 from jaxcomm._measure import collectives
 
 _SIZES = (1 << 10, 1 << 20)  # bytes of the larger of operand and result
@@ -30,7 +30,7 @@ def defaults(devices: Sequence[jax.Device]) -> dict[str, str]:
             program: Any = collectives.program(collective, module, group, 1, {})
             call = f"{collective.name} of {4 * count} bytes" if collective.sized else collective.name
             try:
-                with _lowering.resolutions() as calls:
+                with _request.resolutions() as calls:
                     program.lower(jax.ShapeDtypeStruct((n * count,), jnp.float32))
             except RuntimeError as error:  # the CUDA module cannot be used
                 found[call] = f"none: {str(error).partition(chr(10))[0]}"

@@ -88,6 +88,14 @@ def test_a_ragged_exchange_moves_each_byte_once():
     assert found.time_s == pytest.approx((size + block) / cluster.copy[1] + found.bound_beta_s, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "message"), [(None, "slices travel by XLA"), ("direct", "inside a node of GPUs")]
+)
+def test_a_ragged_exchange_between_nodes_has_no_plan(algorithm, message):
+    with pytest.raises(ValueError, match=f"ragged_all_to_all: .*{message}"):
+        collective("ragged_all_to_all", _operand(1 << 20), 16, cluster=Cluster.load("dgx-h100"), algorithm=algorithm)
+
+
 def test_taper_slows_what_crosses_the_spine_only():
     """all_to_all between 64 domains needs (n - 256) m taper / beta; one domain needs no spine."""
     size = 512 * 512 << 10
