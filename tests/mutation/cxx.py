@@ -16,7 +16,7 @@ class Tests(NamedTuple):
     python: tuple = ()
 
 
-PLAN = ("tests/plan/test_cost.py", "tests/plan/test_validate.py")
+PLAN = ("tests/plan/test_select.py", "tests/plan/test_cost.py", "tests/plan/test_validate.py")
 TESTS = {
     "ffi/plan": Tests(("plan", "cpu"), (*PLAN, "tests/test_explain.py")),
     "ffi/cpu": Tests(("cpu", "transport")),

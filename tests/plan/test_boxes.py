@@ -112,3 +112,12 @@ def test_large_meshes_are_planned_quickly():
     request = plan.reshard_request("node", n, n, numbers(rows, 2), numbers(columns, 2))
     plans = plan.build(request, "direct")
     assert sum(len(p.steps) for p in plans) == n * n
+
+
+def test_replicas_send_equally_many_elements():
+    """Not equally many pieces: ranks 0 and 1 have all elements, one rank wants half of them and four the rest."""
+    source = [[(0, 16)], [(0, 16)], *[None] * 5]
+    destination = [None, None, [(0, 8)], *([(begin, begin + 2)] for begin in range(8, 16, 2))]
+    request = plan.reshard_request("node", 7, 7, numbers(source, 1), numbers(destination, 1))
+    sent = [count for origin, _, count in moves(plan.build(request, "direct")) if origin == 0]
+    assert sum(sent) == 8

@@ -100,7 +100,7 @@ TEST_CASE("slots, slices and packed choices are those of the definition") {
       }
       CHECK(fields.demand == rows);
 
-      std::vector<int32_t> starts(total), slices(c.table.size()), order(c.ids[r].size());
+      std::vector<int32_t> starts(total), slices(c.table.size()), order(c.ids[r].size(), 77);
       for (int64_t e = 0; e < total; ++e) starts[e] = static_cast<int32_t>(Places(layout, wanted.data()).start(e));
       FillSlices(c.n, total, fields.table.data(), starts.data(), slices.data());
       for (int64_t from = 0; from < c.n; ++from) {

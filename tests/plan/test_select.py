@@ -1,0 +1,139 @@
+"""Selection: by name, by lowest cost, and the reasons why an algorithm cannot be used."""
+
+import pytest
+
+from jaxcomm._core import plan
+
+COLLECTIVES = [row.name for row in plan.collectives() if row.elements != "boxes"]
+
+
+def processors(ranks_per_processor, overhead_s=6e-8, bytes_per_s=12e9):
+    """Ranks of one process that share processors."""
+    links = [(name, overhead_s, bytes_per_s, 0.0) for name in ("self", "node", "network")]
+    return plan.Machine(links, 15e-6, ranks_per_processor)
+
+
+def cluster():
+    """One processor per rank, a fast network in the node and a slower one between nodes."""
+    links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
+    return plan.Machine(links, 5e-6, 1)
+
+
+def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True, multimem=False):
+    num_ranks = nodes * locals_
+    source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)] if collective == "permute" else []
+    return plan.Request(collective, nodes, locals_, block, chunk, 0, source_of, addressable, multimem=multimem)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_cheapest_is_chosen(collective):
+    for block in (0, 16, 4096, 1 << 20):
+        for nodes, locals_ in ((1, 1), (1, 6), (8, 1)):
+            if collective in ("dispatch", "combine") and nodes > 1:
+                continue  # hierarchical plans are preferred, also for nodes of one rank
+            asked = request(collective, nodes, locals_, block, addressable=nodes == 1)
+            choice = plan.select(asked, "", 4, cluster())
+            costs = {}
+            for name, _ in plan.algorithms(collective):
+                if plan.supports(asked, name) and plan.protocol(collective, name) == "steps":
+                    alternative = plan.select(asked, name, 4, cluster())
+                    costs[name] = alternative.cost.time_s
+                    assert name in choice.reason
+            assert choice.cost.time_s == costs[choice.algorithm]
+            assert choice.cost.time_s <= 1.05 * min(costs.values())
+            assert choice.reason.startswith(f"lowest predicted cost of {len(costs)}: ")
+            plans = plan.build(choice.request, choice.algorithm)
+            assert plan.validate(plans, choice.request) == ""
+
+
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"permute", "all_to_all_v", "dispatch", "combine"}))
+def test_declared_nodes_get_the_hierarchical_plan(collective):
+    for addressable in (True, False):
+        choice = plan.select(request(collective, 2, 4, addressable=addressable), "", 4, cluster())
+        assert choice.algorithm == "hierarchical"
+        assert choice.reason.startswith("made for 2 nodes of 4 ranks: ")
+
+
+@pytest.mark.parametrize("collective", ["dispatch", "combine"])
+def test_rows_take_the_hierarchical_plan_between_hosts_only(collective):
+    for locals_ in (1, 4):
+        for addressable in (True, False):
+            choice = plan.select(request(collective, 2, locals_, 1, addressable=addressable), "", 4, cluster())
+            assert choice.algorithm == ("direct" if addressable else "hierarchical")
+
+
+def test_nodes_do_not_count_where_they_make_it_far_slower():
+    choice = plan.select(request("all_reduce", 12_500, 8, 256, addressable=False), "", 4, cluster())
+    assert choice.algorithm in ("tree", "recursive_doubling")
+    assert "hierarchical" in choice.reason
+
+
+def test_total_work_decides_where_ranks_share_processors():
+    """With one processor for all ranks, the fewest steps win for tiny blocks and the least copying for large ones."""
+    tiny = plan.select(request("all_reduce", 1, 8, 64), "", 4, processors(8))
+    assert tiny.algorithm == "root"
+    large = plan.select(request("all_reduce", 1, 8, 1 << 20), "", 4, processors(8))
+    assert large.algorithm == "direct"
+    for collective in ("all_to_all", "all_gather", "reduce_scatter", "permute"):
+        assert plan.select(request(collective, 1, 8), "", 4, processors(8)).algorithm == "direct"
+
+
+def test_large_networks_get_logarithms_for_small_blocks():
+    choice = plan.select(request("all_gather", 1024, 1, 4, addressable=False), "", 4, cluster())
+    assert choice.algorithm in ("recursive_doubling", "bruck")
+    choice = plan.select(request("all_reduce", 1024, 1, 4, addressable=False), "", 4, cluster())
+    assert choice.algorithm == "recursive_doubling"
+
+
+def test_a_named_algorithm_is_used():
+    for collective in COLLECTIVES:
+        for name, _ in plan.algorithms(collective):
+            multimem = plan.protocol(collective, name) == "multimem"
+            nodes, locals_ = (1, 8) if multimem else (2, 4)
+            choice = plan.select(request(collective, nodes, locals_, multimem=multimem), name, 4, cluster())
+            assert choice.algorithm == name
+            if multimem or plan.protocol(collective, name) == "steps":
+                assert choice.reason == "asked for"
+            else:
+                assert choice.reason == "asked for; runs step by step, because LL is not available here"
+                assert not choice.ll
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
+def test_ll_needs_a_machine_that_supports_it(collective):
+    """LL needs no barriers, but twice the bytes, so it suits small blocks only."""
+    machine = cluster()
+    for flags in (None, (1e-7, 2e11, 1e-6)):
+        machine.sync_overhead_s = 5e-6
+        if flags:
+            machine.ll = flags
+        assert machine.ll == flags
+        for block, expected in ((16, flags is not None), (1 << 20, False)):
+            choice = plan.select(request(collective, 1, 8, block), "", 4, machine)
+            assert choice.ll == (choice.algorithm == "ll") == expected
+            assert ("ll" in choice.reason) == (flags is not None)
+    asked = plan.select(request(collective, 1, 8, 1000), "ll", 4, machine)
+    assert (asked.ll, asked.reason) == (True, "asked for")
+    assert asked.cost.time_s == pytest.approx(5e-6 + 7 * 1e-7 + 7 * 4000 / 2e11 + 1e-6)  # cluster() launches in 5 us
+    assert (asked.cost.node.messages, asked.cost.node.bytes, asked.cost.node.signals) == (7, 7 * 4000, 0)
+    assert plan.select(request(collective, 1, 8, 0), "ll", 4, machine).cost.node.bytes == 0
+    stepwise = plan.select(request(collective, 1, 8, 1000), "direct", 4, machine)
+    unframed = plan.select(request(collective, 1, 8, 1000), "direct", 4, cluster())
+    assert stepwise.cost.time_s == pytest.approx(unframed.cost.time_s + 5e-6)
+
+
+def test_ll_two_shot_suits_longer_blocks():
+    machine = cluster()
+    machine.sync_overhead_s = 1e-3
+    machine.ll = machine.ll_two_shot = (1e-7, 2e11, 1e-6)
+    assert plan.select(request("all_reduce", 1, 8, 16), "", 4, machine).algorithm == "ll"
+    long = plan.select(request("all_reduce", 1, 8, 100_001), "", 4, machine)
+    assert (long.algorithm, long.ll) == ("ll_two_shot", True)
+    piece = 4 * 12_501
+    assert (long.cost.node.messages, long.cost.node.bytes) == (14, 14 * piece)
+    assert long.cost.time_s == pytest.approx(5e-6 + 14 * 1e-7 + 14 * piece / 2e11 + 2e-6)
+    # Blocks may be too long for LL although the messages of a two-shot exchange are not.
+    machine = cluster()
+    machine.ll_two_shot = (1e-7, 2e11, 1e-6)
+    assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
+    assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
