@@ -158,7 +158,8 @@ def test_errors_of_calls_that_differ(start, tmp_path):
         for rank in ranks:
             rank.wait_for("error")
         analyzed(tmp_path, expected)
-        analyzed(tmp_path, expected, dumps=True)
+        if expected[0] != "failed call":  # that process could not open a file
+            analyzed(tmp_path, expected, dumps=True)
         for rank in ranks:
             rank.go_on()
         for rank in ranks:
