@@ -158,7 +158,8 @@ def test_errors_of_calls_that_differ(start, tmp_path):
         for rank in ranks:
             rank.wait_for("error")
         analyzed(tmp_path, expected)
-        analyzed(tmp_path, expected, dumps=True)
+        if expected[0] != "failed call":  # that process could not open a file
+            analyzed(tmp_path, expected, dumps=True)
         for rank in ranks:
             rank.go_on()
         for rank in ranks:
@@ -211,8 +212,10 @@ def folder(tmp_path_factory):
         "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
         "s, = jaxcomm.recorder.stats().sites\n"
         "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
-        "from jaxcomm.recorder import _prometheus\n"
-        "print(_prometheus.text(jaxcomm.recorder.stats(), 0))\n"
+        "import urllib.request\n"
+        "url = f'http://127.0.0.1:{jaxcomm.recorder.serve()}/metrics'\n"
+        "page = urllib.request.urlopen(url, timeout=60)\n"
+        "print(page.headers['Content-Type'], page.read().decode())\n"
         "jaxcomm.recorder.dump()\n"
     ).replace("TRACE", str(folder / "trace.json"))
     done = run(code, folder, JAXCOMM_RECORDER_CALLS="4")
@@ -224,6 +227,7 @@ def folder(tmp_path_factory):
 def test_counters(folder):
     lines = (folder / "out").read_text().splitlines()
     assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) True True"
+    assert lines[1].startswith("text/plain; version=0.0.4")
     labels = [line for line in lines if line.startswith("jaxcomm_calls_total{")]
     assert len(labels) == 1 and labels[0].endswith(" 11") and 'op="psum"' in labels[0]
 
