@@ -257,10 +257,6 @@ class _Move:
         return math.prod(self.key[1]) * np.dtype(self.dtype).itemsize
 
 
-def _bits(dtype: Any) -> int:
-    return jax.dtypes.itemsize_bits(dtype)
-
-
 def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[_Device, tuple[tuple[int, int], ...]]:
     indices = sharding.devices_indices_map(shape)
     return {d: tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True)) for d, index in indices.items()}
@@ -317,7 +313,7 @@ def _program(
     def body(*xs):
         moved = []
         for x, (_, to, _, dtype, held, wanted) in zip(xs, keys, strict=True):
-            sent = x.astype(min(x.dtype, dtype, key=_bits))  # the old type if they are equal
+            sent = x.astype(min(x.dtype, dtype, key=jax.dtypes.itemsize_bits))  # the old type if they are equal
             received = reshard_p.bind(
                 sent,
                 call=call,
