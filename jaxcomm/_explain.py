@@ -335,8 +335,8 @@ def explain(
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
     if op in _request.MOE and not on_gpus:
         raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
-    moved = _reshard.moved_of(op, x, axis_sizes, shardings) if of_boxes else None
-    sizes = _request.sizes_of(op, moved.num_ranks if moved else axis_sizes)
+    moved = _reshard.call_of(op, x, axis_sizes, shardings) if of_boxes else None
+    sizes = _request.sizes_of(op, moved[0]["group_size"] if moved else axis_sizes)
     n = math.prod(sizes)
     assumed = ""
     if ranks_per_node is None and on_gpus:
@@ -344,7 +344,7 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    attributes, dtype, counts = moved.call if moved else _request.call_of(op, x, n, source=source, perm=perm)
+    attributes, dtype, counts = moved or _request.call_of(op, x, n, source=source, perm=perm)
     attributes |= {
         "algorithm": algorithm or "",
         "ranks_per_node": ranks_per_node,
@@ -381,7 +381,7 @@ def explain(
         resolution = plan.resolve(native, attributes, dtype, *counts, placement, able, **of_lists)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"{op}: {error}") from None
-    algorithm, reason = resolution.algorithm, resolution.reason
+    runs, reason = resolution.algorithm, resolution.reason
     if of_boxes and on_gpus:
         how = "jax.device_put moves them" if op == "reshard" else "jax.lax.ppermute moves the bytes of the plan"
         reason, machine.arena = f"{reason}; {how}", False
@@ -433,7 +433,7 @@ def explain(
     bytes_of["network"] = round(bytes_of["network"] * once)
     return Explanation(
         op=op,
-        algorithm=algorithm,
+        algorithm=runs,
         reason=reason,
         source=dict(plan.algorithms(native))[resolution.algorithm],
         num_nodes=request.num_nodes,

@@ -325,21 +325,8 @@ def _program(
     return run
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """The move of an array, for the planner.
-
-    Attributes:
-      num_ranks: ranks of the group.
-      call: attributes, element type, and elements of the largest shards, as those of _request.call_of().
-    """
-
-    num_ranks: int
-    call: tuple[dict[str, Any], str, tuple[int, int]]
-
-
-def moved_of(op: str, x: Any, num_ranks: Any, shardings: Any) -> Moved:
-    """The move of the global array x between two shardings over devices, or over `num_ranks` ranks."""
+def call_of(op: str, x: Any, num_ranks: Any, shardings: Any) -> tuple[dict[str, Any], str, tuple[int, int]]:
+    """As _request.call_of, of the global array x between two shardings over devices, or over `num_ranks` ranks."""
     if not isinstance(shardings, tuple | list) or len(shardings) != 2:
         raise ValueError(f"{op}: shardings must be the old and the new one, got {shardings!r}")
     shape, ndim = tuple(x.shape), len(x.shape)
@@ -358,4 +345,4 @@ def moved_of(op: str, x: Any, num_ranks: Any, shardings: Any) -> Moved:
     attributes = {"group_size": n, "sources": boxes[0], "destinations": boxes[1]}
     attributes |= {"input_shape": (1, *blocks[0]), "output_shape": (1, *blocks[1])}
     attributes["asynchronous"] = int(op.endswith("_start"))
-    return Moved(n, (attributes, str(jax.numpy.dtype(in_bytes(x.dtype))), (math.prod(blocks[0]), math.prod(blocks[1]))))
+    return attributes, str(jax.numpy.dtype(in_bytes(x.dtype))), (math.prod(blocks[0]), math.prod(blocks[1]))
