@@ -40,8 +40,8 @@ def splits_operand(op: str) -> bool:
     return (row.elements, row.input) == ("array", "per_rank")
 
 
-def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
+def sizes_of(op: str, axis_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
+    sizes: tuple[Any, ...] = (axis_sizes,) if isinstance(axis_sizes, int | None) else tuple(axis_sizes)
     if not all(isinstance(size, int | np.integer) for size in sizes):
         raise TypeError(f"{op}: axis_sizes must be an integer or a sequence of them, got {axis_sizes!r}")
     if not sizes or any(size < 1 for size in sizes):

@@ -17,8 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcomm import _check, _lowering
 from jaxcomm._core import plan
+from jaxcomm._dtypes import in_bytes
 from jaxcomm._lowering import Call
 from jaxcomm._typing import PyTree
+from jaxcomm.ops._shards import Side
 from jaxcomm.ops.reshard_in import reshard_p
 
 _AXIS = "rank"  # of the mesh over all devices of a call
@@ -195,7 +197,7 @@ class _Move:
     @classmethod
     def of(cls, path: str, leaf: Any, target: Any) -> "_Move":
         if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"reshard: {path} is traced; inside jit, use jax.lax.with_sharding_constraint")
+            raise TypeError(f"reshard: {path} is traced; inside jit, use jaxcomm.reshard_in")
         source = getattr(leaf, "sharding", None)
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not isinstance(source, Sharding):
             raise TypeError(
@@ -373,3 +375,26 @@ def _program(
         return results
 
     return run
+
+
+def call_of(op: str, x: Any, num_ranks: Any, shardings: Any) -> tuple[dict[str, Any], str, tuple[int, int]]:
+    """As _request.call_of, of the global array x between two shardings over devices, or over `num_ranks` ranks."""
+    if not isinstance(shardings, tuple | list) or len(shardings) != 2:
+        raise ValueError(f"{op}: shardings must be the old and the new one, got {shardings!r}")
+    shape, ndim = tuple(x.shape), len(x.shape)
+    if all(isinstance(side, Sharding) for side in shardings):
+        used: set[Any] = shardings[0].device_set | shardings[1].device_set
+        devices = sorted(used, key=lambda d: (d.process_index, d.id))
+        n = len(devices)
+        boxes = [_numbers(_boxes(side, shape), devices, ndim) for side in shardings]
+        blocks = [side.shard_shape(shape) for side in shardings]
+    else:
+        n = _check.positive(op, "axis_sizes", num_ranks)
+        named = zip(("source", "destination"), shardings, strict=True)
+        sides = [Side.of(op, what, side, ("rank",), (n,)) for what, side in named]
+        boxes = [side.boxes(shape) for side in sides]
+        blocks = [side.block(op, shape) for side in sides]
+    attributes = {"group_size": n, "sources": boxes[0], "destinations": boxes[1]}
+    attributes |= {"input_shape": (1, *blocks[0]), "output_shape": (1, *blocks[1])}
+    attributes["asynchronous"] = int(op.endswith("_start"))
+    return attributes, str(jax.numpy.dtype(in_bytes(x.dtype))), (math.prod(blocks[0]), math.prod(blocks[1]))

@@ -118,14 +118,27 @@ def test_devices_of_another_client_are_named(x, monkeypatch):
 
 
 def test_a_traced_array_is_refused(x):
-    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use"):
+    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use jaxcomm.reshard_in"):
         jax.jit(lambda x: jaxcomm.reshard({"a": x}, COLUMNS))(x)
 
 
-def test_algorithms_are_listed_and_explain_names_the_guide():
-    assert jaxcomm.algorithms("reshard") == ("direct", "hierarchical")
-    with pytest.raises(ValueError, match="reshard depends on two shardings"):
-        jaxcomm.explain("reshard", jnp.ones(8), 8)
+def test_explain_counts_the_elements_that_a_rank_lacks():
+    """By devices or by ranks, on CPUs and for GPUs that are not there: 7 of 8 columns of 2 rows come from others."""
+    every = mesh(range(8), a=8)
+    devices = NamedSharding(every, P("a")), NamedSharding(every, P(None, "a"))
+    ranks = tuple(jaxcomm.RankSharding(np.arange(8), ("r",), P(*spec)) for spec in (("r",), (None, "r")))
+    x = jax.ShapeDtypeStruct((16, 8), "float32")
+    for op, shardings, sizes in (("reshard", devices, None), ("reshard_in", ranks, 8), ("reshard_in_start", ranks, 8)):
+        assert jaxcomm.algorithms(op) == ("direct", "hierarchical")
+        for platform, algorithm, text in (("cpu", "direct", "lowest"), ("cuda", "xla", "jaxcomm has no kernels")):
+            told = jaxcomm.explain(op, x, sizes, shardings=shardings, platform=platform)
+            assert (told.algorithm, told.input_bytes, told.output_bytes) == (algorithm, 64, 64)
+            assert (told.bytes["node"], told.messages["node"], told.bytes["self"]) == (14 * 4, 7, 2 * 4)
+            assert text in told.reason and told.predicted_time_s > told.launch_s
+    between = jaxcomm.explain("reshard_in", x, 8, shardings=ranks, scope="network", ranks_per_node=4)
+    assert (between.bytes["node"], between.bytes["network"]) == (6 * 4, 8 * 4)
+    with pytest.raises(ValueError, match="reshard: shardings must be the old and the new one, got None"):
+        jaxcomm.explain("reshard", x)
 
 
 @pytest.mark.parametrize(("max_bytes", "programs"), [(None, 1), (128, 2), (64, 3), (1, 3)])

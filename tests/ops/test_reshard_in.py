@@ -5,6 +5,7 @@ import math
 import random
 import re
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,18 +69,12 @@ def random_side(rng, ndim, partial=True):
     return P(*spec) if ranks is None else RankSharding(ranks, names, P(*spec))
 
 
-def on_ranks(body, mesh):
-    """body() on each rank, whose operands and results are rows of arrays."""
-    one = functools.partial(jax.tree.map, lambda x: x[0])
-    each = functools.partial(jax.tree.map, lambda y: y[None])
-    return jax.shard_map(
-        lambda *xs: each(body(*map(one, xs))), mesh=mesh, in_specs=P(AXES), out_specs=P(AXES), check_vma=False
-    )
+on_ranks = functools.partial(harness.on_ranks, check_vma=False)
 
 
-def same(got, wanted):
-    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-    assert np.asarray(got).tobytes() == np.asarray(wanted).tobytes()
+def same(*trees):
+    got, wanted = (harness.value(t) if isinstance(jax.tree.leaves(t)[0], jax.Array) else t for t in trees)
+    harness.assert_same(got, wanted, bits=True)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(s, marks=pytest.mark.full) for s in range(3, 20))])
@@ -105,8 +100,7 @@ def test_values_and_the_transpose(mesh, seed):
     f = on_ranks(body, mesh)
     held = [shards(x, source) for x, source, _ in cases]
     wanted = [shards(x, destination) for x, _, destination in cases]
-    for got, y in zip(jax.jit(f)(held), wanted, strict=True):
-        same(got, y)
+    same(jax.jit(f)(held), wanted)
 
     xs, ys = ([each.real.astype(np.float32) for each in side] for side in (held, wanted))
     vs = [numbers.integers(-4, 4, y.shape).astype(np.float32) for y in ys]
@@ -116,7 +110,7 @@ def test_values_and_the_transpose(mesh, seed):
         pull = jax.vjp(f, xs)[1]
         return pull(vs), jax.jvp(pull, (vs,), (vs,))[1], jax.linear_transpose(pull, vs)((xs,))
 
-    (backs,), (pushed,), (again,) = derivatives(xs, vs)
+    (backs,), (pushed,), (again,) = harness.value(derivatives(xs, vs))
     for x, y, v, back, push, t in zip(xs, ys, vs, backs, pushed, again, strict=True):
         assert np.vdot(v, y) == np.vdot(back, x)
         same(push, back)
@@ -148,10 +142,10 @@ def test_as_jit_with_shardings(mesh, source, check_vma):
     compiled = jax.jit(ours).lower(x).compile()
     for got, wanted, spec in zip(compiled(x), jax.jit(theirs)(x), SPECS, strict=True):
         assert got.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
-        same(np.asarray(got), np.asarray(wanted))
+        same(got, wanted)
     assert not re.findall(COLLECTIVES, compiled.as_text())
     for got, wanted in zip(loss(ours)(x), loss(theirs)(x), strict=True):
-        same(np.asarray(got), np.asarray(wanted))
+        same(got, wanted)
 
 
 def test_gradients_under_types_need_no_collective_of_xla(mesh):
@@ -162,9 +156,8 @@ def test_gradients_under_types_need_no_collective_of_xla(mesh):
 
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("a"), P(None, "b")), out_specs=P("a")))
     x = np.arange(32.0, dtype=np.float32).reshape(4, 8)
-    compiled = f.lower(x, x).compile()
-    same(np.asarray(compiled(x, 3 * x)), 3 * x)
-    assert not re.findall(COLLECTIVES, compiled.as_text())
+    same(f(x, 3 * x), 3 * x)
+    assert not re.findall(COLLECTIVES, f.lower(x, x).compile().as_text())
 
 
 def test_transformations(mesh):
@@ -186,10 +179,8 @@ def test_transformations(mesh):
         plain = jax.grad(lambda x: jnp.sum(move(x) ** 2))(x[:, 0])
         return mapped(x), pending.done(after=beside), looped, started - plain
 
-    mapped, started, looped, zero = jax.jit(on_ranks(body, mesh))(held)
-    same(np.asarray(mapped), wanted)
-    same(np.asarray(started), wanted[:, :, 0])
-    same(np.asarray(looped), np.moveaxis(wanted, 2, 1))
+    mapped, started, looped, zero = harness.value(jax.jit(on_ranks(body, mesh))(held))
+    same([mapped, started, looped], [wanted, wanted[:, :, 0], np.moveaxis(wanted, 2, 1)])
     assert not np.any(zero)
 
 
