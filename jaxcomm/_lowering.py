@@ -248,32 +248,19 @@ class Site:
             _log(self.platform, resolution.reason)
         return resolution
 
-    def may_be_in_graph(self) -> bool:
-        """Whether XLA may capture the call into CUDA graphs: a call by default only once the self-test has done so."""
-        return not _is_by_record(self.platform, self.call.algorithm) or _selftest_record.passed_in_graphs()
-
 
 def why_xla(platform: str, algorithm: str | None) -> str:
     """Why XLA's own collectives run all calls with this argument `algorithm`; empty if they do not."""
     return str(plan.why_xla(algorithm or "", capabilities(platform, algorithm)))
 
 
-def _setting() -> str:
-    """The collectives of calls without `algorithm`: of JAXCOMM_ALGORITHM or use_plans(); "" means by default."""
-    return "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
-
-
-def _is_by_record(platform: str, algorithm: str | None) -> bool:
-    """Whether the self-test's record says what runs a call."""
-    return platform == "cuda" and algorithm is None and not _setting()
-
-
 def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
     """What this platform can do: settings and records. `algorithm`: argument of the call; `more`: further fields."""
-    by_record = _is_by_record(platform, algorithm)
+    setting = "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
+    by_record = platform == "cuda" and algorithm is None and not setting
     return plan.Capabilities(
         platform,
-        _setting(),
+        setting,
         measured=_selftest_record.measured() if by_record else [],
         measured_one_exchange=by_record and _selftest_record.measured_one_exchange(),
         multimem=platform == "cuda",
@@ -412,9 +399,10 @@ def custom_call(
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Shapes and operands of after= do not count, because ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
-    if site.platform == "cuda" and (beside or not site.on_one_host or not site.may_be_in_graph()):
-        # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them, and
-        # calls between hosts.
+    by_default = site.call.algorithm is None and not _use_plans and not config().algorithm
+    untested = by_default and site.platform == "cuda" and not _selftest_record.passed_in_graphs()
+    if site.platform == "cuda" and (beside or not site.on_one_host or untested):
+        # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them.
         target += "_eager"
 
     def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxcomm
-from jaxcomm._selftest_record import PROGRAMS, SLICES, STARTS
+from jaxcomm._selftest_record import GRAPHS, PROGRAMS, SLICES, STARTS
 
 BETWEEN_NODES = "hierarchical"  # algorithm of dispatch and combine
 
@@ -41,7 +41,7 @@ def _gradient(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jax.grad(lambda x: jnp.sum(lib.all_to_all(lib.psum(x, axes[0]), axes, 0, 0, tiled=True) * x))(x)
 
 
-def in_graph(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+def _in_graph(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     """Several collectives without control flow, which would divide a CUDA graph."""
     y = lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True)
     return lib.all_gather(lib.psum_scatter(y, axes[0], tiled=True), axes[0], tiled=True) + lib.pmax(x, axes)
@@ -112,6 +112,7 @@ ALL_PROGRAMS: dict[str, tuple[str, Callable[[Any, Any, tuple[str, str]], Any]]] 
     "one axis": (PROGRAMS, lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0)),
     "loop": (PROGRAMS, _in_loop),
     "gradient": (PROGRAMS, _gradient),
+    "in CUDA graphs": (GRAPHS, _in_graph),
     "ragged_all_to_all": (SLICES, ragged),
     "ragged to fewer": (SLICES, _ragged_to_fewer),
     "start and done": (STARTS, _starts),

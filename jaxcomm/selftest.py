@@ -41,7 +41,6 @@ from jaxcomm._selftest_programs import (
     CHOICES,
     Lax,
     experts,
-    in_graph,
     one_exchange,
     ragged,
     sum_by_node,
@@ -196,20 +195,15 @@ def _prepare(
 
 
 def _test_program(
-    row: Row, run: Callable[..., Any], group: Group, count: int, xla: Callable[..., Any] | None = None
+    row: Row, run: Callable[..., Any], group: Group, count: int, xla: Callable[..., Any] | None = None, **more: Any
 ) -> None:
     """`xla`: the program with XLA's collectives, for the times."""
-    ours, x = _prepare(jaxcomm, run, row, group, count)
-    row.wrong = int(_count_wrong(ours(x), _prepare(Lax(), run, row, group, count)[0](x)))
+    ours, x = _prepare(jaxcomm, run, row, group, count, **more)
+    theirs, _ = _prepare(Lax(), run, row, group, count)
+    # Three times: the first execution makes a CUDA graph, and the others replay it.
+    row.wrong = sum(int(_count_wrong(ours(y), theirs(y))) for y in ((x, x + 1, x) if row.feature == GRAPHS else (x,)))
     if xla is not None:
         _time(row, ours, _prepare(jaxcomm, xla, row, group, count)[0], x)
-
-
-def _test_graph(row: Row, group: Group, count: int) -> None:
-    """Runs a program three times. XLA captures even its shortest sequences into CUDA graphs, and replays them."""
-    ours, x = _prepare(jaxcomm, in_graph, row, group, count, {"xla_gpu_graph_min_graph_size": 1})
-    theirs, _ = _prepare(Lax(), in_graph, row, group, count)
-    row.wrong = sum(int(_count_wrong(ours(y), theirs(y))) for y in (x, x + 1, x))
 
 
 def _find_nodes(row: Row, group: Group) -> None:
@@ -252,10 +246,9 @@ def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops:
     for name, (feature, run) in ALL_PROGRAMS.items():
         dtype = "float32" if name == "gradient" else "int32"
         row = Row(feature, name, dtype, 32 * n * 4, n, per_node)
-        yield row, functools.partial(_test_program, row, run, two, 32 * n)
-    if platform == "gpu" and per_node == n:  # calls between hosts stay out of graphs
-        row = Row(GRAPHS, "in CUDA graphs", "int32", 32 * n * 4, n, per_node)
-        yield row, functools.partial(_test_graph, row, two, 32 * n)
+        # XLA then captures even short sequences of calls.
+        options = {"xla_gpu_graph_min_graph_size": 1} if feature == GRAPHS else None
+        yield row, functools.partial(_test_program, row, run, two, 32 * n, options=options)
     if platform == "gpu":
         for count in (32 * n, *(size // 4 // n * n for size in sizes[2:])):
             row = Row(SLICES, "ragged_all_to_all", "float32", 4 * count, n, per_node)

@@ -1,5 +1,6 @@
 // The end or failure of a process: what its peers learn over connections between real processes, and which waits it
 // ends, on fakes of NCCL and the GPU.
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -105,7 +106,7 @@ struct Process {
     CHECK(pipe(down) == 0 && pipe(up) == 0);
     pid = fork();
     if (pid == 0) {
-      alarm(static_cast<unsigned>(2 * kLimitS));
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the test
       JoinLiveness("127.0.0.1", Receive<int>(down[0]), "token", number);
       Send(up[1], Incarnation());
       body(down[0], up[1]);

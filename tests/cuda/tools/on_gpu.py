@@ -164,11 +164,10 @@ class Machine:
         empty = f'exec c++ -std=c++17 -O2 -fPIC -shared -w -I"$("$0" -c "{find}")" "$1" -o "$2"'
         environment = {"PATH": self.environment()["PATH"], "CMAKE_BUILD_PARALLEL_LEVEL": jobs}
         both = f"{shlex.join(configure)} && exec {shlex.join(compile_programs)}"
-        missing = ""
+        emulated = [EMULATED[target] for target in targets if target in EMULATED]
+        missing = "needs a GPU" if self.platform == "cpu" and not emulated else ""
         if self.platform == "cpu":
-            emulated = [EMULATED[target] for target in targets if target in EMULATED]
             both = shlex.join(["cmake", "--build", str(ROOT / "build" / "native"), "-j", jobs, "--target", *emulated])
-            missing = "" if emulated else "needs a GPU"
         return [
             Part("build: programs", ("/bin/sh", "-c", both), 220, environment, missing, takes_s=5 if kept else 100),
             Part("build: jaxcomm", tuple(install), 220, environment, takes_s=15 if self.has_module() else 90),
@@ -241,12 +240,11 @@ def kernel_parts(machine: Machine) -> list[Part]:
         "rows, slices and one exchange": (rows,),
         "example, virtual ranks": (machine.program("test_gpu_example"),),
     }
-    missing = dict.fromkeys(programs, needs_gpu(machine))
-    if machine.platform == "cpu":  # emulation takes longer
+    emulated = ("executor", "ll", "example, virtual ranks") if machine.platform == "cpu" else ()
+    if emulated:  # emulation takes longer
         programs |= {"executor": (executor,), "ll": (ll,)}
-        missing |= dict.fromkeys(("executor", "ll", "example, virtual ranks"), "")
     return [
-        Part(name, command, 90, takes_s=25, missing=missing[name], after="build: programs")
+        Part(name, command, 90, {}, "" if name in emulated else needs_gpu(machine), None, False, "build: programs", 25)
         for name, command in programs.items()
     ]
 
