@@ -273,10 +273,18 @@ $(VENV)/wheel-deps: $(VENV)/deps
 wheel: $(VENV)/wheel-deps
 	$(call build_wheel,.)
 
+# Kernels with GIN need a libnccl of the version of their headers. The wheel has them for these versions too.
+NCCL_VERSIONS ?= 2.30.7 2.29.7
+NCCL_FOLDERS := $(NCCL_VERSIONS:%=build/cuda/nccl-%)
+$(NCCL_FOLDERS): build/cuda/nccl-%: | $(VENV)/deps
+	$(PIP) --no-deps --target $@ nvidia-nccl-cu13==$*
+
 # The wheel jaxcomm-cuda13, built with the compiler of `make cuda`.
-wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/installed
+empty :=
+wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/installed $(NCCL_FOLDERS)
 	$(call build_wheel,cuda13,-C cmake.define.CMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
-	  -C cmake.define.JAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
+	  -C "cmake.define.JAXCOMM_NCCL_INCLUDE_DIR=$(subst $(empty) $(empty),;,$(patsubst %,%/nvidia/nccl/include, \
+	    $(abspath $(CUDA_WHEELS) $(NCCL_FOLDERS))))" \
 	  $(CUDA_ARCHITECTURES:%=-C cmake.define.CMAKE_CUDA_ARCHITECTURES=%))
 
 WHEEL_DIR ?= dist

@@ -2,10 +2,11 @@
 # available.
 #
 # nvcc comes from CMAKE_CUDA_COMPILER, CUDACXX or the system, else from the wheels nvidia-cuda-nvcc and relatives of
-# this Python. NCCL's headers come from the nvidia-nccl wheel of this Python or from JAXCOMM_NCCL_INCLUDE_DIR. NCCL is
-# never linked.
+# this Python. NCCL's headers come from the nvidia-nccl wheel of this Python or from JAXCOMM_NCCL_INCLUDE_DIR. That may be
+# a list: of the headers of the second and later folders, the module gets the kernels that use GIN, which need a libnccl
+# of the same version. NCCL is never linked.
 set(JAXCOMM_OLDEST_NVCC 12.4)
-set(JAXCOMM_OLDEST_NCCL 23007)  # 2.30.7: the device API that the kernels are written for
+set(JAXCOMM_OLDEST_NCCL 22907)  # as kOldestNccl in ffi/cuda/nccl/nccl_library.h
 set(JAXCOMM_CUDA AUTO CACHE STRING "Build jaxcomm._cuda: AUTO (if nvcc and NCCL's headers are found), ON or OFF")
 set_property(CACHE JAXCOMM_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT JAXCOMM_CUDA)
@@ -38,6 +39,22 @@ function(jaxcomm_check_nvcc nvcc version problem)
   endif()
 endfunction()
 
+# Sets `version` to that of the headers of NCCL in a folder, and `problem` to a sentence if they cannot be used.
+function(jaxcomm_check_nccl folder version problem)
+  set(code 0)
+  if(EXISTS "${folder}/nccl_device.h")
+    file(STRINGS "${folder}/nccl.h" code REGEX "define NCCL_VERSION_CODE")
+    string(REGEX REPLACE ".*NCCL_VERSION_CODE +([0-9]+).*" "\\1" code "${code}")
+  endif()
+  set(${version} ${code} PARENT_SCOPE)
+  set(${problem} "" PARENT_SCOPE)
+  if(NOT code GREATER_EQUAL JAXCOMM_OLDEST_NCCL)
+    math(EXPR minor "${code} / 100 % 100")
+    math(EXPR patch "${code} % 100")
+    set(${problem} "${folder} has headers of NCCL 2.${minor}.${patch}; 2.29.7 or later is needed" PARENT_SCOPE)
+  endif()
+endfunction()
+
 # An nvcc or header folder that the user names is used or refused. One that is found must be suitable.
 set(problem "")
 if(CMAKE_CUDA_COMPILER)
@@ -67,14 +84,16 @@ if(NOT problem)
   jaxcomm_find_in_wheels(wheel_nccl nccl/include)
   find_path(JAXCOMM_NCCL_INCLUDE_DIR nccl_device.h HINTS "${wheel_nccl}")
   if(NOT JAXCOMM_NCCL_INCLUDE_DIR)
-    set(problem "there are no headers of NCCL 2.30.7 or later: install nvidia-nccl-cu12 or nvidia-nccl-cu13, or set \
+    set(problem "there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu12 or nvidia-nccl-cu13, or set \
 JAXCOMM_NCCL_INCLUDE_DIR")
   else()
-    file(STRINGS "${JAXCOMM_NCCL_INCLUDE_DIR}/nccl.h" nccl_version REGEX "define NCCL_VERSION_CODE")
-    string(REGEX REPLACE ".*NCCL_VERSION_CODE +([0-9]+).*" "\\1" nccl_version "${nccl_version}")
-    if(NOT nccl_version GREATER_EQUAL JAXCOMM_OLDEST_NCCL)
-      set(problem "${JAXCOMM_NCCL_INCLUDE_DIR} is of NCCL ${nccl_version}; ${JAXCOMM_OLDEST_NCCL} or later is needed")
-    endif()
+    set(nccl_versions "")
+    foreach(folder IN LISTS JAXCOMM_NCCL_INCLUDE_DIR)
+      if(NOT problem)
+        jaxcomm_check_nccl("${folder}" nccl_version problem)
+        list(APPEND nccl_versions ${nccl_version})
+      endif()
+    endforeach()
   endif()
 endif()
 
@@ -100,36 +119,57 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   endif()
 endif()
 message(STATUS "With jaxcomm._cuda: ${nvcc} ${nvcc_version} for ${CMAKE_CUDA_ARCHITECTURES}; headers of NCCL \
-${nccl_version} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
+${nccl_versions} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # find_package(CUDAToolkit) requires an unversioned libcudart.so, which the wheels lack
 
-set(JAXCOMM_CUDA_HEADERS ${JAXCOMM_NCCL_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-list(FILTER JAXCOMM_CUDA_HEADERS EXCLUDE REGEX "/cccl$")  # for kernels only; nvcc finds it
+set(toolkit_headers ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+list(FILTER toolkit_headers EXCLUDE REGEX "/cccl$")  # for kernels only; nvcc finds it
+list(GET JAXCOMM_NCCL_INCLUDE_DIR 0 nccl_headers)
+set(JAXCOMM_CUDA_HEADERS ${nccl_headers} ${toolkit_headers})
 include(cmake/CudaHost.cmake)
+set(kernels_with_gin ffi/cuda/kernels/executor_gin.cu ffi/cuda/kernels/inter_node_rows.cu)
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
   ffi/cuda/kernels/executor.cu
-  ffi/cuda/kernels/executor_gin.cu
+  ${kernels_with_gin}
   ffi/cuda/kernels/ll.cu
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/route_and_dispatch.cu
   ffi/cuda/kernels/multimem.cu
-  ffi/cuda/kernels/inter_node_rows.cu
   ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/slices.cu)
 target_include_directories(_cuda SYSTEM PRIVATE ${JAXLIB_INCLUDE_DIR} ${JAXCOMM_CUDA_HEADERS})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(ffi/cuda/module.cc PROPERTIES
   COMPILE_DEFINITIONS "JAXCOMM_CUDA_ARCHITECTURES=\"${architectures}\"")
-target_compile_options(_cuda PRIVATE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror>>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --threads=0 -Xcompiler=-Wall,-Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror=all-warnings>>)
-set_target_properties(_cuda PROPERTIES
-  CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
-  CUDA_RUNTIME_LIBRARY Static)
+function(jaxcomm_set_kernels target)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror>>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --threads=0 -Xcompiler=-Wall,-Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror=all-warnings>>)
+  set_target_properties(${target} PROPERTIES
+    CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
+    CUDA_RUNTIME_LIBRARY Static POSITION_INDEPENDENT_CODE ON)
+endfunction()
+jaxcomm_set_kernels(_cuda)
+set(other_gin "")
+foreach(folder version IN ZIP_LISTS JAXCOMM_NCCL_INCLUDE_DIR nccl_versions)
+  if(folder STREQUAL nccl_headers)
+    continue()
+  endif()
+  set(name gin_${version})
+  add_library(${name} OBJECT ${kernels_with_gin} ffi/cuda/nccl/gin_version.cc)
+  jaxcomm_set_kernels(${name})
+  target_compile_definitions(${name} PRIVATE JAXCOMM_GIN_NAMESPACE=${name})
+  target_include_directories(${name} PRIVATE ffi/include)
+  target_include_directories(${name} SYSTEM PRIVATE ${folder} ${toolkit_headers})
+  target_link_libraries(${name} PRIVATE jaxcomm_plans)
+  target_link_libraries(_cuda PRIVATE ${name})
+  string(APPEND other_gin "JAXCOMM_GIN(${name}) ")
+endforeach()
+set_source_files_properties(ffi/cuda/nccl/gin.cc PROPERTIES COMPILE_DEFINITIONS "JAXCOMM_OTHER_GIN=${other_gin}")
 target_link_libraries(_cuda PRIVATE ${JAXCOMM_CUDA_HOST} jaxcomm_attributes jaxcomm_plans)
 target_link_options(_cuda PRIVATE ${portable})
 set(JAXCOMM_CUDA_DESTINATION jaxcomm CACHE STRING "Python package that gets the module _cuda")

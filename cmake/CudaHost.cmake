@@ -44,6 +44,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/failed_processes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/first_contact.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin_version.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_calls.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nodes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/symmetric_memory.cc
@@ -54,6 +55,7 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/buffer_places.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/liveness.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/recorded_calls.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/retired_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc

@@ -117,6 +117,7 @@ void BindRecorder(nb::module_ m) {
       },
       nb::arg("path"), nb::arg("num_calls"), nb::arg("process"), nb::arg("num_processes"), nb::arg("version"),
       nb::arg("kernel"), nb::arg("node"), nb::arg("job"), "Records all calls of this process in a new file.");
+  m.def("address", [] { return reinterpret_cast<uintptr_t>(&Recorder::Get()); }, "For jaxcomm._cuda.");
   m.def("path", [] { return Recorder::Get().path(); }, "The file of the recorder; empty if it is off.");
   m.def(
       "dump", [](const std::string& path) { RaiseIfError(Recorder::Get().Dump(path)); }, nb::arg("path"),

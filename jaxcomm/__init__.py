@@ -22,6 +22,7 @@ from jaxcomm.ops.ppermute import ppermute, ppermute_start
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum, psum_start
 from jaxcomm.ops.psum_scatter import psum_scatter, psum_scatter_start
 from jaxcomm.ops.ragged_all_to_all import ragged_all_to_all
+from jaxcomm.ops.reshard_in import RankSharding, reshard_in, reshard_in_start
 
 __version__ = importlib.metadata.version("jaxcomm")
 
@@ -31,6 +32,7 @@ __all__ = [
     "Info",
     "Link",
     "Pending",
+    "RankSharding",
     "Topology",
     "algorithms",
     "all_gather",
@@ -66,6 +68,8 @@ __all__ = [
     "register",
     "register_ffi_target",
     "reshard",
+    "reshard_in",
+    "reshard_in_start",
     "topology",
     "transfer",
 ]

@@ -35,7 +35,7 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in _PARTS:
         return MATMUL
-    native = op if op == "reshard" else _request.native_name(op, moe=True)
+    native = "reshard" if op == "reshard" else _request.OF_BOXES.get(op) or _request.native_name(op, moe=True)
     return tuple(name for name, _ in plan.algorithms(native))
 
 
@@ -336,12 +336,16 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    attributes, dtype, counts = _request.call_of(op, x, n, source=source, perm=perm)
-    attributes |= {
-        "algorithm": algorithm or "",
-        "ranks_per_node": ranks_per_node,
-        "max_sms": _check.max_sms(op, max_sms) or 0,
-    }
+    call = attributes, dtype, counts = _request.call_of(
+        op,
+        x,
+        n,
+        source=source,
+        perm=perm,
+        algorithm=algorithm,
+        max_sms=_check.max_sms(op, max_sms),
+        ranks_per_node=ranks_per_node,
+    )
     of_lists: dict[str, int] = {}
     rows: Rows | None = None
     if op in _request.MOE:
@@ -369,15 +373,7 @@ def explain(
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         placement = plan.Placement(scope or "process", ranks_per_node)
         able = plan.Capabilities(platform, machine=machine)
-    try:
-        resolution = plan.resolve(native, attributes, dtype, *counts, placement, able, **of_lists)
-    except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"{op}: {error}") from None
-    if resolution.backend not in ("plan", "rows"):
-        raise ValueError(
-            f"{op}: algorithm {resolution.algorithm!r} runs ({resolution.reason}); it has no plan, because it runs "
-            "XLA's own collectives"
-        )
+    resolution = _request.planned(op, call, placement, able, **of_lists)
     request, sms, reason = resolution.call_request, resolution.num_channels, resolution.reason
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
         reason = f"assumes that {reason} of these GPUs"

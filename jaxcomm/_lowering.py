@@ -1,11 +1,12 @@
 """Lowers a collective: mesh axes -> replica groups -> custom call. Only this file handles MLIR."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -191,11 +192,11 @@ class Site:
         """Registers the targets and connects the processes of the groups."""
         bootstrap.warn_if_alone()
         try:
+            recorder.start()
             if self.platform == "cuda":
                 liveness.register_cuda()
             else:
                 register()
-                recorder.start()
                 _cost_params.load()
                 self._cpus  # noqa: B018
         except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
@@ -243,9 +244,29 @@ class Site:
             resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{call.op} at {call.site}: {error}") from None
-        if resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
+        if (seen := _seen.get()) is not None:
+            seen.append((call, resolution))
+        elif resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
+
+    def may_be_in_graph(self) -> bool:
+        """Whether XLA may capture the call into CUDA graphs: a call by default only once the self-test has done so."""
+        return not _is_by_record(self.platform, self.call.algorithm) or _selftest_record.passed_in_graphs()
+
+
+_seen: contextvars.ContextVar[list[tuple[Call, plan.Resolution]] | None] = contextvars.ContextVar("seen", default=None)
+
+
+@contextlib.contextmanager
+def resolutions() -> Iterator[list[tuple[Call, plan.Resolution]]]:
+    """Lists the calls that this thread lowers meanwhile, and what runs each of them."""
+    found: list[tuple[Call, plan.Resolution]] = []
+    token = _seen.set(found)
+    try:
+        yield found
+    finally:
+        _seen.reset(token)
 
 
 def why_xla(platform: str, algorithm: str | None) -> str:
@@ -253,13 +274,22 @@ def why_xla(platform: str, algorithm: str | None) -> str:
     return str(plan.why_xla(algorithm or "", capabilities(platform, algorithm)))
 
 
+def _setting() -> str:
+    """The collectives of calls without `algorithm`: of JAXCOMM_ALGORITHM or use_plans(); "" means by default."""
+    return "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
+
+
+def _is_by_record(platform: str, algorithm: str | None) -> bool:
+    """Whether the self-test's record says what runs a call."""
+    return platform == "cuda" and algorithm is None and not _setting()
+
+
 def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
     """What this platform can do: settings and records. `algorithm`: argument of the call; `more`: further fields."""
-    setting = "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
-    by_record = platform == "cuda" and algorithm is None and not setting
+    by_record = _is_by_record(platform, algorithm)
     return plan.Capabilities(
         platform,
-        setting,
+        _setting(),
         measured=_selftest_record.measured() if by_record else [],
         measured_one_exchange=by_record and _selftest_record.measured_one_exchange(),
         multimem=platform == "cuda",
@@ -326,11 +356,6 @@ def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals
     return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
 
 
-def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
-    """Operands that XLA's own collective waits for with the last `num_after` values, if XLA keeps the barrier."""
-    return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
-
-
 def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
 
@@ -344,8 +369,10 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     site = Site(ctx, call, platform)
     if site.group_size == 1:  # nothing was transferred
         return [xs[0]]
-    no_peers = {"source_of": [-1] * site.group_size}  # neither peers nor sizes decide what runs a started call
-    if site.resolve(_request.native_name(call.op), no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
+    # Neither peers nor sizes decide what runs a started call.
+    no_boxes = [0, 0] * site.group_size
+    no_peers = {"source_of": [-1] * site.group_size, "sources": no_boxes, "destinations": no_boxes}
+    if site.resolve(_request.FUNCTIONS[call.op], no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
         return [xs[0]]
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
@@ -401,7 +428,7 @@ def custom_call(
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Not by shapes or operands of after=: ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
-    if site.platform == "cuda" and (beside or not site.on_one_host):
+    if site.platform == "cuda" and (beside or not site.on_one_host or not site.may_be_in_graph()):
         # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them, and
         # calls between hosts.
         target += "_eager"
@@ -419,7 +446,8 @@ def custom_call(
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
 
         def on_device(rank, *operands):
-            return ffi_call(rank, *operands, **common, **attributes)
+            with jax.named_scope(site.call.op):  # the name of the call in profiles
+                return ffi_call(rank, *operands, **common, **attributes)
 
         def without_rank(*operands):
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
@@ -446,6 +474,7 @@ def lower(
     composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
+    onto_zeros: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -463,6 +492,7 @@ def lower(
       composed: the same by _xla_hierarchical, (*xs, levels) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
+      onto_zeros: whether the target writes some elements of its result only; the others are zero.
     """
     site = Site(ctx, call, platform)
     mesh, group_size = site.mesh, site.group_size
@@ -476,14 +506,16 @@ def lower(
     if resolution.backend in ("plan", "rows"):
         # The run selects a plan again: NCCL finds the nodes.
         algorithm = resolution.algorithm if resolution.backend == "rows" else call.algorithm
-        own = custom_call(site, target, algorithm=algorithm, aliases=aliases)
+        own = custom_call(site, target, algorithm=algorithm, aliases={1: 0} if onto_zeros else aliases)
     elif resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
         xla = functools.partial(composed, levels=levels)
 
     def exchange(*xs):
         if own is not None:
-            return own(xs, types, given)
-        xs = _wait_for(xs, num_after)
+            zeros = [jnp.zeros(types[0].shape, types[0].dtype)] if onto_zeros else []
+            return own([xs[0], *zeros, *xs[1:]], types, given)
+        if num_after:  # XLA's own collective waits for the values, if XLA keeps the barrier
+            xs = lax.optimization_barrier(xs)[: len(xs) - num_after]
         if not any(math.prod(t.shape) for t in types):  # XLA rejects some empty collectives
             return [jnp.zeros(t.shape, t.dtype) for t in types]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))

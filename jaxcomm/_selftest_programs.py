@@ -41,6 +41,12 @@ def _gradient(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jax.grad(lambda x: jnp.sum(lib.all_to_all(lib.psum(x, axes[0]), axes, 0, 0, tiled=True) * x))(x)
 
 
+def in_graph(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """Several collectives without control flow, which would divide a CUDA graph."""
+    y = lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True)
+    return lib.all_gather(lib.psum_scatter(y, axes[0], tiled=True), axes[0], tiled=True) + lib.pmax(x, axes)
+
+
 def ragged(lib: Any, x: Any, axes: tuple[str, str], algorithm: str | None = None) -> Any:
     """Slices of two sizes. jax.lax sends the largest size, because XLA lacks ragged_all_to_all on CPUs."""
     n = lax.axis_size(axes)

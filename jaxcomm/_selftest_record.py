@@ -37,6 +37,7 @@ SLICES = "ragged_all_to_all"
 EXPERTS = "dispatch, combine"
 ONE_EXCHANGE = "route_and_dispatch"
 STARTS = "started transfers"
+GRAPHS = "CUDA graphs"
 _LISTS = {SLICES: ("all_to_all_v",), EXPERTS: ("dispatch", "combine")}
 
 
@@ -54,6 +55,7 @@ class Row:
       wrong: elements that differ; None if the test raised.
       jaxcomm_us, xla_us: median times of one call; None if they were not measured.
       error: first line of the exception.
+      ran: algorithms that ran jaxcomm's calls, as lowering resolved them.
     """
 
     feature: str
@@ -66,6 +68,7 @@ class Row:
     jaxcomm_us: float | None = None
     xla_us: float | None = None
     error: str = ""
+    ran: str = ""
 
     @property
     def right(self) -> bool:
@@ -268,6 +271,12 @@ def measured() -> list[plan.Measured]:
 def measured_one_exchange() -> bool:
     """Whether it has measured the kernel of route_and_dispatch as faster. The same in all processes."""
     results = [row.won for row in own_rows() if row.feature == ONE_EXCHANGE]
+    return bool(results) and all(results) and passed_in_graphs()
+
+
+def passed_in_graphs() -> bool:
+    """Whether calls in CUDA graphs have given right values here. The same in all processes."""
+    results = [row.right for row in own_rows() if row.feature == GRAPHS]
     return bool(results) and all(results)
 
 

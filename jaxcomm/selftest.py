@@ -41,11 +41,12 @@ from jaxcomm._selftest_programs import (
     CHOICES,
     Lax,
     experts,
+    in_graph,
     one_exchange,
     ragged,
     sum_by_node,
 )
-from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, SLICES, TYPES, Row
+from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, SLICES, TYPES, Row
 
 PASSED, FAILED, INCOMPLETE, NOTHING, TIMED_OUT = 0, 1, 3, 4, 124
 _SIZES = {"cpu": (1, 64 << 10, 1 << 20), "gpu": (1, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)}
@@ -82,12 +83,12 @@ def _line(row: Row, default: str) -> str:
     times = [f"{value:.1f}" if value is not None else "-" for value in (row.jaxcomm_us, row.xla_us)]
     wrong = "-" if row.wrong is None else str(row.wrong)
     dtype = row.dtype if "," not in row.dtype else f"{row.dtype.count(',') + 1} types"
-    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default}"
-    return line.rstrip() + (f"  {row.error}" if row.error else "")
+    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default:8} "
+    return (line + row.ran).rstrip() + (f"  {row.error}" if row.error else "")
 
 
 HEADER = (
-    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster\n"
+    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster   algorithms\n"
     f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
 )
 
@@ -162,9 +163,9 @@ def _timed_dtypes(collective: Collective, platform: str) -> tuple[str, ...]:
     return ("float32", "bfloat16") if sums else ("float32",)
 
 
-def _mapped(body: Callable[..., Any], group: Group) -> Callable[..., Any]:
+def _mapped(body: Callable[..., Any], group: Group, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     mapped = jax.shard_map(body, mesh=group.mesh, in_specs=group.spec, out_specs=group.spec, check_vma=False)
-    return jax.jit(mapped)
+    return jax.jit(mapped, compiler_options=options)
 
 
 _NO_GIN = "there is no GIN between them"  # in the error of such a group: ffi/cuda/runtime/communicator.cc
@@ -186,12 +187,12 @@ def _two_axes(group: Group) -> Group:
 
 
 def _prepare(
-    lib: Any, run: Callable[..., Any], row: Row, group: Group, count: int
+    lib: Any, run: Callable[..., Any], row: Row, group: Group, count: int, options: dict[str, Any] | None = None
 ) -> tuple[Callable[..., Any], jax.Array]:
     """Returns a program and its operand: `count` whole numbers below 61 on each device."""
     shape = (group.mesh.size, count)
     x = collectives.place((np.arange(math.prod(shape)).reshape(shape) % 61).astype(jnp.dtype(row.dtype)), group)
-    return _mapped(lambda x: run(lib, x, group.axis).reshape(-1), group), x
+    return _mapped(lambda x: run(lib, x, group.axis).reshape(-1), group, options), x
 
 
 def _test_program(
@@ -202,6 +203,13 @@ def _test_program(
     row.wrong = int(_count_wrong(ours(x), _prepare(Lax(), run, row, group, count)[0](x)))
     if xla is not None:
         _time(row, ours, _prepare(jaxcomm, xla, row, group, count)[0], x)
+
+
+def _test_graph(row: Row, group: Group, count: int) -> None:
+    """Runs a program three times. XLA captures even its shortest sequences into CUDA graphs, and replays them."""
+    ours, x = _prepare(jaxcomm, in_graph, row, group, count, {"xla_gpu_graph_min_graph_size": 1})
+    theirs, _ = _prepare(Lax(), in_graph, row, group, count)
+    row.wrong = sum(int(_count_wrong(ours(y), theirs(y))) for y in (x, x + 1, x))
 
 
 def _find_nodes(row: Row, group: Group) -> None:
@@ -245,6 +253,9 @@ def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops:
         dtype = "float32" if name == "gradient" else "int32"
         row = Row(feature, name, dtype, 32 * n * 4, n, per_node)
         yield row, functools.partial(_test_program, row, run, two, 32 * n)
+    if platform == "gpu" and per_node == n:  # calls between hosts stay out of graphs
+        row = Row(GRAPHS, "in CUDA graphs", "int32", 32 * n * 4, n, per_node)
+        yield row, functools.partial(_test_graph, row, two, 32 * n)
     if platform == "gpu":
         for count in (32 * n, *(size // 4 // n * n for size in sizes[2:])):
             row = Row(SLICES, "ragged_all_to_all", "float32", 4 * count, n, per_node)
@@ -380,7 +391,9 @@ def _host_of(device: Any) -> int:
 def _fill(row: Row, fill: Callable[[], None]) -> str:
     """Runs a test. Returns the reason if it cannot be run here."""
     try:
-        fill()
+        with _lowering.resolutions() as calls:
+            fill()
+        row.ran = ", ".join(dict.fromkeys(found.algorithm for call, found in calls if call.algorithm != "xla"))
     except _NotBetweenNodes as error:
         return str(error)
     except Exception as error:  # the row names it

@@ -19,7 +19,7 @@ CPU = ["common", "plan", "plan/algorithms", "sim", "recorder", "transport", "cpu
 MAY_INCLUDE = {
     "include/jaxcomm": set(),  # installed: it stands alone
     **{folder: set(CPU[:i]) for i, folder in enumerate(CPU)},
-    **{folder: {"common", "plan", "include/jaxcomm", *CUDA[:i]} for i, folder in enumerate(CUDA)},
+    **{folder: {"common", "plan", "recorder", "include/jaxcomm", *CUDA[:i]} for i, folder in enumerate(CUDA)},
     "": set(CPU),  # the module of the CPU
 }
 MAY_INCLUDE["recorder"] = {"common"}

@@ -14,7 +14,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _native
-from jaxcomm.info import Answer, _capabilities, _machine
+from jaxcomm._request import NATIVE
+from jaxcomm.info import Answer, _capabilities, _collectives, _machine
 
 LIBRARY = "/somewhere/libnccl.so.2"
 NAMES = ("kernels", "windows", "LSA", "multimem", "GIN", "host RMA")
@@ -34,7 +35,7 @@ class Module:
         self.__dict__ |= changes
 
     def built(self):
-        return {"cuda": 13000, "nccl": 23007, "architectures": "90"}
+        return {"cuda": 13000, "nccl": 23007, "gin": "2.30.7, 2.29.7", "architectures": "90"}
 
     def driver_version(self):
         return self.driver
@@ -86,7 +87,10 @@ def test_this_machine():
     assert len(found.devices) == len(jax.local_devices())
     assert set(found.capabilities) == {*NAMES, "XLA collectives extension"}
     assert all(answer.why for answer in found.capabilities.values())
-    for line in (*found.versions.values(), *found.devices, *map(str, found.capabilities.values())):
+    listed = {NATIVE[call.partition(" of ")[0]] for call in found.collectives}
+    assert listed == set(NATIVE.values()) - {"all_to_all_v"}
+    answers = map(str, found.capabilities.values())
+    for line in (*found.versions.values(), *found.devices, *answers, *found.collectives.values()):
         assert line in str(found)
 
 
@@ -102,7 +106,7 @@ def test_command():
     )
     assert done.returncode == 0, done.stderr
     titles = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities"]
+    assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities", "collectives"]
 
 
 @pytest.mark.full
@@ -188,8 +192,9 @@ def test_all_capabilities_are_possible(answers):
         ({"code": "no kernel image"}, {"kernels": "GPU 0: no kernel image; there is code for 90"}),
         (
             {"version": 23203},
-            {"GIN": "kernels that use it need the NCCL that they were built with, 2.30.7; found 2.32.3"},
+            {"GIN": "kernels that use it need the NCCL that they were built with, 2.30.7, 2.29.7; found 2.32.3"},
         ),
+        ({"version": 22907}, {}),
     ],
 )
 def test_reasons_against_some_capabilities(changes, impossible, answers):
@@ -207,7 +212,7 @@ def test_gpus_that_cannot_reach_each_other(answers):
 
 def test_old_gpus_and_drivers(answers):
     module = Module(driver=12040)
-    module.built = lambda: {"cuda": 12040, "nccl": 23007, "architectures": "80"}
+    module.built = lambda: {"cuda": 12040, "nccl": 23007, "gin": "2.30.7", "architectures": "80"}
     module.gpus[1]["capability"] = (8, 0)
     found = answers(module)
     assert found["multimem"] == "no: GPU 1 is older than Hopper"
@@ -227,7 +232,7 @@ def test_gin_needs_a_nic_or_sockets(answers, monkeypatch, tmp_path):
     nothing = "no: there is no device in /sys/class/infiniband"
     assert answers(Module(), nics=())["GIN"] == nothing
     module = Module(version=23203)
-    module.built = lambda: {"cuda": 13000, "nccl": 23203, "architectures": "90"}
+    module.built = lambda: {"cuda": 13000, "nccl": 23203, "gin": "2.32.3", "architectures": "90"}
     monkeypatch.setattr(_capabilities, "_GDRDRV", tmp_path / "none")
     assert answers(module, nics=())["GIN"] == nothing
     monkeypatch.setattr(_capabilities, "_GDRDRV", tmp_path)
@@ -309,10 +314,12 @@ def test_a_machine_with_gpus(smi, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "local_devices", lambda: gpus)
     monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "none")
+    monkeypatch.setattr(_collectives, "defaults", lambda devices: {})  # JAX has no such devices
     found = jaxcomm.info()
     assert found.devices == ("0: gpu, H100", "1: gpu, H100")
     assert found.versions["NVIDIA driver"] == "580.82.07, serves CUDA 13.0"
-    assert found.versions["CUDA module"] == "CUDA 13.0, headers of NCCL 2.30.7, architectures 90"
+    module = "CUDA 13.0, headers of NCCL 2.30.7, GIN for 2.30.7, 2.29.7, architectures 90"
+    assert found.versions["CUDA module"] == module
     assert found.versions["NCCL"] == f"2.30.7 from {LIBRARY}"
     assert str(found.capabilities["windows"]) == ASK
     assert str(found.capabilities["GIN"]) == "no: there is no device in /sys/class/infiniband"

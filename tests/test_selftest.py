@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 import threading
 
 import jax
@@ -14,7 +15,7 @@ import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
-from jaxcomm._selftest_record import EXPERTS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
+from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
 
 GPU_KEY = {
     "gpus": "NVIDIA H100", "hosts": "one", "network": "mlx5_0", "driver": "580.65.06", "nccl": "23203",
@@ -61,8 +62,11 @@ def test_every_op_passes_here(tmp_path, capsys):
     # 1 KiB as nccl-tests count: of the whole result of all_gather.
     assert [timed[op]["bytes"] for op in ("all_to_all", "all_gather", "psum_scatter")] == [1024, 128, 1024]
     assert all(row["jaxcomm_us"] > 0 and row["xla_us"] > 0 for row in timed.values())
+    for op, row in timed.items():
+        x = jax.ShapeDtypeStruct((row["bytes"] // 4,), "float32")
+        assert row["ran"] == jaxcomm.explain(op, x, 8).algorithm, op
     text = capsys.readouterr().out.splitlines()
-    assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster"]
+    assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster", "algorithms"]
     assert text[-1] == f"# {found['result']}"
 
 
@@ -458,7 +462,21 @@ def test_features_of_experts(monkeypatch):
     assert found() == (False, False)
     assert found(passed(EXPERTS, "experts", 96, FAST)) == (False, False)
     assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, SLOW), between) == (False, True)
-    assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)) == (True, False)
+    fast, wrong_between = passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)
+    assert found(fast, wrong_between) == (False, False)  # not in CUDA graphs, where XLA would run it
+    assert found(fast, wrong_between, passed(GRAPHS, "graphs")) == (True, False)
+
+
+def test_cuda_graphs():
+    """Three executions of a program that asks for graphs: on CPU devices, whose compiler ignores that."""
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    inside, between = (
+        [test for test in selftest.tests(group, per_node, "gpu", (1024,), ["psum"]) if test[0].feature == GRAPHS]
+        for per_node in (8, 4)
+    )
+    ((row, fill),) = inside
+    fill()
+    assert row.right and not between
 
 
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):
@@ -472,7 +490,7 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
         jax.clear_caches()
         f = jax.jit(on_ranks(lambda x: getattr(OURS, op)(x, "gpu"), mesh))
         text = f.trace(np.zeros((8, count), dtype)).lower(lowering_platforms=("cuda",)).as_text()
-        return "custom_call @jaxcomm" in text
+        return re.findall(r"custom_call @jaxcomm_(\w+)", text)
 
     with caplog.at_level(logging.WARNING, "jaxcomm"):
         assert not by_jaxcomm("all_gather", 16) and not by_jaxcomm("psum", 16)
@@ -482,7 +500,10 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
     forget()
     won = [passed(PLANS, "psum", 256, FAST, **four), passed(PLANS, "psum", 4096, SLOW, **four)]
     _selftest_record.save(GPU_KEY, [TYPED, *won])
-    assert by_jaxcomm("psum", 64) and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
+    assert by_jaxcomm("psum", 64) == ["all_reduce_eager"]  # graphs were not tested
+    forget()
+    _selftest_record.save(GPU_KEY, [passed(GRAPHS, "graphs", **four)])
+    assert by_jaxcomm("psum", 64) == ["all_reduce"] and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
     assert not by_jaxcomm("psum", 64, np.int32)  # a type that was not tested
 
     def why_xla(platform, algorithm=None):

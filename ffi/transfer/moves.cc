@@ -38,7 +38,7 @@ StatusOr<std::vector<TransferMove>> TransferMoves(const std::vector<Box>& source
   StatusOr<std::shared_ptr<const Boxes>> boxes = MakeBoxes(held, wanted, geometry);
   JAXCOMM_RETURN_IF_ERROR(boxes.status());
   std::vector<TransferMove> moves;
-  for (const BoxMove& move : (*boxes)->moves) {
+  for (const BoxMove& move : (*boxes)->direct.moves) {
     const Cells& cells = (*boxes)->outputs[static_cast<size_t>(move.to)];
     const auto cell = std::lower_bound(cells.begin(), cells.end(), move.to_offset,
                                        [](const Cell& each, int64_t offset) { return each.offset < offset; });

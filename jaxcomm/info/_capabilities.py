@@ -116,9 +116,9 @@ def _apart(cuda: Cuda, numbers: Sequence[int]) -> str:
 
 def _gin_problem(cuda: Cuda, nics: Sequence[str]) -> str:
     assert cuda.module is not None and cuda.nccl is not None
-    found, built = cuda.nccl["version"], cuda.module.built()["nccl"]
-    if found != built:
-        return f"kernels that use it need the NCCL that they were built with, {version(built)}; found {version(found)}"
+    found, built = cuda.nccl["version"], cuda.module.built()["gin"]
+    if version(found) not in built.split(", "):
+        return f"kernels that use it need the NCCL that they were built with, {built}; found {version(found)}"
     if not nics and not (found >= _SOCKET_GIN and _GDRDRV.exists()):
         return "there is no device in /sys/class/infiniband"
     return ""

@@ -35,7 +35,7 @@ def test_imports_alone():
         "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line])"
     )
     built, loaded = run(sys.executable, "-I", "-c", program, MODULE.origin).splitlines()
-    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23203, 'architectures': '[^']+'\} True", built)
+    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23203, 'gin': '2.32.3', 'architectures': '[^']+'\} True", built)
     assert loaded == "[]"
 
 

@@ -68,7 +68,7 @@ def test_compiler_without_nccl(configure, nvcc):
     status, output = configure(path=nvcc("13.0").parent)
     assert status == 0
     assert (
-        "-- Without jaxcomm._cuda: there are no headers of NCCL 2.30.7 or later: install nvidia-nccl-cu12 or "
+        "-- Without jaxcomm._cuda: there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu12 or "
         "nvidia-nccl-cu13, or set JAXCOMM_NCCL_INCLUDE_DIR --"
     ) in output
 
@@ -95,12 +95,14 @@ def test_not_a_compiler(configure):
     assert "JAXCOMM_CUDA=ON, but /bin/true --version names no release of CUDA" in output
 
 
-def test_old_nccl(configure, nvcc, tmp_path):
+@pytest.mark.parametrize("first", [True, False])
+def test_old_nccl(first, configure, nvcc, wheels, tmp_path):
     (tmp_path / "nccl_device.h").touch()
     (tmp_path / "nccl.h").write_text("#define NCCL_VERSION_CODE 22809\n")
-    status, output = configure(f"-DJAXCOMM_NCCL_INCLUDE_DIR={tmp_path}", path=nvcc("13.0").parent)
+    folders = tmp_path if first else f"{wheels / 'nccl' / 'include'};{tmp_path}"
+    status, output = configure(f"-DJAXCOMM_NCCL_INCLUDE_DIR={folders}", path=nvcc("13.0").parent)
     assert status == 0
-    assert f"-- Without jaxcomm._cuda: {tmp_path} is of NCCL 22809; 23007 or later is needed --" in output
+    assert f"-- Without jaxcomm._cuda: {tmp_path} has headers of NCCL 2.28.9; 2.29.7 or later is needed --" in output
 
 
 @pytest.mark.parametrize("older", [pytest.param(None, marks=pytest.mark.full), "12.3"])

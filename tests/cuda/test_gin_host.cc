@@ -13,7 +13,7 @@ namespace cuda {
 namespace {
 
 ncclDevCommRequirements_t asked;
-ncclDevComm_t* made_at = nullptr;
+const ncclDevComm* made_at = nullptr;
 uint32_t num_contexts = 4;  // that NCCL makes
 uint8_t network = NCCL_GIN_TYPE_GDAKI;
 
@@ -51,7 +51,7 @@ TEST_CASE("where GIN can be used, and why not") {
     nccl = Library();
     nccl.path = "libnccl.so.2";
     nccl.version = other;
-    CHECK(says("jaxcomm was built for NCCL " + built + ", but libnccl.so.2 is " + NcclVersionText(other) +
+    CHECK(says("jaxcomm has kernels with GIN for NCCL " + built + ", but libnccl.so.2 is " + NcclVersionText(other) +
                ". Install nvidia-nccl-cu12==" + built + " or nvidia-nccl-cu13==" + built));
   }
 }
@@ -60,7 +60,7 @@ TEST_CASE("where GIN can be used, and why not") {
 TEST_CASE("the depth of NCCL's queues") {
   const NcclLibrary nccl = Library();
   uint64_t counts[1];
-  const Gin::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
+  const GinVersion::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
   const std::pair<int32_t, int> depths[] = {{1, 128}, {32, 128}, {33, 256}, {64, 256}, {132, 1024}};
   for (const auto& [num_channels, depth] : depths) {
     device::Comm comm;
@@ -74,7 +74,7 @@ TEST_CASE("the depth of NCCL's queues") {
 TEST_CASE("NCCL makes fewer contexts than asked") {
   const NcclLibrary nccl = Library();
   uint64_t counts[1];
-  const Gin::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
+  const GinVersion::Check check = [](const char*, ncclResult_t) { return OkStatus(); };
   const auto problem = [&](int32_t num_channels) {
     device::Comm comm;
     comm.signals.num_channels = num_channels;

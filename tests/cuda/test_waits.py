@@ -32,7 +32,7 @@ WAITS = {
         "nccl/capabilities.cc": "on a thread of its own",
     },
     r"(\.|->)CommWindowRegister\(": {"nccl/symmetric_memory.cc": "on a thread of its own"},
-    r"(\.|->)DevCommCreate\(": {"nccl/gin.cc": "on a thread of its own (runtime/communicator.cc)"},
+    r"\bdev_comm_create\(": {"nccl/gin_version.cc": "on a thread of its own (runtime/communicator.cc)"},
     r"(\.|->)AllGather\(words_|nccl->AllGather\(": {
         "nccl/bootstrap.cc": "on a thread of its own",
         "nccl/first_contact.cc": "on a thread of its own",

@@ -16,12 +16,13 @@ class Tests(NamedTuple):
     python: tuple = ()
 
 
-PLAN = ("tests/plan/test_select.py", "tests/plan/test_cost.py", "tests/plan/test_validate.py")
+PLAN = ("tests/plan/test_cost.py", "tests/plan/test_validate.py")
 TESTS = {
     "ffi/plan": Tests(("plan", "cpu"), (*PLAN, "tests/test_explain.py")),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
     "ffi/common": Tests(("common", "handlers", "plan", "cpu"), ("tests/ops/test_psum.py",)),
+    "ffi/recorder": Tests(("recorder",), ("tests/multiprocess/test_recorder.py",)),
     "ffi/handlers": Tests(("handlers",), ("tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }

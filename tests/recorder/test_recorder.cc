@@ -126,6 +126,27 @@ TEST_CASE("a handle of a call that was overwritten changes nothing") {
   const Rows rows;
   for (int64_t i = 0; i < kCalls; ++i) CHECK(rows.call(i).key != 1234 && rows.call(i).waiting_rank == 0);
   CHECK(rows.site(1).failed == 0 && rows.site(1).calls == kCalls + 1);
+  // The calls of the test before, which were of another group, are dropped first.
+  CHECK(rows.group(0).last_dropped == 251 && rows.group(1).last_dropped == 1);
+}
+
+TEST_CASE("a call between processes waits until it runs") {
+  const uint32_t site = Started().AddSite("psum at a.py:4", "", 14, 25, {0, 1}, {0, 1});
+  const CallRecord record = Begin(site, 0);
+  record.Started(7);
+  const auto begin = Recorder::Clock::now();
+  while (Recorder::Clock::now() - begin < std::chrono::microseconds(1)) {
+  }
+  record.Running();
+  record.End(true);
+  const Rows rows;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const RecordedCall& call = rows.call(i);
+    if (call.site != site) continue;
+    CHECK(call.running_ns > call.started_ns);
+    CHECK(rows.site(site).waiting_ns == call.running_ns - call.arrived_ns);
+    CHECK(rows.site(site).time_ns == call.ended_ns - call.arrived_ns);
+  }
 }
 
 TEST_CASE("nothing is recorded during a pause") {
@@ -134,7 +155,7 @@ TEST_CASE("nothing is recorded during a pause") {
   Begin(site, 0).End(true);
   Started().Pause(false);
   Begin(site, 1).End(true);
-  CHECK(Rows().site(2).calls == 1);
+  CHECK(Rows().site(site).calls == 1);
 }
 
 TEST_CASE("threads record calls of their own sites at once") {

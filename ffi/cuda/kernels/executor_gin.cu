@@ -25,6 +25,8 @@ __global__ void __launch_bounds__(kGinThreads, 1)
 
 }  // namespace
 
+namespace JAXCOMM_GIN_NAMESPACE {
+
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream) {
   ExecutePlanGin<<<num_channels, kGinThreads, BulkSharedBytes(args.bulk), stream>>>(args, network, nccl_comm);
@@ -33,5 +35,6 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const
 
 cudaError_t LoadGinKernel(const BulkStages& bulk) { return Load(ExecutePlanGin, BulkSharedBytes(bulk)); }
 
+}  // namespace JAXCOMM_GIN_NAMESPACE
 }  // namespace cuda
 }  // namespace jaxcomm

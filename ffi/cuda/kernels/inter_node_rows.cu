@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(kRailThreads, 1)
 
 }  // namespace
 
+namespace JAXCOMM_GIN_NAMESPACE {
+
 cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream) {
   const int64_t shared_bytes = RailSharedBytes(args.rows, kRailThreads);
   auto* const kernel = args.rows.combines ? CombineOnRails : DispatchOnRails;
@@ -38,5 +40,6 @@ cudaError_t LoadInterNodeRowKernels() {
   return dispatch != cudaSuccess ? dispatch : Load(CombineOnRails);
 }
 
+}  // namespace JAXCOMM_GIN_NAMESPACE
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -13,6 +13,10 @@
 
 struct ncclDevComm;
 
+#ifndef JAXCOMM_GIN_NAMESPACE
+#define JAXCOMM_GIN_NAMESPACE gin  // of the headers that the module as a whole is built with
+#endif
+
 namespace jaxcomm {
 namespace cuda {
 
@@ -29,12 +33,6 @@ cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream);
 cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream);
 cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream);
 
-// The same for a group of several nodes that GIN connects. `nccl_comm` must have NumGinSignals signals and
-// NumGinCounters counters for at least as many channels as `network` has rows of counts.
-cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
-                      int32_t num_channels, cudaStream_t stream);
-cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
-
 // Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
 // never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
 cudaError_t LoadKernel(const BulkStages& bulk);
@@ -44,12 +42,22 @@ cudaError_t LoadExchangeOffsets();
 cudaError_t LoadRowKernel();
 cudaError_t LoadSliceKernel(const BulkStages& bulk);
 cudaError_t LoadRouteAndDispatchKernel();
-cudaError_t LoadGinKernel(const BulkStages& bulk);
-cudaError_t LoadInterNodeRowKernels();
 
 // The compute capability for which the kernels' code on the current device was compiled, times ten. An error if the
 // module has no code for the device, nor PTX that the driver can compile for it. Initializes the device.
 cudaError_t FindPtxVersion(int* version);
 
+// The same for a group of several nodes that GIN connects. Compiled once for each version of NCCL's headers, in a
+// namespace of its own: cuda/nccl/gin_version.h. `nccl_comm` is of that version. It must have NumGinSignals signals and
+// NumGinCounters counters for at least as many channels as `network` has rows of counts.
+namespace JAXCOMM_GIN_NAMESPACE {
+
+cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
+                      int32_t num_channels, cudaStream_t stream);
+cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm& nccl_comm, cudaStream_t stream);
+cudaError_t LoadGinKernel(const BulkStages& bulk);
+cudaError_t LoadInterNodeRowKernels();
+
+}  // namespace JAXCOMM_GIN_NAMESPACE
 }  // namespace cuda
 }  // namespace jaxcomm

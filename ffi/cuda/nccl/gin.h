@@ -1,10 +1,12 @@
-// GIN (puts of NCCL from a kernel to other nodes) for one communicator, as LaunchGin needs it.
+// GIN (puts of NCCL from a kernel to other nodes) for one communicator.
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "common/status.h"
+#include "cuda/nccl/gin_version.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/program/call_program.h"
 #include "cuda/program/gin_args.h"
@@ -15,8 +17,10 @@ namespace cuda {
 // One per communicator. Never deleted, like the communicator.
 class Gin {
  public:
-  // Waits for the end of a call of NCCL and returns its outcome.
-  using Check = std::function<Status(const char* name, ncclResult_t result)>;
+  // The kernels for the libnccl of a version; null if the module has none.
+  static const GinVersion* Find(int nccl_version);
+  // The versions for which the module has kernels, as text.
+  static std::string Versions();
 
   // The reason why this process can't use GIN on a communicator with these properties; else OK. Other processes may
   // differ, so ranks must agree before Make().
@@ -25,11 +29,10 @@ class Gin {
   // Size of the counts that Make() takes: device memory, all zero before the first kernel.
   static int64_t CountBytes(int32_t num_channels, int32_t num_ranks);
 
-  // Collective; waits for all ranks. Not during the capture of a CUDA graph. Makes as many channels as `comm` has
-  // signals for.
+  // After Problem() is OK. Collective; waits for all ranks. Not during the capture of a CUDA graph. Makes as many
+  // channels as `comm` has signals for.
   static StatusOr<std::unique_ptr<Gin>> Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const device::Comm& comm,
-                                             uint64_t* counts, const Check& check);
-  ~Gin();
+                                             uint64_t* counts, const GinVersion::Check& check);
 
   // Kernel arguments of a call. `comm`: of the call. `arena`: the registered memory with the buffers, placed as in
   // `layout`.
@@ -38,17 +41,16 @@ class Gin {
   // For kernels of users, whose arena is the memory registered as `arena`.
   device::GinHandle Handle(const device::Comm& comm, ncclWindow_t arena) const;
 
-  // An argument for kernels of groups of one node, which use no GIN.
-  static const ncclDevComm& NoNcclComm();
-
+  const GinVersion& version() const { return version_; }
   const ncclDevComm& nccl_comm() const { return *nccl_comm_; }
 
  private:
-  Gin();
-  static int QueueDepth(int32_t num_channels, int32_t num_contexts);
+  Gin(const GinVersion& version, std::shared_ptr<const ncclDevComm> nccl_comm, uint64_t* counts)
+      : version_(version), nccl_comm_(std::move(nccl_comm)), counts_(counts) {}
 
-  std::unique_ptr<ncclDevComm> nccl_comm_;
-  uint64_t* counts_ = nullptr;
+  const GinVersion& version_;
+  const std::shared_ptr<const ncclDevComm> nccl_comm_;
+  uint64_t* const counts_;
 };
 
 }  // namespace cuda

@@ -69,6 +69,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     }
   }
   comm.call_id = made->name_.number();
+  communicator.AddToRecorder(comm.call_id, spec, dtype, input_count, output_count);
   if (made->call_.inter_node_rows) {
     InterNodeRowArgs& rails = *made->call_.inter_node_rows;
     JAXCOMM_RETURN_IF_ERROR(
@@ -218,7 +219,8 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   if (call_.inter_node_rows) {
     const StatusOr<InterNodeRowArgs> whole = WithBuffers(*call_.inter_node_rows, x, y, rows);
     JAXCOMM_RETURN_IF_ERROR(whole.status());
-    return CheckCuda("kernel", LaunchInterNodeRows(*whole, communicator_.gin()->nccl_comm(), stream));
+    const Gin& gin = *communicator_.gin();
+    return CheckCuda("kernel", gin.version().launch_rows(*whole, gin.nccl_comm(), stream));
   }
   if (call_.slices) {
     const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);
@@ -233,7 +235,7 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};
   if (shares_output() && !output_.in_place) args.copy_out = {static_cast<char*>(y), in_arena(call_.arena.output)};
   if (const Gin* const gin = communicator_.gin()) {
-    return CheckCuda("kernel", LaunchGin(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
+    return CheckCuda("kernel", gin->version().launch(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
   }
   return CheckCuda("kernel", cuda::Launch(args, call_.num_channels, stream));
 }

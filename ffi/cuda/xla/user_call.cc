@@ -135,13 +135,14 @@ Status TryUseGin(host::CallData* data, int32_t nccl_version) {
     const Status same = call.communicator().CheckSameOnAllRanks("the NCCL version of the kernel's headers",
                                                                 static_cast<uint64_t>(nccl_version));
     JAXCOMM_RETURN_IF_ERROR(WithPrefix(where, same));
-    if (nccl_version != NCCL_VERSION_CODE) {
-      return InvalidArgumentError(
-          where + "the kernel was compiled with the headers of NCCL " + NcclVersionText(nccl_version) +
-          ", expected those for which jaxcomm was built: " + NcclVersionText(NCCL_VERSION_CODE));
-    }
     const Gin* const gin = call.communicator().gin();
-    call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : &Gin::NoNcclComm();
+    const GinVersion* const version = Gin::Find(nccl_version);
+    if (version == nullptr || (gin != nullptr && version != &gin->version())) {
+      return InvalidArgumentError(where + "the kernel was compiled with the headers of NCCL " +
+                                  NcclVersionText(nccl_version) + ", expected those of " +
+                                  (gin != nullptr ? NcclVersionText(gin->version().nccl_version) : Gin::Versions()));
+    }
+    call.nccl_comm = gin != nullptr ? &gin->nccl_comm() : version->none;
     FillGin(call);
   }
   Fill(call, data);

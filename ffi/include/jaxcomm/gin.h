@@ -17,6 +17,10 @@
 
 #if defined(__CUDACC__)
 #include <nccl_device.h>
+#if NCCL_VERSION_CODE < 23000  // all signals are strong, and all increments of counters weak
+using ncclGin_StrongSignalInc = ncclGin_SignalInc;
+using ncclGin_WeakCounterInc = ncclGin_CounterInc;
+#endif
 #endif
 
 #if JAXCOMM_HAS_DEVICE

@@ -13,10 +13,6 @@ cudaError_t LoadKernel(const BulkStages& bulk) {
   fake::plan_shared.Load(BulkSharedBytes(bulk));
   return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess;
 }
-cudaError_t LoadGinKernel(const BulkStages& bulk) {
-  fake::gin_shared.Load(BulkSharedBytes(bulk));
-  return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess;
-}
 cudaError_t FindPtxVersion(int* version) { return *version = fake::ptx_version, cudaSuccess; }
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
@@ -33,11 +29,20 @@ cudaError_t LoadRouteAndDispatchKernel() {
   fake::route_and_dispatch_kernel_loaded = true;
   return cudaSuccess;
 }
+cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
+
+namespace gin {
+
+cudaError_t LoadGinKernel(const BulkStages& bulk) {
+  fake::gin_shared.Load(BulkSharedBytes(bulk));
+  return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess;
+}
 cudaError_t LoadInterNodeRowKernels() {
   fake::inter_node_row_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
+
+}  // namespace gin
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -68,6 +68,8 @@ device::Window OverMemory(void* window, int64_t offset) {
 
 }  // namespace
 
+namespace gin {
+
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
                       cudaStream_t stream) {
   if (!fake::gin_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
@@ -97,6 +99,8 @@ cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&
     }
   });
 }
+
+}  // namespace gin
 
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
   ++own->num_ll;

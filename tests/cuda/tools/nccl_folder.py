@@ -9,8 +9,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-OLDEST_HEADERS = 23007  # of cmake/Cuda.cmake
-OLDEST_NCCL = 22907  # at run time: kOldestNccl of ffi/cuda/nccl/nccl_library.h
+OLDEST_NCCL = 22907  # kOldestNccl of ffi/cuda/nccl/nccl_library.h; of headers: cmake/Cuda.cmake
 NCCL_VERSION = """import ctypes, sys
 version = ctypes.c_int()
 ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version))
@@ -58,9 +57,9 @@ class Nccl:
     def problem(self) -> str:
         """The reason why jaxcomm._cuda cannot be built with it and run; empty if it can."""
         bring = "Bring NCCL 2.30.7 or later along: NCCL=folder (docs/development/gpu-tests.md)"
-        if self.headers < OLDEST_HEADERS:
+        if self.headers < OLDEST_NCCL:
             found = f"headers of NCCL {version_text(self.headers)}" if self.headers else "no headers of NCCL"
-            return f"{found} in {self.folder}, 2.30.7 or later are needed to build jaxcomm._cuda. {bring}"
+            return f"{found} in {self.folder}, 2.29.7 or later are needed to build jaxcomm._cuda. {bring}"
         if self.library < OLDEST_NCCL:
             found = f"libnccl.so.2 is {version_text(self.library)}" if self.library else "there is no libnccl.so.2"
             return f"{found} in {self.folder}, 2.29.7 or later is needed to run jaxcomm._cuda. {bring}"

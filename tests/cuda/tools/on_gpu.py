@@ -40,6 +40,8 @@ PROGRAMS = {  # of tests/cuda/gpu/CMakeLists.txt, by the command that builds the
     "timings": ("bench_virtual_ranks", "bench_ll"),
     "ranks": ("test_gpu_executor",),
 }
+# Tests of build/native that emulate the kernels of the same source, for rehearsals.
+EMULATED = {f"test_gpu_{name}": f"test_cuda_{name}" for name in ("executor", "ll", "example")}
 SHARES_GPU = 23000  # the first NCCL that accepts several ranks on one GPU
 COMMAND_BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
@@ -162,8 +164,13 @@ class Machine:
         empty = f'exec c++ -std=c++17 -O2 -fPIC -shared -w -I"$("$0" -c "{find}")" "$1" -o "$2"'
         environment = {"PATH": self.environment()["PATH"], "CMAKE_BUILD_PARALLEL_LEVEL": jobs}
         both = f"{shlex.join(configure)} && exec {shlex.join(compile_programs)}"
+        missing = ""
+        if self.platform == "cpu":
+            emulated = [EMULATED[target] for target in targets if target in EMULATED]
+            both = shlex.join(["cmake", "--build", str(ROOT / "build" / "native"), "-j", jobs, "--target", *emulated])
+            missing = "" if emulated else "needs a GPU"
         return [
-            Part("build: programs", ("/bin/sh", "-c", both), 220, environment, takes_s=5 if kept else 100),
+            Part("build: programs", ("/bin/sh", "-c", both), 220, environment, missing, takes_s=5 if kept else 100),
             Part("build: jaxcomm", tuple(install), 220, environment, takes_s=15 if self.has_module() else 90),
             Part(
                 "build: empty call",
@@ -177,6 +184,8 @@ class Machine:
         return (self.work / "site" / "jaxcomm").exists()
 
     def program(self, name: str) -> str:
+        if self.platform == "cpu":
+            return str(ROOT / "build" / "native" / "tests" / "cuda" / EMULATED.get(name, name))
         return str(self.build / "programs" / "tests" / "cuda" / "gpu" / name)
 
     @contextlib.contextmanager
@@ -232,9 +241,12 @@ def kernel_parts(machine: Machine) -> list[Part]:
         "rows, slices and one exchange": (rows,),
         "example, virtual ranks": (machine.program("test_gpu_example"),),
     }
-    missing = needs_gpu(machine)
+    missing = dict.fromkeys(programs, needs_gpu(machine))
+    if machine.platform == "cpu":  # emulation takes longer
+        programs |= {"executor": (executor,), "ll": (ll,)}
+        missing |= dict.fromkeys(("executor", "ll", "example, virtual ranks"), "")
     return [
-        Part(name, command, 90, takes_s=25, missing=missing, after="build: programs")
+        Part(name, command, 90, takes_s=25, missing=missing[name], after="build: programs")
         for name, command in programs.items()
     ]
 

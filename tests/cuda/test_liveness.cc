@@ -1,0 +1,176 @@
+// The end or failure of a process: what its peers learn over connections between real processes, and which waits it
+// ends, on fakes of NCCL and the GPU.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cuda/nccl/failed_processes.h"
+#include "../../ffi/cuda/nccl/first_contact.h"
+#include "../../ffi/cuda/nccl/threads.h"
+#include "../../ffi/cuda/runtime/device_call.h"
+#include "../../ffi/cuda/runtime/liveness.h"
+#include "fakes/machine.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+constexpr double kLimitS = 60;
+constexpr uint64_t kOther = 77;  // another process
+
+// Rank 1, which is of another process, has no kernel. That of rank 0 waits for it.
+ALONE_TEST_CASE("the end of a process ends the waits of its groups, and of no others") {
+  constexpr int64_t kCount = 40000;
+  Communicator::Configure(600, 4);
+  Communicator* alone = nullptr;
+  OnRanks(*new World(1), [&](Rank& rank) { alone = Ok(Get(rank)); });
+  OnRanks(*new World(2), [&](Rank& rank) {
+    if (rank.rank == 1) rank.restarted = kOther;
+    Communicator& communicator = *Ok(Get(rank));
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+    spec.algorithm = "direct";
+    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
+    std::vector<int32_t> x(kCount), y(kCount, -1);
+    Stream stream;
+    std::thread end;
+    if (rank.rank == 0) {
+      CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
+      end = std::thread([] { Communicator::NoteFailure(kOther, "process 1 has ended"); });
+    } else {
+      CHECK(LaunchNothing(stream.handle()) == cudaSuccess);
+    }
+    while (!stream.Drain()) std::this_thread::yield();
+    if (end.joinable()) end.join();
+    if (rank.rank == 0) {
+      CHECK(Has(communicator.Failure(), "here.py:1: rank 0 aborted"));
+      CHECK(Has(communicator.Failure(), "where it waited for rank 1: process 1 has ended"));
+      CHECK(IsStopped() && y == std::vector<int32_t>(kCount, -1));  // nothing can be read that looks right
+      CHECK(Communicator::Failures().size() == 2 && !Communicator::FirstFailure().ok());
+    }
+  });
+  CHECK(alone->Failure().ok() && alone->comm().report->abort == 0);
+}
+
+// Before its first exchange, a rank knows no processes of its group.
+ALONE_TEST_CASE("no group is made once a process has ended") {
+  Communicator::Configure(600, 4);
+  Communicator::NoteFailure(kOther, "process 1 has ended");
+  OnRanks(*new World(2), [&](Rank& rank) { CHECK(Has(Get(rank).status(), "process 1 has ended")); });
+}
+
+// Peers may wait for a kernel that a GPU can't launch. They return errors of arguments themselves.
+ALONE_TEST_CASE("an error of one rank ends the waits of its peers") {
+  Communicator::Configure(600, 4);
+  OnRanks(*new World(1), [&](Rank& rank) {
+    Communicator& communicator = *Ok(Get(rank));
+    const CallSpec spec = SpecOf(Collective::kAllReduce, 1);
+    NoteIfUnavailable(spec, InvalidArgumentError("the operand is not aligned"));
+    CHECK(Communicator::OwnFailure().ok() && communicator.CheckUsable().ok());
+    NoteIfUnavailable(spec, UnavailableError("kernel: out of memory"));
+    CHECK(Has(Communicator::OwnFailure(), "here.py:1: kernel: out of memory"));
+    CHECK(communicator.comm().report->abort == 1);
+    CHECK(Has(communicator.CheckUsable(), "process 0 failed: ") && Has(communicator.CheckUsable(), "out of memory"));
+  });
+}
+
+// What FailureOf(process) says, once it says something.
+std::string WaitForFailure(uint64_t process) {
+  const Deadline deadline(kLimitS);
+  while (FailureOf({process}).ok()) CHECK(deadline.Wait());
+  return FailureOf({process}).message();
+}
+
+template <typename T>
+void Send(int to, const T& value) {
+  CHECK(write(to, &value, sizeof value) == sizeof value);
+}
+template <typename T>
+T Receive(int from) {
+  T value;
+  CHECK(read(from, &value, sizeof value) == sizeof value);
+  return value;
+}
+
+// A process that connects to the server. It sends its incarnation.
+struct Process {
+  template <typename Body>
+  Process(int32_t number, Body body) {
+    int down[2], up[2];
+    CHECK(pipe(down) == 0 && pipe(up) == 0);
+    pid = fork();
+    if (pid == 0) {
+      alarm(static_cast<unsigned>(2 * kLimitS));
+      JoinLiveness("127.0.0.1", Receive<int>(down[0]), "token", number);
+      Send(up[1], Incarnation());
+      body(down[0], up[1]);
+      Threads::End();
+      _exit(0);
+    }
+    CHECK(pid > 0);
+    to = down[1];
+    from = up[0];
+  }
+  void End(int signal) {
+    if (signal != 0) kill(pid, signal);
+    CHECK(waitpid(pid, nullptr, 0) == pid);
+  }
+
+  pid_t pid;
+  int to, from;
+  uint64_t incarnation = 0;
+};
+
+ALONE_TEST_CASE("processes learn of each other's failure and end") {
+  Process fails(1, [](int from, int) {
+    Communicator::NoteOwnFailure("no memory");
+    Receive<char>(from);
+  });
+  // Who has learned of the failure is connected.
+  const auto connected = [](int from, int to) {
+    WaitForFailure(Receive<uint64_t>(from));
+    Send(to, 'c');
+  };
+  Process leaves(2, [&](int from, int to) {
+    connected(from, to);
+    LeaveLiveness();
+  });
+  Process killed(3, [&](int from, int to) {
+    connected(from, to);
+    Receive<char>(from);
+  });
+  Process lasts(4, [&](int from, int to) {
+    connected(from, to);
+    CHECK(WaitForFailure(Receive<uint64_t>(from)) == "process 3 has ended");
+    Send(to, 'e');
+    Receive<char>(from);
+  });
+  const StatusOr<int> port = ServeLiveness("token");
+  CHECK(port.ok());
+  for (Process* const process : {&fails, &leaves, &killed, &lasts}) {
+    Send(process->to, *port);
+    process->incarnation = Receive<uint64_t>(process->from);
+  }
+  CHECK(WaitForFailure(fails.incarnation) == "process 1 failed: no memory");
+  for (Process* const process : {&leaves, &killed, &lasts}) {
+    Send(process->to, fails.incarnation);
+    CHECK(Receive<char>(process->from) == 'c');
+  }
+  leaves.End(0);
+  Send(lasts.to, killed.incarnation);
+  killed.End(SIGKILL);
+  CHECK(WaitForFailure(killed.incarnation) == "process 3 has ended");
+  CHECK(Receive<char>(lasts.from) == 'e');
+  CHECK(FailureOf({leaves.incarnation}).ok() && FailureOf({lasts.incarnation}).ok());
+  for (Process* const process : {&fails, &lasts}) process->End(SIGKILL);
+  CHECK(Threads::End(kLimitS));
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
