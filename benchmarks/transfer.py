@@ -10,6 +10,7 @@ pages of 64 tokens. `jax` is a pull of jax.experimental.transfer that the source
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def main() -> None:
     for row in rows:
         print(f"{row['bytes']:>10} {row['what']:<10} {row['us']:>10.1f} {row['GB/s']:>7.2f} {row['jax/x']:>6.2f}")
     if options.json:
-        record = {"command": " ".join(sys.argv), "jax": jax.__version__, "rows": rows}
+        record = {"command": " ".join(sys.argv), "jax": jax.__version__, "load_average": os.getloadavg(), "rows": rows}
         with open(options.json, "w") as file:
             json.dump(record, file, indent=1)
             file.write("\n")

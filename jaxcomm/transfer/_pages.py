@@ -141,9 +141,12 @@ class PagePool:
         if len(set(pages)) != len(pages):
             raise ValueError(f"PagePool: a cache page is named twice in {list(pages)}")
 
-    def _arguments(self, pages: Sequence[int]) -> list[_arrays.ArrayArgument]:
+    def _ordered(self) -> list[np.ndarray]:
         axes = [self.layout.order.index(name) for name in _ORDER]
-        return [_arrays.argument(x.transpose(axes), _ORDER.index("page"), pages) for x in self.arrays]
+        return [x.transpose(axes) for x in self.arrays]
+
+    def _arguments(self, pages: Sequence[int]) -> list[_arrays.ArrayArgument]:
+        return [_arrays.argument(x, _ORDER.index("page"), pages) for x in self._ordered()]
 
 
 class Offer:
@@ -315,7 +318,7 @@ def pull(
     Args:
       pool: where the pages go.
       tickets: Offer.ticket of each rank of the source. Heads that several ranks have are read from one of them.
-      pages: own pages for the tokens from skip_tokens on.
+      pages: own pages for the tokens from skip_tokens on. The rest of the last page becomes zero.
       skip_tokens: tokens that this job has already: a prefix. A multiple of the page size of the pool.
       timeout_s: limit of the wait for the sources' answers to the tickets.
 
@@ -370,6 +373,9 @@ def _start(
             f"jaxcomm.transfer: pull: heads [{begin}, {end}) are not in the tickets, which have "
             f"{[tuple(m['own_heads']) for m in manifests]}"
         ) from None
+    if end_of_last := (tokens - skip_tokens) % layout.page_tokens if pages else 0:
+        for x in pool._ordered():  # attention multiplies what it masks by zero, which a NaN survives
+            x[:, pages[-1], end_of_last:] = 0
     arguments = pool._arguments(pages)
     reads: list[list[tuple[Lease, Any]]] = []
     for layer in range(layout.layers):

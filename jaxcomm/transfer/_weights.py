@@ -196,22 +196,29 @@ def _run(
 
 
 def _open_all(endpoint: Endpoint, group: Group, object: str, version: int, deadline: float) -> list[Lease]:
-    """Leases of one version at all writers."""
+    """Leases of one version at all writers: the given one, or the newest that all of them have."""
     while True:
         opened: list[Lease] = []
-        exact = version
+
+        def open_at(address: str, exact: int, opened: list[Lease] = opened) -> Lease:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            opened.append(endpoint._open(address, _key_of(object), exact, f"fetch: {object!r}", left_s))
+            return opened[-1]
+
         try:
-            for address in group.addresses:
-                left_s = max(deadline - time.monotonic(), 0.0)
-                opened.append(endpoint._open(address, _key_of(object), exact, f"fetch: {object!r}", left_s))
-                exact = opened[0].version
-            return opened
-        except _errors.TransferError as error:
+            leases = [open_at(address, version) for address in group.addresses]
+            oldest = min(lease.version for lease in leases)
+            for i, lease in enumerate(leases):
+                if lease.version != oldest:
+                    leases[i] = open_at(group.addresses[i], oldest)
+                    lease.close()
+            return leases
+        except BaseException as error:
             for lease in opened:
                 lease.close()
-            # Other writers have a later version already, or do not have this one yet: the next attempt chooses anew.
-            moved = isinstance(error, _errors.VersionGone) or (isinstance(error, _errors.NotFound) and opened)
-            if version != _LATEST or not moved or time.monotonic() > deadline:
+            # A writer has retired the version that another one has not replaced yet.
+            gone = version == _LATEST and isinstance(error, _errors.VersionGone)
+            if not gone or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 

@@ -75,9 +75,12 @@ void Churn(bool shared_memory, int rounds) {
     readers.emplace_back([&, seed] {
       std::mt19937 random(seed);
       int peer = ValueOf(reader->Connect(source->address()));
-      for (int round = 0; round < rounds; ++round) {
+      const auto began = std::chrono::steady_clock::now();
+      for (int round = 0; round < rounds || whole == 0;) {
+        CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(600));
         const std::shared_ptr<Call> open = reader->Open(peer, "x", kLatest, 5000);
-        if (!WaitFor(*reader, open).ok()) continue;
+        if (!WaitFor(*reader, open).ok()) continue;  // the writer has not begun
+        ++round;
         std::vector<int32_t> into(kCount, 0);
         const Piece piece{0, {{0}, {kCount}}};
         const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});

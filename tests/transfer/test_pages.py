@@ -47,12 +47,14 @@ def write(pool, pages, tokens, salt=0):
 
 
 def check(pool, pages, skip, tokens, layers=None, salt=0):
+    """The tokens, and zeros in the rest of the last page."""
     begin, end = pool.layout.head_range
     for layer in layers if layers is not None else range(pool.layout.layers):
         want = code(pool.layout, layer, tokens)[:, skip:, begin:end] + salt
         got = canonical(pool, layer)[:, pages]
-        got = got.reshape(got.shape[0], -1, *got.shape[3:])[:, : tokens - skip]
-        np.testing.assert_array_equal(got.astype(np.int64), want)
+        got = got.reshape(got.shape[0], -1, *got.shape[3:])
+        np.testing.assert_array_equal(got[:, : tokens - skip].astype(np.int64), want)
+        assert not got[:, tokens - skip :].any()
 
 
 def scattered(pool, count):

@@ -95,6 +95,26 @@ def test_versions_are_exact(pair):
         fetch(pair, 6, None)
 
 
+def test_several_writers_share_the_work_and_agree_on_a_version(pair):
+    x, sharding = numbers((64, 64), np.int32), NamedSharding(MESHES[0], P("a", "b"))
+    with transfer.Endpoint("second", secret=SECRET, shared_memory=False) as second:
+        group = transfer.Group([pair[0].address, second.address])
+        for version, writers in ((1, [pair[0], second]), (2, [pair[0]])):
+            for writer in writers:
+                transfer.publish(writer, "x", jnp.asarray(x + version), version, keep=2)
+        target = NamedSharding(MESHES[1], P("b", "a"))
+        fetched = transfer.fetch(pair[1], group, "x", "latest", target).result()
+        np.testing.assert_array_equal(fetched[""], x + 1)  # the newest version that both have
+        sent = [sum(n for k, n in each.stats().items() if k.endswith("sent_bytes")) for each in (pair[0], second)]
+        assert sent == [x.nbytes // 2] * 2
+        transfer.publish(second, "x", jnp.zeros((64, 65), jnp.int32), 2)
+        with pytest.raises(transfer.Refused, match="'x' has other arrays at endpoint 'second'"):
+            transfer.fetch(pair[1], group, "x", 2, sharding).result()
+    with pytest.raises(transfer.PeerLost, match="endpoint 'second'"):
+        transfer.fetch(pair[1], group, "x", "latest", sharding).result()
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
 def test_fetches_beside_publishes_never_mix(pair):
     """The arrays of a version hold its number only."""
     source, reader = pair
