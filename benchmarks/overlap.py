@@ -27,11 +27,9 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import time
 import types
@@ -46,6 +44,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import on_hosts
 from jaxcomm.bench import records
 from models.cp import parallel as cp
 from models.lm import comm as comm_lib
@@ -258,29 +257,6 @@ def row(r):
 # Hosts.
 
 
-def on_hosts(arguments):
-    """Runs this program on hosts of network namespaces; prints the output of the first."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "hosts"))
-    import netns
-
-    if netns.why_not():
-        sys.exit(f"--hosts: {netns.why_not()}")
-    with netns.Hosts(arguments.hosts, rate_bits_per_s=arguments.rate, delay_s=arguments.delay) as hosts:
-        processes = []
-        for host in range(arguments.hosts):
-            environment = {
-                **os.environ,
-                "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
-                "JAX_NUM_PROCESSES": str(arguments.hosts),
-                "JAX_PROCESS_ID": str(host),
-                "JAXCOMM_NETWORK_DEVICES": "eth0",
-                "JAXCOMM_BENCHMARK_HOST": "1",
-            }
-            output = None if host == 0 else subprocess.DEVNULL
-            processes.append(hosts.start(host, [sys.executable, *sys.argv], env=environment, stdout=output))
-        return max(process.wait() for process in processes)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
@@ -293,8 +269,8 @@ def main():
     parser.add_argument("--delay", type=float, default=0.2e-3, help="of a link, seconds")
     parser.add_argument("--json", type=pathlib.Path, help="file for the records")
     arguments = parser.parse_args()
-    if arguments.hosts and "JAXCOMM_BENCHMARK_HOST" not in os.environ:
-        sys.exit(on_hosts(arguments))
+    if arguments.hosts and not on_hosts.is_host():
+        sys.exit(on_hosts.run(arguments.hosts, arguments.rate, arguments.delay))
     found, leads = [], True
     for name in arguments.scripts:
         found += measure(name, arguments)

@@ -2,20 +2,28 @@
 
     python benchmarks/reshard.py bytes --pairs 220 --json out.json     # one process; nothing is moved
     python -m jaxcomm.run --processes 2 benchmarks/reshard.py time --devices 4 --bytes 16777216 --json out.json
+    python benchmarks/reshard.py time --hosts 2 --rate 1e9 --devices 4 --json out.json    # needs root
 
 Pairs are random shardings of a 2-D array over meshes of shape (2, 4) and (2, 2, 2), on eight devices in the same order,
 because jit needs that. Bytes are those that devices receive from others, over the minimum: what their new shards lack.
 Those of jit follow from the collectives in the program that XLA has compiled, as a ring would move them. A time is that
 of the slowest process, between two barriers; in each round every side runs once, in a random order.
+
+`--hosts` starts one process on each host; the hosts are network namespaces, whose links have the given rate (bits per
+second). The kernel counts the bytes of their links, headers and all. The time of the busiest link is that of the bytes
+which the plan sends or receives there, the larger of the two.
 """
 
 import argparse
 import json
 import math
+import pathlib
 import random
 import re
 import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import jax
 import numpy as np
@@ -24,6 +32,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from benchmarks import on_hosts
 from jaxcomm import _reshard
 from jaxcomm._core import plan
 
@@ -109,18 +118,35 @@ def least_bytes(x, target):
     return sum(np.setdiff1d(marks[new[d]], marks[old[d]]).size for d in new) * x.dtype.itemsize
 
 
+def moves_of_plan(x, target):
+    """(from, to, elements) of what the plan moves between devices, and the number of devices of a host."""
+    move = _reshard._Move.of("x", x, target)
+    n, hosts = len(move.devices), jax.process_count() if on_hosts.is_host() else 1
+    request = plan.reshard_request("network" if hosts > 1 else "node", n, n // hosts, *move.key[-2:])
+    algorithm = "hierarchical" if 1 < hosts < n else "direct"
+    steps = [step for rank in plan.build(request, algorithm) for step in rank.steps if step.kind in ("put", "get")]
+    return [(step.src.rank, step.dst.rank, step.count) for step in steps], n // hosts
+
+
 def bytes_of_plan(x, target):
     """Bytes that all devices receive by the plan, and the bytes of the busiest sender over its lower bound."""
-    move = _reshard._Move.of("x", x, target)
-    n = len(move.devices)
-    request = plan.reshard_request("node", n, n, move.key[3], move.key[4])
+    moves, n = moves_of_plan(x, target)
     sent = np.zeros(n)
-    for rank in plan.build(request, "direct"):
-        for step in rank.steps:
-            if step.src.rank != step.dst.rank:
-                sent[step.src.rank] += step.count
+    for source, _, count in moves:
+        sent[source] += count
     bound = max(1.0, sent.sum() / n)
     return int(sent.sum()) * x.dtype.itemsize, float(sent.max() / bound)
+
+
+def bytes_of_links(x, target):
+    """Bytes of the busiest direction of a link by the plan, and those that all hosts receive."""
+    moves, of_host = moves_of_plan(x, target)
+    received, sent = np.zeros((2, jax.process_count()), np.int64)
+    for source, destination, count in moves:
+        if source // of_host != destination // of_host:
+            sent[source // of_host] += count * x.dtype.itemsize
+            received[destination // of_host] += count * x.dtype.itemsize
+    return int(max(*sent, *received)), int(received.sum())
 
 
 def statistics(ratios):
@@ -149,13 +175,18 @@ def compare_bytes(arguments):
 
 
 def measure(call):
+    """Seconds of the slowest process, and bytes that all hosts have received."""
+    before = on_hosts.link_bytes()[0] if on_hosts.is_host() else 0
     multihost_utils.sync_global_devices("start")
     begin = time.perf_counter()
     jax.block_until_ready(call())
     own = time.perf_counter() - begin
     if jax.process_count() == 1:
-        return own
-    return float(np.max(multihost_utils.process_allgather(np.float32(own))))
+        return own, 0
+    multihost_utils.sync_global_devices("end")
+    received = on_hosts.link_bytes()[0] - before if on_hosts.is_host() else 0
+    said = multihost_utils.process_allgather(np.float32([own, received]))
+    return float(said[:, 0].max()), float(said[:, 1].sum())
 
 
 def compare_times(arguments):
@@ -176,14 +207,20 @@ def compare_times(arguments):
         for call in sides.values():
             for shard in call().addressable_shards:
                 np.testing.assert_array_equal(np.asarray(shard.data), x[shard.index])
-        times = {name: [] for name in sides}
+        found = {name: [] for name in sides}
         for _ in range(arguments.rounds):
             for name in rng.sample(list(sides), len(sides)):
-                times[name].append(measure(sides[name]))
-        rows.append({"from": str(source.spec), "to": str(target.spec), "mesh": list(source.mesh.devices.shape)}
-                    | {f"{name} ms": round(1e3 * float(np.median(t)), 3) for name, t in times.items()})  # fmt: skip
+                found[name].append(measure(sides[name]))
+        times = {name: [t for t, _ in measured] for name, measured in found.items()}
+        row = {"from": str(source.spec), "to": str(target.spec), "mesh": list(source.mesh.devices.shape)}
+        row |= {f"{name} ms": round(1e3 * float(np.median(t)), 3) for name, t in times.items()}
+        if on_hosts.is_host():
+            busiest, received = bytes_of_links(placed, target)
+            row |= {"busiest link MB": busiest / 1e6, "plan MB": received / 1e6}
+            row |= {f"{name} MB": round(float(np.median([b for _, b in m])) / 1e6, 3) for name, m in found.items()}
+        rows.append(row)
     speed = {name: [row[f"{name} ms"] / row["jaxcomm ms"] for row in rows] for name in ("jit", "device_put")}
-    return {
+    said = {
         "bytes of the array": x.nbytes,
         "processes": jax.process_count(),
         "rounds": arguments.rounds,
@@ -191,6 +228,16 @@ def compare_times(arguments):
         "times faster, geometric mean": {n: round(float(np.exp(np.mean(np.log(s)))), 3) for n, s in speed.items()},
         "times faster": {n: statistics(s) for n, s in speed.items()},
     }
+    if on_hosts.is_host():
+        over = [row for row in rows if row["busiest link MB"] > 0]
+        least_ms = [row["busiest link MB"] * 8e9 / arguments.rate for row in over]
+        said["link, bits per second"] = arguments.rate
+        said["time over that of the busiest link"] = statistics(
+            [row["jaxcomm ms"] / ms for row, ms in zip(over, least_ms, strict=True)]
+        )
+        said["bytes on links over those of the plan"] = statistics([row["jaxcomm MB"] / row["plan MB"] for row in over])
+        said["jit, bytes on links over those of jaxcomm"] = statistics([r["jit MB"] / r["jaxcomm MB"] for r in over])
+    return said
 
 
 def main():
@@ -200,8 +247,12 @@ def main():
     parser.add_argument("--devices", type=int, default=8, help="of each process")
     parser.add_argument("--bytes", type=int, default=16 << 20, help="of the array")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--hosts", type=int, help="hosts with one process each")
+    parser.add_argument("--rate", type=float, default=1e9, help="of a link, bits per second")
     parser.add_argument("--json", help="file for the results")
     arguments = parser.parse_args()
+    if arguments.hosts and not on_hosts.is_host():
+        sys.exit(on_hosts.run(arguments.hosts, arguments.rate, 0.0))
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     jaxcomm.distributed.initialize()
     said = compare_bytes(arguments) if arguments.what == "bytes" else compare_times(arguments)

@@ -17,6 +17,7 @@
 #include "plan/plan_py.h"
 #include "recorder/recorder.h"
 #include "sim/sim_py.h"
+#include "transfer/transfer_py.h"
 #include "transport/relay.h"
 #include "transport/ucx_network.h"
 
@@ -32,6 +33,8 @@ extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeCountExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoePlaceExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* MoeSlicesExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* CacheInsertExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* CacheEmitExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
@@ -54,9 +57,13 @@ nb::dict CpuTargets() {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
-      {"jaxcomm_moe_check", &MoeCheckExecute}, {"jaxcomm_moe_count", &MoeCountExecute},
-      {"jaxcomm_moe_place", &MoePlaceExecute}, {"jaxcomm_moe_slices", &MoeSlicesExecute},
+      {"jaxcomm_moe_check", &MoeCheckExecute},
+      {"jaxcomm_moe_count", &MoeCountExecute},
+      {"jaxcomm_moe_place", &MoePlaceExecute},
+      {"jaxcomm_moe_slices", &MoeSlicesExecute},
       {"jaxcomm_done", &DoneExecute},
+      {"jaxcomm_cache_insert", &CacheInsertExecute},
+      {"jaxcomm_cache_emit", &CacheEmitExecute},
   };
   for (const auto& [name, handler] : local) {
     nb::dict stages;
@@ -110,6 +117,7 @@ void BindRecorder(nb::module_ m) {
       },
       nb::arg("path"), nb::arg("num_calls"), nb::arg("process"), nb::arg("num_processes"), nb::arg("version"),
       nb::arg("kernel"), nb::arg("node"), nb::arg("job"), "Records all calls of this process in a new file.");
+  m.def("address", [] { return reinterpret_cast<uintptr_t>(&Recorder::Get()); }, "For jaxcomm._cuda.");
   m.def("path", [] { return Recorder::Get().path(); }, "The file of the recorder; empty if it is off.");
   m.def(
       "dump", [](const std::string& path) { RaiseIfError(Recorder::Get().Dump(path)); }, nb::arg("path"),
@@ -201,6 +209,7 @@ NB_MODULE(_core, m) {
   nb::module_ sim = m.def_submodule("sim", "Times of collectives on clusters.");
   BindSim(sim);
   BindCostParams(m);
+  BindTransfer(m.def_submodule("transfer", "Endpoints between jobs."));
   BindRecorder(m.def_submodule("recorder", "The flight recorder of this process."));
   plan.def(
       "machine_of",

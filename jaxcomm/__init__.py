@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import _installed, distributed, moe, recorder  # noqa: F401 (_installed: the first import checks the folder)
+from jaxcomm import _installed, distributed, moe, recorder, transfer  # noqa: F401 (_installed: the first import checks the folder)
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
@@ -22,6 +22,7 @@ from jaxcomm.ops.ppermute import ppermute, ppermute_start
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum, psum_start
 from jaxcomm.ops.psum_scatter import psum_scatter, psum_scatter_start
 from jaxcomm.ops.ragged_all_to_all import ragged_all_to_all
+from jaxcomm.ops.reshard_in import RankSharding, reshard_in, reshard_in_start
 
 __version__ = importlib.metadata.version("jaxcomm")
 
@@ -31,6 +32,7 @@ __all__ = [
     "Info",
     "Link",
     "Pending",
+    "RankSharding",
     "Topology",
     "algorithms",
     "all_gather",
@@ -66,5 +68,8 @@ __all__ = [
     "register",
     "register_ffi_target",
     "reshard",
+    "reshard_in",
+    "reshard_in_start",
     "topology",
+    "transfer",
 ]

@@ -169,7 +169,7 @@ def is_exported(ctx: Any) -> bool:
 
 def number_in_program(ctx: Any, key: Any) -> int:
     """How often this function has been called with `key` in the lowering of one program."""
-    # A dictionary of the program for lowerings that primitives share. JAX's own keys are other objects.
+    # A program's lowering has this dictionary for lowerings that primitives share. JAX's keys differ from this one.
     found = getattr(ctx.module_context, "cached_primitive_lowerings", {})
     number = found.get((number_in_program, key), 0)
     found[(number_in_program, key)] = number + 1

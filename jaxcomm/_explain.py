@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _check, _cost_params, _lowering, _request, _selftest_record
+from jaxcomm import _check, _cost_params, _lowering, _request, _reshard, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
@@ -35,8 +35,12 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in _PARTS:
         return MATMUL
-    native = op if op == "reshard" else _request.native_name(op, moe=True)
+    native = "reshard" if _of_boxes(op) else _request.native_name(op, moe=True)
     return tuple(name for name, _ in plan.algorithms(native))
+
+
+def _of_boxes(op: str) -> bool:
+    return op == "reshard" or op in _request.OF_BOXES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +186,7 @@ def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choi
 
 
 def _explain_matmul(
-    op: str, x: Any, axis_sizes: int | Sequence[int], algorithm: str | None, **options: Any
+    op: str, x: Any, axis_sizes: int | Sequence[int] | None, algorithm: str | None, **options: Any
 ) -> Explanation:
     """The transfers of a collective matmul. `options` are those of explain()."""
     collective, product = _PARTS[op]
@@ -242,11 +246,12 @@ def _replace(
 def explain(
     op: str,
     x: Any,
-    axis_sizes: int | Sequence[int],
+    axis_sizes: int | Sequence[int] | None = None,
     *,
     algorithm: str | None = None,
     source: int = 0,
     perm: Sequence[tuple[int, int]] | None = None,
+    shardings: tuple[Any, Any] | None = None,
     scope: str | None = None,
     ranks_per_node: int | None = None,
     platform: str = "cpu",
@@ -273,11 +278,14 @@ def explain(
         GPUs of one node, or of several nodes with GIN, and an even load; x has a row per token. Between nodes, None
         means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
         sizes; "moe.combine" is predicted for weighted sums by node. Of "all_gather_matmul" and "matmul_psum_scatter",
-        the transfers are predicted; x is what they send, the rows or the product.
+        the transfers are predicted; x is what they send, the rows or the product. Of "reshard" and "reshard_in", x is
+        the global array. XLA's collectives run them on GPUs; the prediction is then that of the plan.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla" and "xla_hierarchical".
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
+      shardings: old and new sharding of "reshard" and "reshard_in": each a jax.sharding.Sharding, whose devices are the
+        ranks, or a RankSharding.
       scope: where CPU devices are: in one "process" (the default), in several processes of one "node", or on several
         nodes of a "network".
       ranks_per_node: ranks of a node. By default, the innermost of several axes is a node. On GPUs, a node is an NVLink
@@ -317,9 +325,8 @@ def explain(
             launch_s=launch_s,
             sync_overhead_s=sync_overhead_s,
         )
-    if op == "reshard":
-        raise ValueError("explain: reshard depends on two shardings and has one plan; see docs/guide/reshard.md")
-    native = _request.native_name(op, moe=True)
+    of_boxes = _of_boxes(op)
+    native = "reshard" if of_boxes else _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
@@ -328,7 +335,8 @@ def explain(
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
     if op in _request.MOE and not on_gpus:
         raise ValueError(f"{op} is explained for GPUs only: pass platform='cuda'")
-    sizes = _request.sizes_of(op, axis_sizes)
+    moved = _reshard.call_of(op, x, axis_sizes, shardings) if of_boxes else None
+    sizes = _request.sizes_of(op, moved[0]["group_size"] if moved else axis_sizes)
     n = math.prod(sizes)
     assumed = ""
     if ranks_per_node is None and on_gpus:
@@ -336,7 +344,8 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    attributes, dtype, counts = _request.call_of(op, x, n, source=source, perm=perm)
+    call = moved or _request.call_of(op, x, n, source=source, perm=perm)
+    attributes, dtype, counts = call
     attributes |= {
         "algorithm": algorithm or "",
         "ranks_per_node": ranks_per_node,
@@ -369,16 +378,23 @@ def explain(
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         placement = plan.Placement(scope or "process", ranks_per_node)
         able = plan.Capabilities(platform, machine=machine)
-    try:
-        resolution = plan.resolve(native, attributes, dtype, *counts, placement, able, **of_lists)
-    except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"{op}: {error}") from None
-    if resolution.backend not in ("plan", "rows"):
-        raise ValueError(
-            f"{op}: algorithm {resolution.algorithm!r} runs ({resolution.reason}); it has no plan, because it runs "
-            "XLA's own collectives"
+    if of_boxes and on_gpus:
+        resolution = plan.resolve(native, attributes, dtype, *counts, placement, able)
+        runs, machine.arena = resolution.algorithm, False
+        how = "jax.device_put moves them" if op == "reshard" else "jax.lax.ppermute moves the bytes of the plan"
+        reason = f"{resolution.reason}; {how}"
+        request = plan.reshard_request(
+            "node" if ranks_per_node == n else "network",
+            n,
+            ranks_per_node,
+            attributes["sources"],
+            attributes["destinations"],
         )
-    request, sms, reason = resolution.call_request, resolution.num_channels, resolution.reason
+        resolution = plan.select(request, "", np.dtype(dtype).itemsize, machine)
+    else:
+        resolution = _request.planned(op, call, placement, able, **of_lists)
+        runs, reason = resolution.algorithm, resolution.reason
+    request, sms = resolution.call_request, resolution.num_channels
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
@@ -413,7 +429,7 @@ def explain(
     bytes_of["network"] = round(bytes_of["network"] * once)
     return Explanation(
         op=op,
-        algorithm=resolution.algorithm,
+        algorithm=runs,
         reason=reason,
         source=dict(plan.algorithms(native))[resolution.algorithm],
         num_nodes=request.num_nodes,

@@ -191,11 +191,11 @@ class Site:
         """Registers the targets and connects the processes of the groups."""
         bootstrap.warn_if_alone()
         try:
+            recorder.start()
             if self.platform == "cuda":
                 liveness.register_cuda()
             else:
                 register()
-                recorder.start()
                 _cost_params.load()
                 self._cpus  # noqa: B018
         except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
@@ -243,7 +243,8 @@ class Site:
             resolution = plan.resolve(collective, spec, name, *sizes, placement, able, **rows)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{call.op} at {call.site}: {error}") from None
-        if resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
+        listed = _request.add_to_list(call, resolution)
+        if not listed and resolution.backend == "xla" and call.algorithm is None and config().algorithm != "xla":
             _log(self.platform, resolution.reason)
         return resolution
 
@@ -326,11 +327,6 @@ def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals
     return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
 
 
-def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
-    """Operands that XLA's own collective waits for with the last `num_after` values, if XLA keeps the barrier."""
-    return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
-
-
 def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
 
@@ -344,8 +340,10 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     site = Site(ctx, call, platform)
     if site.group_size == 1:  # nothing was transferred
         return [xs[0]]
-    no_peers = {"source_of": [-1] * site.group_size}  # neither peers nor sizes decide what runs a started call
-    if site.resolve(_request.native_name(call.op), no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
+    # Neither peers nor sizes decide what runs a started call.
+    no_boxes = [0, 0] * site.group_size
+    no_peers = {"source_of": [-1] * site.group_size, "sources": no_boxes, "destinations": no_boxes}
+    if site.resolve(_request.FUNCTIONS[call.op], no_peers, ctx.avals_out[0].dtype, (0, 0)).backend != "plan":
         return [xs[0]]
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
@@ -399,13 +397,11 @@ def custom_call(
     common = site.attributes(algorithm)
     beside = site.platform == "cuda" and site.call.asynchronous
     if beside:  # ranks compare the order of their calls, also that of equal ones
-        # Not by shapes or operands of after=: ranks do not compare them.
+        # Shapes and operands of after= do not count, because ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
-    by_default = site.call.algorithm is None and not _use_plans and not config().algorithm
-    untested = by_default and site.platform == "cuda" and not _selftest_record.passed_in_graphs()
-    if site.platform == "cuda" and (beside or not site.on_one_host or untested):
-        # CUDA graphs leave out asynchronous calls, which XLA would run there after the computations beside them.
-        target += "_eager"
+    own = site.call.algorithm or _use_plans or config().algorithm  # by name, not by the record of the self-test
+    if site.platform == "cuda" and (beside or not site.on_one_host or not (own or _selftest_record.passed_in_graphs())):
+        target += "_eager"  # not in CUDA graphs, where XLA runs started calls after the computations beside them
 
     def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
@@ -420,7 +416,8 @@ def custom_call(
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
 
         def on_device(rank, *operands):
-            return ffi_call(rank, *operands, **common, **attributes)
+            with jax.named_scope(site.call.op):  # the name of the call in profiles
+                return ffi_call(rank, *operands, **common, **attributes)
 
         def without_rank(*operands):
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
@@ -447,6 +444,7 @@ def lower(
     composed: Callable[..., Any] | None = None,
     aliases: dict[int, int] | None = None,
     num_after: int = 0,
+    onto_zeros: bool = False,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -464,6 +462,7 @@ def lower(
       composed: the same by _xla_hierarchical, (*xs, levels) -> results.
       aliases: operands by index, and the results that they are aliased to.
       num_after: number of operands at the end that only delay the collective until they have been computed.
+      onto_zeros: whether the target writes some elements of its result only; the others are zero.
     """
     site = Site(ctx, call, platform)
     mesh, group_size = site.mesh, site.group_size
@@ -477,14 +476,16 @@ def lower(
     if resolution.backend in ("plan", "rows"):
         # The run selects a plan again: NCCL finds the nodes.
         algorithm = resolution.algorithm if resolution.backend == "rows" else call.algorithm
-        own = custom_call(site, target, algorithm=algorithm, aliases=aliases)
+        own = custom_call(site, target, algorithm=algorithm, aliases={1: 0} if onto_zeros else aliases)
     elif resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
         xla = functools.partial(composed, levels=levels)
 
     def exchange(*xs):
         if own is not None:
-            return own(xs, types, given)
-        xs = _wait_for(xs, num_after)
+            zeros = [jnp.zeros(types[0].shape, types[0].dtype)] if onto_zeros else []
+            return own([xs[0], *zeros, *xs[1:]], types, given)
+        if num_after:  # XLA's own collective waits for the values, if XLA keeps the barrier
+            xs = lax.optimization_barrier(xs)[: len(xs) - num_after]
         if not any(math.prod(t.shape) for t in types):  # XLA rejects some empty collectives
             return [jnp.zeros(t.shape, t.dtype) for t in types]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))

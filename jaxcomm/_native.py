@@ -112,6 +112,7 @@ def register_cuda() -> bool:
     processes = jax.process_index(), jax.process_count()
     settings = config()
     node_id = settings.node_id or ""
+    module.use_recorder(_core.recorder.address())
     module.configure(
         settings.timeout_s, settings.max_sms, node_id, settings.symmetric_buffers, *processes, settings.bulk_copy
     )

@@ -118,6 +118,7 @@ def define(
     transpose: Callable[..., Any] | None = None,
     batch: Callable[..., Any] = lambda bind, x, d, **params: (bind(x, **params), d),
     alone: Callable[..., Any] | None = reshape_alone,
+    onto_zeros: Callable[..., bool] = lambda **params: False,
 ) -> _compat.Primitive:
     """Returns a primitive of one operand and one result. Its parameters are `call` (a Call) and those of the rules.
 
@@ -134,6 +135,7 @@ def define(
       transpose: argument of set_transpose; None if the op has no derivative, or if set_transpose is called later.
       batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is primitive.bind.
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
+      onto_zeros: (**params) -> whether the call writes some elements of the result only. The others are zero.
     """
 
     composition = _xla_hierarchical.COMPOSITIONS.get(name)
@@ -154,6 +156,7 @@ def define(
             xla=lambda x: [xla(x, call=call, **params)],
             composed=composition and (lambda x, levels: [composition(x, levels, **params)]),
             num_after=len(after),
+            onto_zeros=onto_zeros(**params),
         )
 
     def batch_rule(axis_data, args, dimensions, *, call: Call, **params):

@@ -1,24 +1,30 @@
 """reshard(): arrays from any sharding to any other, with the fewest bytes."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm import _check, _lowering
 from jaxcomm._core import plan
+from jaxcomm._dtypes import in_bytes
 from jaxcomm._lowering import Call
-from jaxcomm._primitive import register
 from jaxcomm._typing import PyTree
+from jaxcomm.ops._shards import Side
+from jaxcomm.ops.reshard_in import reshard_p
 
 _AXIS = "rank"  # of the mesh over all devices of a call
+_SILENT_S = 2  # before the progress bar appears
 
 _Device: TypeAlias = Any  # jax.Device, whose attributes type checkers do not see
 # For each device of a call and each dimension, the begin and the end of its shard.
@@ -44,16 +50,19 @@ def reshard(
 
     Args:
       tree: pytree of arrays. A process that has no shard of a source may pass a jax.ShapeDtypeStruct with its sharding.
-      shardings: a sharding, or a pytree of shardings; a sharding stands for all arrays of a subtree.
+      shardings: a sharding, or a pytree of shardings; a sharding stands for all arrays of a subtree. In place of a
+        sharding of one array, a jax.ShapeDtypeStruct with a sharding also gives its shape, which is checked, and its
+        new element type. Arrays are sent in the smaller of the two types.
       donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers.
-      algorithm: "direct", or "xla" for jax.device_put. None means "direct" on CPUs, and "xla" on other platforms.
+      algorithm: a name from ``algorithms("reshard")``, or "xla" for jax.device_put, which is the default on platforms
+        other than CPUs.
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
       timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a
         process that has not yet connected.
 
     Returns:
-      Arrays of the same shapes, dtypes and values, with the given shardings.
+      Arrays of the same shapes and values, with the given shardings and element types.
 
     Raises:
       ValueError: the trees differ, a sharding does not fit its array, devices of several platforms, an array is donated
@@ -81,35 +90,61 @@ def reshard(
         if move.in_place:
             results[i] = _without_program(leaves[i], move)
         elif _why_device_put(move.devices[0].platform, algorithm):
-            results[i] = jax.device_put(leaves[i], move.target, donate=donate)
+            results[i] = _by_jax(leaves[i], move, donate)
         else:
             _check_memory(paths[i], leaves[i], move)
             groups.setdefault(move.devices, []).append(i)
     timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
-    for devices, members in groups.items():
-        for bucket in _buckets(members, moves, max_bytes):
+    wait = donate or max_bytes is not None
+    buckets = [(d, bucket) for d, members in groups.items() for bucket in _buckets(members, moves, max_bytes)]
+    with _progress(sum(moves[i].size_bytes for _, bucket in buckets for i in bucket), wait) as advance:
+        for devices, bucket in buckets:
             run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
-            wait = donate or max_bytes is not None
             moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
             for i, array in zip(bucket, moved, strict=True):
                 results[i] = array
                 if donate and isinstance(leaves[i], jax.Array):
                     leaves[i].delete()
+                advance(moves[i].size_bytes)
     return jax.tree.unflatten(structure, results)
 
 
-def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[Sharding], Any]:
-    """Names of the leaves, leaves, their new shardings, and the structure of the tree."""
+@contextlib.contextmanager
+def _progress(size_bytes: int, waits: bool) -> Iterator[Callable[[int], Any]]:
+    """A bar on the terminal of the first process, for a call that waits for seconds. Needs tqdm."""
+    if not waits or importlib.util.find_spec("tqdm") is None:
+        yield lambda num_bytes: None
+        return
+    from tqdm import tqdm
+
+    options = {"unit": "B", "unit_scale": True, "delay": _SILENT_S}
+    off = None if jax.process_index() == 0 else True  # None: if standard error is no terminal
+    with tqdm(total=size_bytes, desc="reshard", disable=off, **options) as bar:
+        yield bar.update
+
+
+def _by_jax(leaf: Any, move: "_Move", donate: bool) -> jax.Array:
+    if leaf.dtype == move.dtype:
+        return jax.device_put(leaf, move.target, donate=donate)
+    converted = jax.jit(jnp.astype, static_argnums=1)(leaf, move.dtype)
+    moved = jax.device_put(converted, move.target, donate=True)
+    if donate:
+        leaf.delete()
+    return moved
+
+
+def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[Any], Any]:
+    """Names of the leaves, leaves, their targets, and the structure of the tree."""
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
 
-    def is_sharding(x: Any) -> bool:
-        return isinstance(x, Sharding)
+    def is_target(x: Any) -> bool:
+        return isinstance(x, Sharding | jax.ShapeDtypeStruct)
 
     try:
-        spread = jax.tree.map(lambda s, part: jax.tree.map(lambda _: s, part), shardings, tree, is_leaf=is_sharding)
+        spread = jax.tree.map(lambda s, part: jax.tree.map(lambda _: s, part), shardings, tree, is_leaf=is_target)
     except (ValueError, TypeError) as error:
         raise ValueError(f"reshard: shardings must have the structure of tree, or of its top: {error}") from None
-    targets = jax.tree.leaves(spread, is_leaf=is_sharding)
+    targets = jax.tree.leaves(spread, is_leaf=is_target)
     return [jax.tree_util.keystr(path) or "x" for path, _ in with_paths], [x for _, x in with_paths], targets, structure
 
 
@@ -147,8 +182,8 @@ class _Move:
     Attributes:
       target: the new sharding.
       devices: those of source and destination, by process.
-      key: what the program depends on: shapes of a shard at source and destination, dtype, boxes of both.
-      shape, dtype: of the array.
+      key: what the program depends on: shapes of a shard at source and destination, dtypes of both, boxes of both.
+      shape, dtype: of the new array.
       in_place: whether each device has its new shard already.
     """
 
@@ -162,7 +197,7 @@ class _Move:
     @classmethod
     def of(cls, path: str, leaf: Any, target: Any) -> "_Move":
         if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"reshard: {path} is traced; inside jit, use jax.lax.with_sharding_constraint")
+            raise TypeError(f"reshard: {path} is traced; inside jit, use jaxcomm.reshard_in")
         source = getattr(leaf, "sharding", None)
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not isinstance(source, Sharding):
             raise TypeError(
@@ -172,8 +207,20 @@ class _Move:
             raise TypeError(f"reshard: {path} has element type {leaf.dtype}; pass its data (jax.random.key_data)")
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise ValueError(f"reshard: {path} has been deleted or donated")
+        dtype = leaf.dtype
+        if isinstance(target, jax.ShapeDtypeStruct):
+            if target.shape != leaf.shape:
+                raise ValueError(f"reshard: {path} has shape {leaf.shape}, but its target has shape {target.shape}")
+            dtype, target = jax.dtypes.canonicalize_dtype(target.dtype), target.sharding
+            if np.dtype(leaf.dtype).kind == "c" != np.dtype(dtype).kind:
+                raise TypeError(
+                    f"reshard: {path} can't change from {leaf.dtype} to {dtype}, which has no imaginary part"
+                )
         if not isinstance(target, Sharding):
-            raise TypeError(f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, got {target!r}")
+            raise TypeError(
+                f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, or a jax.ShapeDtypeStruct with "
+                f"one, got {target!r}"
+            )
         if isinstance(leaf, jax.ShapeDtypeStruct) and source.addressable_devices:
             raise ValueError(f"reshard: {path} must be a jax.Array: its sharding has devices of this process")
         boxes = []
@@ -195,11 +242,16 @@ class _Move:
             source.shard_shape(leaf.shape),
             target.shard_shape(leaf.shape),
             leaf.dtype,
+            dtype,
             *(_numbers(of_devices, devices, len(leaf.shape)) for of_devices in boxes),
         )
         stays = all(held.get(device) == box for device, box in wanted.items())
-        in_place = (leaf.size == 0 or stays) and source.memory_kind == target.memory_kind
-        return cls(target, devices, key, leaf.shape, leaf.dtype, in_place)
+        stays = leaf.size == 0 or (stays and leaf.dtype == dtype)
+        return cls(target, devices, key, leaf.shape, dtype, stays and source.memory_kind == target.memory_kind)
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def received_bytes(self) -> int:
@@ -261,10 +313,21 @@ def _program(
     call = Call("reshard", (_AXIS,), None, algorithm, None, "jaxcomm.reshard")
 
     def body(*xs):
-        return [
-            reshard_p.bind(x, call=call, result=to or (1,), sources=held, destinations=wanted, timeout_ms=timeout_ms)
-            for x, (_, to, _, held, wanted) in zip(xs, keys, strict=True)
-        ]
+        moved = []
+        for x, (_, to, _, dtype, held, wanted) in zip(xs, keys, strict=True):
+            sent = x.astype(min(x.dtype, dtype, key=jax.dtypes.itemsize_bits))  # the old type if they are equal
+            received = reshard_p.bind(
+                sent,
+                call=call,
+                sources=held,
+                destinations=wanted,
+                result=to or (1,),
+                over=(),
+                onto_zeros=False,  # nobody reads the arrays of devices without a shard
+                timeout_ms=timeout_ms,
+            )
+            moved.append(received.astype(dtype))
+        return moved
 
     def joined(shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the array whose block on each device has this shape."""
@@ -293,7 +356,7 @@ def _program(
 
     def run(leaves: Sequence[Any], moves: Sequence[_Move], wait: bool) -> list[jax.Array]:
         operands = []
-        for leaf, (shape, _, dtype, _, _) in zip(leaves, keys, strict=True):
+        for leaf, (shape, _, dtype, *_) in zip(leaves, keys, strict=True):
             shards = _shards(leaf)
             unused = np.zeros(shape or (1,), dtype) if len(shards) < len(own) else None
             blocks = [shards[d] if d in shards else jax.device_put(unused, d) for d in own]
@@ -314,30 +377,24 @@ def _program(
     return run
 
 
-def _shape(x, *, call, result, sources, destinations, timeout_ms):
-    return x.update(shape=result, weak_type=False)
-
-
-def _lower(ctx, x, *, platform, call, result, sources, destinations, timeout_ms):
-    given = {
-        "sources": np.array(sources, np.int64),
-        "destinations": np.array(destinations, np.int64),
-        "timeout_ms": np.int64(timeout_ms),
-    }
-    return _lowering.lower(
-        ctx,
-        x,
-        platform=platform,
-        call=call,
-        target="jaxcomm_reshard",
-        attributes=lambda x, n: given,
-        alone=None,
-        xla=_unreachable,
-    )
-
-
-def _unreachable(x: Any) -> Any:
-    raise NotImplementedError("reshard: jax.device_put moves arrays where jaxcomm has no plan")
-
-
-reshard_p = register("reshard", shape=_shape, lower=_lower)
+def call_of(op: str, x: Any, num_ranks: Any, shardings: Any) -> tuple[dict[str, Any], str, tuple[int, int]]:
+    """As _request.call_of, of the global array x between two shardings over devices, or over `num_ranks` ranks."""
+    if not isinstance(shardings, tuple | list) or len(shardings) != 2:
+        raise ValueError(f"{op}: shardings must be the old and the new one, got {shardings!r}")
+    shape, ndim = tuple(x.shape), len(x.shape)
+    if all(isinstance(side, Sharding) for side in shardings):
+        used: set[Any] = shardings[0].device_set | shardings[1].device_set
+        devices = sorted(used, key=lambda d: (d.process_index, d.id))
+        n = len(devices)
+        boxes = [_numbers(_boxes(side, shape), devices, ndim) for side in shardings]
+        blocks = [side.shard_shape(shape) for side in shardings]
+    else:
+        n = _check.positive(op, "axis_sizes", num_ranks)
+        named = zip(("source", "destination"), shardings, strict=True)
+        sides = [Side.of(op, what, side, ("rank",), (n,)) for what, side in named]
+        boxes = [side.boxes(shape) for side in sides]
+        blocks = [side.block(op, shape) for side in sides]
+    attributes = {"group_size": n, "sources": boxes[0], "destinations": boxes[1]}
+    attributes |= {"input_shape": (1, *blocks[0]), "output_shape": (1, *blocks[1])}
+    attributes["asynchronous"] = int(op.endswith("_start"))
+    return attributes, str(jax.numpy.dtype(in_bytes(x.dtype))), (math.prod(blocks[0]), math.prod(blocks[1]))

@@ -55,6 +55,7 @@ class Row:
       wrong: elements that differ; None if the test raised.
       jaxcomm_us, xla_us: median times of one call; None if they were not measured.
       error: first line of the exception.
+      ran: algorithms that ran jaxcomm's calls, as lowering resolved them.
     """
 
     feature: str
@@ -67,6 +68,7 @@ class Row:
     jaxcomm_us: float | None = None
     xla_us: float | None = None
     error: str = ""
+    ran: str = ""
 
     @property
     def right(self) -> bool:

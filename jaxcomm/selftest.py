@@ -55,9 +55,8 @@ _DTYPES = (
 )  # fmt: skip
 _WIDE_DTYPES = ("int64", "uint64", "float64", "complex128")  # with jax_enable_x64
 _TYPES_BYTES = 4 << 10
-_SHORT_BYTES = (
-    1 << 20
-)  # up to this size, chains of calls are timed: one call takes less time than its start from Python
+# Up to this size, chains of calls are timed: one call takes less time than its start from Python.
+_SHORT_BYTES = 1 << 20
 _CHAIN = 8
 _SHARE = 0.8  # of the time limit: after it, no test begins
 
@@ -82,12 +81,12 @@ def _line(row: Row, default: str) -> str:
     times = [f"{value:.1f}" if value is not None else "-" for value in (row.jaxcomm_us, row.xla_us)]
     wrong = "-" if row.wrong is None else str(row.wrong)
     dtype = row.dtype if "," not in row.dtype else f"{row.dtype.count(',') + 1} types"
-    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default}"
-    return line.rstrip() + (f"  {row.error}" if row.error else "")
+    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default:8} "
+    return (line + row.ran).rstrip() + (f"  {row.error}" if row.error else "")
 
 
 HEADER = (
-    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster\n"
+    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster   algorithms\n"
     f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
 )
 
@@ -384,7 +383,9 @@ def _host_of(device: Any) -> int:
 def _fill(row: Row, fill: Callable[[], None]) -> str:
     """Runs a test. Returns the reason if it cannot be run here."""
     try:
-        fill()
+        with _request.resolutions() as calls:
+            fill()
+        row.ran = ", ".join(dict.fromkeys(found.algorithm for call, found in calls if call.algorithm != "xla"))
     except _NotBetweenNodes as error:
         return str(error)
     except Exception as error:  # the row names it

@@ -57,6 +57,19 @@ def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
     assert row.bytes_per_s == json.loads(kept.read_text())["cost_params"]["process"]["links"][1][2]
 
 
+def test_each_round_of_each_calibration_is_a_fit_of_its_own(kept, monkeypatch):
+    """Processes agree on parameters by a key, and the first value of a key stays."""
+    store, fits, applied = {}, itertools.count(1), []
+    monkeypatch.setattr(calibration.kv_store, "kv_agree", store.setdefault)
+    monkeypatch.setattr(calibration, "_measure", lambda group, key, done: [])
+    fit = lambda *_: types.SimpleNamespace(links=rows(1e9), launch_s=float(next(fits)))  # noqa: E731
+    monkeypatch.setattr(calibration, "_fit", fit)
+    monkeypatch.setattr(calibration._cost_params, "apply", lambda found: applied.append(found["process"]["launch_s"]))
+    for _ in range(2):
+        jaxcomm.calibrate(keep=False)
+    assert applied == [1, 2, 3, 4]
+
+
 def test_cost_params_are_read_again(kept):
     before = predicted_s()
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})

@@ -15,11 +15,11 @@ CUDA = [
     "cuda/xla",
     "cuda",
 ]
-CPU = ["common", "plan", "plan/algorithms", "sim", "recorder", "transport", "cpu", "handlers"]
+CPU = ["common", "plan", "plan/algorithms", "sim", "recorder", "transport", "cpu", "transfer", "handlers"]
 MAY_INCLUDE = {
     "include/jaxcomm": set(),  # installed: it stands alone
     **{folder: set(CPU[:i]) for i, folder in enumerate(CPU)},
-    **{folder: {"common", "plan", "include/jaxcomm", *CUDA[:i]} for i, folder in enumerate(CUDA)},
+    **{folder: {"common", "plan", "recorder", "include/jaxcomm", *CUDA[:i]} for i, folder in enumerate(CUDA)},
     "": set(CPU),  # the module of the CPU
 }
 MAY_INCLUDE["recorder"] = {"common"}
@@ -52,6 +52,8 @@ FILES = {  # more than their folder
     "plan/resolve_py.cc": {"Python"},
     "sim/sim_py.h": {"Python"},
     "sim/sim_py.cc": {"Python"},
+    "transfer/transfer_py.h": {"Python"},
+    "transfer/transfer_py.cc": {"Python"},
     "cuda/kernels/executor_gin.cu": {"NCCL"},
     "cuda/kernels/inter_node_rows.cu": {"NCCL"},
     "include/jaxcomm/gin.h": {"NCCL"},

@@ -14,7 +14,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _native
-from jaxcomm.info import Answer, _capabilities, _machine
+from jaxcomm._request import NATIVE
+from jaxcomm.info import Answer, _capabilities, _collectives, _machine
 
 LIBRARY = "/somewhere/libnccl.so.2"
 NAMES = ("kernels", "windows", "LSA", "multimem", "GIN", "host RMA")
@@ -86,7 +87,10 @@ def test_this_machine():
     assert len(found.devices) == len(jax.local_devices())
     assert set(found.capabilities) == {*NAMES, "XLA collectives extension"}
     assert all(answer.why for answer in found.capabilities.values())
-    for line in (*found.versions.values(), *found.devices, *map(str, found.capabilities.values())):
+    listed = {NATIVE[call.partition(" of ")[0]] for call in found.collectives}
+    assert listed == set(NATIVE.values()) - {"all_to_all_v"}
+    answers = map(str, found.capabilities.values())
+    for line in (*found.versions.values(), *found.devices, *answers, *found.collectives.values()):
         assert line in str(found)
 
 
@@ -102,7 +106,7 @@ def test_command():
     )
     assert done.returncode == 0, done.stderr
     titles = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities"]
+    assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities", "collectives"]
 
 
 @pytest.mark.full
@@ -310,6 +314,7 @@ def test_a_machine_with_gpus(smi, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "local_devices", lambda: gpus)
     monkeypatch.setattr(_native, "cuda", Module)
     monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "none")
+    monkeypatch.setattr(_collectives, "defaults", lambda devices: {})  # JAX has no such devices
     found = jaxcomm.info()
     assert found.devices == ("0: gpu, H100", "1: gpu, H100")
     assert found.versions["NVIDIA driver"] == "580.82.07, serves CUDA 13.0"

@@ -37,6 +37,7 @@ PAGES_WITH_CODE = [
     "guide/moe.md",
     "guide/observing.md",
     "guide/reshard.md",
+    "guide/transfer.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 

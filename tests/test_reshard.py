@@ -1,8 +1,10 @@
 """reshard(): values of random arrays, what is not copied, options, and errors that move nothing."""
 
+import io
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,9 @@ def mesh(devices, **axes):
 
 ROWS = NamedSharding(mesh(range(4), a=4), P("a"))
 COLUMNS = NamedSharding(mesh([6, 7, 3, 2], a=2, b=2), P(None, ("b", "a")))
+
+
+_PRIMITIVE = _reshard.reshard_p
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def test_a_program_is_compiled_once(x):
     ("arguments", "error", "text"),
     [
         (lambda x: ({"a": x, "b": x}, {"a": ROWS}), ValueError, "shardings must have the structure of tree"),
-        (lambda x: (x, P("a")), TypeError, "new sharding of x must be a jax.sharding.Sharding, got P"),
+        (lambda x: (x, P("a")), TypeError, "new sharding of x must be a jax.sharding.Sharding, or .* got P"),
         (lambda x: ({"a": x}, {"a": ROWS, "b": ROWS}), ValueError, "shardings must have the structure of tree"),
         (lambda x: ([x[:6]], ROWS), ValueError, r"new sharding of \[0\] does not fit shape \(6, 8\)"),
         (lambda x: (x[0], COLUMNS), ValueError, r"new sharding of x does not fit shape \(8,\)"),
@@ -94,6 +99,9 @@ def test_a_program_is_compiled_once(x):
         (lambda x: (np.ones(8), ROWS), TypeError, "x must be a jax.Array, or a jax.ShapeDtypeStruct with a sharding"),
         (lambda x: (jax.ShapeDtypeStruct((8,), "int8"), ROWS), TypeError, "with a sharding, got ShapeDtypeStruct"),
         (lambda x: (jax.random.key(0), ROWS), TypeError, "pass its data"),
+        (lambda x: ([x], [typed(ROWS, "int8", (4, 16))]), ValueError, r"\[0\] has shape \(8, 8\), but .* \(4, 16\)"),
+        (lambda x: (x, jax.ShapeDtypeStruct((8, 8), "int8")), TypeError, "new sharding of x must be .* got None"),
+        (lambda x: (x + 1j, typed(ROWS, "int8")), TypeError, "x can't change from complex64 to int8"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments, error, text, x):
@@ -110,14 +118,27 @@ def test_devices_of_another_client_are_named(x, monkeypatch):
 
 
 def test_a_traced_array_is_refused(x):
-    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use"):
+    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use jaxcomm.reshard_in"):
         jax.jit(lambda x: jaxcomm.reshard({"a": x}, COLUMNS))(x)
 
 
-def test_algorithms_are_listed_and_explain_names_the_guide():
-    assert jaxcomm.algorithms("reshard") == ("direct",)
-    with pytest.raises(ValueError, match="reshard depends on two shardings"):
-        jaxcomm.explain("reshard", jnp.ones(8), 8)
+def test_explain_counts_the_elements_that_a_rank_lacks():
+    """By devices or by ranks, on CPUs and for GPUs that are not there: 7 of 8 columns of 2 rows come from others."""
+    every = mesh(range(8), a=8)
+    devices = NamedSharding(every, P("a")), NamedSharding(every, P(None, "a"))
+    ranks = tuple(jaxcomm.RankSharding(np.arange(8), ("r",), P(*spec)) for spec in (("r",), (None, "r")))
+    x = jax.ShapeDtypeStruct((16, 8), "float32")
+    for op, shardings, sizes in (("reshard", devices, None), ("reshard_in", ranks, 8), ("reshard_in_start", ranks, 8)):
+        assert jaxcomm.algorithms(op) == ("direct", "hierarchical")
+        for platform, algorithm, text in (("cpu", "direct", "lowest"), ("cuda", "xla", "jaxcomm has no kernels")):
+            told = jaxcomm.explain(op, x, sizes, shardings=shardings, platform=platform)
+            assert (told.algorithm, told.input_bytes, told.output_bytes) == (algorithm, 64, 64)
+            assert (told.bytes["node"], told.messages["node"], told.bytes["self"]) == (14 * 4, 7, 2 * 4)
+            assert text in told.reason and told.predicted_time_s > told.launch_s
+    between = jaxcomm.explain("reshard_in", x, 8, shardings=ranks, scope="network", ranks_per_node=4)
+    assert (between.bytes["node"], between.bytes["network"]) == (6 * 4, 8 * 4)
+    with pytest.raises(ValueError, match="reshard: shardings must be the old and the new one, got None"):
+        jaxcomm.explain("reshard", x)
 
 
 @pytest.mark.parametrize(("max_bytes", "programs"), [(None, 1), (128, 2), (64, 3), (1, 3)])
@@ -151,10 +172,52 @@ def test_a_failed_group_leaves_its_donated_arrays(x, monkeypatch):
     assert [x.is_deleted() for x in arrays] == [True, False, False]
 
 
+def typed(sharding, dtype, shape=(8, 8)):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "xla"])
+@pytest.mark.parametrize(
+    ("old", "new"), [("float32", "bfloat16"), ("int8", "float32"), ("float32", "bool"), ("int4", "int8")]
+)
+def test_a_target_with_an_element_type_changes_it(algorithm, old, new):
+    x = resharding.values((8, 8), jnp.dtype(old), 1)
+    for target in (ROWS, COLUMNS):
+        array = resharding.place(x, ROWS)
+        moved = jaxcomm.reshard(array, typed(target, new), algorithm=algorithm, donate=True)
+        resharding.check(moved, x.astype(jnp.dtype(new)), target)
+        assert array.is_deleted()
+    empty = jaxcomm.reshard(resharding.place(x[:0], ROWS), typed(COLUMNS, new, (0, 8)), algorithm=algorithm)
+    assert (empty.dtype, empty.sharding) == (new, COLUMNS)
+
+
+@pytest.mark.parametrize(("old", "new"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_the_smaller_type_travels(old, new, monkeypatch):
+    sent = []
+    primitive = types.SimpleNamespace(bind=lambda x, **rest: sent.append(x.dtype) or _PRIMITIVE.bind(x, **rest))
+    monkeypatch.setattr(_reshard, "reshard_p", primitive)
+    target = NamedSharding(mesh([4, 3], a=2), P("a"))  # of no other test, so there is no program yet
+    jaxcomm.reshard(resharding.place(resharding.values((8, 8), jnp.dtype(old), 1), ROWS), typed(target, new))
+    assert sent == ["bfloat16"]
+
+
+def test_a_terminal_shows_the_progress(x, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(_reshard, "_SILENT_S", 0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    jaxcomm.reshard([x, x + 1], COLUMNS)  # does not wait
+    assert sys.stderr.getvalue() == ""
+    jaxcomm.reshard([x, x + 1], COLUMNS, max_bytes=1)
+    assert "reshard: 100%" in sys.stderr.getvalue() and "512/512" in sys.stderr.getvalue()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, xla"),
+        ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
     ],

@@ -1,6 +1,10 @@
-"""One decision: lowering, explain() and the simulator report the same Resolution for the same call."""
+"""One decision: lowering, explain(), the simulator, info() and the self-test have the same Resolution of a call.
+
+tests/cpu/test_planner.cc and tests/cuda/test_call.cc hold the executors to it.
+"""
 
 import inspect
+import json
 import random
 
 import jax
@@ -9,9 +13,10 @@ import pytest
 from harness import OURS, on_ranks
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _selftest_record
+from jaxcomm import _config, _lowering, _request, _selftest_record, selftest
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE, ROWS
+from jaxcomm.simulate import Cluster, Level, collectives
 
 # Arguments besides the axis, for an operand of (16, 3) on 8 ranks, of the ops that have them.
 VALUES = {
@@ -24,16 +29,12 @@ ARGUMENTS = {
 }
 EXPLAINED = {op: {name: known[name] for name in ("source", "perm") if name in known} for op, known in ARGUMENTS.items()}
 AXES = ("node", "gpu")
+# A node of 8 GPUs, in which the simulator gets the machine of explain().
+GPUS = Cluster("node", "GPU", (Level("nvlink", "switch", 8, 450e9),), channels=_config.config().max_sms)
 
 
 def lowered(mesh, op, x, platform, **more):
-    """What Site.resolve answers when a program with the op is lowered."""
-    answers = []
-    resolve = _lowering.Site.resolve
-
-    def record(site, *args, **kwargs):
-        answers.append(resolve(site, *args, **kwargs))
-        return answers[-1]
+    """What lowering resolves for a program with the op."""
 
     def call(x):
         if op == "ragged_all_to_all":
@@ -45,11 +46,10 @@ def lowered(mesh, op, x, platform, **more):
             return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op.removesuffix("_start"), {}), **more).done()
         return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op, {}), **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_lowering.Site, "resolve", record)
-        block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
+    block = jax.ShapeDtypeStruct((8, *x.shape), x.dtype)
+    with _request.resolutions() as found:
         jax.jit(on_ranks(call, mesh)).trace(block).lower(lowering_platforms=(platform,))
-    return answers[-1 if op == "ragged_all_to_all" else 0]
+    return found[-1 if op == "ragged_all_to_all" else 0][1]
 
 
 def measured(per_node, names=tuple(ROWS), num_ranks=8):
@@ -72,11 +72,13 @@ def backend(op, algorithm, platform, setting, tested):
     return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
 
 
-def test_lowering_and_explain_agree(mesh, monkeypatch):
+def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
     draw = random.Random(20261124)
+    machine = plan.gpu_machine()
+    monkeypatch.setattr(collectives.sim, "machine_of", lambda cluster, ranks: machine)
     starts = [f"{op}_start" for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")]
     seen = dict.fromkeys(("xla", "composition", "plan", "rows", "error"), 0)
-    for _ in range(1200):
+    for _ in range(900):
         op = draw.choice([*NATIVE, *starts])
         platform = draw.choice(["cpu", "cpu", "cuda", "cuda", "tpu"])
         names = [*jaxcomm.algorithms(op), "xla", "xla_hierarchical"]
@@ -119,8 +121,17 @@ def test_lowering_and_explain_agree(mesh, monkeypatch):
         assert told.protocol == (found.protocol if found.ll else "steps"), what
         request, same = found.request, told._request
         fields = ["collective", "num_nodes", "ranks_per_node", "block_count", "staged_count"]
-        for field in fields if op == "barrier" else [*fields, "chunk_count"]:
+        fields += ["chunk_count"] if op != "barrier" else []
+        for field in fields:
             assert getattr(request, field) == getattr(same, field), f"{what}: {field}"
+        if platform == "cuda" and not str(algorithm).startswith("multimem"):  # clusters have no NVLink SHARP
+            source, perm = (EXPLAINED.get(op.removesuffix("_start"), {}).get(name) for name in ("source", "perm"))
+            timed, _, _ = collectives.resolve(op, x, 8, GPUS, source=source or 0, perm=perm, **given)
+            names = ["backend", "algorithm", "num_channels"]
+            assert [getattr(timed, name) for name in names] == [getattr(found, name) for name in names], what
+            for field in fields:
+                assert getattr(timed.request, field) == getattr(request, field), f"{what}: {field}"
+            seen["simulated"] = seen.get("simulated", 0) + 1
     assert min(seen.values()) >= 4, seen
 
 
@@ -175,3 +186,141 @@ def test_limits_of_row_kernels(per_node, choices, experts, fits):
     found = plan.resolve("dispatch", attributes, "float32", 32, 32, placement, able, choices=choices)
     assert (found.backend == "rows") is fits
     assert fits or f"{choices} choices of a rank, 8 per token, and {experts} experts" in found.reason
+
+
+def test_info_lists_what_runs(mesh):
+    for call, text in jaxcomm.info().collectives.items():
+        op, _, size = call.partition(" of ")
+        count = int(size.removesuffix(" bytes") or 4) // 4
+        told = jaxcomm.explain(op, jax.ShapeDtypeStruct((count,), "float32"), mesh.size)
+        assert text == f"{told.algorithm}: {told.reason}", call
+
+
+def test_the_self_test_lists_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(selftest, "ALL_PROGRAMS", {})
+    monkeypatch.setattr(selftest, "_tests_of_experts", lambda *arguments: iter(()))
+    monkeypatch.setattr(_lowering, "_use_plans", False)  # restores what the command sets
+    file = tmp_path / "selftest.json"
+    assert selftest.main(["--json", str(file), "--sizes", "1K,64K", "--ops", "psum", "pbroadcast"]) == 0
+    timed = [row for row in json.loads(file.read_text())["rows"] if row["feature"] == _selftest_record.PLANS]
+    for row in timed:
+        x = jax.ShapeDtypeStruct((row["bytes"] // 4,), "float32")
+        assert row["ran"] == jaxcomm.explain(row["op"], x, 8).algorithm, row
+    assert len({row["ran"] for row in timed}) > 1
+
+
+ABLE = {"setting": "plans", "tested_between_nodes": True, "max_channels": 32}
+
+
+def on_gpus(collective, count, dtype="float32", *, able=ABLE, per_node=8, found=False, gin=False, **attributes):
+    """What runs a call of 8 GPUs."""
+    placement = plan.Placement(ranks_per_node=per_node, found=found, gin=gin)
+    more = {"choices": attributes.get("choices", 0)} if collective in ("dispatch", "combine") else {}
+    given = {"group_size": 8, "ranks_per_node": 8, **attributes}
+    result = count * 8 if collective == "all_gather" else count // 8 if collective == "reduce_scatter" else count
+    return plan.resolve(collective, given, dtype, count, result, placement, plan.Capabilities("cuda", **able), **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "backend"),
+    [
+        ({}, "plan"),
+        ({"count": 500}, "plan"),  # 1,000 bytes, the first of the range
+        ({"count": 499}, "xla"),
+        ({"count": 1000}, "plan"),
+        ({"count": 1001}, "xla"),
+        ({"dtype": "float32"}, "xla"),
+        ({"group_size": 4}, "xla"),
+        ({"per_node": 4}, "xla"),
+        ({"asynchronous": 1}, "xla"),
+    ],
+)
+def test_a_record_holds_for_its_calls_only(change, backend):
+    row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, min_bytes=1000, max_bytes=2000)
+    given = {"count": 600, "dtype": "bfloat16", **change}
+    assert on_gpus("all_reduce", able={"measured": [row], "max_channels": 32}, **given).backend == backend
+
+
+@pytest.mark.parametrize("collective", ["dispatch", "combine"])
+@pytest.mark.parametrize(("count", "backend"), [(8, "xla"), (32, "rows"), (64, "xla")])
+def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, backend):
+    """2 choices of one token of 8, 32 and 64 floats: 64, 256 and 512 bytes."""
+    row = plan.Measured("dispatch", "int8", num_ranks=8, ranks_per_node=8, min_bytes=100, max_bytes=300)
+    layer = {"choices": 2, "num_experts": 8, "row_count": count}
+    assert on_gpus(collective, count, able={"measured": [row], "max_channels": 32}, **layer).backend == backend
+
+
+def test_channels_and_memory_of_gpus():
+    """A large call uses all channels that it may; a started one leaves the others to computations."""
+    large = 1 << 26
+    in_place = {**ABLE, "in_place": True}
+    assert on_gpus("all_gather", large).num_channels == 32
+    assert on_gpus("all_gather", large, max_sms=3).num_channels == 3
+    assert on_gpus("all_gather", large, max_sms=64).num_channels == 32
+    assert on_gpus("all_gather", large, asynchronous=1).num_channels == plan.ASYNCHRONOUS_CHANNELS
+    assert on_gpus("all_gather", large, asynchronous=1, max_sms=2).num_channels == 2
+    assert not on_gpus("all_gather", large, able=in_place).machine.arena
+    assert on_gpus("all_gather", large).machine.arena
+    assert on_gpus("all_gather", large, able=in_place, asynchronous=1).machine.arena
+    assert on_gpus("all_to_all_v", large, able=in_place).machine.arena
+
+
+@pytest.mark.parametrize(
+    ("collective", "asynchronous", "lost"),
+    [
+        ("all_reduce", 0, ["overlap", "combination"]),
+        ("all_reduce", 1, ["combination"]),
+        ("all_gather", 0, ["overlap", "combination"]),
+        ("reduce_scatter", 1, ["combination"]),
+        ("all_to_all", 0, ["overlap"]),
+        ("all_to_all", 1, []),
+        ("all_to_all_v", 0, ["overlap"]),
+        ("barrier", 0, []),
+    ],
+)
+def test_what_xla_would_do_is_named(collective, asynchronous, lost):
+    text = on_gpus(collective, 64, asynchronous=asynchronous).lost
+    assert [word for word in ("overlap", "combination") if word in text] == lost
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weighted", "home", "adds"),
+    [
+        ("float32", 1, 0, True),
+        ("bfloat16", 0, 1, True),
+        ("int32", 0, 0, True),
+        ("int32", 0, 1, True),
+        ("int32", 1, 0, False),
+        ("int8", 0, 0, False),
+        ("complex64", 0, 0, False),
+        ("complex64", 0, 1, True),
+    ],
+)
+def test_who_adds_the_rows_of_a_token_on_cpus(dtype, weighted, home, adds):
+    attributes = {"group_size": 8, "ranks_per_node": 4, "choices": 2, "num_experts": 8, "row_count": 4}
+    attributes |= {"weighted": weighted, "home": home}
+    able = plan.Capabilities("cpu", machine=plan.machine_of("network", 8, 4))
+    found = plan.resolve("combine", attributes, dtype, 64, 64, plan.Placement("network", 4), able, choices=16)
+    assert found.returns_choices is not adds
+    # Only sums by node pass a node: "home" adds in the order of the choices.
+    assert found.algorithm == ("hierarchical" if adds and not home else "direct")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "found", "gin", "expected"),
+    [
+        ("", False, False, "rows"),
+        ("direct", False, False, "xla"),
+        ("hierarchical", True, True, "rows"),
+        ("hierarchical", True, False, "needs GIN"),
+        ("", True, True, "runs inside a node"),
+    ],
+)
+def test_rows_between_nodes_of_gpus(algorithm, found, gin, expected):
+    layer = {"choices": 2, "num_experts": 8, "row_count": 4, "algorithm": algorithm}
+    where = {"per_node": 4, "found": found, "gin": gin}
+    if expected in ("rows", "xla"):
+        assert on_gpus("dispatch", 64, **where, **layer).backend == expected
+        return
+    with pytest.raises(ValueError, match=expected):
+        on_gpus("dispatch", 64, **where, **layer)

@@ -62,7 +62,7 @@ def test_every_op_passes_here(tmp_path, capsys):
     assert [timed[op]["bytes"] for op in ("all_to_all", "all_gather", "psum_scatter")] == [1024, 128, 1024]
     assert all(row["jaxcomm_us"] > 0 and row["xla_us"] > 0 for row in timed.values())
     text = capsys.readouterr().out.splitlines()
-    assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster"]
+    assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster", "algorithms"]
     assert text[-1] == f"# {found['result']}"
 
 

@@ -27,7 +27,7 @@ def main():
     figure, axes = pyplot.subplots(figsize=(7.5, 2.6))
     for rank, (top, bottom, left, right) in enumerate(HELD):
         axes.add_patch(pyplot.Rectangle((left, top), right - left, bottom - top, fc=COLOURS[rank], ec="black", lw=1.5))
-        axes.text(left + 0.2, top + 0.6, f"device {rank}", color="white", fontsize=8)
+        axes.text(left + 0.2, top + 1.8, f"device {rank}", color="white", fontsize=8)
     for rank, plan_of_rank in enumerate(plan.build(request, "direct")[4:], 4):
         top = WANTED[rank - 4][0]
         for step in plan_of_rank.steps:

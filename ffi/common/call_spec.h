@@ -37,6 +37,8 @@ struct CallSpec {
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
   std::vector<int64_t> sources;    // reshard: the box of each rank (DecodeBoxes in plan/boxes.h)
   std::vector<int64_t> destinations;
+  std::vector<int64_t> input_shape;  // reshard: of the arrays that hold the boxes; empty: the arrays are the boxes
+  std::vector<int64_t> output_shape;
   int64_t timeout_ms = 0;  // reshard: limit of the wait for other ranks; 0: JAXCOMM_TIMEOUT_S
 
   // Start of every message about the call.
@@ -83,6 +85,8 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit_if_taken("source_of", spec.source_of);
   visit_if_taken("sources", spec.sources);
   visit_if_taken("destinations", spec.destinations);
+  visit_if_taken("input_shape", spec.input_shape);
+  visit_if_taken("output_shape", spec.output_shape);
   visit_if_taken("timeout_ms", spec.timeout_ms);
 }
 

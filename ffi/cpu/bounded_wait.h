@@ -8,8 +8,12 @@
 namespace jaxcomm {
 
 struct WaitLimits {
-  double timeout_s = 600;  // JAXCOMM_TIMEOUT_S
-  double warn_s = 30;      // JAXCOMM_WARN_S
+  double timeout_s = 600;                       // JAXCOMM_TIMEOUT_S
+  double warn_s = 30;                           // JAXCOMM_WARN_S
+  const char* timeout_name = kTimeoutVariable;  // who has set timeout_s
+
+  static constexpr char kTimeoutVariable[] = "JAXCOMM_TIMEOUT_S";
+  static constexpr char kTimeoutArgument[] = "timeout_s";
 };
 
 // One wait. Not thread-safe.
@@ -19,12 +23,12 @@ class BoundedWait {
 
   BoundedWait() = default;
   BoundedWait(Clock::time_point began, const WaitLimits& limits)
-      : began_(began), timeout_s_(limits.timeout_s), warn_s_(limits.warn_s), next_warning_s_(limits.warn_s) {}
+      : began_(began), limits_(limits), next_warning_s_(limits.warn_s) {}
 
-  bool Expired(Clock::time_point now) const { return Seconds(now) >= timeout_s_; }
+  bool Expired(Clock::time_point now) const { return Seconds(now) >= limits_.timeout_s; }
   bool Expired(Clock::time_point now, Clock::duration grace) const { return Expired(now - grace); }
 
-  double warn_s() const { return warn_s_; }
+  double warn_s() const { return limits_.warn_s; }
   // Whether a warning is due: after warn_s, then each time the wait has doubled.
   bool WarningDue(Clock::time_point now) {
     if (Seconds(now) < next_warning_s_) return false;
@@ -32,19 +36,23 @@ class BoundedWait {
     return true;
   }
 
-  // " within 600 s (JAXCOMM_TIMEOUT_S)"
-  std::string WithinTimeout() const { return Within(timeout_s_, "JAXCOMM_TIMEOUT_S"); }
+  // " within 600 s (JAXCOMM_TIMEOUT_S)", or "(timeout_s)" after the argument of a call
+  std::string WithinTimeout() const { return Within(limits_.timeout_s, limits_.timeout_name); }
 
   // Whether an error was made by WithinTimeout(), perhaps in another process.
-  static bool IsTimeout(const std::string& error) { return error.find("(JAXCOMM_TIMEOUT_S)") != std::string::npos; }
+  static bool IsTimeout(const std::string& error) {
+    return error.find(std::string("(") + WaitLimits::kTimeoutVariable + ")") != std::string::npos ||
+           error.find(std::string("(") + WaitLimits::kTimeoutArgument + ")") != std::string::npos;
+  }
 
   // Prints a line on standard error. late(within) returns its text; `within` is the time waited, such as " within 30
   // s".
   template <typename Late>
   void Warn(const Late& late) const {
     const double warned_s = next_warning_s_ / 2;  // the limit that WarningDue() found exceeded
-    const std::string text = late(Within(warned_s, warned_s == warn_s_ ? "JAXCOMM_WARN_S" : ""));
-    std::fprintf(stderr, "warning: %s; an error follows after %g s (JAXCOMM_TIMEOUT_S)\n", text.c_str(), timeout_s_);
+    const std::string text = late(Within(warned_s, warned_s == limits_.warn_s ? "JAXCOMM_WARN_S" : ""));
+    std::fprintf(stderr, "warning: %s; an error follows after %g s (%s)\n", text.c_str(), limits_.timeout_s,
+                 limits_.timeout_name);
   }
 
  private:
@@ -56,7 +64,8 @@ class BoundedWait {
   }
 
   Clock::time_point began_{};
-  double timeout_s_ = 0, warn_s_ = 0, next_warning_s_ = 0;
+  WaitLimits limits_;
+  double next_warning_s_ = 0;
 };
 
 }  // namespace jaxcomm

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <thread>
 
+#include "transport/network.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -50,6 +52,7 @@ Machine MachineOf(const CostParams& cost_params, const NodeResources& resources,
                   int64_t ranks_per_node) {
   Machine machine = cost_params.machines[static_cast<size_t>(resources.scope)];
   const int64_t sharing = resources.scope == Scope::kNetwork ? ranks_per_node : num_ranks;
+  if (resources.scope == Scope::kNetwork) machine.most_message_bytes = kEagerBytes;
   machine.ranks_per_processor =
       std::max(1.0, static_cast<double>(sharing) / static_cast<double>(resources.num_processors));
   return machine;

@@ -135,7 +135,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
 }
 
 int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) const {
-  if (program_->boxes != nullptr) return program_->boxes->input_count(position) * program_->item_bytes;
+  if (program_->boxes != nullptr) return program_->boxes->input_span(position) * program_->item_bytes;
   if (!of_tokens() || !program_->tokens.combines) return input_bytes_;
   int64_t slots = 0;
   for (int32_t owner = 0; owner < slices.num_ranks(); ++owner) {

@@ -17,7 +17,8 @@ namespace {
 std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
 
 WaitLimits Limits(const CallSpec& spec) {
-  return {spec.timeout_ms > 0 ? static_cast<double>(spec.timeout_ms) / 1e3 : timeout_s.load(), warn_s.load()};
+  if (spec.timeout_ms == 0) return {timeout_s.load(), warn_s.load()};
+  return {static_cast<double>(spec.timeout_ms) / 1e3, warn_s.load(), WaitLimits::kTimeoutArgument};
 }
 
 // Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one

@@ -21,6 +21,7 @@
 #include "cuda/xla/call.h"
 #include "cuda/xla/route_and_dispatch_call.h"
 #include "cuda/xla/user_call.h"
+#include "recorder/recorder.h"
 
 namespace nb = nanobind;
 
@@ -192,6 +193,9 @@ NB_MODULE(_cuda, m) {
         nb::arg("symmetric_buffers"), nb::arg("process"), nb::arg("num_processes"), nb::arg("bulk_copy"),
         "Sets the timeout, the SMs of one call, the names of the node and of the process, the number of processes, and "
         "whether kernels use bulk copies, for all communicators that are made from now on.");
+  m.def(
+      "use_recorder", [](uintptr_t recorder) { Recorder::Use(reinterpret_cast<Recorder*>(recorder)); },
+      nb::arg("recorder"), "Sets the flight recorder, before the watchdog starts: that of jaxcomm._core.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver supports, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");

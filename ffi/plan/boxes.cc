@@ -1,9 +1,12 @@
 #include "plan/boxes.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
+
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -16,15 +19,21 @@ struct CellRange {
   std::vector<size_t> last;
 };
 
-Status CheckBoxes(const std::vector<Box>& boxes, size_t num_dimensions, const char* what) {
+Status CheckBoxes(const std::vector<Box>& boxes, size_t num_dimensions, const std::vector<int64_t>& shape,
+                  const char* what) {
   for (size_t rank = 0; rank < boxes.size(); ++rank) {
     const Box& box = boxes[rank];
     const std::string name = std::string("the ") + what + " of rank " + std::to_string(rank);
     if (box.begin.size() != num_dimensions || box.end.size() != num_dimensions) {
       return InvalidArgumentError(name + " must have " + std::to_string(num_dimensions) + " dimensions");
     }
+    if (!shape.empty() && shape.size() != num_dimensions) {
+      return InvalidArgumentError("the array of " + name + " must have " + std::to_string(num_dimensions) +
+                                  " dimensions");
+    }
     for (size_t d = 0; d < num_dimensions; ++d) {
-      if (0 <= box.begin[d] && box.begin[d] <= box.end[d]) continue;
+      const bool fits = shape.empty() || box.end[d] - box.begin[d] <= shape[d];
+      if (0 <= box.begin[d] && box.begin[d] <= box.end[d] && fits) continue;
       return InvalidArgumentError(name + " is [" + std::to_string(box.begin[d]) + ", " + std::to_string(box.end[d]) +
                                   ") in dimension " + std::to_string(d));
     }
@@ -62,9 +71,10 @@ CellRange RangeOf(const Box& box, const Cuts& cuts) {
   return range;
 }
 
-// Calls visit(number of the cell in the array, cell) for the cells of a box in row-major order.
+// Calls visit(number of the cell in the global array, cell) for the cells of a box in row-major order. `shape`: of the
+// array that holds the box, or empty.
 template <typename Visit>
-void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
+void ForEachCell(const Box& box, const std::vector<int64_t>& shape, const Cuts& cuts, const Visit& visit) {
   if (box.count() == 0) return;
   const size_t num_dimensions = cuts.size();
   const CellRange range = RangeOf(box, cuts);
@@ -94,7 +104,7 @@ void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
           rows.push_back({size, stride});
         }
       }
-      stride *= box.end[d] - box.begin[d];
+      stride *= shape.empty() ? box.end[d] - box.begin[d] : shape[d];
     }
     if (rows.empty()) rows.push_back({1, cell.run});
     cell.rows.assign(rows.rbegin(), rows.rend());
@@ -110,6 +120,7 @@ void ForEachCell(const Box& box, const Cuts& cuts, const Visit& visit) {
 
 // A cell of an output that another rank must send.
 struct Wanted {
+  int64_t cell;  // its number
   const std::vector<Place>* owners;
   Place place;
   int64_t count;
@@ -126,7 +137,57 @@ const Place& ChooseOwner(const Wanted& wanted, const Geometry& geometry, const s
                            [&](const Place& a, const Place& b) { return rank_of(a) < rank_of(b); });
 }
 
+// The moves that get each wanted cell from an owner, or, with `relays`, from a rank of the same node that has it.
+BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept, const Geometry& geometry,
+                bool relays) {
+  const auto n = static_cast<size_t>(geometry.num_ranks());
+  std::vector<int64_t> sent(n, 0), received(n, 0);
+  std::map<std::pair<int32_t, int32_t>, int64_t> counts;  // receiver and sender
+  BoxMoves chosen = {kept, {}};
+  const auto fetch = [&](const Wanted& cell) {
+    const Place& owner = ChooseOwner(cell, geometry, sent);
+    sent[static_cast<size_t>(owner.rank)] += cell.count;
+    received[static_cast<size_t>(cell.place.rank)] += cell.count;
+    if (!CanRead(geometry, cell.place.rank, owner.rank)) counts[{cell.place.rank, owner.rank}] += cell.count;
+    chosen.moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count, false});
+  };
+  std::map<std::pair<int64_t, int32_t>, std::vector<const Wanted*>> groups;  // cell and node
+  const auto group_of = [&](const Wanted& cell) { return std::pair(cell.cell, geometry.node(cell.place.rank)); };
+  for (const Wanted& cell : wanted) {
+    const auto near = [&](const Place& owner) { return CanRead(geometry, cell.place.rank, owner.rank); };
+    if (relays && std::none_of(cell.owners->begin(), cell.owners->end(), near)) groups[group_of(cell)].push_back(&cell);
+  }
+  for (const Wanted& cell : wanted) {
+    const auto group = groups.find(group_of(cell));
+    if (group == groups.end()) {
+      fetch(cell);
+      continue;
+    }
+    const std::vector<const Wanted*> members = std::exchange(group->second, {});  // empty after the first one
+    if (members.empty()) continue;
+    const Wanted& first = **std::min_element(members.begin(), members.end(), [&](const Wanted* a, const Wanted* b) {
+      return received[static_cast<size_t>(a->place.rank)] < received[static_cast<size_t>(b->place.rank)];
+    });
+    fetch(first);
+    for (const Wanted* other : members) {
+      if (other == &first) continue;
+      const Place& to = other->place;
+      chosen.moves.push_back({first.place.rank, to.rank, first.place.offset, to.offset, other->count, true});
+    }
+  }
+  for (const auto& [pair, count] : counts) chosen.pairs.push_back({pair.second, pair.first, count});
+  return chosen;
+}
+
 int64_t CountOf(const Cells& cells) { return cells.empty() ? 0 : cells.back().offset + cells.back().count; }
+
+// The last cell of a box has its last element.
+int64_t SpanOf(const Cells& cells) {
+  if (cells.empty()) return 0;
+  int64_t span = cells.back().memory + cells.back().run;
+  for (const Cell::Rows& rows : cells.back().rows) span += (rows.size - 1) * rows.stride;
+  return span;
+}
 
 }  // namespace
 
@@ -138,15 +199,18 @@ int64_t Box::count() const {
 
 int64_t Boxes::input_count(int32_t rank) const { return CountOf(inputs[static_cast<size_t>(rank)]); }
 int64_t Boxes::output_count(int32_t rank) const { return CountOf(outputs[static_cast<size_t>(rank)]); }
+int64_t Boxes::input_span(int32_t rank) const { return SpanOf(inputs[static_cast<size_t>(rank)]); }
+int64_t Boxes::output_span(int32_t rank) const { return SpanOf(outputs[static_cast<size_t>(rank)]); }
 
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
-                                                 const Geometry& geometry) {
+                                                 const Geometry& geometry, const std::vector<int64_t>& input_shape,
+                                                 const std::vector<int64_t>& output_shape) {
   const auto n = static_cast<size_t>(geometry.num_ranks());
   if (sources.size() != n || destinations.size() != n || sources[0].begin.empty()) {
     return InvalidArgumentError("there must be a source and a destination for each of " + std::to_string(n) + " ranks");
   }
-  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(sources, sources[0].begin.size(), "source"));
-  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(destinations, sources[0].begin.size(), "destination"));
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(sources, sources[0].begin.size(), input_shape, "source"));
+  JAXCOMM_RETURN_IF_ERROR(CheckBoxes(destinations, sources[0].begin.size(), output_shape, "destination"));
   const Cuts cuts = CutsOf(sources, destinations);
   auto boxes = std::make_shared<Boxes>();
   boxes->inputs.resize(n);
@@ -158,7 +222,7 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     boxes->shortest_run = shortest == 0 ? cell.run : std::min(shortest, cell.run);
   };
   for (size_t rank = 0; rank < n; ++rank) {
-    ForEachCell(sources[rank], cuts, [&](int64_t number, Cell cell) {
+    ForEachCell(sources[rank], input_shape, cuts, [&](int64_t number, Cell cell) {
       held.emplace_back(number, Place{static_cast<int32_t>(rank), Space::kInput, cell.offset});
       note_run(cell);
       boxes->inputs[rank].push_back(std::move(cell));
@@ -166,8 +230,9 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
   }
   std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::string missing;
+  std::vector<std::vector<int64_t>> numbers(n);  // of the cells of the promises
   for (size_t rank = 0; rank < n; ++rank) {
-    ForEachCell(destinations[rank], cuts, [&](int64_t number, Cell cell) {
+    ForEachCell(destinations[rank], output_shape, cuts, [&](int64_t number, Cell cell) {
       auto owner = std::lower_bound(held.begin(), held.end(), number,
                                     [](const auto& a, int64_t wanted) { return a.first < wanted; });
       Promise promise = {cell.offset, cell.offset + cell.count, PromiseKind::kCopy, {}};
@@ -179,22 +244,25 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
       note_run(cell);
       boxes->contiguous_outputs = boxes->contiguous_outputs && cell.memory == cell.offset && cell.run == cell.count;
       boxes->promises[rank].push_back(std::move(promise));
+      numbers[rank].push_back(number);
       boxes->outputs[rank].push_back(std::move(cell));
     });
   }
   if (!missing.empty()) return InvalidArgumentError(missing);
 
   std::vector<Wanted> wanted;
+  std::vector<BoxMove> kept;
   for (size_t rank = 0; rank < n; ++rank) {
-    for (const Promise& promise : boxes->promises[rank]) {
+    for (size_t i = 0; i < boxes->promises[rank].size(); ++i) {
+      const Promise& promise = boxes->promises[rank][i];
       const Place place = {static_cast<int32_t>(rank), Space::kOutput, promise.begin};
       const int64_t count = promise.end - promise.begin;
       const auto own = std::find_if(promise.sources.begin(), promise.sources.end(),
                                     [&](const Place& owner) { return owner.rank == place.rank; });
       if (own == promise.sources.end()) {
-        wanted.push_back({&promise.sources, place, count});
+        wanted.push_back({numbers[rank][i], &promise.sources, place, count});
       } else {
-        boxes->moves.push_back({place.rank, place.rank, own->offset, place.offset, count});
+        kept.push_back({place.rank, place.rank, own->offset, place.offset, count, false});
       }
     }
   }
@@ -202,12 +270,8 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     if (a.owners->size() != b.owners->size()) return a.owners->size() < b.owners->size();
     return a.count > b.count;
   });
-  std::vector<int64_t> sent(n, 0);
-  for (const Wanted& cell : wanted) {
-    const Place& owner = ChooseOwner(cell, geometry, sent);
-    sent[static_cast<size_t>(owner.rank)] += cell.count;
-    boxes->moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count});
-  }
+  boxes->direct = Choose(wanted, kept, geometry, false);
+  boxes->relayed = Choose(wanted, kept, geometry, true);
   return std::shared_ptr<const Boxes>(std::move(boxes));
 }
 

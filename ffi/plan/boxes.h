@@ -23,7 +23,8 @@ struct Box {
   int64_t count() const;
 };
 
-// A cell in the memory of a rank that stores its box in row-major order.
+// A cell in the memory of a rank that stores its box in row-major order, at the start of an array of the same or larger
+// sizes.
 struct Cell {
   struct Rows {
     int64_t size;
@@ -42,9 +43,23 @@ using Cells = std::vector<Cell>;  // of one box, by logical offset; empty cells 
 struct BoxMove {
   int32_t from = 0;
   int32_t to = 0;
-  int64_t from_offset = 0;
+  int64_t from_offset = 0;  // in the input, or in the output if `relayed`
   int64_t to_offset = 0;
   int64_t count = 0;
+  bool relayed = false;  // `from` has got the cell from another node
+};
+
+// All that one rank sends another one over the network.
+struct BoxPair {
+  int32_t from = 0;
+  int32_t to = 0;
+  int64_t count = 0;
+};
+
+// Each cell of each output once.
+struct BoxMoves {
+  std::vector<BoxMove> moves;
+  std::vector<BoxPair> pairs;  // by receiver
 };
 
 // The boxes of all ranks, and the moves between them. Follows from the boxes and the nodes alone, so all ranks compute
@@ -53,19 +68,26 @@ struct Boxes {
   std::vector<Cells> inputs;                   // by rank
   std::vector<Cells> outputs;                  // by rank
   std::vector<std::vector<Promise>> promises;  // by rank: a copy from any rank that has the cell
-  std::vector<BoxMove> moves;                  // each cell of each output once
+  BoxMoves direct;                             // each rank gets its own cells
+  BoxMoves relayed;                            // each node gets a cell once over the network
   int64_t shortest_run = 0;                    // of all cells with elements; 0: there are none
   bool contiguous_outputs = true;              // each output lies in memory in its logical order
 
   int64_t input_count(int32_t rank) const;
   int64_t output_count(int32_t rank) const;
+  int64_t input_span(int32_t rank) const;  // elements of memory up to the last of the box
+  int64_t output_span(int32_t rank) const;
 };
 
 // Fails if the boxes are not valid, or if no source has an element of a destination. A rank that owns a cell keeps its
 // own. For the others, the cells with the fewest owners come first, then the largest ones; each gets the owner of its
-// node, then the one that has sent least. This spreads the load over the owners.
+// node, then the one that has sent least. This spreads the load over the owners. Where ranks of a node relay cells, the
+// one that has received least gets the cell.
+//
+// `input_shape`, `output_shape`: of the arrays that hold the boxes, by dimension. Empty: the arrays are the boxes.
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
-                                                 const Geometry& geometry);
+                                                 const Geometry& geometry, const std::vector<int64_t>& input_shape = {},
+                                                 const std::vector<int64_t>& output_shape = {});
 
 // Boxes from the attributes of a call: [begin, end) of each dimension of each rank, in this order. Empty if the number
 // of entries does not fit.

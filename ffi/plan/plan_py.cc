@@ -248,16 +248,6 @@ void BindData(nb::module_& m) {
       },
       "scope"_a, "num_ranks"_a, "ranks_per_node"_a, "sources"_a, "destinations"_a,
       "The request of a reshard on CPUs: for each rank and dimension, the begin and the end of its box.");
-  m.def(
-      "gpu_request",
-      [](const std::string& collective, int64_t num_ranks, int64_t ranks_per_node, bool multimem, int64_t block_count,
-         int32_t root, std::vector<int32_t> source_of) {
-        const Geometry geometry = GpuGeometry(num_ranks, ranks_per_node, multimem);
-        return RequestOf(collective, geometry, block_count, root, std::move(source_of));
-      },
-      "collective"_a, "num_ranks"_a, "ranks_per_node"_a, "multimem"_a = false, "block_count"_a = 0, "root"_a = 0,
-      "source_of"_a = std::vector<int32_t>(),
-      "The request of a call on GPUs. multimem: whether a node may have NVLink SHARP.");
 }
 
 using LinkRow = std::tuple<std::string, double, double, double>;
@@ -305,6 +295,7 @@ void BindCost(nb::module_& m) {
       .def_rw("shared_network", &Machine::shared_network)
       .def_rw("sync_overhead_s", &Machine::sync_overhead_s)
       .def_rw("concurrent_bytes", &Machine::concurrent_bytes)
+      .def_rw("most_message_bytes", &Machine::most_message_bytes)
       .def_rw("arena", &Machine::arena)
       .def_prop_rw(
           "ll", [](const Machine& machine) { return GetLl(machine.ll); },

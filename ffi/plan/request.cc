@@ -50,13 +50,14 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
   request.block_count = BlockCount(traits, spec.group_size, input_count, output_count);
   if (traits.OfBoxes()) {
     const auto decode = [&](const std::vector<int64_t>& numbers) { return DecodeBoxes(numbers, spec.group_size); };
-    StatusOr<std::shared_ptr<const Boxes>> boxes = MakeBoxes(decode(spec.sources), decode(spec.destinations), geometry);
+    StatusOr<std::shared_ptr<const Boxes>> boxes =
+        MakeBoxes(decode(spec.sources), decode(spec.destinations), geometry, spec.input_shape, spec.output_shape);
     JAXCOMM_RETURN_IF_ERROR(boxes.status());
     request.boxes = *std::move(boxes);
     request.block_count = 0;
     for (int32_t rank = 0; rank < geometry.num_ranks(); ++rank) {
       request.block_count = std::max(request.block_count, OutputCount(request, rank));
-      if (InputCount(request, rank) <= input_count && OutputCount(request, rank) <= output_count) continue;
+      if (request.boxes->input_span(rank) <= input_count && request.boxes->output_span(rank) <= output_count) continue;
       return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                   " elements are too small for the boxes of rank " + std::to_string(rank));
     }

@@ -174,12 +174,6 @@ void BindResolve(nb::module_& m) {
       "\"unfused\" or \"ring\": the loop of a collective matmul.");
   m.attr("MAX_ONE_EXCHANGE_BYTES") = kMaxOneExchangeBytes;
   m.def(
-      "resolve_plan",
-      [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Capabilities& capabilities) {
-        return Checked(ResolvePlan(request, algorithm, item_bytes, capabilities));
-      },
-      "request"_a, "algorithm"_a, "item_bytes"_a, "capabilities"_a, "The same for a request; always by a plan.");
-  m.def(
       "select",
       [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Machine& machine) {
         return Checked(Select(request, algorithm, item_bytes, machine));
@@ -187,8 +181,18 @@ void BindResolve(nb::module_& m) {
       "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
       "The algorithm of that name, or of lowest predicted cost if it is empty. Raises ValueError if none fits.");
   m.def("gpu_machine", &GpuMachine, "The machine model of a GPU.");
-  m.def("num_channels", &NumChannels, "block_bytes"_a, "max_channels"_a,
-        "The channels that the size of a block justifies.");
+  m.def(
+      "num_channels",
+      [](const std::string& collective, const nb::dict& attributes, const std::string& dtype, int64_t input_count,
+         int64_t output_count, int32_t max_channels) {
+        const CallSpec spec = SpecOf(collective, attributes);
+        const Geometry geometry = GpuGeometry(spec.group_size, spec.group_size, false);
+        const Request request = Checked(MakeRequest(spec, geometry, input_count, output_count));
+        const int64_t block_count = OfLists(spec.collective) ? input_count / spec.group_size : request.block_count;
+        return NumChannels(block_count * ItemBytes(DTypeOf(dtype)), max_channels);
+      },
+      "collective"_a, "attributes"_a, "dtype"_a, "input_count"_a, "output_count"_a, "max_channels"_a,
+      "The channels that the size of a block justifies.");
   m.attr("MOST_WINDOWS") = kMostBuffers;
   m.attr("ASYNCHRONOUS_CHANNELS") = kAsynchronousChannels;
 }

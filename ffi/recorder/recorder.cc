@@ -107,19 +107,27 @@ void CallRecord::Waits(int64_t rank, int64_t peer) const {
   call_->waiting_peer.store(static_cast<uint32_t>(peer + 1), std::memory_order_relaxed);
 }
 
-void CallRecord::End(bool ok) const {
+void CallRecord::End(bool ok, bool counts) const {
   if (!Valid()) return;
   const uint64_t now = Now();
   Store(call_->ended_ns, now);
-  Recorder::Get().Count(*call_, now, ok);
+  if (counts) Recorder::Get().Count(*call_, now, ok);
   // Last: from now on, another call may take the row.
   call_->phase.store(static_cast<uint32_t>(ok ? CallPhase::kDone : CallPhase::kFailed), std::memory_order_release);
 }
 
-Recorder& Recorder::Get() {
+namespace {
+
+Recorder*& Instance() {
   static auto* recorder = new Recorder;
-  return *recorder;
+  return recorder;
 }
+
+}  // namespace
+
+Recorder& Recorder::Get() { return *Instance(); }
+
+void Recorder::Use(Recorder* recorder) { Instance() = recorder; }
 
 Status Recorder::Start(const std::string& path, int64_t num_calls, const RecorderOwner& owner) {
   if (started()) return InvalidArgumentError("the recorder has started already");
@@ -247,7 +255,7 @@ void Recorder::SetAlgorithm(uint32_t site, const std::string& algorithm) {
 }
 
 CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uint32_t dtype, int64_t input_count,
-                           int64_t output_count, Clock::time_point arrived) {
+                           int64_t output_count, Clock::time_point arrived, uint64_t sequence) {
   if (site == kNoSite || paused_.load(std::memory_order_relaxed)) return {};
   RecordedCall* call = nullptr;
   uint64_t number = 0;
@@ -275,7 +283,8 @@ CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uin
   store(call->key, 0);
   store(call->run_id, static_cast<uint64_t>(run_id));
   store(call->iteration, static_cast<uint64_t>(iteration));
-  store(call->sequence, group.next_sequence.fetch_add(1, std::memory_order_relaxed) + 1);
+  const uint64_t next = group.next_sequence.fetch_add(1, std::memory_order_relaxed) + 1;
+  store(call->sequence, sequence != 0 ? sequence : next);
   store(call->input_count, static_cast<uint64_t>(input_count));
   store(call->output_count, static_cast<uint64_t>(output_count));
   store(call->arrived_ns, Nanoseconds(arrived));

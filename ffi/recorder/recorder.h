@@ -34,8 +34,8 @@ class CallRecord {
   }
   void Waits(int64_t rank, int64_t peer) const;  // -1: none
   // Ends the call, and counts it at its call site. The caller must not have completed the call: calls of one site and
-  // group that follow each other count one after the other.
-  void End(bool ok) const;
+  // group that follow each other count one after the other. `counts`: false if the calls between are not seen.
+  void End(bool ok, bool counts = true) const;
 
  private:
   friend class Recorder;
@@ -60,6 +60,8 @@ class Recorder {
   static constexpr uint32_t kNoSite = UINT32_MAX;
 
   static Recorder& Get();  // never destroyed: its thread runs until the process ends
+  // Makes `recorder` that of this module, before anything else. The modules of a process have one recorder.
+  static void Use(Recorder* recorder);
 
   // Creates the file, and starts the thread that shows that the process is alive. A second call fails.
   Status Start(const std::string& path, int64_t num_calls, const RecorderOwner& owner);
@@ -70,8 +72,9 @@ class Recorder {
   uint32_t AddSite(const std::string& site, const std::string& algorithm, uint64_t identity, uint64_t group_hash,
                    const std::vector<int64_t>& ranks, const std::vector<int32_t>& processes);
   void SetAlgorithm(uint32_t site, const std::string& algorithm);
+  // `sequence`: of the call in its group, if the caller counts; 0: one more than that of the group's last call.
   CallRecord Begin(uint32_t site, int64_t run_id, int64_t iteration, uint32_t dtype, int64_t input_count,
-                   int64_t output_count, Clock::time_point arrived);
+                   int64_t output_count, Clock::time_point arrived, uint64_t sequence = 0);
 
   // The first error of a run. The thread of the recorder then copies the file to Dump's default path.
   void AddError(int64_t run_id, const std::string& text);

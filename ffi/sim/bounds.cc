@@ -48,10 +48,6 @@ StatusOr<Bounds> BoundsOf(const Request& request, double item_bytes, const Clust
   };
   // A single rank may receive over all its links at once.
   double rank_bytes_per_s = levels[0].ranks > 1 ? levels[0].bytes_per_s : 0;
-  if (levels[0].kind == LevelKind::kTorus) {
-    rank_bytes_per_s = 0;
-    for (int32_t size : levels[0].dims) rank_bytes_per_s += (size > 2 ? 2 : size - 1) * levels[0].bytes_per_s;
-  }
   if (levels.size() > 1) rank_bytes_per_s += levels[1].bytes_per_s;
   limit(1, rank_bytes_per_s, levels[0].ranks > 1 ? levels[0].name + " in" : levels[1].name + " in");
   for (size_t i = 1; i < levels.size(); ++i) {
@@ -64,7 +60,7 @@ StatusOr<Bounds> BoundsOf(const Request& request, double item_bytes, const Clust
   if (!traits.TakesPermutation()) {
     for (const Level& level : levels) {
       if (&level == &levels[0] && levels.size() > 1) continue;
-      bounds.alpha_s += level.kind == LevelKind::kTorus ? 0 : level.latency_s;
+      bounds.alpha_s += level.latency_s;
     }
     // A plan without signals inside a domain has no latency in this model.
     if (levels.size() == 1 && traits.output != BufferBlocks::kNone) bounds.alpha_s = 0;

@@ -99,7 +99,7 @@ LinkId Fold::RepresentativeOf(const LinkId& link, int64_t* count) const {
     if (symmetries_[i] != Symmetry::kNone && (digits >> i & 1)) *count *= topology_->digits()[i];
   }
   LinkId image = link;
-  const bool has_other = link.type == LinkType::kPair || link.type == LinkType::kGroups;
+  const bool has_other = link.type == LinkType::kGroups;
   // Digits that do not distinguish owners are 0 in both ends, and stay 0.
   image.other = has_other ? Image(link.owner, link.other) : 0;
   image.owner = RepresentativeOf(link.owner);
@@ -170,12 +170,9 @@ Fold Fold::Find(const Topology& topology, const Algorithm& algorithm, const Requ
       }
       return true;
     };
-    // Only shifts keep the neighbours of a torus.
-    const bool torus =
-        topology.cluster().levels[0].kind == LevelKind::kTorus && i < topology.cluster().levels[0].dims.size();
     if (holds(Symmetry::kShift)) {
       fold.Set(i, Symmetry::kShift);
-    } else if (IsPowerOfTwo(size) && !torus && holds(Symmetry::kXor)) {
+    } else if (IsPowerOfTwo(size) && holds(Symmetry::kXor)) {
       fold.Set(i, Symmetry::kXor);
     }
   }

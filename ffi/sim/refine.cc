@@ -50,7 +50,7 @@ uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkI
   add(topology.Slow(rank));
   const auto levels = static_cast<uint8_t>(std::min<size_t>(topology.cluster().levels.size(), 2));
   for (uint8_t level = 0; level < levels; ++level) {
-    for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, 0, rank, 0}));
+    for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, rank, 0}));
   }
   for (const LinkId& link : shared) add(topology.Capacity(link));
   return hash;
@@ -62,10 +62,8 @@ uint64_t Fold::GroupColour(const LinkId& link) const { return group_colours_.at(
 
 bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   for (const Level& level : topology_->cluster().levels) {
-    // Links between pairs belong to no single rank or group.
-    const bool pairs = level.kind == LevelKind::kMesh || level.kind == LevelKind::kTorus ||
-                       (level.kind == LevelKind::kDragonfly && !level.valiant);
-    if (pairs) return false;
+    // Links between pairs of groups belong to no single group.
+    if (level.kind == LevelKind::kDragonfly && !level.valiant) return false;
   }
   const auto n = static_cast<size_t>(topology_->num_ranks());
   std::vector<Edge> edges;

@@ -1,16 +1,9 @@
 #include "sim/topology.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace jaxcomm {
 namespace {
-
-// The shorter way around a ring of `size` from a to b: hops, negative backwards.
-int64_t Hops(int64_t a, int64_t b, int64_t size) {
-  const int64_t forward = (b - a + size) % size;
-  return forward <= size - forward ? forward : forward - size;
-}
 
 constexpr int64_t kMaxRanks = 1 << 26;
 
@@ -18,7 +11,7 @@ struct LinkWriter {
   std::vector<LinkUse>* uses;
 
   void Use(LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) const {
-    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
+    uses->push_back({{type, static_cast<uint8_t>(level), owner, other}, weight});
   }
   // Out of one rank's link into a switch, and into another's.
   void Cross(size_t level, int32_t from, int32_t to) const {
@@ -72,29 +65,15 @@ StatusOr<Topology> Topology::Make(const Cluster& cluster, int64_t num_ranks) {
       return fail("level " + level.name + " has " + std::to_string(level.ranks) +
                   " ranks, which is not a multiple of the " + std::to_string(below) + " below it");
     }
-    const bool misplaced = (level.kind == LevelKind::kMesh || level.kind == LevelKind::kTorus) ? i != 0
-                           : level.kind == LevelKind::kRails                                   ? i != 1
-                           : level.kind == LevelKind::kDragonfly                               ? i < 2
-                                                                                               : false;
+    const bool misplaced = level.kind == LevelKind::kRails ? i != 1 : level.kind == LevelKind::kDragonfly && i < 2;
     if (misplaced) return fail("level " + level.name + " cannot be of its kind at this place");
     if (level.ranks < num_ranks && num_ranks % level.ranks != 0) {
       return fail(std::to_string(num_ranks) + " ranks cannot be split into groups of " + std::to_string(level.ranks) +
                   " (level " + level.name + ")");
     }
-    if (level.kind == LevelKind::kTorus) {
-      int64_t product = 1;
-      for (int32_t size : level.dims) product *= size;
-      if (product != level.ranks) {
-        return fail("the dimensions of level " + level.name + " have " + std::to_string(product) + " ranks, not " +
-                    std::to_string(level.ranks));
-      }
-      if (num_ranks < level.ranks) return fail("a part of torus " + level.name + " cannot be simulated");
-      topology.digits_.assign(level.dims.begin(), level.dims.end());
-    } else {
-      topology.digits_.push_back(std::min(level.ranks, num_ranks) / below);
-    }
+    topology.digits_.push_back(std::min(level.ranks, num_ranks) / below);
     if (level.ranks >= num_ranks) {
-      if (level.kind != LevelKind::kMesh) level.ranks = num_ranks;  // a mesh keeps the bandwidth of a pair
+      level.ranks = num_ranks;
       levels.resize(i + 1);
       break;
     }
@@ -134,7 +113,7 @@ Status Topology::AddFaults() {
                                                                : fault.index * below);
     }
     if (fault.capacity == 0) {
-      const bool domain = levels[0].kind == LevelKind::kSwitch || levels[0].kind == LevelKind::kMesh;
+      const bool domain = levels[0].kind == LevelKind::kSwitch;
       if (fault.level != 1 || !fault.out || !fault.in || !domain) {
         return fail(name +
                     "ranks would be cut off; only an adapter of a rank in a domain can be lost, in both directions");
@@ -214,14 +193,7 @@ bool Topology::Crosses(int32_t src, int32_t dst, int32_t level) const { return B
 double Topology::LatencyS(int32_t src, int32_t dst) const {
   const std::vector<Level>& levels = cluster_.levels;
   const auto top = static_cast<size_t>(CommonLevel(src, dst));
-  if (top == 0) {
-    if (levels[0].kind != LevelKind::kTorus) return levels[0].latency_s;
-    int64_t hops = 0;
-    for (size_t d = 0; d < levels[0].dims.size(); ++d) {
-      hops += std::abs(Hops(src / strides_[d] % digits_[d], dst / strides_[d] % digits_[d], digits_[d]));
-    }
-    return static_cast<double>(hops) * levels[0].latency_s;
-  }
+  if (top == 0) return levels[0].latency_s;
   double latency_s = levels[1].latency_s;
   for (size_t i = 2; i < levels.size(); ++i) {
     if (Crosses(src, dst, static_cast<int32_t>(i))) latency_s += levels[i].latency_s;
@@ -232,35 +204,9 @@ double Topology::LatencyS(int32_t src, int32_t dst) const {
   return latency_s + hops * levels[0].latency_s + HopS(src) + HopS(dst);
 }
 
-void Topology::RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
-  int64_t at = src;
-  for (size_t d = 0; d < cluster_.levels[0].dims.size(); ++d) {
-    const int64_t size = digits_[d], stride = strides_[d];
-    const int64_t from = at / stride % size;
-    const int64_t hops = Hops(from, dst / stride % size, size);
-    const bool both_ways = 2 * std::abs(hops) == size;  // half of the bytes go each way
-    const int64_t base = at - from * stride;
-    for (int way = 0; way < 2; ++way) {
-      if (!both_ways && (hops < 0) != (way == 1)) continue;
-      for (int64_t i = 0; i < std::abs(hops); ++i) {
-        const int64_t position = (from + (way == 0 ? i : size - i)) % size;
-        uses->push_back({{LinkType::kTorus, 0, static_cast<uint8_t>(2 * d + static_cast<size_t>(way)),
-                          static_cast<int32_t>(base + position * stride), 0},
-                         both_ways ? 0.5 : 1});
-      }
-    }
-    at += (dst / stride % size - from) * stride;
-  }
-}
-
 void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
-  const std::vector<Level>& levels = cluster_.levels;
   const LinkWriter links{uses};
-  if (CommonLevel(src, dst) == 0) {
-    if (levels[0].kind == LevelKind::kTorus) return RouteInTorus(src, dst, uses);
-    if (levels[0].kind == LevelKind::kMesh) return links.Use(LinkType::kPair, 0, src, dst);
-    return links.Cross(0, src, dst);
-  }
+  if (CommonLevel(src, dst) == 0) return links.Cross(0, src, dst);
   const auto [first, last] = Relays(src, dst);
   if (first != src) Route(src, first, uses);
   RouteBetween(first, last, uses);
@@ -305,10 +251,6 @@ double Topology::Capacity(const LinkId& link) const {
     case LinkType::kUp:
     case LinkType::kDown:
       return whole * share(link.type, link.owner);
-    case LinkType::kPair:
-      return whole * share(LinkType::kOut, link.owner) * share(LinkType::kIn, link.other);
-    case LinkType::kTorus:
-      return whole * share(LinkType::kOut, link.owner);  // links that leave the rank
     default:
       return whole;
   }
@@ -321,10 +263,7 @@ double Topology::WholeCapacity(const LinkId& link) const {
       return cluster_.memory_bytes_per_s;
     case LinkType::kOut:
     case LinkType::kIn:
-    case LinkType::kTorus:
       return level.bytes_per_s;
-    case LinkType::kPair:
-      return level.bytes_per_s / static_cast<double>(std::max<int64_t>(level.ranks - 1, 1));
     default:
       break;
   }
@@ -336,15 +275,14 @@ double Topology::WholeCapacity(const LinkId& link) const {
 
 uint32_t Topology::OwnerDigits(const LinkId& link) const {
   const uint32_t all = (1U << digits_.size()) - 1;
-  const size_t inner = digits_.size() - (cluster_.levels.size() - 1);                              // digits of level 0
-  const auto from_level = [&](size_t level) { return all & ~((1U << (inner + level - 1)) - 1); };  // level and above
+  const auto from_level = [&](size_t level) { return all & ~((1U << level) - 1); };  // level and above
   switch (link.type) {
     case LinkType::kOut:
     case LinkType::kIn:
       return all;
     case LinkType::kUp:
     case LinkType::kDown:
-      return from_level(link.level) | (link.level == 2 && Rails() ? (1U << inner) - 1 : 0);
+      return from_level(link.level) | (link.level == 2 && Rails() ? 1U : 0);
     case LinkType::kGroups:
       return from_level(link.level);
     case LinkType::kFabric:
@@ -363,10 +301,6 @@ std::string Topology::Name(const LinkId& link) const {
       return level + " out";
     case LinkType::kIn:
       return level + " in";
-    case LinkType::kPair:
-      return level + " pair";
-    case LinkType::kTorus:
-      return level + " dimension " + std::to_string(link.direction / 2) + (link.direction % 2 ? " -" : " +");
     case LinkType::kUp:
       return level + " up";
     case LinkType::kDown:

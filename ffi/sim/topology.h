@@ -1,6 +1,6 @@
 // Clusters as levels of links, and the routes between ranks.
 //
-// Rank numbers are mixed-radix numbers: a digit for each level (for each dimension of a torus), innermost first.
+// Rank numbers are mixed-radix numbers: a digit for each level, innermost first.
 // docs/internals/simulate.md describes the kinds of levels.
 #pragma once
 
@@ -21,8 +21,6 @@ constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 enum class LevelKind : uint8_t {
   kSwitch,     // every rank or group has one link into a switch that never limits
-  kMesh,       // level 0: a link for each pair of ranks; bytes_per_s is shared by the links of a rank
-  kTorus,      // level 0: bytes_per_s for each neighbour
   kRails,      // level 1: a switch for each local index
   kFatTree,    // groups of the level below share uplinks
   kDragonfly,  // above level 1: as a fat tree, and a link for each pair of groups
@@ -38,7 +36,6 @@ struct Level {
   double latency_s = 0;                  // added by this level
   double taper = 1;                      // bytes_per_s of all adapters below a group, divided by those of its uplinks
   bool valiant = false;                  // dragonfly: each transfer goes through a random third group
-  std::vector<int32_t> dims;             // torus
 };
 
 // Links with less bandwidth. `index`: a rank on levels 0 and 1; above, a group of the level below (a switch of a rail,
@@ -76,15 +73,14 @@ struct Cluster {
 // The parameters of the cost model: figures of level 0 and of the highest level that `num_ranks` ranks use.
 Machine MachineOf(const Cluster& cluster, int64_t num_ranks);
 
-enum class LinkType : uint8_t { kMemory, kOut, kIn, kPair, kTorus, kUp, kDown, kGroups, kFabric };
+enum class LinkType : uint8_t { kMemory, kOut, kIn, kUp, kDown, kGroups, kFabric };
 
 // One link. `owner`: its rank, or the first rank of its group.
 struct LinkId {
   LinkType type = LinkType::kMemory;
   uint8_t level = 0;
-  uint8_t direction = 0;  // torus: 2 * dimension, + 1 for the negative direction
   int32_t owner = 0;
-  int32_t other = 0;  // kPair, kGroups: the other end
+  int32_t other = 0;  // kGroups: the other end
 };
 
 struct LinkUse {
@@ -133,7 +129,6 @@ class Topology {
   int32_t Below(int32_t rank, int32_t level) const;
   int64_t RanksBelow(int32_t level) const;
   bool Crosses(int32_t src, int32_t dst, int32_t level) const;
-  void RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const;
 
   Cluster cluster_;  // only the levels in use; the last one has num_ranks_ ranks
   int64_t num_ranks_ = 1;

@@ -20,6 +20,9 @@ namespace jaxcomm {
 // The largest header. Payloads have no limit.
 constexpr size_t kMaxHeaderBytes = 64;
 
+// Over TCP, a handshake precedes a larger payload. Several payloads of this size take less time (benchmarks/README.md).
+constexpr size_t kEagerBytes = 1 << 20;
+
 struct Message {
   int process = -1;  // the sender
   uint64_t channel = 0;

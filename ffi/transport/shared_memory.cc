@@ -49,15 +49,19 @@ StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(int pid, int fd, size_
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) return LastError(path + " cannot be opened");
+  return Map(own, bytes, path);
+}
+
+StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(int fd, size_t bytes, const std::string& name) {
   struct stat file{};
   char* data = nullptr;
   Status status;
-  if (fstat(own, &file) != 0 || static_cast<size_t>(file.st_size) != bytes || fcntl(own, F_GET_SEALS) != kSeals) {
-    status = UnavailableError(path + " is not a shared memory of jaxcomm with " + std::to_string(bytes) + " bytes");
-  } else if ((data = MapFile(own, bytes)) == nullptr) {
-    status = LastError(path + " cannot be mapped");
+  if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) != bytes || fcntl(fd, F_GET_SEALS) != kSeals) {
+    status = UnavailableError(name + " is not a shared memory of jaxcomm with " + std::to_string(bytes) + " bytes");
+  } else if ((data = MapFile(fd, bytes)) == nullptr) {
+    status = LastError(name + " cannot be mapped");
   }
-  close(own);
+  close(fd);
   if (!status.ok()) return status;
   return std::unique_ptr<SharedMemory>(new SharedMemory(data, bytes, -1));
 }

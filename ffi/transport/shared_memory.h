@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "common/status.h"
 
@@ -14,6 +15,8 @@ class SharedMemory {
   static StatusOr<std::unique_ptr<SharedMemory>> Create(size_t bytes);
   // Maps the file that process `pid` of this host has open as `fd`. The process must belong to the same user.
   static StatusOr<std::unique_ptr<SharedMemory>> Map(int pid, int fd, size_t bytes);
+  // Maps the file behind an open descriptor of this process, which is closed.
+  static StatusOr<std::unique_ptr<SharedMemory>> Map(int fd, size_t bytes, const std::string& name);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

@@ -35,7 +35,7 @@ class UcxNetwork : public Network {
  public:
   UcxNetwork(const UcxOptions& options, int process, int num_processes, uint64_t token, Receiver* receiver)
       : options_(options),
-        eager_bytes_(options.eager_bytes > 0 ? options.eager_bytes : (HasRdma() ? 64 << 10 : 1 << 20)),
+        eager_bytes_(options.eager_bytes > 0 ? options.eager_bytes : (HasRdma() ? 64 << 10 : kEagerBytes)),
         process_(process),
         token_(token),
         receive_queue_(receiver, process, num_processes, token),

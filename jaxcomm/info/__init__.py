@@ -1,4 +1,4 @@
-"""info(): versions, devices, links and capabilities of this process."""
+"""info(): versions, devices, links, capabilities and default algorithms of this process."""
 
 import dataclasses
 import importlib.metadata
@@ -7,7 +7,7 @@ import platform
 import jax
 
 from jaxcomm import _ffi_version
-from jaxcomm.info import _capabilities, _machine
+from jaxcomm.info import _capabilities, _collectives, _machine
 from jaxcomm.info._capabilities import Answer, version
 
 
@@ -21,6 +21,8 @@ class Info:
       nvlink: whether NVLink connects GPUs of this host, and which ones.
       nics: descriptions of the ports of RDMA devices of this host.
       capabilities: name -> whether kernels and NCCL have it on the GPUs of this process, and the reason.
+      collectives: op and bytes of the operand -> the default algorithm over the devices of this process, and the
+        reason; empty for one device.
     """
 
     versions: dict[str, str]
@@ -28,6 +30,7 @@ class Info:
     nvlink: Answer
     nics: tuple[str, ...]
     capabilities: dict[str, Answer]
+    collectives: dict[str, str]
 
     def __str__(self) -> str:
         parts = {
@@ -36,6 +39,7 @@ class Info:
             "NVLink": [str(self.nvlink)],
             "NICs": list(self.nics) or ["no device in /sys/class/infiniband"],
             "capabilities": [f"{name:26} {answer}" for name, answer in self.capabilities.items()],
+            "collectives": [f"{call:32} {text}" for call, text in self.collectives.items()],
         }
         return "\n".join(line for title, lines in parts.items() for line in (title, *(f"  {text}" for text in lines)))
 
@@ -101,4 +105,5 @@ def info(communicator: bool = False) -> Info:
         Answer(joined, sentence),
         nics,
         _capabilities.capabilities(cuda, devices, nics, communicator),
+        _collectives.defaults(devices),
     )

@@ -100,8 +100,8 @@ def _batch_named(bind, axis_data, x, d, *, call, perm):
     return lax.concatenate(rows, d), d
 
 
-def _xla(x, *, call, perm):
-    # jax.lax numbers ranks in the order of the mesh axes, or rejects another order of axes.
+def lax_ppermute(x: Any, call: Call, perm: Sequence[tuple[int, int]]) -> Any:
+    """jax.lax.ppermute, which numbers ranks in the order of the mesh axes, or rejects another order of axes."""
     in_mesh = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in call.axes)
     sizes = {a: lax.axis_size(a) for a in in_mesh}
 
@@ -117,6 +117,6 @@ permute_p = define(
     attributes=_attributes,
     transpose=_transpose,
     batch_named=_batch_named,
-    xla=_xla,
+    xla=lambda x, *, call, perm: lax_ppermute(x, call, perm),
     alone=None,  # an empty perm gives zeros
 )

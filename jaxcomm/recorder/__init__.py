@@ -7,12 +7,24 @@ from collections.abc import Iterator
 from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
-from jaxcomm.recorder._prometheus import Counters, Stats, stats
+from jaxcomm.recorder._prometheus import Counters, Stats, serve, stats
 from jaxcomm.recorder._report import Report, analyze
 from jaxcomm.recorder._stragglers import Straggler
 from jaxcomm.recorder._verdict import Finding, Verdict
 
-__all__ = ["Counters", "Finding", "Report", "Stats", "Straggler", "Verdict", "analyze", "dump", "stats", "trace"]
+__all__ = [
+    "Counters",
+    "Finding",
+    "Report",
+    "Stats",
+    "Straggler",
+    "Verdict",
+    "analyze",
+    "dump",
+    "serve",
+    "stats",
+    "trace",
+]
 
 
 def dump(path: str | pathlib.Path | None = None) -> pathlib.Path:

@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from jaxcomm.recorder import _pytorch, _report, _roofline, _runs, _start, _top
+from jaxcomm.recorder import _html, _pytorch, _report, _roofline, _runs, _start, _top
 
 _OK, _HANGS, _UNREADABLE = 0, 1, 2
 
@@ -17,6 +17,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     analyze = commands.add_parser("analyze", help="name the cause of a hang, and the ranks that are behind")
     analyze.add_argument("--no-stacks", action="store_true", help="do not ask the processes for their stacks")
+    analyze.add_argument("--html", type=pathlib.Path, metavar="FILE", help="also write a page for a browser")
     top = commands.add_parser("top", help="show what each process does now, also while the program hangs")
     top.add_argument("--once", action="store_true", help="one snapshot, instead of one per interval")
     top.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between snapshots")
@@ -44,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    found = _report.analyze(options.folder, window_s=options.window, dumps=options.dumps, stacks=not options.no_stacks)
+    found, run = _report.find(options.folder, options.window, options.dumps, not options.no_stacks)
+    if options.html:
+        options.html.write_text(_html.page(found, run))
     print(found.json() if options.json else found)
     return _OK if found.verdict == "ok" else _HANGS
 

@@ -77,13 +77,18 @@ def analyze(
     Raises:
       FileNotFoundError: nothing in the folder can be read.
     """
+    return find(folder, window_s, dumps, stacks)[0]
+
+
+def find(folder: str | pathlib.Path | None, window_s: float, dumps: bool, stacks: bool) -> tuple[Report, _runs.Run]:
+    """As `analyze`, also with what the files hold."""
     path = pathlib.Path(folder) if folder is not None else _start.default_folder()
     run = _runs.find(path, dumps)
     findings = _verdict.diagnose(run, window_s)
     found: dict[int, str] = {}
     if findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):
         found = _stacks(path, run, {process for finding in findings for process in finding.processes}, stacks)
-    return Report(
+    report = Report(
         findings[0].verdict.value,
         tuple(findings),
         tuple(_stragglers.find(run)),
@@ -92,6 +97,7 @@ def analyze(
         run.num_processes,
         tuple(run.rings),
     )
+    return report, run
 
 
 def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool) -> dict[int, str]:

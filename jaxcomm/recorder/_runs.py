@@ -47,23 +47,25 @@ def find(folder: pathlib.Path, dumps: bool = False) -> Run:
 
     Args:
       folder: of the recorder; files of several hosts may have been copied into it.
-      dumps: read the copies that the processes made at their latest error instead.
+      dumps: read the copies that the processes made at their latest error instead. A process that was killed has none.
 
     Raises:
       FileNotFoundError: nothing in the folder can be read; the text has a line for each file.
     """
-    suffix = _file.DUMP if dumps else _file.SUFFIX
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     rings, notes = [], []
-    for path in sorted(folder.glob(f"*{suffix}")):
+    paths = {path.stem: path for path in folder.glob(f"*{_file.SUFFIX}")}
+    if dumps:
+        paths |= {path.name.removesuffix(_file.DUMP): path for path in folder.glob(f"*{_file.DUMP}")}
+    for _, path in sorted(paths.items()):
         try:
             rings.append(_file.read(path))
             notes += rings[-1].warnings
         except _file.Unreadable as error:
             notes.append(str(error))
     if not rings:
-        raise FileNotFoundError("\n".join([f"{folder}: no readable *{suffix} files", *notes]))
+        raise FileNotFoundError("\n".join([f"{folder}: no readable files of the flight recorder", *notes]))
     runs = _split(rings)
     if len(runs) > 1:
         notes.append(f"{folder} has {len(runs)} runs; this is the latest, of {len(runs[-1])} files")

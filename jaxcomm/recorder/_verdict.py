@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from jaxcomm.recorder import _file, _runs
 
 _SILENT_S = 2.0  # a process writes the time ten times a second
+_NOTICED_S = 10.0  # after the death of a process, its peers' calls fail within 2 s, or later on a busy machine
 
 
 class Verdict(enum.Enum):
@@ -56,6 +57,7 @@ class _Diagnosis:
         self.run, self.window_s = run, window_s
         self.rings = run.rings
         self.now = {process: ring.now_ns() for process, ring in self.rings.items()}
+        self.unfinished = [(at, call) for at, ring in self.rings.items() for call in ring.calls if call.phase != "done"]
 
     # Calls
 
@@ -92,18 +94,43 @@ class _Diagnosis:
         state = self.rings[process].state
         return state == "dead" or state.startswith("ended") or (state == "unknown" and self.is_silent(process))
 
+    def is_stopped(self, process: int) -> bool:
+        """Whether a process is stopped, or was when it gave its last sign of life.
+
+        Peers wait for a process that is stopped. If a process ends, their calls fail.
+        """
+        state = self.rings[process].state
+        if state == "stopped" or not self.is_dead(process) or state.startswith("ended"):
+            return state == "stopped"
+        last_s = self.last_s(process)
+        for at, call in self.unfinished:
+            end_ns = (self.now[at] if call.is_open else call.ended_ns) + self.run.offset_ns[at]
+            begin_s = max((call.arrived_ns + self.run.offset_ns[at]) / 1e9, last_s)
+            unnoticed = call.is_open and state == "dead" and self.rings[at].state == "running"
+            if end_ns / 1e9 - begin_s > _NOTICED_S and process in call.group.processes and not unnoticed:
+                return True
+        return False
+
+    def last_s(self, process: int) -> float:
+        """The latest sign of life, on the clock of the first process."""
+        return (int(self.rings[process].header["alive_ns"]) + self.run.offset_ns[process]) / 1e9
+
     def died_first(self, other: int, process: int, call: _file.Call) -> bool:
         """Whether `process` waited for a dead process. After a hang, launchers kill all processes: no cause."""
+        if self.is_stopped(other):
+            return False
         if not self.is_dead(other) or not self.is_dead(process):
             return self.is_dead(other)
         killed = [self.rings[at].state in ("dead", "unknown") for at in (other, process)]
         if not all(killed) and (killed[0] or not self.current(other)):
             return True
-        death, end = (int(self.rings[at].header["alive_ns"]) + self.run.offset_ns[at] for at in (other, process))
+        if any(their.is_open and their.key != call.key for their in self.current(other)):
+            return False  # it waited too
+        death_s, end_s = self.last_s(other), self.last_s(process)
         if call.phase == "failed":
-            return death <= call.ended_ns + self.run.offset_ns[process]
-        hung_s = (death - call.arrived_ns - self.run.offset_ns[process]) / 1e9
-        return hung_s < self.window_s and (end - death) / 1e9 > _SILENT_S
+            return death_s <= (call.ended_ns + self.run.offset_ns[process]) / 1e9
+        hung_s = death_s - (call.arrived_ns + self.run.offset_ns[process]) / 1e9
+        return hung_s < self.window_s and end_s - death_s > _SILENT_S
 
     def crosses_hosts(self, one: int, other: int) -> bool:
         return bool(self.rings[one].header["node"] != self.rings[other].header["node"])
@@ -113,7 +140,7 @@ class _Diagnosis:
     def follow(self, process: int, call: _file.Call, path: tuple[tuple[int, _file.Call], ...]) -> Iterator[Finding]:
         """The causes for which a process stays in a call. `path`: the calls that led here."""
         path = (*path, (process, call))
-        if call.phase == "arriving" and self.rings[process].state == "stopped":  # between two of its devices
+        if call.phase == "arriving" and self.is_stopped(process):  # between two of its devices
             lines = [self.describe(process, call.group)]
             yield self.finding(Verdict.OUTSIDE, [process], call.group.ranks_of(process), path, lines)
             return
@@ -144,7 +171,7 @@ class _Diagnosis:
         if self.died_first(other, process, call):
             yield self.finding(Verdict.DEAD, [other], behind, path, [self.describe(other, call.group)])
             return
-        if ring.state == "stopped":
+        if self.is_stopped(other):
             yield self.finding(Verdict.OUTSIDE, [other], behind, path, [self.describe(other, call.group)])
             return
         theirs = self.current(other)
@@ -185,8 +212,10 @@ class _Diagnosis:
         lines = [
             f"process {at} (ranks {c.group.ranks_of(at)}) is in {c}" for at, c in ((process, call), (other, their))
         ]
-        if call.site == their.site and sizes[0] == sizes[1]:
-            lines.append("the calls are equal: the programs differ elsewhere, or their numbers of executions do")
+        if call.site.text == their.site.text and sizes[0] == sizes[1]:
+            errors = [f"process {at}: {text}" for at in (process, other) for _, text in self.rings[at].errors[-1:]]
+            equal = "the calls are equal: the programs differ elsewhere, or their numbers of executions do"
+            lines += errors or [equal]
         # Without an order among the calls, all ranks of the group are involved.
         behind = [other] if their.sequence < call.sequence else [process] if their.sequence > call.sequence else None
         ranks = [r for at in behind or (process, other) for r in call.group.ranks_of(at)]
@@ -196,14 +225,20 @@ class _Diagnosis:
         """All processes of the group have entered the call, and this one does not get on."""
         members = dict.fromkeys(call.group.processes)
         peer = call.group.process_of(call.waiting_peer) if call.waiting_peer is not None else None
-        ordered = [m for m in ([peer] if peer is not None else []) + list(members) if m != process]
+        ordered = [m for m in dict.fromkeys(([peer] if peer is not None else []) + list(members)) if m != process]
         own = self.same_calls(call, members)
+        last_ns = self.last_s(process) * 1e9
+        ends = [other.ended_ns + self.run.offset_ns[m] for m, other in own.items() if not other.is_open]
+        if call.is_open and self.is_dead(process) and any(end >= last_ns - _SILENT_S * 1e9 for end in ends):
+            lines = [self.describe(process, call.group)]
+            yield self.finding(Verdict.DEAD, [process], self.ranks(call, [process]), path, lines)
+            return
         dead = [m for m in ordered if self.died_first(m, process, call) and own[m].is_open]
         if dead:
             lines = [self.describe(m, call.group) for m in dead]
             yield self.finding(Verdict.DEAD, dead, self.ranks(call, dead), path, lines)
             return
-        stopped = [m for m in ordered if self.rings[m].state == "stopped"]
+        stopped = [m for m in ordered if self.is_stopped(m)]
         if stopped:
             lines = [self.describe(m, call.group) for m in stopped]
             yield self.finding(Verdict.OUTSIDE, stopped, self.ranks(call, stopped), path, lines)
@@ -258,6 +293,10 @@ class _Diagnosis:
             "unknown": "has given no sign of life for long" if self.is_silent(process) else "is in no collective",
         }
         state = states.get(ring.state) or f"has {ring.state}"
+        if ring.state != "stopped" and self.is_stopped(process):
+            state = (
+                "was stopped: it gave no more signs of life, and the calls of others that waited for it did not fail"
+            )
         where = f"pid {ring.header['pid']} on {ring.header['host']}"
         text = f"process {process} (ranks {group.ranks_of(process)}, {where}) {state}"
         calls = [call for call in ring.calls if call.group.hash == group.hash]
@@ -266,7 +305,7 @@ class _Diagnosis:
         last = calls[-1]
         if last.is_open:
             return f"{text}; it is in {last}, {last.phase}"
-        ago_s = (self.now[process] - last.ended_ns) / 1e9
+        ago_s = max(self.now[process] - last.ended_ns, 0) / 1e9
         return f"{text}; its last call of the group, {last}, {last.phase} {ago_s:.1f} s before"
 
     def finding(

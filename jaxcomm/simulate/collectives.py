@@ -114,48 +114,50 @@ def _limits(time_s: float, alpha_s: float, beta_s: float, bottleneck: str) -> di
     return {"bound_alpha_s": alpha_s, "bound_beta_s": beta_s, "bottleneck": bottleneck, "why": why}
 
 
-def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any) -> tuple[Any, int, int]:
-    """The request of whole blocks, bytes of an element, and bytes of the operand."""
-    native, n = _request.native_name(op), math.prod(sizes)
-    call, item_bytes = _request.blocks(op, x, n, source, perm)
-    itemsize = 0 if _request.ROWS[native].input == "none" else np.dtype(x.dtype).itemsize
-    operand, result = (count * itemsize for count in _request.call_of(op, x, n, source=source, perm=perm)[2])
-    if (most := max(operand, result)) > cluster.memory_bytes:
-        what = "result has" if result > operand else "operand has"
-        raise ValueError(
-            f"{op}: the {what} {most / 1e9:,.4g} GB per rank, but a device of {cluster.name} has "
-            f"{cluster.memory_bytes / 1e9:,.4g} GB (device.memory)"
-        )
-    inner = min(cluster.levels[0].ranks, n)
-    if _request.ROWS[native].elements == "slices":  # the channels cut every slice
-        call["block_count"], item_bytes = item_bytes, 1
-    return plan.gpu_request(native, n, inner, **call), item_bytes, operand
-
-
 def resolve(
     op: str,
-    request: Any,
-    item_bytes: int,
+    x: Any,
+    n: int,
     cluster: Cluster,
+    *,
     algorithm: str | None = None,
+    source: int = 0,
+    perm: Sequence[tuple[int, int]] | None = None,
     max_sms: int | None = None,
     symmetric_buffers: bool = False,
-) -> tuple[Any, Any]:
-    """The Resolution of a request on the cluster, and the cluster of the engine with as many channels."""
+) -> tuple[Any, Any, int]:
+    """The Resolution of a call on the cluster, the engine's cluster with as many channels, and bytes of the operand."""
+    row = _request.ROWS[_request.native_name(op)]
+    inner = min(cluster.levels[0].ranks, n)
+    call = attributes, dtype, counts = _request.call_of(
+        op, x, n, source=source, perm=perm, algorithm=algorithm, max_sms=max_sms, ranks_per_node=inner
+    )
+    operand, result = (count * (0 if row.input == "none" else np.dtype(x.dtype).itemsize) for count in counts)
+    if (largest := max(operand, result)) > cluster.memory_bytes:
+        what = "result has" if result > operand else "operand has"
+        raise ValueError(
+            f"{op}: the {what} {largest / 1e9:,.4g} GB per rank, but a device of {cluster.name} has "
+            f"{cluster.memory_bytes / 1e9:,.4g} GB (device.memory)"
+        )
     most = min(max_sms or cluster.channels, cluster.channels)
-    native = cluster.native(plan.num_channels(request.block_count * item_bytes, most))
-    machine = sim.machine_of(native, request.num_ranks)
+    native = cluster.native(plan.num_channels(row.name, attributes, dtype, *counts, most))
+    machine = sim.machine_of(native, n)
     if cluster.ll is not None:
         machine.ll = machine.ll_two_shot = cluster.ll
-    able = plan.Capabilities("cuda", in_place=symmetric_buffers, max_channels=most, machine=machine)
-    try:
-        found = plan.resolve_plan(request, algorithm or "", item_bytes, able)
-    except ValueError as error:
-        raise ValueError(f"{op}: {error}") from None
+    able = plan.Capabilities(
+        "cuda",
+        setting="plans",
+        tested_between_nodes=True,
+        in_place=symmetric_buffers,
+        max_channels=cluster.channels,
+        machine=machine,
+    )
+    placement = plan.Placement(ranks_per_node=inner, found=algorithm is not None, gin=True)
+    found = _request.planned(op, call, placement, able)
     if not found.ll:
         native = cluster.native(found.num_channels)
     native.arena = not symmetric_buffers
-    return found, native
+    return found, native, operand
 
 
 def _surviving(
@@ -246,7 +248,17 @@ def collective(
         if not fault.planes:
             groups.place(cluster, fault)
         notes.append(str(fault))
-    request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
+    choice, native, operand = resolve(
+        op,
+        x,
+        n,
+        cluster,
+        algorithm=algorithm,
+        source=source,
+        perm=perm,
+        max_sms=max_sms,
+        symmetric_buffers=symmetric_buffers,
+    )
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,
@@ -257,13 +269,10 @@ def collective(
         "origins": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
     }
     if fidelity == "bounds":
-        native = cluster.native(plan.num_channels(request.block_count * item_bytes, cluster.channels))
-        native.arena = not symmetric_buffers
-        bounds = sim.bounds(request, item_bytes, native)
+        bounds = sim.bounds(choice.call_request, choice.item_bytes, native)
         larger = max(bounds.alpha_s, bounds.beta_s) or 1.0
         limits = _limits(larger, bounds.alpha_s, bounds.beta_s, bounds.bottleneck)
         return Simulated(**common, **limits, notes=tuple(notes))
-    choice, native = resolve(op, request, item_bytes, cluster, algorithm, max_sms, symmetric_buffers)
     channels = max(choice.num_channels, 1)
     for level in cluster.levels[2:]:
         if level.paths:
@@ -285,10 +294,10 @@ def collective(
         link = f"{cluster.levels[0].name} out (LL)"
         limits = _limits(time_s, max(time_s - beta_s - cluster.launch_s, 0.0), beta_s, link)
         return result(time_s, limits, utilisation={link: beta_s / time_s}, ranks_simulated=1)
+    item_bytes = choice.item_bytes * channels  # all channels at once
     try:
         limit = (_MAX_BROKEN if cluster.faults else _MAX_STEPS) if max_steps is None else max_steps
-        bytes_of_all = item_bytes * channels
-        found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
+        found = sim.simulate(choice.request, choice.algorithm, item_bytes, native, fidelity, limit, max_entries)
     except ValueError as error:
         if cluster.faults and "would have to be simulated" in str(error):
             raise ValueError(
@@ -296,7 +305,7 @@ def collective(
             ) from None
         if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults:
             raise
-        least = sim.bounds(request, item_bytes * channels, native)
+        least = sim.bounds(choice.request, item_bytes, native)
         time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)
         limits = _limits(time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck)
         why = "cost model, in which transfers do not share links: " + limits["why"]

@@ -21,7 +21,9 @@ class Program(NamedTuple):
     specs: Any  # PartitionSpec of each array of the state
     tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
     step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
-    evaluate: Callable  # (state, tokens) -> {"loss"} of the batch, nats per byte; with build(evaluation=), all losses
+    evaluate: (
+        Callable  # (parameters, tokens) -> {"loss"} of the batch, nats per byte; with build(evaluation=), all losses
+    )
     gradients: Callable | None = None  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
     graphdef: Any = None  # for nnx.merge with the parameters, of a Program of build()
 
@@ -134,7 +136,7 @@ def make_program(config, mesh, init, specs, optimizer, gradients, norm, evaluate
         specs=state_specs,
         tokens=tokens_spec,
         step=on_mesh(step, (state_specs, P()), donate_argnums=0),
-        evaluate=on_mesh(lambda state, tokens: evaluate(state[0], tokens), P()),
+        evaluate=on_mesh(evaluate, P(), specs),
         gradients=on_mesh(loss_and_gradients, (P(), specs), specs),
         **others,
     )

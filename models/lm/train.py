@@ -124,8 +124,8 @@ class Run:
             with open(self.out / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(self.records[-1]) + "\n")
 
-    def put(self, tokens):
-        return distributed.put(tokens, NamedSharding(self.mesh, self.program.tokens))
+    def put(self, tokens, mesh=None):
+        return distributed.put(tokens, NamedSharding(mesh or self.mesh, self.program.tokens))
 
     def advance(self):
         """One training step -> its metrics as Python numbers."""
@@ -135,11 +135,16 @@ class Run:
         self.step += 1
         return {name: float(value) for name, value in metrics.items()}
 
+    def evaluation(self):
+        """The program, the mesh and the parameters of an evaluation."""
+        return self.program, self.mesh, self.state[0]
+
     def evaluate(self):
         """Returns and logs the bits per byte and other metrics, always on the same held-out windows."""
         config = self.config
         batches = data.heldout_batches(self.heldout_text, config.batch, config.seq + 1, config.eval_batches)
-        found = [self.program.evaluate(self.state, self.put(tokens)) for tokens in batches]
+        program, mesh, params = self.evaluation()
+        found = [program.evaluate(params, self.put(tokens, mesh)) for tokens in batches]
         means = {f"heldout_{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
         record = {"heldout_bits_per_byte": means.pop("heldout_loss") / math.log(2), **means}
         self.log(**record)

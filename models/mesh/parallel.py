@@ -48,11 +48,12 @@ class Config(pp.PipelineConfig, cp.Config, tp.Config):
     axes = (pp.AXIS, *EXPERTS)
     batch_axes = ("data",)
     # All other options change the balancing loss.
-    free_on_resume = (*lm_config.Config.free_on_resume, "attention", "matmul")
+    free_on_resume = (*lm_config.Config.free_on_resume, "attention", "matmul", "eval_layout")
     moe = "dropless"  # of models.moe.model.MoE
 
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")
     layers: int = option(4, "transformer blocks")
+    eval_layout: str = option("", "layout of evaluations, of as many ranks, with pipe 1 and the same tensor")
     microbatches: int = option(4, "parts of the batch of a group, which are in the pipeline at the same time")
     rounds: int = option(1, "times that a microbatch passes all stages, each time with other layers")
     experts: int = option(4, "experts per layer; 0: the feed-forward layers are not mixtures of experts")
@@ -69,6 +70,15 @@ class Config(pp.PipelineConfig, cp.Config, tp.Config):
         self.check(self.balance >= 0, "balance", "at least 0")
         self.check(self.experts != 1 and self.experts >= 0, "experts", "0, or at least 2: each token chooses two")
         self.check_divides(EXPERTS, experts="experts")
+
+        if self.eval_layout:
+            to, tensor = self.evaluation(), self.ranks(tp.AXIS)
+            self.check(to.ranks(tp.AXIS) == tensor, "eval_layout", f"tensor {tensor}")
+            self.check(to.ranks() == self.ranks(), "eval_layout", f"{self.ranks()} ranks")
+
+    def evaluation(self):
+        """The configuration of an evaluation: no pipeline, so a batch is not divided."""
+        return dataclasses.replace(self, layout=self.eval_layout, eval_layout="", rounds=1, microbatches=1)
 
     def without_effect(self):
         return super().without_effect() | ({} if self.experts else {"balance": "--experts 0"})
@@ -88,8 +98,9 @@ class Transformer(lm.Transformer):
 class Group:
     """Parameters that are packed together: those of a layer, of the embedding, or of the head.
 
-    Matrices that "tensor" divides become one vector for each of its ranks, which STATE divides. The others keep their
-    form: experts, which EXPERTS divides, and small ones, which are equal on all ranks of a stage.
+    Matrices that "tensor" divides become one vector for each of its ranks, which STATE divides. It has the same size in
+    all layouts of as many ranks. The others keep their form: experts, which EXPERTS divides, and small ones, which are
+    equal on all ranks of a stage.
     """
 
     def __init__(self, config, shapes):
@@ -99,7 +110,7 @@ class Group:
             for path in flatten_dict(shapes)
             if path[-1] in tp.SPECS and not (config.experts and path[0] == "mlp")
         }
-        self.packing = zero.Packing(jax.eval_shape(lambda: self.matrices(zeros_like(shapes), 0)), config.ranks(*STATE))
+        self.packing = zero.Packing(jax.eval_shape(lambda: self.matrices(zeros_like(shapes), 0)), config.ranks())
         self.rest = unflatten_dict({path: x for path, x in flatten_dict(shapes).items() if path not in self.cut})
 
     def matrices(self, tree, rank):
@@ -149,6 +160,16 @@ def arrange(config, params):
         "head": groups["head"].pack(params["head"]),
     }
     return pp.arrange(config, packed)
+
+
+def move(params, shardings, comm):
+    """Parameters of a run -> parameters of its evaluations, which have one stage with all layers."""
+    moved = comm.reshard(params, shardings)
+
+    def one_stage(blocks):
+        return jax.tree.map(lambda x: x.reshape(1, 1, -1, *x.shape[3:]), blocks)
+
+    return {**moved, "blocks": jax.jit(one_stage, out_shardings=shardings["blocks"])(moved["blocks"])}
 
 
 def layer(config, block, x, attend, comm):

@@ -104,19 +104,23 @@ TEST_CASE("every algorithm by one and by many threads") {
   }
 }
 
-// Sources with short fragments and sources in other processes are copied tile by tile.
-TEST_CASE("reductions of more than a tile") {
+// Sources with short fragments and sources in other processes are copied tile by tile. In a ring, the operands of a sum
+// have different fragments: data of a peer are contiguous.
+TEST_CASE("reductions of more than a tile, and of operands with different fragments") {
   constexpr int32_t kRanks = 2;
-  const bool single_copy = Node::AllowSingleCopy();
-  for (const bool remote : {false, true}) {
-    if (remote && !single_copy) continue;
-    const int64_t block = remote ? 40'001 : 2'100, contiguous_count = remote ? block : 3;
+  const struct {
+    const char* algorithm;
+    int64_t block, contiguous_count;
+    bool remote;
+  } cases[] = {{"direct", 2'100, 3, false}, {"direct", 40'001, 40'001, true}, {"ring", 384, 128, false}};
+  for (const auto& [algorithm, block, contiguous_count, remote] : cases) {
+    if (remote && !Node::AllowSingleCopy()) continue;
     Request request;
     request.collective = Collective::kReduceScatter;
     request.geometry.ranks_per_node = kRanks;
     request.geometry.pull = true;
     request.block_count = block;
-    const auto program = Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request),
+    const auto program = Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, algorithm), request),
                                        {kRanks, block, contiguous_count}, {1, block, block}, sizeof(int32_t),
                                        FindReduce(DType::kS32, ReduceOp::kSum));
     Values in(kRanks), out(kRanks, std::vector<int32_t>(block, -1));

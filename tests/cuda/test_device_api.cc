@@ -241,6 +241,36 @@ TEST_CASE("barriers, and puts along a ring: blocks, warps, and several warps") {
   });
 }
 
+// The host sees which call runs, and the wait in it, before the wait ends.
+TEST_CASE("how far calls have come") {
+  Node node(3, 2, 4);
+  for (device::Comm& comm : node.comms) comm.num_calls = node.memory.Upload(std::vector<uint64_t>(1));
+  const auto progress = [&](int32_t r) -> const device::Progress& { return node.reports[r].progress; };
+  const auto call = [&](int32_t missing) {
+    emulation::Launch(2, 3, kWarp, FirstSeed(), [&] {
+      const auto rank = static_cast<int32_t>(blockIdx.y);
+      if (rank == missing) return;
+      device::BeginCall(node.comms[rank]);
+      if (!device::Barrier(node.comms[rank], static_cast<int32_t>(blockIdx.x), 5)) return;
+      device::EndCall(node.comms[rank]);
+    });
+  };
+  for (uint64_t number = 1; number <= 3; ++number) {
+    call(-1);
+    for (int32_t r = 0; r < 3; ++r) {
+      CHECK(progress(r).begun == (number << 32 | 7) && progress(r).ended == number);
+    }
+  }
+  const uint64_t begin_ns = emulation::NowNs();
+  call(1);
+  CHECK(progress(1).begun == (uint64_t{3} << 32 | 7));
+  for (const int32_t r : {0, 2}) {
+    CHECK(progress(r).begun == (uint64_t{4} << 32 | 7) && progress(r).ended == 3);
+    CHECK(progress(r).waits_for == (uint64_t{2 + 4} << 32 | 5));  // the rank of the larger group
+    CHECK(progress(r).waits_ns > begin_ns && progress(r).waits_ns <= emulation::NowNs());
+  }
+}
+
 TEST_CASE("a missing rank") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t blocks, unsigned threads) {
     TestMissingRank<Block>(seed, size, blocks, threads);

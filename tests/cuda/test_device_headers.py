@@ -304,3 +304,22 @@ def test_a_library_that_does_not_fit(module, tmp_path):
         RuntimeError, match=r"old\.so was compiled with the headers of jaxcomm 0\.0\.7, but jaxcomm 0\."
     ):
         jaxcomm.register_ffi_target("other", ctypes.CDLL(tmp_path / "old.so"), **handlers)
+
+
+@pytest.mark.parametrize("name", ["fused_rmsnorm", "all_gather_matmul", "token_dispatch"])
+def test_the_comparison_finds_a_wrong_kernel(name, monkeypatch):
+    """compare.py, with plain JAX in place of the kernel: right, wrong in one element, and wrong on one rank."""
+    monkeypatch.syspath_prepend(RING.parent)
+    monkeypatch.syspath_prepend(RING.parent / name)
+    compare, reference = importlib.import_module("compare"), importlib.import_module(name).reference
+    line = jax.make_mesh((4,), (compare.AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def wrong(*operands):
+        results, tree = jax.tree.flatten(reference(*operands))
+        on_last = (jax.lax.axis_index(compare.AXIS) == 3).astype(results[-1].dtype)
+        return tree.unflatten([*results[:-1], results[-1].at[-1].add(on_last)])
+
+    sizes = compare.COMPARISONS[name].sizes[1]
+    for dtype in compare.COMPARISONS[name].tolerance:
+        assert compare.worst_error(name, reference, reference, line, sizes, dtype) == 0
+        assert compare.worst_error(name, wrong, reference, line, sizes, dtype) > 1

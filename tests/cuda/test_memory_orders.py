@@ -16,6 +16,7 @@ ACCESSES = {
     "StoreRelease": ("StoreRelease(word, *out)", "st.release.sys.b64", "a release store, system scope"),
     "LoadRelaxed": ("*out = LoadRelaxed(word)", "ld.relaxed.cta.b64", "a relaxed load, block scope"),
     "StoreRelaxed": ("StoreRelaxed(word, *out)", "st.relaxed.cta.b64", "a relaxed store, block scope"),
+    "StoreToHost": ("StoreToHost(word, *out)", "st.relaxed.sys.b64", "a relaxed store, system scope"),
     "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.gpu.b64", "a relaxed exchange, device scope"),
     "FetchAdd": ("*out = FetchAdd(word, 1)", "atom.add.relaxed.cta.u64", "a relaxed sum, block scope"),
     "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64", "two relaxed loads, system scope"),
@@ -64,7 +65,7 @@ BARRIERS = {
     "OfWarps(0, 2, 1)": {"barrier.red.or.pred"},
     "OfBlock()": {"bar.red.or.pred"},
 }
-SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
+SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "StoreToHost", "Claim"}
 BULK = {
     "FenceAsyncGlobal", "FenceAsyncShared", "InitBulkBarrier", "ExpectBytes", "IsPhaseComplete", "LoadBulk",
     "StoreBulk", "WaitForReads", "WaitForStores",

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import bulk_times
 import measured
 import on_gpu
 import pytest
@@ -63,21 +62,6 @@ def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_runn
     assert [line.split()[0] for line in table] == ["FAILED", "FAILED", "FAILED", "passed"]
 
 
-def test_parts_that_are_left_out_have_a_reason(run):
-    _, record = run(
-        shell("no hardware", "true", missing="there is no GPU"),
-        shell("fails", "false"),
-        shell("builds on it", "true", after="fails"),
-        shell("builds on what was left out", "true", after="no hardware"),
-    )
-    assert record["tests"] == {"fails": False}
-    assert record["left_out"] == {
-        "no hardware": "there is no GPU",
-        "builds on it": "fails has not passed",
-        "builds on what was left out": "no hardware has not passed",
-    }
-
-
 def test_a_second_run_of_some_parts_keeps_the_results_of_the_others(run):
     build, first = shell("build: all", "true"), shell("first", "true", after="build: all")
     _, record = run(build, first, shell("second", "true", missing="no time"))
@@ -107,24 +91,6 @@ def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
     assert record["tests"] == {"a": True, "b": True}
 
 
-def test_parts_may_run_in_parallel(run, tmp_path):
-    made, _ = run()
-    started = made.begin(shell("in the background", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; sleep 0.2"))
-    made.run(shell("go", f"touch {tmp_path}/go"), shell("waits", "sleep 2"))
-    made.end(started)
-    assert set(made.record["tests"].values()) == {True} and len(made.record["tests"]) == 3
-    assert made.record["seconds"]["in the background"] < 2  # its own time, not that of the others
-
-
-def test_lines_of_json_are_kept_also_of_a_part_that_is_killed(run):
-    made, record = run(
-        shell("keeps", """echo text; echo '{"x": 1}'; echo '{broken'; echo '{"x": 2}'; sleep 30""", 1, keep=True),
-        shell("has nothing to keep", "true", keep=True),
-    )
-    assert made.lines("keeps") == [{"x": 1}, {"x": 2}]
-    assert record["tests"] == {"keeps": False, "has nothing to keep": False}
-
-
 def test_reports_of_all_processes_count(run, tmp_path):
     folder = tmp_path / "reports"
 
@@ -147,15 +113,6 @@ def test_reports_of_all_processes_count(run, tmp_path):
         "notes": {"ranks": 2},
     }
     assert record["left_out"] == {"skipped": "skipped: no nodes"}
-
-
-def test_logs_are_cut(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "LOG_BYTES", 40_000)
-    many = "i=0; while [ $i -lt 4000 ]; do echo line $i; i=$((i + 1)); done"
-    run(*(shell(str(i), many) for i in range(8)))
-    log = (tmp_path / "out" / "name.log").read_text()
-    assert len(log) < 60_000
-    assert log.count("line 3999") == 8
 
 
 # The selection of parts.
@@ -262,13 +219,6 @@ def test_there_is_time_for_all_parts(machine):
     assert sorted(order, key=names.index) == list(order)
 
 
-def test_timings_run_alone(machine, monkeypatch):
-    at_once = []
-    monkeypatch.setattr(Recorder, "run", lambda self, *parts: at_once.append([part.name for part in parts]))
-    on_gpu.timings(machine, Recorder())
-    assert [names for names in at_once if len(names) > 1] == [[part.name for part in machine.builds()]]
-
-
 def test_without_a_gpu_no_part_but_the_builds_runs(machine):
     machine.no_gpu = "there is no NVIDIA GPU"
     for parts in parts_of(machine).values():
@@ -305,17 +255,6 @@ def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):
     assert not any(part.missing for command in ("smoke", "kernels") for part in parts[command].values())
     assert not parts["timings"][on_gpu.VIRTUAL_RANKS].missing and not parts["timings"][on_gpu.FLAGGED].missing
     assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["jax"]["build: jaxcomm"].command
-
-
-def test_the_nccl_that_was_brought_comes_first(machine):
-    machine.lay_overlay()
-    overlay = machine.work / "overlay"
-    assert (overlay / "nvidia" / "nccl" / "include" / "nccl.h").exists()
-    environment = machine.environment()
-    assert str(overlay) in environment["PYTHONPATH"].split(os.pathsep)
-    assert environment["LD_PRELOAD"] == str(machine.nccl.path)
-    own = machine.environment(on_gpu.Nccl(None, given=False))
-    assert str(overlay) not in own["PYTHONPATH"] and "LD_PRELOAD" not in own
 
 
 def test_status_names_parts_that_exist(machine):
@@ -357,15 +296,6 @@ def test_the_machine_model_by_hand():
     expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
     assert found == pytest.approx(expected)
     assert measured.machine_model([], ll[:1]) == {}
-
-
-def test_times_of_bulk_copies():
-    def line(op, channels, bulk, median_us):
-        return {"what": "bulk", "op": op, "channels": channels, "bulk": bulk, "median_us": median_us}
-
-    virtual = [line("all_to_all", 4, 0, 8.0), line("all_to_all", 4, 1, 6.0), line("all_gather", 8, 0, 5.0)]
-    virtual.append({"what": "sweep", "op": "all_to_all", "channels": 4, "bulk": 0, "median_us": 1.0})
-    assert bulk_times.ratios(virtual) == {"all_to_all, 4 SMs per rank": 0.75}  # the other one is not complete
 
 
 def test_check_of_the_survivors_errors():

@@ -92,7 +92,7 @@ void SetTable(NodeGroup& group, Drawn& drawn, bool wide) {
     RowOperands operands;
     operands.table = wide ? static_cast<const void*>(group.memory.Upload(drawn.table)) : group.memory.Upload(narrow);
     operands.table_count = static_cast<int64_t>(drawn.table.size());
-    operands.wide_table = wide;
+    operands.int64_table = wide;
     const StatusOr<SliceArgs> whole = WithBuffers(args, args.x, args.y, operands);
     CHECK(whole.ok());
     args = *whole;

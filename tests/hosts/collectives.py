@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -10,6 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import resharding
 
 import jaxcomm
 
@@ -254,6 +258,8 @@ def values(mesh):
         groups_and_orders(mesh)
     ragged(mesh, everything)
     experts(mesh, everything)
+    for seed in range(8 if everything else 1):
+        resharding.check_random(seed, 12, max_bytes=[None, 200][seed % 2])
     nodes = jaxcomm.topology().nodes
     others = ON_ONE_NODE if len(nodes) > 1 else ON_SEVERAL_NODES
     expected = {(op, a) for table in (ON_GPUS, others) for op in table for a in table[op].split()}

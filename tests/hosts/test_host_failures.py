@@ -48,23 +48,25 @@ def start(hosts):
         rank.close()
 
 
-def check(text, *parts):
+def check(text, *parts, call=r"psum at failing.py:\d+ \(.+?\)"):
     """Checks that the error names op, call site and phase."""
-    assert re.search(
-        r"psum at failing.py:\d+ \(.+?\): (in the entry barrier|while running|in the exit barrier), ", text
-    ), text
+    assert re.search(call + r": (in the entry barrier|while running|in the exit barrier), ", text), text
     for part in parts:
         assert part in text, text
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
-def test_process_that_is_killed_in_a_collective(start, scenario, round_):
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [("killed_in_a_collective", {}), ("killed_while_large_data_move", {}),
+     ("killed_while_reshard_runs", {"call": "reshard at jaxcomm.reshard"})],
+)  # fmt: skip
+def test_process_that_is_killed_in_a_collective(start, scenario, options, round_):
     *survivors, victim = start(scenario, **LONG)
     killed = victim.wait_for("acts")["at"]
     for rank in survivors:
         error = rank.wait_for("error")
-        check(error["text"], "[6, 7] (process 3)")
+        check(error["text"], "[6, 7] (process 3)", **options)
         assert error["at"] - killed < PROMPT_S
         rank.wait_for("survivors work")
     finish(survivors)

@@ -24,16 +24,24 @@ def half_open(hosts):
     hosts.run(1, [*neighbour, "nud", "permanent"])
 
 
-def kill(hosts):
-    pass  # the process does it
+def no_fault(hosts):
+    pass  # the processes do it
 
 
 # Failure, scenario of failing.py, verdict, processes that cause it.
 TABLE = [
     (cut, "link_cut_between_collectives", "cut link", (0, 1)),
     pytest.param(half_open, "link_cut_between_collectives", "cut link", (0, 1), marks=pytest.mark.full),
-    pytest.param(kill, "killed_in_a_collective", "process dead", (1,), marks=pytest.mark.full),
+    pytest.param(no_fault, "killed_in_a_collective", "process dead", (1,), marks=pytest.mark.full),
+    pytest.param(cut, "link_cut_while_large_data_move", "cut link", (0, 1), marks=pytest.mark.full),
+    pytest.param(no_fault, "killed_while_large_data_move", "process dead", (1,), marks=pytest.mark.full),
+    pytest.param(no_fault, "killed_between_collectives", "process dead", (1,), marks=pytest.mark.full),
+    pytest.param(no_fault, "stopped", "stuck outside a collective", (1,), marks=pytest.mark.full),
+    pytest.param(no_fault, "different_ops", "other call", (0, 1), marks=pytest.mark.full),
+    pytest.param(no_fault, "different_shapes", "other shape or dtype", (0, 1), marks=pytest.mark.full),
+    pytest.param(no_fault, "another_version", "other version", (0, 1), marks=pytest.mark.full),
 ]
+SOON = {**LONG, "JAXCOMM_WARN_S": "0.6"}
 
 
 @pytest.mark.parametrize("fail, scenario, verdict, processes", TABLE)
@@ -42,9 +50,9 @@ def test_verdict(tmp_path, fail, scenario, verdict, processes):
         ranks = []
         try:
             for rank in range(2):
-                env = environment(rank, 2, f"{hosts.address(0)}:23456", JAXCOMM_RECORDER=str(tmp_path), **LONG)
+                env = environment(rank, 2, f"{hosts.address(0)}:23456", JAXCOMM_RECORDER=str(tmp_path), **SOON)
                 ranks.append(Rank(hosts.start(rank, argv(scenario), env=env, text=True, **netns.PIPES)))
-            if fail is not kill:
+            if fail is not no_fault:
                 for rank in ranks:
                     rank.wait_for("ready")
                 fail(hosts)

@@ -7,6 +7,7 @@ import scripts
 from scripts import tiny
 
 from models.mesh import parallel as mesh
+from models.mesh import train
 from models.moe.model import MoE
 
 full = pytest.mark.full
@@ -67,7 +68,7 @@ def test_an_evaluation_has_one_sum_of_losses():
     """The prediction's; that of the balancing loss is not needed."""
     config = tiny("mesh", layout="1x2x1x1", experts=2, microbatches=1)
     program = scripts.program(config)
-    found = scripts.collectives(program.evaluate, jax.eval_shape(program.init), scripts.tokens(config))
+    found = scripts.collectives(program.evaluate, jax.eval_shape(program.init)[0], scripts.tokens(config))
     assert found.pop("all_reduce") == 1
     assert set(found) == {"all_gather", "dispatch", "combine", *MOE}
 
@@ -110,6 +111,27 @@ def test_each_rank_holds_its_share_of_the_state(experts):
     if experts:
         assert names["['up']"] == names["['down']"] == {(True, 8)}
         assert names["['router']"] == {(True, 2)}
+
+
+@pytest.mark.parametrize(("experts", "rounds"), [(4, 1), pytest.param(0, 2, marks=full)])
+def test_an_evaluation_without_the_pipeline_has_the_same_loss(tmp_path, experts, rounds):
+    options = {"layout": "2x1x1x2", "layers": 4, "rounds": rounds, "experts": experts, "microbatches": 2, "steps": 1}
+    found = {}
+    for layout in ("", "1x2x1x2"):
+        config = tiny("mesh", eval_layout=layout, out=str(tmp_path / f"run {layout}"), eval_batches=1, **options)
+        run = train.Run(config)
+        assert np.isfinite(run.advance()["loss"])
+        found[layout] = run.evaluate()["heldout_bits_per_byte"]
+        run.checkpoints.close()
+    assert found[""] == pytest.approx(found["1x2x1x2"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"), [("1x2x2x1", "tensor 2"), ("1x1x1x2", "4 ranks"), ("2x1x1x2", "one for each stage")]
+)
+def test_a_layout_of_evaluations_has_the_same_ranks(layout, text):
+    with pytest.raises(ValueError, match=text):
+        tiny("mesh", layout="2x1x1x2", microbatches=2, eval_layout=layout)
 
 
 def test_layers_are_mixtures_only_with_experts():

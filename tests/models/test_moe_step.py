@@ -95,7 +95,7 @@ def test_evaluation_has_its_own_capacity(mesh):
     of_one_device = jax.jit(plain.metrics, static_argnums=(2, 3))
     expected = of_one_device(params, tokens, CONFIG, CONFIG.eval_capacity)
     assert 0 < expected["dropped"] < of_one_device(params, tokens, CONFIG, CONFIG.capacity)["dropped"]
-    metrics = program.evaluate(state, tokens)
+    metrics = program.evaluate(state[0], tokens)
     assert set(metrics) == set(expected)
     for name, value in expected.items():
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5), name

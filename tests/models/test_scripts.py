@@ -123,7 +123,7 @@ def test_training_follows_that_of_one_device(script, layout, options):
     # Rounding grows from step to step, in the gradients first.
     np.testing.assert_allclose(norms[:10], wanted_norms[:10], rtol=1e-3)
     np.testing.assert_allclose(norms, wanted_norms, rtol=1e-2)
-    found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))["loss"]
+    found = scripts.program(config).evaluate(scripts.first_state(config)[0], scripts.tokens(config))["loss"]
     assert float(found) == pytest.approx(wanted[0], rel=1e-5)
 
 

@@ -244,6 +244,20 @@ def test_a_lowering_makes_no_primitives_of_its_own(mesh, monkeypatch, platform):
     assert ("jaxcomm_dispatch" in text) == ("ragged_all_to_all" not in text) == (platform != "tpu")
 
 
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_row_beside_those_of_a_rank_is_refused(line, slot):
+    """Each rank sends one row to expert 0, in the order of ranks. Rank 1 fetches the row of its neighbour."""
+    ids = np.zeros((8, 1, 1), np.int32)
+
+    def body(ids, x):
+        r = moe.route(ids, "gpu", num_experts=8)
+        wrong = jnp.where(lax.axis_index("gpu") == 1, slot, r.slot)
+        return moe.combine(moe.dispatch(x, r), dataclasses.replace(r, slot=wrong))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"row {slot} of expert 0 does not belong to this rank"):
+        run(body, line, ids, np.ones((8, 1, 2), np.float32))
+
+
 def test_gradient_of_small_floats_is_refused(line):
     ids, x = np.zeros((8, 2, 1), np.int32), np.ones((8, 2, 4), np.float32)
 

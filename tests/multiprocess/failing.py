@@ -233,18 +233,54 @@ def large_data_move():
     return program(body)
 
 
+def resharded(x, spec):
+    """Devices in the opposite order, so that every element moves."""
+    devices = x.sharding.mesh.devices[::-1]
+    return jaxcomm.reshard(x, NamedSharding(Mesh(devices, ("i",)), spec))
+
+
+def resharding_runs():
+    """Moves an array between two shardings in a loop, until a peer fails."""
+    rows = np.arange(1 << 22, dtype=np.float32).reshape(1 << 11, 1 << 11)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P("i"))
+    x = jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
+
+    def run():
+        moved = x
+        while True:
+            for spec in (P(None, "i"), P("i")):
+                moved = jax.block_until_ready(resharded(moved, spec))
+
+    return run
+
+
 @scenario
-def killed_while_large_data_move():
-    """The other processes read the memory of the one that ends."""
+def killed_while_reshard_runs():
+    acts_while(resharding_runs(), kill)
+    survivors_work()
+
+
+@scenario
+def stopped_while_reshard_runs():
+    acts_while(resharding_runs(), lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def acts_while(run, action):
+    """The victim acts after a few seconds of the run, which fails in all processes."""
 
     def act():
         say("acts")
-        kill()
+        action()
 
-    run = large_data_move()
     if jax.process_index() == VICTIM:
         threading.Timer(3.0, act).start()
     attempt(run)
+
+
+@scenario
+def killed_while_large_data_move():
+    """The other processes read the memory of the one that ends."""
+    acts_while(large_data_move(), kill)
     survivors_work()
 
 
@@ -354,6 +390,14 @@ def network_key(process):
     return f"jaxcomm/network/{process}"
 
 
+NUMBERS = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+
+
+def place_numbers():
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P("i"))
+    return jax.make_array_from_callback(NUMBERS.shape, sharding, lambda index: NUMBERS[index])
+
+
 @scenario
 def watched_by_strangers():
     """Runs collectives and checks their values, until the parent ends it."""
@@ -371,6 +415,9 @@ def watched_by_strangers():
         for shard in run(rows).addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
             last = bool(np.asarray(shard.data)[0, 0])
+        numbers = place_numbers()
+        for shard in resharded(numbers, P(None, "i")).addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), NUMBERS[shard.index])
         rounds += 1
         time.sleep(0.02)  # leaves processors to the strangers
     say("right", rounds=rounds)
@@ -388,6 +435,7 @@ def has_another_token():
     attempt(lambda: program(psum)())
     x = jnp.ones((1, 1 << 18), jnp.float32)
     attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
+    attempt(lambda: jax.block_until_ready(resharded(place_numbers(), P(None, "i"))))
 
 
 @scenario

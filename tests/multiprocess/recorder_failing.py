@@ -1,11 +1,14 @@
 """Programs of failing.py that hang without an error, for the analysis of the flight recorder."""
 
+import contextlib
 import json
 import os
+import resource
 import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -85,6 +88,23 @@ def write_checkpoint(path):
         pass
 
 
-SCENARIOS = {
-    f.__name__: f for f in (crossed_groups, never_joined, raises_before_the_call, one_iteration_less, slow_disk)
-}
+def full_shared_memory():
+    """The last process gets no more than a page."""
+    program(jaxcomm.psum)()
+    if LATE:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    run = program(lambda x, axis: jaxcomm.psum(jnp.ones(1 << 22) * x, axis, algorithm="ring")[:1])
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        run()
+    sys.stdin.readline()
+
+
+HANGS = (
+    crossed_groups,
+    never_joined,
+    raises_before_the_call,
+    one_iteration_less,
+    slow_disk,
+    full_shared_memory,
+)
+SCENARIOS = {f.__name__: f for f in HANGS}

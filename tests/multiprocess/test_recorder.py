@@ -8,9 +8,11 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from ranks import DEADLINE_S, LONG
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _roofline, _runs, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _roofline, _runs, _stragglers, _top, _verdict
 
 # Of failing.py and recorder_failing.py: verdict, processes that cause it, ranks behind (two for each process), part of
 # the text. Processes whose programs differ raise after JAXCOMM_WARN_S; the others hang for a minute.
@@ -37,6 +39,15 @@ HANGS = {
     "killed_between_collectives": ("process dead", (1,), (2, 3), "was killed or has crashed"),
     "another_version": ("other version", (0, 1), (), "99.0"),
     "killed_during_bootstrap": ("dump missing", (1,), (), "have no file"),
+    "stopped_in_one_shot": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
+    "stopped_while_its_data_lands": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
+    "killed_in_one_shot": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "killed_while_large_data_move": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "full_shared_memory": ("failed call", (1,), (2, 3), "of shared memory"),
+    "one_after_the_other_is_killed": ("process dead", (2,), (4, 5), "was killed or has crashed"),
+    "killed_in_a_collective of the coordinator": ("process dead", (0,), (0, 1), "was killed or has crashed"),
+    "killed_between_collectives of the coordinator": ("process dead", (0,), (0, 1), "was killed or has crashed"),
+    "coordinator_killed_during_bootstrap": ("dump missing", (0,), (), "have no file"),
 }
 # One after the other in one launch: all processes live on.
 ERRORS = {
@@ -45,7 +56,9 @@ ERRORS = {
     "different_dtypes": ("other shape or dtype", (0, 1), BOTH, "of int32"),
     "different_algorithms": ("other call", (0, 1), BOTH, "direct"),
     "different_orders": ("other order", (0, 1), BOTH, "psum at failing.py"),
-    "different_trip_counts": ("other call", (0, 1), BOTH, "the programs differ elsewhere"),
+    "different_trip_counts": ("other call", (0, 1), BOTH, "in another program or execution"),
+    "different_algorithms_of_route_and_dispatch": ("other call", (0, 1), BOTH, "is in moe.route at"),
+    "different_algorithms_of_combine": ("other call", (0, 1), BOTH, "in another program or execution"),
     "no_descriptors_left": ("failed call", (1,), (2, 3), "memfd_create"),
 }
 
@@ -74,7 +87,11 @@ def hangs(start, folder, scenario):
     os.mkfifo(own / "fifo")
     more = {"FIFO": str(own / "fifo"), "JAXCOMM_RECORDER": str(own)}
     warned = scenario == "one_iteration_less"  # the rank that waits asks for the stacks
-    ranks = start(scenario, 2, **{**LONG, **more, "JAXCOMM_WARN_S": "1" if warned else "30"})
+    more["JAXCOMM_WARN_S"] = "1" if warned else "30"
+    if coordinated := "coordinator" in scenario or scenario.startswith("one_after"):
+        more["VICTIM"] = "0"
+    nodes = "ab" if scenario == "stopped_while_its_data_lands" else ""
+    ranks = start(scenario.partition(" of ")[0], 3 if coordinated else 2, nodes=nodes, **LONG, **more)
     return ranks, analyzed(own, HANGS[scenario], stacks=not warned)
 
 
@@ -108,8 +125,21 @@ def test_hangs(start, tmp_path, capsys):
     for ranks, _ in launches:
         for rank in ranks:
             rank.close()
-    for scenario in DEFAULT:  # after all were killed, the files still say that the program had not gone on
-        assert recorder.analyze(tmp_path / scenario, window_s=0.5).verdict != "ok"
+    for scenario in DEFAULT:  # after all were killed, the files still say why the program had not gone on
+        for window_s in (0.5, 60):
+            assert recorder.analyze(tmp_path / scenario, window_s=window_s).verdict == HANGS[scenario][0]
+    # So they do if a process was killed later, which had noticed the death of the other one.
+    run = _runs.find(tmp_path / "crossed_groups")
+    run.rings[0].header["alive_ns"] -= 5 * 10**9
+    calls, ended_ns = run.rings[1].calls, run.rings[1].header["alive_ns"]
+    calls[-1] = dataclasses.replace(calls[-1], phase="failed", ended_ns=ended_ns)
+    assert _verdict.diagnose(run, window_s=60)[0].verdict.value == HANGS["crossed_groups"][0]
+    # And if a process was stopped. The death of a process would have failed its call.
+    run = _runs.find(tmp_path / "stopped")
+    run.rings[0].header["alive_ns"] += 20 * 10**9
+    finding = _verdict.diagnose(run, window_s=60)[0]
+    assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
+    assert "was stopped: it gave no more signs" in finding.lines[0]
 
 
 @pytest.mark.full
@@ -137,6 +167,20 @@ def test_errors_of_calls_that_differ(start, tmp_path):
     for rank in ranks:
         rank.wait_for("end")
     assert recorder.analyze(tmp_path, window_s=60).verdict == "ok"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "scenario, expected, more",
+    [
+        ("different_shapes", ERRORS["different_shapes"], {"STARTED": "1"}),
+        ("wrong_routing", ("failed call", (1,), (2, 3), "does not belong to this rank"), {}),
+    ],
+)
+def test_each_error(start, tmp_path, scenario, expected, more):
+    for rank in start(scenario, 2, JAXCOMM_RECORDER=str(tmp_path), **SOON, **more):
+        rank.wait_for("error")
+    analyzed(tmp_path, expected, dumps=True)
 
 
 def run(code, folder, **environment):
@@ -168,8 +212,10 @@ def folder(tmp_path_factory):
         "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
         "s, = jaxcomm.recorder.stats().sites\n"
         "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
-        "from jaxcomm.recorder import _prometheus\n"
-        "print(_prometheus.text(jaxcomm.recorder.stats(), 0))\n"
+        "import urllib.request\n"
+        "url = f'http://127.0.0.1:{jaxcomm.recorder.serve()}/metrics'\n"
+        "page = urllib.request.urlopen(url, timeout=60)\n"
+        "print(page.headers['Content-Type'], page.read().decode())\n"
         "jaxcomm.recorder.dump()\n"
     ).replace("TRACE", str(folder / "trace.json"))
     done = run(code, folder, JAXCOMM_RECORDER_CALLS="4")
@@ -181,6 +227,7 @@ def folder(tmp_path_factory):
 def test_counters(folder):
     lines = (folder / "out").read_text().splitlines()
     assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) True True"
+    assert lines[1].startswith("text/plain; version=0.0.4")
     labels = [line for line in lines if line.startswith("jaxcomm_calls_total{")]
     assert len(labels) == 1 and labels[0].endswith(" 11") and 'op="psum"' in labels[0]
 
@@ -224,6 +271,65 @@ def test_a_process_that_is_stopped_between_two_arrivals(folder):
     assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
 
 
+def rings_of(folder, calls_of, num_processes=2):
+    """A program in which each process has two ranks and these calls: changes of a recorded call."""
+    recorded = _file.read(next(folder.glob("*.ring")))
+    group = _file.Group(1, tuple(range(2 * num_processes)), tuple(p // 2 for p in range(2 * num_processes)), 0)
+    rings = {}
+    for process, changes in enumerate(calls_of):
+        header = {**recorded.header, "process": process, "num_processes": num_processes}
+        calls = []
+        for number, change in enumerate(changes, 1):
+            change = {"site": 0, **change}
+            site = dataclasses.replace(recorded.sites[0], group=group, identity=change.pop("site"))
+            calls.append(dataclasses.replace(recorded.calls[0], number=number, site=site, **change))
+        rings[process] = dataclasses.replace(recorded, header=header, calls=calls)
+    return _runs.Run(rings, [], dict.fromkeys(rings, 0))
+
+
+def test_a_dead_process_explains_failures_after_its_end(folder):
+    """Both were killed. The clock of the second host is ahead by 1000 s."""
+    for death_s, failure_s in ((1005, 6), (1007, 6)):
+        run = rings_of(folder, [[{"phase": "failed", "key": 5, "ended_ns": failure_s * 10**9}], []])
+        for process, alive_s in ((0, 9), (1, death_s)):
+            run.rings[process].__dict__["state"] = "dead"
+            run.rings[process].header["alive_ns"] = alive_s * 10**9
+        for offset_ns in ({0: 0, 1: -1000 * 10**9}, {0: 1000 * 10**9, 1: 0}):
+            run.offset_ns = offset_ns
+            died_first = _verdict._Diagnosis(run, 1.0).died_first(1, 0, run.rings[0].calls[0])
+            assert died_first == (death_s - 1000 < failure_s)
+
+
+def test_a_later_call_of_the_group_follows_a_failure(folder):
+    """Also of another call site."""
+    failed, done = {"phase": "failed", "site": 1}, {"phase": "done", "site": 2}
+    for calls, expected in (([failed, done], []), ([done, failed], [2])):
+        diagnosis = _verdict._Diagnosis(rings_of(folder, [calls, []]), 1.0)
+        assert [call.number for call in diagnosis.last_failures(0)] == expected
+
+
+def test_stragglers_by_hand(folder):
+    """Three processes; in the second call, one has not recorded it. The clock of the last one is 10 s ahead."""
+
+    def started(key, at_s):
+        return {"phase": "done", "key": key, "started_ns": at_s * 10**9}
+
+    calls = [[started(1, 1), started(2, 20)], [started(1, 3), started(2, 30)], [started(1, 12)]]
+    run = rings_of(folder, calls, 3)
+    run.offset_ns[2] = -10 * 10**9
+    (found,) = _stragglers.find(run)
+    assert (found.process, found.last, found.calls, found.waiting_s) == (1, 1, 1, 2 + 1)
+
+
+def test_clocks_by_the_calendar(folder):
+    """Without common calls: the second host has started 50 s later and its clock shows 7 s."""
+    run = rings_of(folder, [[], []])
+    for process, (unix_s, own_s) in enumerate([(1000, 3), (1050, 7)]):
+        run.rings[process].header |= {"started_unix_ns": unix_s * 10**9, "started_ns": own_s * 10**9}
+    run.rings[1].header["kernel"] = "another boot:1"
+    assert _runs._offsets(run.rings, []) == {0: 0, 1: (50 - 4) * 10**9}
+
+
 def test_rates(folder):
     """11 calls of 32 bytes in 2 s, as counted since a start without calls."""
     run, before = _runs.find(folder), _runs.find(folder)
@@ -241,10 +347,11 @@ def event(number, moving_us, waiting_us, **changed):
 
 
 def test_report(tmp_path):
-    """Two calls, each in the rows of two ranks; one of an op without prediction."""
+    """Two calls of two processes, each in the rows of two ranks; one of an op without prediction."""
     slow = [event(1, 9e6, 1e6), event(1, 9e6, 1e6), event(2, 11e6, 3e6), event(2, 11e6, 3e6)]
     tokens = event(3, 1e6, 3e6, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
     path = tmp_path / "run.json"
+    slow += [{**one, "pid": 1} for one in slow]
     path.write_text(json.dumps({"traceEvents": [*slow, tokens], "otherData": {"calls that the ring has dropped": 5}}))
     rows, notes = _roofline.report([path], limit_of=lambda shape: shape.size_bytes / 1e3)
     assert [(row.op, row.calls, row.size_bytes, row.copy_limit_us) for row in rows] == [
@@ -306,6 +413,24 @@ def test_the_ring_keeps_the_latest_calls(folder):
 def test_analysis_of_a_program_that_has_ended(folder):
     report = recorder.analyze(folder)
     assert report.verdict == "ok" and json.loads(report.json())["findings"][0]["verdict"] == "ok"
+
+
+def test_page(folder, tmp_path):
+    """One file, well formed, with a bar for each part of each call; texts of programs are escaped."""
+    page = tmp_path / "page.html"
+    assert _cli.main(["analyze", str(folder), "--html", str(page)]) == 0
+    root = ElementTree.fromstring(page.read_text().partition("</head>")[2].removesuffix("</html>\n"))
+    assert root.find("h1/span").text == "ok" and not re.search(r"https?://|src=", page.read_text())
+    (title, *_), bars = root.findall("svg/text"), root.findall("svg/rect")
+    assert title.text == "process 0 (ranks 0-1), ended (exit)"
+    widths = [float(bar.get("x")) + float(bar.get("width")) for bar in bars]
+    assert len(bars) == 8 and max(widths) == pytest.approx(_html.WIDTH, abs=1.1)
+    assert "psum at" in bars[0].find("title").text and ", done" in bars[0].find("title").text
+    run, report = _runs.find(folder), recorder.analyze(folder)
+    run.rings[0].calls[-1:] = [dataclasses.replace(run.rings[0].calls[-1], phase="running", ended_ns=0)]
+    note = dataclasses.replace(report, notes=("<script>",))
+    text = _html.page(note, run)
+    assert "<script>" not in text and "&lt;script&gt;" in text and 'fill="var(--bad)"' in text
 
 
 def test_export_for_pytorch(folder, tmp_path):

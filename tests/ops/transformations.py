@@ -66,7 +66,7 @@ class Transformations(collective.Collective):
     @pytest.mark.parametrize(("axes", "check_vma"), SETTINGS, ids=["vma", "no_vma"])
     @pytest.mark.parametrize("table", [TRANSFORMATIONS, DERIVATIVES], ids=["transformations", "derivatives"])
     def test_transformations(self, mesh, rng, table, axes, check_vma):
-        # In one program of both tables, XLA:CPU aborts: more threads than ranks join a rendezvous of its all_to_all.
+        # In one program of both tables, XLA:CPU aborts (docs/internals/cpu.md, XLA's own collectives beside jaxcomm's).
         x = rng.standard_normal((8, *BLOCK), np.float32)
         if self.differentiable or table is TRANSFORMATIONS:
             program = functools.partial(self.applied, table=table, axes=axes, check_vma=check_vma)

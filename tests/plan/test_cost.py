@@ -351,3 +351,17 @@ def test_the_document_lists_every_algorithm():
     for collective in (row.name for row in plan.collectives()):
         rows = re.findall(r"^\| `(\w+)` \|", sections[collective], re.MULTILINE)
         assert rows == [name for name, _ in plan.algorithms(collective)], collective
+
+
+def test_no_chunk_between_nodes_exceeds_the_largest_message():
+    """The model alone would choose chunks of 8 MiB."""
+    links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
+    machine, whole = plan.Machine(links, 5e-6, 1), 64 << 20
+    for limit, most in ((0, 8 << 20), (1 << 20, 1 << 20)):
+        machine.most_message_bytes = limit
+        choice = plan.select(plan.Request("permute", 2, 1, whole, 0, 0, [1, 0], False), "", 1, machine)
+        for of_rank in plan.build(choice.request, choice.algorithm):
+            puts = [step.count for step in of_rank.steps if step.kind == "put"]
+            assert (max(puts), sum(puts)) == (most, whole)
+    inside = plan.select(plan.Request("all_reduce", 1, 2, whole, 0, 0, [], True), "ring", 1, machine)
+    assert inside.request.chunk_count > 1 << 20

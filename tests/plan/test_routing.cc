@@ -38,6 +38,8 @@ TEST_CASE("a routing fits exactly, and not with one more row") {
   CHECK(Fault(counts, 0, 1, 5) ==
         "expert 0 of rank 4 gets 6 rows, but slots is 5; pass more slots, or "
         "on_overflow=\"drop\"");
+  CHECK(Fault({1, 0, 0, 0, 0, 0, 1, 0, 0, 0}, 0, 1, 1).empty());
+  CHECK(Fault({1, 0, 0, 0, 0, 1, 0, 0, 0, 0}, 9, 1, 1).find("expert 0 of rank 4 gets 2 rows, but slots is 1;") == 0);
   CHECK(Fault({0, 0, 3, 4, 0, 0, 0, 0, 1, 0}, 7, 1, 0).find("rank 9 gets 8 rows") == 0);
   CHECK(Fault({0, 0, 3, 4, 0, 0, 0, 0, 1, 0}, 0, 1, 4).find("expert 3 of rank 9 gets 5 rows") == 0);
 }
@@ -46,6 +48,7 @@ TEST_CASE("unknown experts are a fault in any case") {
   for (const bool bounded : {true, false}) {
     CHECK(Fault({0, 0, 0, 0, 0, 0, 0, 0, 0, 3}, 100, 1, 0, bounded) ==
           "rank 9 has 3 expert ids that are not below num_experts=4");
+    CHECK(Fault({0, 0, 0, 0, 1, 0, 0, 0, 0, 0}, 100, 1, 0, bounded).find("rank 4 has 1 expert ids") == 0);
   }
 }
 
@@ -97,7 +100,7 @@ TEST_CASE("slots, slices and packed choices are those of the definition") {
       }
       CHECK(fields.demand == rows);
 
-      std::vector<int32_t> starts(total), slices(c.table.size()), order(c.ids[r].size());
+      std::vector<int32_t> starts(total), slices(c.table.size()), order(c.ids[r].size(), 77);
       for (int64_t e = 0; e < total; ++e) starts[e] = static_cast<int32_t>(Places(layout, wanted.data()).start(e));
       FillSlices(c.n, total, fields.table.data(), starts.data(), slices.data());
       for (int64_t from = 0; from < c.n; ++from) {
@@ -117,31 +120,71 @@ TEST_CASE("slots, slices and packed choices are those of the definition") {
   }
 }
 
-TEST_CASE("the first choices keep their rows, and the demand is that of all") {
+// Three ranks of two experts each, with holes and ids of experts that do not exist. Some choices have no row.
+TEST_CASE("quotas, slots and alignments by the definition") {
+  constexpr int32_t kNum = 3;
+  constexpr int64_t kExperts = 6, kTokens = 20, kChoices = 2;
   std::mt19937 random(3);
-  const Routed c = DrawRouting(Kind::kHoles, 2, 6, 3, 2, 1, random);
-  ExpertLayout layout;
-  layout.num_ranks = 2;
-  layout.num_experts = 4;
-  const std::vector<int32_t> wanted = CountsOf(c);
-  std::vector<int32_t> kept(wanted);
-  for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], static_cast<int32_t>(i % 3));
-  for (int32_t r = 0; r < 2; ++r) {
-    const Fields fields(layout, c, r, wanted, kept);
-    int32_t all = 0, dropped = 0;
-    for (int32_t e = 0; e < 4; ++e) {
-      int32_t seen = 0;
-      for (int64_t k = 0; k < 3; ++k) {
-        for (int64_t t = 0; t < 6; ++t) {
-          if (c.ids[r][t * 3 + k] != e) continue;
-          CHECK((fields.slot[t * 3 + k] >= 0) == (seen < kept[r * 5 + e]));
-          CHECK(fields.expert[t * 3 + k] == (seen < kept[r * 5 + e] ? e : -1));
-          dropped += seen++ >= kept[r * 5 + e];
-        }
-      }
-      if (e / 2 == r) all += wanted[e] + wanted[5 + e];
+  for (const auto& [slots, align] : {std::pair{0, 1}, {0, 4}, {30, 1}, {1, 1}}) {
+    ExpertLayout layout;
+    layout.num_ranks = kNum;
+    layout.num_experts = kExperts;
+    layout.slots = slots;
+    layout.align = align;
+    std::vector<std::vector<int32_t>> ids(kNum, std::vector<int32_t>(kTokens * kChoices));
+    std::vector<int32_t> wanted(kNum * (kExperts + 1)), kept;
+    for (int32_t r = kNum - 1; r >= 0; --r) {  // what is written behind the counts of a rank changes those of the next
+      for (int32_t& id : ids[r]) id = static_cast<int32_t>(random() % 10) - 2;
+      const Choices choices = {kTokens, kChoices, ids[r].data()};
+      choices.Count(kExperts, &wanted[r * (kExperts + 1)]);
     }
-    CHECK(fields.demand == all && fields.dropped == dropped && dropped > 0);
+    for (int32_t r = 0; r < kNum; ++r) {
+      for (int32_t e = 0; e <= kExperts; ++e) {
+        const auto is_here = [&](int32_t id) { return e < kExperts ? id == e : id >= kExperts; };
+        CHECK(wanted[r * (kExperts + 1) + e] == std::count_if(ids[r].begin(), ids[r].end(), is_here));
+      }
+    }
+    kept = wanted;
+    for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], static_cast<int32_t>(1 + i % 2));
+    const auto column = [](const std::vector<int32_t>& counts, int64_t e) {
+      int64_t sum = 0;
+      for (int32_t r = 0; r < kNum; ++r) sum += counts[r * (kExperts + 1) + e];
+      return sum;
+    };
+    const auto padded = [a = align](int64_t rows) { return (rows + a - 1) / a * a; };
+    for (int32_t own = 0; own < kNum; ++own) {
+      Routed c;
+      c.n = kNum;
+      c.tokens = kTokens;
+      c.choices = kChoices;
+      c.experts_per_rank = kExperts / kNum;
+      c.ids = ids;
+      const Fields fields(layout, c, own, wanted, kept);
+      int32_t dropped = 0;
+      for (int64_t e = 0; e < kExperts; ++e) {
+        int64_t next = e % 2 == 0 ? 0 : slots > 0 ? slots : padded(column(kept, e - 1));
+        CHECK(Places(layout, kept.data()).start(e) == next);
+        for (int32_t r = 0; r < own; ++r) next += kept[r * (kExperts + 1) + e];
+        int32_t left = kept[own * (kExperts + 1) + e];
+        for (int64_t k = 0; k < kChoices; ++k) {
+          for (int64_t i = k; i < kTokens * kChoices; i += kChoices) {
+            if (ids[own][i] != e) continue;
+            CHECK(fields.slot[i] == (left > 0 ? next++ : -1) && fields.expert[i] == (left > 0 ? e : -1));
+            dropped += left-- <= 0;
+          }
+        }
+        CHECK(fields.table[own * kExperts + e] == kept[own * (kExperts + 1) + e]);
+      }
+      for (size_t i = 0; i < ids[own].size(); ++i) {
+        if (ids[own][i] < 0 || ids[own][i] >= kExperts) CHECK(fields.slot[i] == -1 && fields.expert[i] == -1);
+      }
+      for (int64_t m = 0; m < 2; ++m) {
+        const int64_t size = column(kept, own * 2 + m);
+        CHECK(fields.counts[m] == size && fields.sizes[m] == (slots > 0 ? slots : padded(size)));
+      }
+      CHECK(fields.demand == padded(column(wanted, own * 2)) + padded(column(wanted, own * 2 + 1)));
+      CHECK(fields.dropped == dropped && dropped > 0);
+    }
   }
 }
 

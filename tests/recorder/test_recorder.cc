@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
 #include <set>
 #include <string>
@@ -126,6 +127,79 @@ TEST_CASE("a handle of a call that was overwritten changes nothing") {
   const Rows rows;
   for (int64_t i = 0; i < kCalls; ++i) CHECK(rows.call(i).key != 1234 && rows.call(i).waiting_rank == 0);
   CHECK(rows.site(1).failed == 0 && rows.site(1).calls == kCalls + 1);
+  // The calls of the test before, which were of another group, are dropped first.
+  CHECK(rows.group(0).last_dropped == 251 && rows.group(1).last_dropped == 1);
+}
+
+TEST_CASE("a call between processes waits until it runs") {
+  const uint32_t site = Started().AddSite("psum at a.py:4", "", 14, 25, {0, 1}, {0, 1});
+  const CallRecord record = Begin(site, 0);
+  record.Started(7);
+  const auto begin = Recorder::Clock::now();
+  while (Recorder::Clock::now() - begin < std::chrono::microseconds(1)) {
+  }
+  record.Running();
+  record.End(true);
+  const Rows rows;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const RecordedCall& call = rows.call(i);
+    if (call.site != site) continue;
+    CHECK(call.running_ns > call.started_ns);
+    CHECK(rows.site(site).waiting_ns == call.running_ns - call.arrived_ns);
+    CHECK(rows.site(site).time_ns == call.ended_ns - call.arrived_ns);
+  }
+}
+
+TEST_CASE("how far a call has come, and for whom it waits; a later call in its row begins anew") {
+  const uint32_t site = Started().AddSite("psum at d.py:1", "", 14, 25, {0, 1}, {0, 0});
+  const CallRecord open = Begin(site, 0);
+  open.Started(7);
+  open.Running();
+  open.Waits(3, 5);
+  const auto with_key = [](uint64_t key) {
+    const Rows rows;
+    for (int64_t i = 0; i < kCalls; ++i) {
+      const RecordedCall& call = rows.call(i);
+      if (call.key != key) continue;
+      CHECK(call.arrived_ns > 0 && call.started_ns >= call.arrived_ns && call.running_ns >= call.started_ns);
+      CHECK(call.waiting_rank == 3 + 1 && call.waiting_peer == 5 + 1 && call.input_count == 8);
+      return static_cast<CallPhase>(call.phase.load());
+    }
+    return CallPhase::kFailed;
+  };
+  CHECK(with_key(7) == CallPhase::kRunning);
+  open.SetPhase(CallPhase::kExitBarrier);
+  CHECK(with_key(7) == CallPhase::kExitBarrier);
+  open.End(true);
+  for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
+  const Rows rows;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    CHECK(rows.call(i).running_ns == 0 && rows.call(i).waiting_rank == 0 && rows.call(i).waiting_peer == 0);
+    CHECK(rows.call(i).key == 0 && rows.call(i).started_ns == 0);
+  }
+}
+
+TEST_CASE("the thread shows that the process lives, copies the file after an error, and creates the trigger") {
+  Started().AddError(7, "why");
+  Started().Trigger();
+  const std::string dump = Started().path() + ".dump", trigger = Folder() + "/trigger";
+  struct stat info;
+  const auto deadline = Recorder::Clock::now() + std::chrono::minutes(2);
+  while (stat(dump.c_str(), &info) != 0 || stat(trigger.c_str(), &info) != 0) {
+    CHECK(Recorder::Clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const auto header = [](const Rows& rows) { return reinterpret_cast<const RecorderHeader*>(rows.text.data()); };
+  const Rows rows;
+  const auto* error = reinterpret_cast<const RecordedError*>(rows.text.data() + rows.at.errors);
+  CHECK(std::string(error->text) == "why" && error->run_id == 7 && error->at_ns >= header(rows)->started_ns);
+  CHECK(header(rows)->num_errors == 1 && header(rows)->pid == getpid());
+  for (;;) {
+    const Rows now;
+    if (header(now)->alive_ns > header(rows)->alive_ns && header(now)->alive_unix_ns > header(rows)->alive_unix_ns)
+      break;
+    CHECK(Recorder::Clock::now() < deadline);
+  }
 }
 
 TEST_CASE("nothing is recorded during a pause") {
@@ -134,7 +208,7 @@ TEST_CASE("nothing is recorded during a pause") {
   Begin(site, 0).End(true);
   Started().Pause(false);
   Begin(site, 1).End(true);
-  CHECK(Rows().site(2).calls == 1);
+  CHECK(Rows().site(site).calls == 1);
 }
 
 TEST_CASE("threads record calls of their own sites at once") {

@@ -194,7 +194,6 @@ std::vector<Cluster> Clusters() {
   const Level domain = MakeLevel("nvlink", LevelKind::kSwitch, 4, 4e11, 1e-6);
   std::vector<Cluster> clusters = {
       MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 16, 4e11, 1e-6)}),
-      MakeCluster({MakeLevel("mesh", LevelKind::kMesh, 16, 4e11, 1e-6)}),
       MakeCluster({domain, MakeLevel("leaf", LevelKind::kRails, 16, 5e10, 2e-6)}),
       MakeCluster({domain, MakeLevel("leaf", LevelKind::kFatTree, 16, 5e10, 2e-6)}),
       MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6),
@@ -204,10 +203,7 @@ std::vector<Cluster> Clusters() {
                    MakeLevel("router", LevelKind::kSwitch, 4, 5e10, 1e-6),
                    MakeLevel("global", LevelKind::kDragonfly, 16, 1, 1.5e-6, 1.5)}),
   };
-  Cluster torus = MakeCluster({MakeLevel("torus", LevelKind::kTorus, 16, 9e10, 1e-6)});
-  torus.levels[0].dims = {4, 2, 2};
-  clusters.push_back(torus);
-  Cluster valiant = clusters[5];
+  Cluster valiant = clusters[4];
   valiant.levels[2].valiant = true;
   clusters.push_back(valiant);
   return clusters;
@@ -299,7 +295,6 @@ TEST_CASE("a block that no rank divides is not rounded up") {
 TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and these below its time") {
   for (int64_t num_ranks : {2, 8, 16}) {
     for (const Cluster& cluster : Clusters()) {
-      if (cluster.levels[0].kind == LevelKind::kTorus && num_ranks != 16) continue;
       for (int i = 0; i <= static_cast<int>(Collective::kBarrier); ++i) {
         const Request request = OnGpus(static_cast<Collective>(i), cluster, num_ranks, 160000, 0);
         const Bounds least = ValueOf(BoundsOf(request, 4, cluster));
@@ -440,7 +435,7 @@ TEST_CASE("ranks that read from one rank share its link") {
   CHECK(found.bounds.bottleneck == "nvlink out");
 }
 
-TEST_CASE("closed forms of all_to_all on tapered trees and tori") {
+TEST_CASE("closed forms of all_to_all on tapered trees and dragonflies") {
   // Direct all_to_all, bytes large: 32 domains of 1 rank, leaves of 4, taper 2: (n - 4) m / (beta / 2) at least.
   const double m = 4.0 * (1 << 22);
   const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
@@ -449,14 +444,6 @@ TEST_CASE("closed forms of all_to_all on tapered trees and tori") {
                               MakeLevel("spine", LevelKind::kFatTree, 32, 1, 1e-6, 2)});
   Simulation found = Run(direct, OnGpus(Collective::kAllToAll, tree, 32, 1 << 22, 0), tree, Fidelity::kFolded);
   CheckClose("fat tree", found.bounds.beta_s, (32 - 4) * m * 2 / 5e10, 1e-9);
-  // A ring of even k: n m k / (8 beta) for each dimension.
-  Cluster torus = MakeCluster({MakeLevel("torus", LevelKind::kTorus, 64, 5e10, 1e-6)});
-  torus.memory_bytes_per_s = kUnlimited;
-  torus.levels[0].dims = {8, 8};
-  found = Run(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus, Fidelity::kFolded);
-  CheckClose("torus", found.bounds.beta_s, 64 * m * 8 / (8 * 5e10), 1e-9);
-  std::map<std::string, double> totals = TotalsOf(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus);
-  CheckClose("torus", totals["torus dimension 1 -"], totals["torus dimension 1 +"], 1e-9);
   // Dragonfly of groups of 4 ranks, half as many global links: a shift by one group uses one pair of groups.
   Cluster dragonfly = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
                                    MakeLevel("group", LevelKind::kSwitch, 4, 5e10, 1e-6),

@@ -95,9 +95,8 @@ TEST_CASE("long rings of random levels take the time of all rounds") {
   for (int number = 0; number < 120; ++number) {
     Cluster cluster;
     const int64_t inner = whole(2, 8), leaf = inner * whole(1, 4), groups = whole(17, 28);
-    const LevelKind first = whole(0, 1) == 0 ? LevelKind::kMesh : LevelKind::kSwitch;
     const LevelKind second = whole(0, 1) == 0 ? LevelKind::kRails : LevelKind::kSwitch;
-    cluster.levels = {MakeLevel("nvlink", first, inner, between(1e10, 1e12), between(1e-8, 2e-5)),
+    cluster.levels = {MakeLevel("nvlink", LevelKind::kSwitch, inner, between(1e10, 1e12), between(1e-8, 2e-5)),
                       MakeLevel("leaf", second, leaf, between(1e10, 1e12), between(1e-8, 2e-5)),
                       MakeLevel("spine", LevelKind::kFatTree, leaf * groups, 1, between(1e-8, 2e-5), between(0.5, 20))};
     for (Level& level : cluster.levels) level.overhead_s = between(1e-8, 5e-6);

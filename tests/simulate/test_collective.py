@@ -67,6 +67,16 @@ def test_an_exchange_passes_through_the_arena_unless_buffers_are_symmetric():
     assert time_s(False) - time_s(True) == pytest.approx(size / cluster.copy[1])
 
 
+@pytest.mark.parametrize("op", ["psum", "all_to_all", "all_gather"])
+def test_beyond_max_steps_bounds_and_time_stay(op):
+    """All channels together send the bytes of the call once."""
+    cluster, x = Cluster.load("dgx-h100"), _operand(64 << 20)
+    full, modelled = (collective(op, x, 16, cluster=cluster, max_steps=most) for most in (None, 1))
+    assert full.channels > 1 and modelled.steps == 0
+    assert modelled.bound_beta_s == pytest.approx(full.bound_beta_s, rel=0.1)
+    assert modelled.time_s == pytest.approx(full.time_s, rel=0.1)
+
+
 def test_a_ragged_exchange_moves_each_byte_once():
     """Equal slices in a domain, by 31 thread blocks: a copy of the own slice, n - 1 transfers, a copy of the result."""
     cluster = Cluster.load("dgx-h100")
@@ -76,6 +86,14 @@ def test_a_ragged_exchange_moves_each_byte_once():
     assert found.bytes == size and found.channels == 31
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78), rel=1e-4)
     assert found.time_s == pytest.approx((size + block) / cluster.copy[1] + found.bound_beta_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"), [(None, "slices travel by XLA"), ("direct", "inside a node of GPUs")]
+)
+def test_a_ragged_exchange_between_nodes_has_no_plan(algorithm, message):
+    with pytest.raises(ValueError, match=f"ragged_all_to_all: .*{message}"):
+        collective("ragged_all_to_all", _operand(1 << 20), 16, cluster=Cluster.load("dgx-h100"), algorithm=algorithm)
 
 
 def test_taper_slows_what_crosses_the_spine_only():

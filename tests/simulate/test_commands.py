@@ -320,7 +320,6 @@ def test_a_change_is_a_guess():
         ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
         ([*CALL, "--dtype", "float17"], "--dtype: got 'float17', expected an element type"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),
-        (["collective", "psum", *CALL[2:-1], "torus-512", "--ranks", "512", "--compare", "nccl-2.28"], "of TPU v5p"),
     ],
 )  # fmt: skip
 def test_bad_input(program, command, message, capsys):

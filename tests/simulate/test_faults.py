@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.simulate import Cluster, ClusterError, cli, collective, step
-from jaxcomm.simulate.cluster import ecmp, toml
+from jaxcomm.simulate.cluster import ecmp, faults, toml
 
 H100 = Cluster.load("dgx-h100")
 ADAPTER = 50e9 * 0.97
@@ -350,3 +350,13 @@ def test_the_command_compares_faults(capsys):
     printed = capsys.readouterr().out
     assert "leaf[3] with 0.5 of its bandwidth" in printed
     assert "rests on no measurement of jaxcomm" in printed
+
+
+def test_ranks_behind_lost_domains_get_new_numbers():
+    """Of 5 domains of 8 ranks, the first and the third leave. The fourth is then the second."""
+    lost = [faults.Fault(index=index, slow=0) for index in (3, 17)]
+    slow = [faults.Fault(index=index, slow=2.0) for index in (9, 16, 26)]
+    left, kept = faults.survive([*lost, *slow], 40, 8)
+    assert (left, [fault.index for fault in kept]) == (24, [1, 10])
+    left, kept = faults.survive([*lost, *slow], 20, 32)  # of one domain, the ranks alone
+    assert (left, [fault.index for fault in kept if fault.index < 18]) == (18, [8, 15])

@@ -8,7 +8,6 @@ from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl import hardware
 from tools.simulator import holdouts, intervals, measured, parameters
 from tools.simulator.fit import fit
-from tools.simulator.model import Model
 from tools.simulator.priors import PRIORS
 from tools.simulator.residual import Knots, Residual
 
@@ -56,23 +55,6 @@ def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
     np.testing.assert_allclose(found.theta, expected, atol=1e-7)
 
 
-def test_one_wild_point_moves_little():
-    target = np.zeros(21)
-    target[7] = 3.0
-    wide = np.array([10.0])
-    found = least_squares.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.ones(1))
-    assert abs(found.theta[0]) < 0.02 < target.mean()
-
-
-def test_the_same_table_gives_the_same_parameters(tmp_path):
-    source = _domain(tmp_path / "t.csv", noise=0.05)
-    texts = []
-    for name in ("a.json", "b.json"):
-        parameters.save(tmp_path / name, parameters.plain(parameters.fitted_to(source, "made", with_hold_outs=False)))
-        texts.append((tmp_path / name).read_text())
-    assert texts[0] == texts[1]
-
-
 def test_a_measured_point_returns_itself(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.3)
     found = fit(source).predict(source)
@@ -114,13 +96,6 @@ def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
     assert list(found.evidence) == [evidence for _, evidence in asked]
 
 
-def test_unknown_hardware_and_single_ranks_are_declined(tmp_path):
-    fitted = fit(made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (4,), SIZES), TRUTH))
-    found = fitted.predict(made.read(tmp_path / "q.csv", [{"hardware": "TPU v5e"}, {"ranks": "1"}, {}]))
-    assert np.isnan(found.log_time).tolist() == [True, True, False]
-    assert "TPU v5e" in found.reasons[0] and "one rank" in found.reasons[1] and 2 not in found.reasons
-
-
 def test_residuals_pass_through_points_and_fade(tmp_path):
     rows = made.read(tmp_path / "t.csv", made.sweep(["all_gather"], [8], SIZES)).rows
     knots = Knots.of(rows, ["domain"] * len(rows))
@@ -133,17 +108,6 @@ def test_residuals_pass_through_points_and_fade(tmp_path):
     mean, deviation = layer.predict(Knots.of(far, ["domain"] * 2))
     assert abs(mean[0]) < 1e-3 and deviation[0] > 0.1
     assert mean[1] == 0 and np.isnan(deviation[1])
-
-
-def test_leave_one_out_is_what_refitting_without_a_point_gives(tmp_path):
-    rows = made.read(tmp_path / "t.csv", made.sweep(["all_gather"], [8, 16], SIZES)).rows
-    knots = Knots.of(rows, ["domain"] * len(rows))
-    # Values of one size, so that the amplitude without a point is the same.
-    values = 0.2 * np.random.default_rng(0).choice([-1, 1], len(rows))
-    error, deviation, *_ = holdouts.leave_one_out(Model(None, Residual(knots, values)))
-    rest = np.arange(len(rows)) != 5
-    mean, spread = Residual(knots.take(rest), values[rest]).predict(knots.take(~rest))
-    assert error[5] == pytest.approx(values[5] - mean[0]) and deviation[5] == pytest.approx(spread[0])
 
 
 @pytest.mark.deadline(60)
@@ -184,28 +148,6 @@ def test_stored_parameters_predict_the_same(tmp_path):
     before, after = fitted.model.predict(asked), parameters.load(tmp_path / "f.json").model.predict(asked)
     np.testing.assert_allclose(before.log_time, after.log_time, atol=2e-4)
     assert list(before.evidence) == list(after.evidence)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "key format"),
-        ('{"format": 2}', "malformed key: 'priors'"),
-        ('{"format": 2, "priors": {}, "systems": []}', "key priors"),
-        ('{"format": 2, "priors": {"domain": {"launch": [-1, 1]}}, "systems": []}', "f.json: .*got parameter -1"),
-        (
-            '{"format": 2, "prior": {}}',
-            r"f.json: prior: unknown key \(did you mean priors\?\); known are format, intervals, ",
-        ),
-        ('{"format": 2, "systems": [{"row": 1}]}', r"f.json: systems\[0\].row: unknown key \(did you mean rows\?\)"),
-        ('{"format": 2, "residual": [{"noisy": 1}]}', r"f.json: residual\[0\].noisy: unknown key \(did you mean noise"),
-    ],
-)
-def test_bad_parameters_are_named(tmp_path, text, message):
-    (tmp_path / "f.json").write_text(text)
-    with pytest.raises(parameters.ParametersError, match=message):
-        parameters.load(tmp_path / "f.json")
 
 
 def test_a_hold_out_never_fits_what_it_predicts(tmp_path):

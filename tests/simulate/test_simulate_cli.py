@@ -1,15 +1,13 @@
 """python -m tools.simulator: rows in, the same rows out; errors on standard error."""
 
 import csv
-import subprocess
-import sys
 
 import made
 import numpy as np
 import pytest
 from test_fit import DENSE, SIZES, TRUTH
 
-from tools.simulator import errors, measured
+from tools.simulator import errors
 from tools.simulator.__main__ import main
 
 
@@ -38,23 +36,6 @@ def test_predict_keeps_rows_order_and_cells(tmp_path, capsys):
     assert after[1][-3:] == after[4][-3:]
     error = capsys.readouterr().err
     assert "in.csv:3: declined: unknown hardware 'TPU v5e'" in error and error.count("\n") == 1
-
-
-def test_predict_takes_a_table_without_rows(tmp_path):
-    made.write(tmp_path / "in.csv", [])
-    assert main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
-    assert len(_rows(tmp_path / "out.csv")) == 1
-
-
-def test_predictions_follow_the_parameters_that_were_fitted(tmp_path, capsys):
-    source = made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8), SIZES), TRUTH)
-    assert main(["fit", str(tmp_path / "t.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
-    out = capsys.readouterr().out
-    assert "domain, somebody/sweep, GB200 NVL72: 120 rows" in out and "not identified" in out
-    command = ["predict", str(tmp_path / "t.csv"), "--parameters", str(tmp_path / "f.json"), "--out"]
-    assert main([*command, str(tmp_path / "out.csv")]) == 0
-    predicted = [float(row[-3]) for row in _rows(tmp_path / "out.csv")[1:]]
-    np.testing.assert_allclose(predicted, measured.times(source), rtol=1e-3)
 
 
 def test_validate_prints_and_writes_the_table(tmp_path, capsys):
@@ -91,23 +72,6 @@ def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
     assert main([*command, "points", "interval of points"]) == 0
     assert main([*command, "points, all", "points, formulas alone, all", "interval of points"]) == 0
     assert "Targets missed: points, all; points, formulas alone, all" in capsys.readouterr().out
-
-
-def test_validate_strict_fails_on_a_target_without_rows(tmp_path, capsys):
-    """One scale: nothing can be extrapolated, so that the targets of `larger` are not shown to be met."""
-    made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (8,), SIZES), TRUTH)
-    command = [
-        "validate",
-        str(tmp_path / "t.csv"),
-        "--hold-out",
-        "larger",
-        "--report",
-        str(tmp_path / "r.md"),
-        "--strict",
-    ]
-    assert main(command) == 1
-    assert "Targets missed: larger, all: no rows; larger, from 1 MiB: no rows." in capsys.readouterr().out
-    assert main([*command, "larger"]) == 0
 
 
 def test_errors_are_ratios_and_bias_has_a_sign():
@@ -173,10 +137,3 @@ def test_bad_input_ends_with_its_name_and_status_2(tmp_path, monkeypatch, capsys
     made.write("untimed.csv", [{"op": "ep_combine", "bytes": "", "time_us": ""}])
     assert main(command) == 2
     assert message in capsys.readouterr().err
-
-
-def test_it_runs_as_a_module(tmp_path):
-    made.write(tmp_path / "in.csv", [{}])
-    command = [sys.executable, "-m", "tools.simulator", "predict", tmp_path / "in.csv", "--out", tmp_path / "out.csv"]
-    subprocess.run(command, check=True, timeout=120)
-    assert len(_rows(tmp_path / "out.csv")[1]) == len(made.COLUMNS) + 3

@@ -340,16 +340,6 @@ def test_groups_that_do_not_fit_the_levels(sizes, axis, message):
         _exchange(96, sizes, STEP, axis)
 
 
-def test_a_torus_has_whole_dimensions_only():
-    torus = dataclasses.replace(Cluster.load("torus-512"), compute=STEP.compute)
-    size = 8 << 20
-    # A ring of even k: n m k / (8 beta), with k = n = 8.
-    expected = 8 * (4 * size / 8) * 8 / (8 * torus.levels[0].bytes_per_s)
-    assert _exchange(size, (64, 8), torus, "model").simulated.bound_beta_s == pytest.approx(expected)
-    with pytest.raises(ClusterError, match="not whole dimensions of the torus 8x8x8"):
-        _exchange(size, (128, 4), torus, "model")
-
-
 @pytest.mark.deadline(120)
 def test_500_collectives_are_simulated_by_class():
     """500 calls of 5 sizes in 4 places are 20 rows, and 5 simulations."""

@@ -53,36 +53,6 @@ def test_a_bad_cell_is_named_by_line_and_column(tmp_path, row, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "t.csv:1: empty file"),
-        ("source,hardware\n", "t.csv:1: missing columns interconnect, op, dtype"),
-        (",".join((*made.COLUMNS, "op")) + "\n", "t.csv:1: column op appears twice"),
-        (",".join(made.COLUMNS) + "\na,b\n", "t.csv:2: 2 cells, expected 10"),
-        (",".join(made.COLUMNS) + '\n"a,b\n', "t.csv:2: "),
-    ],
-)
-def test_a_bad_file_is_named(tmp_path, text, message):
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(table_file.TableError) as error:
-        table_file.read(tmp_path / "t.csv")
-    assert message in str(error.value)
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(table_file.TableError, match=r"none\.csv: No such file"):
-        table_file.read(tmp_path / "none.csv")
-    (tmp_path / "t.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(table_file.TableError, match=r"t\.csv: not UTF-8"):
-        table_file.read(tmp_path / "t.csv")
-
-
-def test_lines_are_counted_through_cells_that_span_them(tmp_path):
-    with pytest.raises(table_file.TableError, match=r"t\.csv:4: column ranks"):
-        made.read(tmp_path / "t.csv", [{"hardware": "GB200\nNVL72"}, {"ranks": "x"}])
-
-
 def test_a_table_to_predict_needs_no_times(tmp_path):
     path = made.write(tmp_path / "t.csv", [{}], [c for c in made.COLUMNS if c != "time_us"])
     assert len(table_file.read(path)) == 1

@@ -161,7 +161,6 @@ MemoryFabric::MemoryFabric(int num_processes, const MemoryNetworkOptions& option
       options_(options),
       random_(options.seed),
       link_free_ns_(static_cast<size_t>(num_processes) * num_processes),
-      delay_ns_(num_processes),
       lost_(num_processes),
       endpoints_(num_processes) {}
 
@@ -231,11 +230,6 @@ int64_t MemoryFabric::now_ns() const {
   return now_ns_;
 }
 
-void MemoryFabric::Delay(int process, int64_t delay_ns) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  delay_ns_[process] = delay_ns;
-}
-
 void MemoryFabric::Lose(int process) {
   std::lock_guard<std::mutex> stepping(stepping_);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -249,14 +243,6 @@ void MemoryFabric::Lose(int process) {
   });
 }
 
-void MemoryFabric::Inject(int process, std::string bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  At(now_ns_, [this, process, bytes] {
-    MemoryEndpoint* const to = endpoints_[process];
-    if (to && !lost_[process]) to->receive_queue_.Arrive(bytes.data(), bytes.size(), 0, nullptr, nullptr);
-  });
-}
-
 void MemoryFabric::At(int64_t time_ns, std::function<void()> event) {
   events_.emplace(EventId(time_ns, num_events_++), std::move(event));
   changed_.notify_one();
@@ -267,7 +253,7 @@ int64_t MemoryFabric::Transmit(int from, int to, size_t bytes) {
   free_ns = std::max(free_ns, now_ns_) + static_cast<int64_t>(static_cast<double>(bytes) / options_.bytes_per_ns);
   const int64_t jitter_ns =
       options_.jitter_ns > 0 ? static_cast<int64_t>(random_() % static_cast<uint64_t>(options_.jitter_ns + 1)) : 0;
-  return free_ns + options_.latency_ns + delay_ns_[from] + delay_ns_[to] + jitter_ns;
+  return free_ns + options_.latency_ns + jitter_ns;
 }
 
 bool MemoryFabric::TakeOutstanding(uint64_t id, Outstanding* message) {
@@ -302,8 +288,7 @@ void MemoryFabric::Fetch(uint64_t id, void* destination, std::function<void(bool
   const int from = it->second.from;
   const int to = it->second.to;
   // Half a round trip for the request.
-  const int64_t arrival_ns =
-      Transmit(from, to, it->second.bytes) + options_.latency_ns + delay_ns_[from] + delay_ns_[to];
+  const int64_t arrival_ns = Transmit(from, to, it->second.bytes) + options_.latency_ns;
   const EventId arrival(arrival_ns, num_events_);
   under_way_[arrival] = {from, to, done};
   At(arrival_ns, [this, id, from, to, destination, done, arrival] {

@@ -46,13 +46,9 @@ class MemoryFabric {
   void Start();
   int64_t now_ns() const;
 
-  // Adds a delay to all messages from and to the process.
-  void Delay(int process, int64_t delay_ns);
   // Simulates the death of the process: it sends and receives nothing more, and the others get OnPeerLost after
   // `loss_detection_ns`.
   void Lose(int process);
-  // Delivers bytes of an unknown sender to the process as if they were a message.
-  void Inject(int process, std::string bytes);
 
  private:
   friend class MemoryEndpoint;
@@ -94,7 +90,6 @@ class MemoryFabric {
   std::map<EventId, std::function<void()>> events_;
   std::mt19937_64 random_;
   std::vector<int64_t> link_free_ns_;  // [from * n + to]
-  std::vector<int64_t> delay_ns_;
   std::vector<bool> lost_;
   std::vector<MemoryEndpoint*> endpoints_;
   std::map<uint64_t, Outstanding> outstanding_;

@@ -7,11 +7,11 @@ import numpy as np
 from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl import hardware
 from jaxcomm.simulate.nccl.features import Features
-from jaxcomm.simulate.nccl.systems import Key, Prior, System, Systems
 from tools.simulator import forms, measured, rows
 from tools.simulator.model import Model
 from tools.simulator.priors import PRIORS
 from tools.simulator.residual import Knots, Residual
+from tools.simulator.systems import Key, Prior, System, Systems
 from tools.simulator.table import Table
 
 # Weight of rows that are slower than a larger size of their series.

@@ -5,8 +5,8 @@ import numpy as np
 from jaxcomm.simulate.nccl import formulas
 from jaxcomm.simulate.nccl.features import Features
 from jaxcomm.simulate.nccl.formulas import Parameters, ring_terms
-from jaxcomm.simulate.nccl.systems import Key
 from tools.simulator import rows
+from tools.simulator.systems import Key
 from tools.simulator.table import Row, Table
 
 

@@ -128,12 +128,11 @@ def of(op: str, x: Any, axis_sizes: int | Sequence[int], *, cluster: Cluster, al
     sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
     cluster = cluster.spread(n)
-    request, item_bytes, _ = collectives._planned(op, x, sizes, cluster, 0, None)
-    choice, _ = collectives.resolve(op, request, item_bytes, cluster, algorithm)
+    choice, _, _ = collectives.resolve(op, x, n, cluster, algorithm=algorithm)
     channels = max(choice.num_channels, 1)
     if choice.cost.steps * n > _MAX_STEPS:
         raise ValueError(f"{op}: the schedule would have more than {_MAX_STEPS} steps; ask about fewer ranks")
-    return schedule(plan.build(choice.request, choice.algorithm), item_bytes * channels, cluster.copy)
+    return schedule(plan.build(choice.request, choice.algorithm), choice.item_bytes * channels, cluster.copy)
 
 
 def text(ops: Schedule) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxcomm.simulate.nccl import hardware
-from tools.simulator import forms, measured
+from tools.simulator import forms, measured, systems
 from tools.simulator import rows as table_rows
 from tools.simulator.fit import Cache, fit
 from tools.simulator.model import Model
@@ -98,7 +98,7 @@ def one_system(table: Table, keep_points: bool = False) -> Iterator[Part]:
         if len(set(ops[family & _dense(table)])) < 4 or not switched[family].all():
             continue
         devices = sorted(set(names[family]))
-        gone = np.isin(names, sorted({s for d in devices for s in hardware.sisters(d)}))
+        gone = np.isin(names, sorted({s for d in devices for s in systems.sisters(d)}))
         kept = np.zeros(len(table), bool)
         if keep_points:
             kept[_few(table, family & (names == devices[0]))] = True

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.nccl import hardware, systems
+from jaxcomm.simulate.nccl import hardware
 from jaxcomm.simulate.nccl.features import Features
-from tools.simulator import forms, rows
+from tools.simulator import forms, rows, systems
 from tools.simulator.residual import Knots, Residual
 from tools.simulator.table import Table
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from jaxcomm.simulate.cluster.toml_table import unknown
-from jaxcomm.simulate.nccl import formulas, parameters, systems
+from jaxcomm.simulate.nccl import formulas, hardware
 from jaxcomm.simulate.nccl.intervals import Intervals
 from tools.simulator import fit, forms, holdouts, intervals
 from tools.simulator.model import Model
 from tools.simulator.residual import ENTRY, TEXTS, Residual
+from tools.simulator.systems import EVIDENCE, Prior, System, Systems
 from tools.simulator.table import Table
 
 FORMAT = 2
@@ -83,14 +84,28 @@ def plain(fitted: Fitted) -> dict[str, Any]:
 
 
 def of_package(data: dict[str, Any]) -> dict[str, Any]:
-    """The part that `jaxcomm.simulate` reads: it predicts NCCL on devices, and no row of a table."""
-    kept = {key: data[key] for key in ("format", "origin", "units")}
+    """What `jaxcomm.simulate` reads: it predicts NCCL on devices behind switches, and no row of a table."""
+    kept = {key: data[key] for key in ("origin", "units")}
     kept["intervals"] = {
-        name: data["intervals"][name] for name in sorted(systems.EVIDENCE.values()) if name in data["intervals"]
+        name: data["intervals"][name] for name in sorted(EVIDENCE.values()) if name in data["intervals"]
     }
-    kept["priors"] = {form: data["priors"][form] for form in formulas.FORMS}
-    kept["systems"] = [entry for entry in data["systems"] if entry["key"][0] in formulas.FORMS]
+    found, kept["parameters"] = _systems(data), {}
+    for form in formulas.FORMS:
+        of_form = kept["parameters"][form] = {}
+        for device in (device.name for device in hardware.devices() if device.kind == "switch"):
+            values, origin = found.lookup((form, "", ""), device)
+            of_form[device] = [EVIDENCE[origin], {name: float(f"{value:.8g}") for name, value in values.items()}]
     return kept
+
+
+def _systems(data: dict[str, Any]) -> Systems:
+    """The systems in the content of a file."""
+    priors = {form: {name: Prior(*pair) for name, pair in prior.items()} for form, prior in data["priors"].items()}
+    fitted = {
+        tuple(entry["key"]): System(entry["parameters"], entry["identified"], entry["device"], entry["rows"])
+        for entry in data["systems"]
+    }
+    return Systems(fitted, priors)
 
 
 def save(path: str | pathlib.Path, data: dict[str, Any]) -> None:
@@ -147,9 +162,8 @@ def load(path: str | pathlib.Path) -> Fitted:
         raise ParametersError(f"{path}: key format: expected {FORMAT}; write the file anew with `fit`")
     try:
         _check(str(path), data)
-        found = parameters.from_data(data)
-        model = Model(found.systems, Residual.from_data(data["residual"]))
-        return Fitted(model, found.intervals, data["origin"])
+        model = Model(_systems(data), Residual.from_data(data["residual"]))
+        return Fitted(model, Intervals(data["intervals"]), data["origin"])
     except ParametersError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """The neutral prior of the parameters of each form, from which a fit starts."""
 
-from jaxcomm.simulate.nccl.systems import Prior
+from tools.simulator.systems import Prior
 
 # us for latencies, GB/s for channels, shares of the data sheet else. Spreads are wide where systems differ most.
 _LAUNCH = Prior(15, 0.8)

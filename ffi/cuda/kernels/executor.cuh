@@ -245,6 +245,7 @@ class ChannelExecutor {
         copies_(args.comm, channel, args.bulk, shared) {}
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(args_.comm);
     // The check is here and not in the first wait, because networks have counters of their own.
     if (device::IsAborted(args_.comm)) return;
     // Programs count their own puts only (packing.h). A user's kernel may have ended with puts outstanding.
@@ -286,6 +287,7 @@ class ChannelExecutor {
     // XLA may reuse the memory once the kernel has ended.
     if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;
     if (args_.copy_out.to != nullptr) CopySlice(args_.copy_out, program_.output, args_.item_bytes, copies_);
+    device::EndCall(args_.comm);
   }
 
  private:

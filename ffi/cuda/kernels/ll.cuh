@@ -100,6 +100,13 @@ class LlCall {
   }
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(comm_);
+    Exchange();
+    device::EndCall(comm_);
+  }
+
+ private:
+  JAXCOMM_DEVICE void Exchange() {
     if (!device::BeginLlExchange(comm_, channel_, &exchange_)) return;
     Send([&](int32_t peer) { return LlSlice{Input(peer), Begin(peer)}; });
     bool received = args_.reduces ? Reduce() : Store();
@@ -109,7 +116,6 @@ class LlCall {
     device::EndLlExchange(comm_, exchange_, Store());
   }
 
- private:
   JAXCOMM_DEVICE int32_t n() const { return comm_.local.size; }
   JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }
   JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }

@@ -29,6 +29,7 @@ class MultimemCall {
         own_block_(args.reduces && args.to_all ? 0 : comm_.local.rank) {}
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(comm_);
     if (device::IsAborted(comm_)) return;
     for (int64_t block = 0; block < args_.input.num_blocks; ++block) {
       const int64_t place = args_.input.num_blocks > 1 ? block : own_block_;
@@ -41,6 +42,7 @@ class MultimemCall {
       const int64_t place = args_.output.num_blocks > 1 ? block : own_block_;
       Move(InBuffer(args_.y, args_.output, block), InArena(place));
     }
+    device::EndCall(comm_);
   }
 
  private:

@@ -83,7 +83,9 @@ class RouteAndDispatchCall {
   }
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(comm_);
     if (!Exchange() && channel_ == 0) WriteEmptyRouting();
+    device::EndCall(comm_);
   }
 
  private:

@@ -53,10 +53,12 @@ class RowCall {
   // Runs `call` after the table has passed its checks.
   template <typename F>
   JAXCOMM_DEVICE void RunChecked(F call) {
+    device::BeginCall(comm_);
     if (device::IsAborted(comm_) || !CheckTable()) return;
     call();
     __syncthreads();  // after the last Update() of a thread that found a wrong row
     if (Thread() == 0) EndBlock();
+    device::EndCall(comm_);
   }
 
   enum Vector : int32_t { kInputOffset, kSize, kOutputOffset, kNumVectors = 4 };

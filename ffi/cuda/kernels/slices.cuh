@@ -34,8 +34,10 @@ class SliceCall {
         numbers_(reinterpret_cast<int32_t*>(moves_ + blockDim.x)) {}
 
   JAXCOMM_DEVICE void Run() {
+    device::BeginCall(comm_);
     if (device::IsAborted(comm_) || !CheckTable()) return;
     Reads(args_) ? Read() : Put();
+    device::EndCall(comm_);
   }
 
  private:
@@ -54,8 +56,8 @@ class SliceCall {
 
   JAXCOMM_DEVICE int64_t Number(int32_t rank, Vector vector, int32_t peer, int32_t i) const {
     const int64_t at = (int64_t{rank} * kNumVectors + vector) * args_.slices_per_rank + peer * per_pair_ + i;
-    return args_.wide_table ? static_cast<const int64_t*>(args_.table)[at]
-                            : static_cast<const int32_t*>(args_.table)[at];
+    return args_.int64_table ? static_cast<const int64_t*>(args_.table)[at]
+                             : static_cast<const int32_t*>(args_.table)[at];
   }
   // Slice i from rank `from` to rank `to`.
   JAXCOMM_DEVICE Slice At(int32_t from, int32_t to, int32_t i) const {

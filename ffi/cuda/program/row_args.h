@@ -85,7 +85,7 @@ static_assert(sizeof(RowMove) == kRowMoveBytes, "the limits in ffi/plan count th
 struct RowOperands {
   const void* table = nullptr;
   int64_t table_count = 0;
-  bool wide_table = false;  // integers of 64 bits; all_to_all_v only
+  bool int64_table = false;  // integers of 64 bits; all_to_all_v only
   const void* index = nullptr;
   int64_t index_count = 0;
   const void* expert = nullptr;

@@ -45,7 +45,7 @@ StatusOr<SliceArgs> WithBuffers(SliceArgs args, const void* x, void* y, const Ro
   args.x = static_cast<const char*>(x);
   args.y = static_cast<char*>(y);
   args.table = operands.table;
-  args.wide_table = operands.wide_table;
+  args.int64_table = operands.int64_table;
   return args;
 }
 

@@ -24,8 +24,8 @@ struct SliceArgs {
   int64_t row_bytes = 0;
   int32_t slices_per_rank = 0;
   int32_t num_channels = 1;
-  bool wide_table = false;  // integers of 64 bits
-  BulkStages bulk;          // of the rank's own kernel; ranks may differ
+  bool int64_table = false;  // integers of 64 bits
+  BulkStages bulk;           // of the rank's own kernel; ranks may differ
 };
 
 // The arena has the rows of x, which peers read, or those of y, which peers put: the fewer of both. A result with

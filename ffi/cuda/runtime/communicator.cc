@@ -229,7 +229,7 @@ Status Communicator::MakeLocalMemory() {
   const size_t counters_bytes =
       static_cast<size_t>(comm_.local.size) * sizeof(uint64_t) * static_cast<size_t>(comm_.signals.num_channels);
   const size_t epochs_bytes = static_cast<size_t>(max_channels()) * sizeof(uint64_t);
-  const size_t all_bytes = 2 * counters_bytes + epochs_bytes;
+  const size_t all_bytes = 2 * counters_bytes + epochs_bytes + sizeof(uint64_t);
   void* host = nullptr;
   void* report = nullptr;
   char* counters = nullptr;
@@ -243,6 +243,7 @@ Status Communicator::MakeLocalMemory() {
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
+  comm_.num_calls = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes + epochs_bytes);
   const StatusOr<uint64_t*> abort_flag = AbortFlag(device_, settings_.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(abort_flag.status());
   comm_.abort_flag = *abort_flag;
@@ -415,6 +416,17 @@ StatusOr<int64_t> Communicator::PlaceOf(ncclWindow_t window) const {
 
 int64_t Communicator::PlaceOf(const device::Window& arena) const {
   return arena.At(rank()) - comm_.signals.pad.At(rank());
+}
+
+void Communicator::AddToRecorder(uint64_t call_id, const CallSpec& spec, DType dtype, int64_t input_count,
+                                 int64_t output_count) {
+  recorded_calls_.Add(call_id, spec, settings_.process, device_, rank(), dtype, input_count, output_count);
+}
+
+void Communicator::RecordProgress() {
+  for (Communicator* const communicator : AllCommunicators()) {
+    communicator->recorded_calls_.Look(communicator->report_->progress);
+  }
 }
 
 void Communicator::NoteFailure(uint64_t process, const std::string& why) {

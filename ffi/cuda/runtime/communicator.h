@@ -18,6 +18,7 @@
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/symmetric_memory.h"
 #include "cuda/program/call_program.h"
+#include "cuda/runtime/recorded_calls.h"
 #include "include/jaxcomm/comm.h"
 
 namespace jaxcomm {
@@ -67,6 +68,11 @@ class Communicator {
   // once it is an error. After it no call of the process may run: any operand may hold data that the kernel left
   // incomplete. Ranks that did not meet are no such failure, because no kernel has run.
   static Status FirstFailure();
+
+  // Makes a call of this communicator known to the flight recorder, by device::Comm::call_id.
+  void AddToRecorder(uint64_t call_id, const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count);
+  // Records the calls in progress of all communicators. Called by one thread, now and then.
+  static void RecordProgress();
 
   // A process of the program has ended or failed. Ends all waits, of kernels and of the host, of the communicators that
   // it belongs to, and their later calls fail. `why` names the process.
@@ -162,6 +168,7 @@ class Communicator {
   device::Comm comm_;
   device::Window offset_table_;
   device::Report* report_ = nullptr;  // as the host addresses it
+  RecordedCalls recorded_calls_;
   std::unique_ptr<Gin> gin_;
 
   struct Arena {

@@ -69,6 +69,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     }
   }
   comm.call_id = made->name_.number();
+  communicator.AddToRecorder(comm.call_id, spec, dtype, input_count, output_count);
   if (made->call_.inter_node_rows) {
     InterNodeRowArgs& rails = *made->call_.inter_node_rows;
     JAXCOMM_RETURN_IF_ERROR(

@@ -39,6 +39,8 @@ StatusOr<std::unique_ptr<RouteAndDispatch>> RouteAndDispatch::Make(const CallSpe
   device::Comm comm = communicator.comm();
   JAXCOMM_RETURN_IF_ERROR(communicator.ReserveFor(kArena, ArenaBytes(*args), &comm));
   comm.call_id = made->name_.number();
+  communicator.AddToRecorder(comm.call_id, spec, DType::kU8, int64_t{shape.tokens} * shape.row_bytes,
+                             int64_t{shape.capacity} * shape.row_bytes);
   made->args_ = WithComm(*args, comm);
   return made;
 }

@@ -7,6 +7,7 @@
 
 #include "cuda/nccl/threads.h"
 #include "cuda/runtime/communicator.h"
+#include "recorder/recorder.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -18,9 +19,11 @@ void Watch(const std::function<void()>& end, double grace_s) {
   Status failure;
   while (goes_on && failure.ok()) {
     goes_on = Threads::Sleep(kPoll);  // after the last sleep, one more look
+    Communicator::RecordProgress();
     failure = Communicator::FirstFailure();
   }
   if (failure.ok()) return;
+  Recorder::Get().AddError(0, failure.message());
   std::fprintf(stderr, "jaxcomm: %s. This process has lost its GPU and ends within %g s\n", failure.message().c_str(),
                grace_s);
   const auto last = std::chrono::steady_clock::now() + std::chrono::duration<double>(grace_s);

@@ -1,4 +1,5 @@
-// A thread that reads the reports of kernels. A kernel that aborts stops its GPU, and XLA's error does not say why.
+// A thread that reads the reports of kernels, and records how far they have come. A kernel that aborts stops its GPU,
+// and XLA's error does not say why.
 #pragma once
 
 #include <functional>

@@ -71,7 +71,7 @@ Status DecodeSlices(ffi::RemainingArgs args, const Buffers& buffers, RowOperands
   }
   rows->table = table->untyped_data();
   rows->table_count = static_cast<int64_t>(table->element_count());
-  rows->wide_table = wide;
+  rows->int64_table = wide;
   return OkStatus();
 }
 

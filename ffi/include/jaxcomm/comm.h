@@ -60,6 +60,15 @@ struct Multicast {
   }
 };
 
+// How far the calls of a communicator have come on this GPU, also in replays of CUDA graphs. In host memory, beside the
+// report. The first thread of the first block writes the begin and the end of a call: other blocks may still run.
+struct Progress {
+  uint64_t begun = 0;      // the number of the latest call of the communicator, in the upper half, and Comm::call_id
+  uint64_t ended = 0;      // the number of the latest call that has ended
+  uint64_t waits_ns = 0;   // latest time on the GPU's clock at which a thread waited, written every 50 us or so
+  uint64_t waits_for = 0;  // the rank, in the upper half, and the step of this wait
+};
+
 // Why a kernel aborted. Resides in host memory that the GPU addresses; the host reads it while kernels run. CUDA
 // promises that aligned loads and stores of up to 16 bytes there are atomic between host and GPU in system scope, but
 // promises it for read-modify-write operations only where the link has them (hostNativeAtomicSupported). So host and
@@ -78,6 +87,7 @@ struct Report {
   uint64_t expected = 0;  // number of signals expected from the peer
   uint64_t seen = 0;
   uint64_t time_ns = 0;  // time on the GPU's clock
+  Progress progress;
 };
 
 // Which counters a signal and its wait use: those of a channel, with a tag. jaxcomm's own channels have tag 0 only.
@@ -121,7 +131,8 @@ struct Comm {
   // One word per GPU and process, shared by all communicators. Not zero once a kernel of the process has aborted on
   // this GPU.
   uint64_t* abort_flag = nullptr;
-  uint64_t call_id = 0;  // number of the call, for reports
+  uint64_t call_id = 0;           // number of the call, for reports
+  uint64_t* num_calls = nullptr;  // begun, for Progress; memory of the GPU. Null: nothing is written
 };
 
 // The ranks with the same number in their nodes: member g is of node g. Nodes have consecutive ranks and equal sizes.

@@ -46,6 +46,11 @@ JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
   AtomicWord<atomics::thread_scope_system>(*word).store(value, atomics::memory_order_release);
 }
 
+// The same without an order.
+JAXCOMM_DEVICE void StoreToHost(uint64_t* word, uint64_t value) {
+  AtomicWord<atomics::thread_scope_system>(*word).store(value, atomics::memory_order_relaxed);
+}
+
 // Atomic between the threads of a block and later kernels of the stream. Orders nothing.
 JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
   return AtomicWord<atomics::thread_scope_block>(*const_cast<uint64_t*>(word)).load(atomics::memory_order_relaxed);

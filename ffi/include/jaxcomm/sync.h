@@ -79,6 +79,16 @@ JAXCOMM_DEVICE void Signal(const Comm& comm, Channel channel, int32_t peer, cons
   if (threads.rank == 0) Signal(comm, channel, peer, add);
 }
 
+// Tells the host that a call of the communicator begins, or has ended. Called by all threads of all blocks.
+JAXCOMM_DEVICE void BeginCall(const Comm& comm) {
+  if (comm.num_calls == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+  StoreToHost(&comm.report->progress.begun, ++*comm.num_calls << 32 | (comm.call_id & 0xffffffff));
+}
+JAXCOMM_DEVICE void EndCall(const Comm& comm) {
+  if (comm.num_calls == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+  StoreToHost(&comm.report->progress.ended, *comm.num_calls);
+}
+
 // Reports to the host why this kernel aborts. Only the first report is kept.
 JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                          uint64_t seen) {
@@ -116,6 +126,11 @@ JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns
   const bool late = now - begin_ns >= comm.timeout_ns;
   const bool reads = now - last >= kHostReadIntervalNs && Claim(state, last, now & ~kChannelAborted);
   if (!late && !reads) return false;
+  if (comm.num_calls != nullptr) {
+    Progress& progress = comm.report->progress;
+    StoreToHost(&progress.waits_for, static_cast<uint64_t>(comm.local.World(peer)) << 32 | static_cast<uint32_t>(step));
+    StoreToHost(&progress.waits_ns, now);
+  }
   const bool reported = LoadAcquire(&comm.report->state) != Report::kNone;
   const bool stop = reported || LoadAcquire(&comm.report->abort) != 0;
   if (!late && !stop) return false;

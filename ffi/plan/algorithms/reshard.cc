@@ -1,5 +1,9 @@
-// Plans of reshard: each cell of each destination comes from the owner that MakeBoxes has chosen.
+// Plans of reshard: each cell of each destination comes from the rank that MakeBoxes has chosen.
 #include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/boxes.h"
@@ -9,43 +13,291 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: the receiver reads if the source is addressable; otherwise the source puts. No waits. Each element that a
-// rank lacks travels once. Rank r begins with rank r + 1, so that no rank receives from all others at first. Puts are
-// cut into chunks and alternate between the receivers. Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996, redistribute
-// cyclic arrays.
-Plan DirectReshard(const Request& request, int32_t rank) {
+// A sender has at most this many messages to one receiver on their way.
+constexpr int64_t kCredits = 4;
+
+// Consecutive elements of a source and of the output of its receiver.
+struct Piece {
+  int64_t from_offset = 0;
+  int64_t to_offset = 0;
+  int64_t count = 0;
+};
+
+// A rank of the receiver's node reads a part of a message from the receiver's output.
+struct Relay {
+  int32_t reader = 0;
+  std::vector<Piece> pieces;
+};
+
+struct Message {
+  int32_t from = 0;
+  int32_t to = 0;
+  int64_t number = 0;  // among those of the pair
+  int64_t round = 0;
+  std::vector<Piece> pieces;
+  int64_t slot = -1;  // where it lands in the receiver's scratch; -1: in the output, as one piece
+  std::vector<Relay> relays;
+  bool grants = false;  // the receiver signals that the sender may send another one
+  int64_t signal = 0;   // that says that the message has come, to its receiver or this reader: see NumberSignals()
+
+  const Relay* RelayTo(int32_t reader) const {
+    const auto relay =
+        std::find_if(relays.begin(), relays.end(), [&](const Relay& other) { return other.reader == reader; });
+    return relay == relays.end() ? nullptr : &*relay;
+  }
+  bool Signals() const { return slot >= 0 || grants || !relays.empty(); }
+  int64_t count() const {
+    int64_t count = 0;
+    for (const Piece& piece : pieces) count += piece.count;
+    return count;
+  }
+};
+
+// The messages of one rank over the network: those that it sends, receives, or reads parts of. All cells for a receiver
+// form one sequence, which is cut into messages. The messages of a pair spread evenly over the rounds, so each round
+// has the same part of all transfers, and the busiest link is busy from the first round to the last. This is the
+// schedule of Gonzalez and Sahni (J. ACM 23(4), 1976) for an open shop with preemption, with rounds so short that they
+// need no order inside. Rounds have no barrier: a sender waits only for the receiver of its fourth last message.
+class Network {
+ public:
+  Network(const Request& request, const BoxMoves& moves, int32_t rank)
+      : boxes_(*request.boxes), geometry_(request.geometry), chunk_count_(request.chunk_count), rank_(rank) {
+    for (const BoxPair& pair : moves.pairs) rounds_ = std::max(rounds_, NumChunks(pair.count, chunk_count_));
+    std::map<std::pair<int32_t, int32_t>, std::vector<Piece>> cells;  // by receiver and sender
+    std::map<int32_t, std::vector<BoxMove>> relays;                   // by receiver, then by its output
+    std::set<int32_t> relaying;                                       // receivers from which this rank reads
+    for (const BoxMove& move : moves.moves) {
+      if (!move.relayed) continue;
+      relays[move.from].push_back(move);
+      if (move.to == rank) relaying.insert(move.from);
+    }
+    for (auto& [to, of_receiver] : relays) {
+      std::stable_sort(of_receiver.begin(), of_receiver.end(),
+                       [](const BoxMove& a, const BoxMove& b) { return a.from_offset < b.from_offset; });
+    }
+    for (const BoxMove& move : moves.moves) {
+      if (move.relayed || CanRead(geometry_, move.to, move.from)) continue;
+      if (move.from == rank || move.to == rank || relaying.count(move.to) > 0) {
+        cells[{move.to, move.from}].push_back({move.from_offset, move.to_offset, move.count});
+      }
+    }
+    int64_t slots = 0;
+    int32_t receiver = -1;
+    for (const BoxPair& pair : moves.pairs) {
+      if (std::exchange(receiver, pair.to) != pair.to) slots = 0;
+      const int64_t num_messages = NumChunks(pair.count, chunk_count_);
+      const auto found = cells.find({pair.to, pair.from});
+      if (found != cells.end()) AddMessages(pair, std::move(found->second), slots, relays[pair.to]);
+      slots += std::min(kCredits, num_messages) * MaxChunk(pair.count, num_messages);
+      if (pair.to == rank) receive_slots_ = slots;
+    }
+    std::sort(messages_.begin(), messages_.end(), [&](const Message& a, const Message& b) { return Key(a) < Key(b); });
+    NumberSignals();
+  }
+
+  // All steps of the rank. `read` adds those that need no message.
+  template <typename Read>
+  void AddSteps(const Read& read, Builder& plan) {
+    for (int64_t round = 0; round < std::min(kCredits, rounds_); ++round) Send(round, plan);
+    read();
+    for (int64_t round = 0; round < rounds_; ++round) {
+      Receive(round, plan);
+      Send(round + kCredits, plan);
+    }
+  }
+
+  int64_t scratch_count() const { return receive_slots_ + packed_count_; }
+
+ private:
+  // Rank r begins with rank r + 1, so that no rank receives from all others at first.
+  std::tuple<int64_t, int32_t, int32_t> Key(const Message& message) const {
+    const int32_t n = geometry_.num_ranks();
+    return {message.round, (message.to - message.from + n) % n, message.to};
+  }
+
+  void AddMessages(const BoxPair& pair, std::vector<Piece> cells, int64_t first_slot,
+                   const std::vector<BoxMove>& relays) {
+    std::sort(cells.begin(), cells.end(), [](const Piece& a, const Piece& b) { return a.to_offset < b.to_offset; });
+    const int64_t num_messages = NumChunks(pair.count, chunk_count_);
+    const int64_t slot_count = MaxChunk(pair.count, num_messages);
+    size_t at = 0;
+    int64_t skipped = 0;  // elements of cells[at] that earlier messages have
+    for (int64_t number = 0; number < num_messages; ++number) {
+      Message message;
+      message.from = pair.from;
+      message.to = pair.to;
+      message.number = number;
+      message.round = number * rounds_ / num_messages;
+      message.grants = number + kCredits < num_messages;
+      for (int64_t left = Subrange({0, pair.count}, num_messages, number).count; left > 0;) {
+        const Piece& cell = cells[at];
+        const int64_t count = std::min(left, cell.count - skipped);
+        const Piece piece = {cell.from_offset + skipped, cell.to_offset + skipped, count};
+        Piece* last = message.pieces.empty() ? nullptr : &message.pieces.back();
+        if (last != nullptr && last->from_offset + last->count == piece.from_offset &&
+            last->to_offset + last->count == piece.to_offset) {
+          last->count += count;
+        } else {
+          message.pieces.push_back(piece);
+        }
+        left -= count;
+        skipped += count;
+        if (skipped == cell.count) skipped = 0, ++at;
+      }
+      if (!boxes_.contiguous_outputs || message.pieces.size() > 1) {
+        message.slot = first_slot + number % kCredits * slot_count;
+      }
+      if (pair.from == rank_ && message.pieces.size() > 1) packed_count_ = std::max(packed_count_, message.count());
+      for (const Piece& piece : message.pieces) AddRelays(piece, relays, &message);
+      messages_.push_back(std::move(message));
+    }
+  }
+
+  // Cells of an output are disjoint, so those of `relays` are sorted by their ends too.
+  static void AddRelays(const Piece& piece, const std::vector<BoxMove>& relays, Message* message) {
+    auto move = std::partition_point(relays.begin(), relays.end(), [&](const BoxMove& other) {
+      return other.from_offset + other.count <= piece.to_offset;
+    });
+    for (; move != relays.end() && move->from_offset < piece.to_offset + piece.count; ++move) {
+      const int64_t begin = std::max(piece.to_offset, move->from_offset);
+      const int64_t end = std::min(piece.to_offset + piece.count, move->from_offset + move->count);
+      auto relay = std::find_if(message->relays.begin(), message->relays.end(),
+                                [&](const Relay& other) { return other.reader == move->to; });
+      if (relay == message->relays.end()) relay = message->relays.insert(relay, {move->to, {}});
+      relay->pieces.push_back({begin, move->to_offset + begin - move->from_offset, end - begin});
+    }
+  }
+
+  // Signals from one rank to another only count. So a wait needs the number of its signal among all from that rank to
+  // this one. A rank signals in the order of AddSteps.
+  void NumberSignals() {
+    struct Signal {
+      int32_t from;
+      int64_t round;  // the iteration of AddSteps
+      int stage;      // in the iteration
+      int64_t* number;
+    };
+    std::vector<Signal> signals;
+    for (Message& message : messages_) {
+      if (message.to == rank_ && message.Signals()) {
+        signals.push_back({message.from, message.round - kCredits, 1, &message.signal});
+      } else if (message.from == rank_ && message.grants) {
+        std::vector<int64_t>& grants = grants_[message.to];
+        grants.resize(static_cast<size_t>(message.number) + 1);
+      } else if (message.RelayTo(rank_) != nullptr) {
+        signals.push_back({message.to, message.round, 0, &message.signal});
+      }
+    }
+    for (const Message& message : messages_) {
+      if (message.from != rank_ || !message.grants) continue;
+      signals.push_back({message.to, message.round, 0, &grants_[message.to][static_cast<size_t>(message.number)]});
+    }
+    std::stable_sort(signals.begin(), signals.end(), [](const Signal& a, const Signal& b) {
+      return std::tie(a.from, a.round, a.stage) < std::tie(b.from, b.round, b.stage);
+    });
+    std::map<int32_t, int64_t> count;
+    for (const Signal& signal : signals) *signal.number = ++count[signal.from];
+  }
+
+  template <typename Visit>
+  void ForEach(int64_t round, const Visit& visit) const {
+    auto message = std::partition_point(messages_.begin(), messages_.end(),
+                                        [&](const Message& other) { return other.round < round; });
+    for (; message != messages_.end() && message->round == round; ++message) visit(*message);
+  }
+
+  void WaitFor(int32_t peer, int64_t signal, Builder& plan) {
+    for (int64_t& waits = waits_[peer]; waits < signal; ++waits) plan.Wait(peer);
+  }
+
+  void Send(int64_t round, Builder& plan) {
+    ForEach(round, [&](const Message& message) {
+      if (message.from != rank_) return;
+      const int32_t to = message.to;
+      if (message.number >= kCredits) WaitFor(to, grants_[to][static_cast<size_t>(message.number - kCredits)], plan);
+      const Piece& first = message.pieces[0];
+      Place data = plan.Input(first.from_offset);
+      if (message.pieces.size() > 1) {
+        data = plan.Scratch(receive_slots_);
+        int64_t packed = data.offset;
+        for (const Piece& piece : message.pieces) {
+          plan.Move(plan.Input(piece.from_offset), plan.Scratch(packed), piece.count);
+          packed += piece.count;
+        }
+      }
+      plan.Move(data,
+                message.slot < 0 ? Builder::At(to, Space::kOutput, first.to_offset)
+                                 : Builder::At(to, Space::kScratch, message.slot),
+                message.count());
+      if (message.Signals()) plan.Signal(to);
+    });
+  }
+
+  void Receive(int64_t round, Builder& plan) {
+    ForEach(round, [&](const Message& message) {
+      if (message.to != rank_ || !message.Signals()) return;
+      WaitFor(message.from, message.signal, plan);
+      int64_t packed = message.slot;
+      for (const Piece& piece : message.pieces) {
+        if (message.slot < 0) break;
+        plan.Move(plan.Scratch(packed), plan.Output(piece.to_offset), piece.count);
+        packed += piece.count;
+      }
+      if (message.grants) plan.Signal(message.from);
+      for (const Relay& relay : message.relays) plan.Signal(relay.reader);
+    });
+    ForEach(round, [&](const Message& message) {
+      const Relay* relay = message.RelayTo(rank_);
+      if (relay == nullptr) return;
+      WaitFor(message.to, message.signal, plan);
+      for (const Piece& piece : relay->pieces) {
+        plan.Move(Builder::At(message.to, Space::kOutput, piece.from_offset), plan.Output(piece.to_offset),
+                  piece.count);
+      }
+    });
+  }
+
+  const Boxes& boxes_;
+  const Geometry& geometry_;
+  const int64_t chunk_count_;
+  const int32_t rank_;
+  int64_t rounds_ = 0;
+  std::vector<Message> messages_;
+  int64_t receive_slots_ = 0;  // elements of scratch for messages
+  int64_t packed_count_ = 0;   // elements of scratch behind them, for the message that the rank sends next
+  std::map<int32_t, std::vector<int64_t>> grants_;  // by receiver and message: number of its signal to this rank
+  std::map<int32_t, int64_t> waits_;                // by peer: so far
+};
+
+Plan BuildReshard(const Request& request, int32_t rank, const BoxMoves& moves) {
   const Geometry& geometry = request.geometry;
   const int32_t n = geometry.num_ranks();
-  std::vector<BoxMove> puts, reads;
-  for (const BoxMove& move : request.boxes->moves) {
-    if (move.to == rank && CanRead(geometry, rank, move.from)) reads.push_back(move);
-    if (move.from == rank && !CanRead(geometry, move.to, rank)) puts.push_back(move);
+  std::vector<BoxMove> reads;
+  for (const BoxMove& move : moves.moves) {
+    if (move.to == rank && !move.relayed && CanRead(geometry, rank, move.from)) reads.push_back(move);
   }
-  const auto rotate = [&](std::vector<BoxMove>& moves, int32_t BoxMove::* peer) {
-    std::stable_sort(moves.begin(), moves.end(), [&](const BoxMove& a, const BoxMove& b) {
-      return (a.*peer - rank - 1 + n) % n < (b.*peer - rank - 1 + n) % n;
-    });
-  };
-  rotate(puts, &BoxMove::to);
-  rotate(reads, &BoxMove::from);
+  std::stable_sort(reads.begin(), reads.end(), [&](const BoxMove& a, const BoxMove& b) {
+    return (a.from - rank - 1 + n) % n < (b.from - rank - 1 + n) % n;
+  });
   Builder plan(request, rank);
-  const int64_t chunk = request.chunk_count;
-  bool more = true;
-  for (int64_t begin = 0; more; begin += chunk) {
-    more = false;
-    for (const BoxMove& move : puts) {
-      const int64_t left = move.count - begin;
-      const int64_t count = chunk > 0 ? std::min(chunk, left) : left;
-      plan.Move(plan.Input(move.from_offset + begin), Builder::At(move.to, Space::kOutput, move.to_offset + begin),
-                count);
-      more = more || left > count;
+  Network network(request, moves, rank);
+  const auto read = [&] {
+    for (const BoxMove& move : reads) {
+      plan.Move(Builder::At(move.from, Space::kInput, move.from_offset), plan.Output(move.to_offset), move.count);
     }
-    if (chunk == 0) break;
-  }
-  for (const BoxMove& move : reads) {
-    plan.Move(Builder::At(move.from, Space::kInput, move.from_offset), plan.Output(move.to_offset), move.count);
-  }
-  return std::move(plan).Finish(0);
+  };
+  network.AddSteps(read, plan);
+  return std::move(plan).Finish(network.scratch_count());
+}
+
+// Direct: each rank gets the cells that it lacks from their owners. It reads those of its node; owners of other nodes
+// put them. Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996, redistribute cyclic arrays.
+Plan DirectReshard(const Request& request, int32_t rank) { return BuildReshard(request, rank, request.boxes->direct); }
+
+// Hierarchical: a cell that several ranks of a node lack crosses the network once. One of them gets it, and the others
+// read it there, message by message. Zhuang et al., MLSys 2023, arXiv:2211.05322, broadcast between meshes in this way.
+Plan HierarchicalReshard(const Request& request, int32_t rank) {
+  return BuildReshard(request, rank, request.boxes->relayed);
 }
 
 }  // namespace
@@ -54,6 +306,7 @@ template <>
 const std::vector<Algorithm>& Table<Collective::kReshard>() {
   static const std::vector<Algorithm> table = {
       {"direct", "Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996", kAnyGeometry, DirectReshard},
+      {"hierarchical", "Zhuang et al., MLSys 2023, arXiv:2211.05322", kSeveralNodes, HierarchicalReshard},
   };
   return table;
 }

@@ -51,12 +51,7 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
                 "that divides them innermost"
             )
         count = int(counts[0])
-        if level.kind == "torus":
-            level = _torus(level, ranks[ranks // level.ranks == ranks[0] // level.ranks], what)
-        elif level.kind == "mesh":  # each pair keeps its link
-            share = (count - 1) / (level.ranks - 1) if level.ranks > 1 else 1.0
-            level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * (share or 1.0))
-        elif level.kind == "rails":
+        if level.kind == "rails":
             _check_rails(cluster, ranks, what)
         if level.paths:  # transfers of all groups collide
             own = levels[-1].ranks // (levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1)
@@ -99,7 +94,7 @@ def check_faults(cluster: Cluster) -> None:
         place(cluster, fault)
         if not fault.level or fault.capacity:
             continue
-        in_domain = cluster.levels[0].kind in ("switch", "mesh")
+        in_domain = cluster.levels[0].kind == "switch"
         adapter = len(names) > 1 and fault.level == names[1]
         if not adapter or not in_domain or not (fault.out and fault.inward):
             raise ClusterError(
@@ -194,13 +189,3 @@ def _check_rails(cluster: Cluster, ranks: np.ndarray, what: str) -> None:
             f"{what}: its ranks are on different rails in different domains of {inner} ranks; use mesh axes whose "
             f"sizes divide {inner} innermost"
         )
-
-
-def _torus(level: Level, ranks: np.ndarray, what: str) -> Level:
-    """The whole dimensions that the ranks span."""
-    places = np.unravel_index(ranks % level.ranks, level.dims[::-1])[::-1]  # the first dimension is the innermost
-    spans = [len(set(place.tolist())) for place in places]
-    partial = [size for span, size in zip(spans, level.dims, strict=True) if span not in (1, size)]
-    if partial or int(np.prod(spans)) != len(ranks):
-        raise ClusterError(f"{what}: its ranks are not whole dimensions of the torus {'x'.join(map(str, level.dims))}")
-    return dataclasses.replace(level, dims=tuple(span for span in spans if span > 1) or (1,))

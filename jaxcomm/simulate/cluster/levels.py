@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-KINDS = ("switch", "mesh", "torus", "rails", "fat_tree", "dragonfly")
+KINDS = ("switch", "rails", "fat_tree", "dragonfly")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Level:
 
     Attributes:
       name: of the level.
-      kind: "switch", "mesh", "torus", "rails", "fat_tree" or "dragonfly" (docs/internals/simulate.md).
+      kind: "switch", "rails", "fat_tree" or "dragonfly" (docs/internals/simulate.md).
       ranks: of one group of this level.
       bytes_per_s: usable bandwidth of one rank and direction: into the domain (first level), of its adapters (second).
       flow_bytes_per_s: limit of one transfer of a rank.
@@ -27,7 +27,6 @@ class Level:
       sharing: ranks that share these uplinks, as ``spread`` counts them.
       sharers: groups of ranks that communicate over these uplinks at once; ``spread`` counts the ranks of one.
       valiant: a dragonfly sends through a random third group.
-      dims: dimensions of a torus.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Level:
     sharing: int = 0
     sharers: int = 1
     valiant: bool = False
-    dims: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,8 +101,7 @@ class Cluster:
         for level in self.levels:
             most = min(level.ranks, ranks) // below
             size = next((k for k in range(most, most // 2, -1) if ranks // below % k == 0), 0)
-            indivisible = level.kind in ("torus", "mesh")
-            if size == 0 or (indivisible and ranks > level.ranks and size * below < level.ranks):
+            if size == 0:
                 raise ClusterError(
                     f"{self.name}: {ranks} ranks cannot be spread evenly over groups of {level.ranks} "
                     f"(level {level.name})"
@@ -111,7 +110,7 @@ class Cluster:
             if level.paths:  # a switch of a rail has the uplinks of one rank of each domain
                 inner = levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1
                 level = dataclasses.replace(level, sharing=levels[-1].ranks // inner * level.sharers)
-            levels.append(level if indivisible else dataclasses.replace(level, ranks=below))
+            levels.append(dataclasses.replace(level, ranks=below))
             if below == ranks:
                 break
         return dataclasses.replace(self, levels=tuple(levels))
@@ -132,7 +131,7 @@ class Cluster:
             made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
             if level.paths:
                 made.taper *= ecmp.load(level.sharing * channels, level.paths)
-            made.valiant, made.dims = level.valiant, list(level.dims)
+            made.valiant = level.valiant
             levels.append(made)
         result.levels = levels
         result.own = (*self.copy, 0.0)

@@ -48,12 +48,7 @@ def _level(table: Table, name: str, number: int) -> Level:
                 raise table.error("routing", f"got {routing!r}, expected spray or ecmp")
             if routing == "ecmp":
                 values["paths"] = int(table.figure("paths", {}, least=1.0))
-    if kind == "torus":
-        dims = table.take("dims", list)
-        if not all(isinstance(size, int) and size > 0 for size in dims) or math.prod(dims) != ranks:
-            raise table.error("dims", f"got {dims!r}, expected positive integers with the product {ranks}")
-        values["dims"] = tuple(dims)
-    places = {"mesh": number == 0, "torus": number == 0, "rails": number == 1, "dragonfly": number > 1}
+    places = {"rails": number == 1, "dragonfly": number > 1}
     if not places.get(kind, True):
         raise table.error("kind", f"{kind!r} cannot be level {number + 1}; see docs/internals/simulate.md")
     table.done()
@@ -91,7 +86,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
     origin = table.get("origin")
     if isinstance(origin, str):
         origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)
-    if isinstance(origin, dict) and name not in ("ranks", "kind", "routing", "dims"):
+    if isinstance(origin, dict) and name not in ("ranks", "kind", "routing"):
         origin[name] = "guess: what-if"
 
 
@@ -106,8 +101,8 @@ def _level_keys(number: int, values: Any) -> list[str]:
     if number < 2:
         keys += ["bandwidth", "efficiency", "flow", *(("nics", "planes", "routing") if number == 1 else ())]
     else:
-        keys += ["taper", *(() if kind in ("switch", "torus") else ("routing", "paths"))]
-    return keys if kind in KINDS and kind != "torus" else [*keys, "dims"]
+        keys += ["taper", *(() if kind == "switch" else ("routing", "paths"))]
+    return keys
 
 
 def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> dict[str, Any]:

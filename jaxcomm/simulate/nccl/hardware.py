@@ -35,11 +35,3 @@ def device(hardware: str) -> Device | None:
     """The device that a text names, or None."""
     name = hardware.lower()
     return next((d for d in devices() if any(part in name for part in d.match)), None)
-
-
-def sisters(name: str) -> list[str]:
-    """Devices with the same links and the same constants of NCCL, `name` included: they behave alike."""
-    mine = next(d for d in devices() if d.name == name)
-    return [
-        d.name for d in devices() if (d.link, d.bus, d.domain, d.kind) == (mine.link, mine.bus, mine.domain, mine.kind)
-    ]

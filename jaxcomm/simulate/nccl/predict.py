@@ -9,7 +9,6 @@ from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.nccl import formulas, hardware, parameters, rules
 from jaxcomm.simulate.nccl.features import Features
-from jaxcomm.simulate.nccl.systems import EVIDENCE
 
 # Native name -> name in tables of measurements.
 _OPS = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")}
@@ -68,9 +67,9 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, name: str) -> P
     limits = (kind.bus * 1e3, kind.ll * 1e3, kind.ll128 * 1e3, rules.has_old_ll(name.removeprefix("nccl-")))
     nodes = -(-ranks // inside)
     found = Features.of([(_OPS[native], ranks, inside, host, nodes, size, *links, *limits, kind.name)])
-    fitted, form = parameters.shipped(), "cluster" if nodes > 1 else "domain"
-    values, origin = fitted.systems.lookup((form, "", ""), kind.name)
+    fitted, intervals = parameters.shipped()
+    form = "cluster" if nodes > 1 else "domain"
+    evidence, values = fitted[form][kind.name]
     time_s = float(formulas.FORMS[form](found, values)[0]) * 1e-6
-    evidence = EVIDENCE[origin]
-    low, high = np.exp(fitted.intervals.of(evidence, size))
+    low, high = np.exp(intervals.of(evidence, size))
     return Predicted(name, op, ranks, operand, time_s, (time_s * float(low), time_s * float(high)), evidence)

@@ -22,9 +22,9 @@ def main() -> None:
     # As for users: Python finds modules in the folder of the script.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copytree(EXAMPLES / name, pathlib.Path(folder, "example"))
+        copy = shutil.copytree(EXAMPLES / name, pathlib.Path(folder, name))
         build = pathlib.Path(folder, "build")
-        run = (copy / f"{name}.py", build / f"lib{name}.so")
+        run = (shutil.copy(EXAMPLES / "compare.py", folder), name, build / f"lib{name}.so")
         for command in (
             ("cmake", "-S", copy, "-B", build, "-G", "Ninja", f"-DCMAKE_CUDA_ARCHITECTURES={architecture}",
              f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DPython_EXECUTABLE={sys.executable}"),

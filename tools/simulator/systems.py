@@ -11,6 +11,13 @@ Key = tuple[str, ...]  # form, harness and hardware; of single kernels also oper
 EVIDENCE = {"device": "harness", "form": "device", "guess": "guess"}
 
 
+def sisters(name: str) -> list[str]:
+    """Devices with the same links and the same constants of NCCL, `name` included: they behave alike."""
+    mine = next(d for d in hardware.devices() if d.name == name)
+    alike = (mine.link, mine.bus, mine.domain, mine.kind)
+    return [d.name for d in hardware.devices() if (d.link, d.bus, d.domain, d.kind) == alike]
+
+
 @dataclasses.dataclass(frozen=True)
 class Prior:
     """Normal distribution of a parameter's logarithm: exp(mean) = center."""
@@ -42,7 +49,7 @@ class Systems:
         related = {k: s for k, s in self.fitted.items() if k[0] == key[0] and k[3:5] == key[3:5]}
         prior = {name: p.center for name, p in self.priors[key[0]].items()}
         near = [s for s in related.values() if s.device == device]
-        near = near or [s for s in related.values() if s.device in hardware.sisters(device)]
+        near = near or [s for s in related.values() if s.device in sisters(device)]
         if near:
             return {name: _blend(center, name, near) for name, center in prior.items()}, "device"
         if not related:

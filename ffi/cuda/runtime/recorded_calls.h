@@ -1,0 +1,48 @@
+// Calls of one lane on one GPU in the flight recorder. Kernels say how far they have come (device::Progress), also when
+// XLA replays a CUDA graph, in which the host sees no call. A thread of the host looks now and then, so the recorder
+// has the call in progress, and some of those before.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "common/call_spec.h"
+#include "common/dtype.h"
+#include "include/jaxcomm/comm.h"
+#include "recorder/recorder.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+class RecordedCalls {
+ public:
+  // A call with this device::Comm::call_id. `rank`: position of this GPU in its group.
+  void Add(uint64_t call_id, const CallSpec& spec, int32_t process, int32_t device, int32_t rank, DType dtype,
+           int64_t input_count, int64_t output_count);
+  // Called by one thread.
+  void Look(const device::Progress& progress);
+
+ private:
+  struct Call {
+    uint32_t site = Recorder::kNoSite;
+    DType dtype = DType::kU8;
+    int64_t input_count = 0, output_count = 0;
+    uint64_t hash = 0;           // equal on all ranks
+    std::vector<int64_t> ranks;  // of the group
+    int32_t rank = 0;
+  };
+
+  std::mutex mutex_;
+  std::map<uint32_t, Call> calls_;  // by the lower half of call_id
+
+  uint32_t number_ = 0;  // of the latest call that has been seen
+  Call call_;
+  CallRecord record_;
+  bool open_ = false;
+  uint64_t waits_ns_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,218 @@
+#include "transfer/endpoint.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace jaxcomm {
+namespace {
+
+constexpr int kTimerMs = 50;  // leases and limits of the handshake are checked as often
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Endpoint>> Endpoint::Start(const TcpNetwork::Options& options, int64_t max_lease_ms) {
+  std::shared_ptr<Endpoint> endpoint(new Endpoint(max_lease_ms));
+  StatusOr<std::unique_ptr<TcpNetwork>> network = TcpNetwork::Listen(options, endpoint.get());
+  JAXCOMM_RETURN_IF_ERROR(network.status());
+  endpoint->network_ = *std::move(network);
+  endpoint->source_.SetNetwork(endpoint->network_.get());
+  endpoint->reader_.SetNetwork(endpoint->network_.get());
+  endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Run(); });
+  return endpoint;
+}
+
+Endpoint::~Endpoint() { Stop(); }
+
+void Endpoint::Stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ || !thread_.joinable()) return;
+    ending_ = true;
+  }
+  network_->Wake();
+  thread_.join();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reader_.EndAll({Code::kCancelled, "the endpoint was closed"});
+    network_->Close("the endpoint was closed");
+    done_.notify_all();
+  }
+  RunDue();
+}
+
+void Endpoint::Run() {
+  while (true) {
+    network_->Wait(kTimerMs);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (ending_) return;
+      network_->Progress();
+      const auto now = std::chrono::steady_clock::now();
+      source_.OnTime(now);
+      reader_.OnTime(now);
+      done_.notify_all();
+    }
+    RunDue();
+  }
+}
+
+void Endpoint::RunDue() {
+  std::vector<std::shared_ptr<Call>> due;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    due = reader_.TakeDue();
+  }
+  for (const std::shared_ptr<Call>& call : due) {
+    for (const auto& then : call->then) then(*call);
+    call->then.clear();
+  }
+}
+
+void Endpoint::OnPeer(int peer, bool client) {
+  if (client) reader_.OnPeer(peer);
+}
+
+char* Endpoint::OnBulk(int peer, const Frame& frame) { return reader_.OnBulk(peer, frame); }
+
+void Endpoint::OnFrame(int peer, const Frame& frame, const char* payload) {
+  if (reader_.Has(peer)) {
+    reader_.OnFrame(peer, frame, payload);
+  } else {
+    source_.OnFrame(peer, frame, Decoder(payload, frame.bytes));
+  }
+}
+
+void Endpoint::OnRoom(int peer) { source_.OnRoom(peer); }
+
+void Endpoint::OnLost(int peer, const std::string& why) {
+  source_.OnLost(peer);
+  reader_.OnLost(peer, why);
+}
+
+Error Endpoint::Expose(Exposure exposure, uint64_t* id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_.Expose(std::move(exposure), id);
+}
+
+void Endpoint::Withdraw(uint64_t id, bool revoke) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  source_.Withdraw(id, revoke);
+  network_->Wake();
+}
+
+bool Endpoint::InUse(uint64_t id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_.InUse(id);
+}
+
+bool Endpoint::Taken(uint64_t id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_.Taken(id);
+}
+
+void Endpoint::MarkReady(uint64_t id, uint32_t array) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  source_.MarkReady(id, array);
+  network_->Wake();
+}
+
+std::optional<StridedArray> Endpoint::ArrayOf(uint64_t id, uint32_t array) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Exposure* exposure = source_.Find(id);
+  if (exposure == nullptr || exposure->revoked || array >= exposure->arrays.size()) return std::nullopt;
+  return exposure->arrays[array];
+}
+
+StatusOr<int> Endpoint::Connect(const std::string& address) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ending_) return UnavailableError("the endpoint was closed");
+  StatusOr<int> peer = network_->Connect(address);
+  if (peer.ok()) reader_.Add(*peer);
+  return peer;
+}
+
+void Endpoint::Disconnect(int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  network_->Drop(peer, "this endpoint closed the connection");
+  reader_.Forget(peer);
+}
+
+std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reader_.Open(peer, key, version, lease_ms);
+}
+
+std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t after) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reader_.Watch(peer, key, after);
+}
+
+std::shared_ptr<Call> Endpoint::Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
+                                     std::vector<StridedArray> arrays) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reader_.Read(peer, lease, from, std::move(to), std::move(arrays));
+}
+
+void Endpoint::Cancel(const std::shared_ptr<Call>& call, const Error& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reader_.Cancel(call, why);
+  done_.notify_all();
+  network_->Wake();  // for RunDue
+}
+
+void Endpoint::Close(int peer, uint64_t lease) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reader_.Close(peer, lease);
+}
+
+bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
+  const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(limit_s));
+  return done_.wait_until(lock, std::chrono::system_clock::now() + limit, [&] { return call->done; });
+}
+
+Error Endpoint::ErrorOf(const std::shared_ptr<Call>& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return call->error;
+}
+
+bool Endpoint::IsDone(const std::shared_ptr<Call>& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return call->done;
+}
+
+std::pair<int64_t, int64_t> Endpoint::Progress(const std::shared_ptr<Call>& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {call->received_bytes, call->total_bytes};
+}
+
+void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
+                    std::function<void(const Call&)> then) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!call->done) {
+      call->deadline = std::min(call->deadline, deadline);
+      return call->then.push_back(std::move(then));
+    }
+  }
+  then(*call);
+}
+
+bool Endpoint::SharesMemory(int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return network_->shares_memory(peer);
+}
+
+EndpointStats Endpoint::stats() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  EndpointStats stats{network_->traffic(false), network_->traffic(true), network_->rejected(),
+                      source_.counters(),       source_.num_leases(),    {}};
+  for (int code = 0; code <= static_cast<int>(Code::kCancelled); ++code) {
+    stats.failures.push_back(reader_.failures(static_cast<Code>(code)));
+  }
+  return stats;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,93 @@
+// An endpoint: the thread and the lock around a network, what it shows and what it reads.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/status.h"
+#include "transfer/reader.h"
+#include "transfer/source.h"
+#include "transport/tcp_network.h"
+
+namespace jaxcomm {
+
+struct EndpointStats {
+  TcpNetwork::Traffic tcp;
+  TcpNetwork::Traffic shared_memory;
+  uint64_t rejected = 0;
+  SourceCounters source;
+  int64_t num_leases = 0;
+  std::vector<uint64_t> failures;  // by Code
+};
+
+// Thread-safe.
+class Endpoint : private FrameReceiver {
+ public:
+  static StatusOr<std::shared_ptr<Endpoint>> Start(const TcpNetwork::Options& options, int64_t max_lease_ms);
+  ~Endpoint() override;
+  // Ends all calls with an error, all leases and all connections.
+  void Stop();
+
+  std::string address() const { return network_->address(); }
+  uint64_t incarnation() const { return network_->incarnation(); }
+
+  // At the source: as Source.
+  Error Expose(Exposure exposure, uint64_t* id);
+  void Withdraw(uint64_t id, bool revoke);
+  bool InUse(uint64_t id);
+  bool Taken(uint64_t id);
+  void MarkReady(uint64_t id, uint32_t array);
+  // A copy of one array of an exposure; empty if the exposure is over.
+  std::optional<StridedArray> ArrayOf(uint64_t id, uint32_t array);
+
+  // At the reader: as Reader.
+  StatusOr<int> Connect(const std::string& address);
+  void Disconnect(int peer);  // the last call for it
+  std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
+  std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
+  std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
+                             std::vector<StridedArray> arrays);
+  void Cancel(const std::shared_ptr<Call>& call, const Error& why);
+  void Close(int peer, uint64_t lease);
+
+  bool Wait(const std::shared_ptr<Call>& call, double limit_s);  // whether it is done
+  Error ErrorOf(const std::shared_ptr<Call>& call);
+  bool IsDone(const std::shared_ptr<Call>& call);
+  std::pair<int64_t, int64_t> Progress(const std::shared_ptr<Call>& call);  // bytes received, bytes in all
+  // Calls `then` when the call is done, on the thread of the endpoint or at once. The call ends with kTimeout at the
+  // deadline.
+  void Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
+            std::function<void(const Call&)> then);
+
+  bool SharesMemory(int peer);
+  EndpointStats stats();
+
+ private:
+  explicit Endpoint(int64_t max_lease_ms) : source_(max_lease_ms) {}
+  void Run();
+  void RunDue();
+  void OnPeer(int peer, bool client) override;
+  char* OnBulk(int peer, const Frame& frame) override;
+  void OnFrame(int peer, const Frame& frame, const char* payload) override;
+  void OnRoom(int peer) override;
+  void OnLost(int peer, const std::string& why) override;
+
+  std::mutex mutex_;
+  std::condition_variable done_;
+  Source source_;
+  Reader reader_;
+  std::unique_ptr<TcpNetwork> network_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace jaxcomm

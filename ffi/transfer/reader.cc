@@ -1,0 +1,222 @@
+#include "transfer/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace jaxcomm {
+
+std::shared_ptr<Call> Reader::Begin(int peer) {
+  auto call = std::make_shared<Call>();
+  call->peer = peer;
+  call->id = next_id_++;
+  calls_[call->id] = call;
+  const std::string& lost = peers_[peer].lost;
+  if (!lost.empty()) Finish(*call, {Code::kLost, lost});
+  return call;
+}
+
+void Reader::Send(int peer, const Frame& frame, const std::string& payload) {
+  const auto to = peers_.find(peer);
+  if (to == peers_.end() || !to->second.lost.empty()) return;
+  if (to->second.open) {
+    network_->Send(peer, frame, payload.data());
+  } else {
+    to->second.waiting.emplace_back(frame, payload);
+  }
+}
+
+void Reader::OnPeer(int peer) {
+  peers_[peer].open = true;
+  for (const auto& [frame, payload] : std::exchange(peers_[peer].waiting, {})) {
+    network_->Send(peer, frame, payload.data());
+  }
+}
+
+std::shared_ptr<Call> Reader::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {
+  std::shared_ptr<Call> call = Begin(peer);
+  Encoder request;
+  request.PutText(key);
+  request.Put(version);
+  request.Put(lease_ms);
+  Send(peer, {kOpenFrame, static_cast<uint32_t>(request.bytes().size()), call->id, 0}, request.bytes());
+  return call;
+}
+
+std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t after) {
+  std::shared_ptr<Call> call = Begin(peer);
+  Encoder request;
+  request.PutText(key);
+  Send(peer, {kWatchFrame, static_cast<uint32_t>(request.bytes().size()), call->id, static_cast<uint64_t>(after)},
+       request.bytes());
+  return call;
+}
+
+std::shared_ptr<Call> Reader::Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
+                                   std::vector<StridedArray> arrays) {
+  std::shared_ptr<Call> call = Begin(peer);
+  call->arrays = std::move(arrays);
+  call->pieces = std::move(to);
+  for (const Piece& piece : call->pieces) {
+    const StatusOr<int64_t> bytes = BytesOf(call->arrays[piece.array], piece.box);
+    if (!bytes.ok()) {
+      Finish(*call, {Code::kInvalid, bytes.status().message()});
+      return call;
+    }
+    call->total_bytes += *bytes;
+  }
+  Encoder request;
+  request.Put(static_cast<uint32_t>(from.size()));
+  for (const Piece& piece : from) {
+    request.Put(piece.array);
+    request.Put(static_cast<uint32_t>(piece.box.begin.size()));
+    for (size_t d = 0; d < piece.box.begin.size(); ++d) {
+      request.Put(piece.box.begin[d]);
+      request.Put(piece.box.end[d]);
+    }
+  }
+  if (request.bytes().size() > kMaxControlBytes) {
+    Finish(*call, {Code::kInvalid, "a read of " + std::to_string(from.size()) + " boxes: use several reads"});
+    return call;
+  }
+  Send(peer, {kReadFrame, static_cast<uint32_t>(request.bytes().size()), call->id, lease}, request.bytes());
+  return call;
+}
+
+void Reader::Finish(Call& call, Error error) {
+  if (call.done) return;
+  const std::shared_ptr<Call> keep = calls_[call.id];
+  calls_.erase(call.id);
+  if (call.placing) network_->StopPlacing(call.peer);
+  call.placing = false;
+  call.done = true;
+  call.error = std::move(error);
+  if (!call.error.ok()) ++failures_[call.error.code];
+  if (!call.then.empty()) due_.push_back(keep);
+}
+
+void Reader::Cancel(const std::shared_ptr<Call>& call, const Error& why) {
+  if (call->done) return;
+  Send(call->peer, {kCancelFrame, 0, call->id, 0}, "");
+  Finish(*call, why);
+}
+
+void Reader::Close(int peer, uint64_t lease) {
+  if (leases_.erase({peer, lease}) != 0) Send(peer, {kCloseFrame, 0, 0, lease}, "");
+}
+
+char* Reader::Next(Call& call, int64_t limit, int64_t* bytes) {
+  *bytes = 0;
+  while (true) {
+    if (!call.walk) {
+      const Piece& piece = call.pieces[call.next_piece++];
+      call.walk.emplace(call.arrays[piece.array], piece.box);
+    }
+    if (char* to = call.walk->Next(limit, bytes); *bytes > 0) return to;
+    call.walk.reset();
+  }
+}
+
+char* Reader::OnBulk(int peer, const Frame& frame) {
+  const auto found = calls_.find(frame.id);
+  if (found == calls_.end()) return nullptr;
+  Call& call = *found->second;
+  if (frame.kind != kDataFrame || call.peer != peer || frame.at != static_cast<uint64_t>(call.received_bytes) ||
+      frame.bytes > call.total_bytes - call.received_bytes) {
+    return nullptr;
+  }
+  if (call.walk && call.walk->contiguous() == 0) call.walk.reset();
+  if (!call.walk && call.next_piece < call.pieces.size()) {
+    const Piece& piece = call.pieces[call.next_piece++];
+    call.walk.emplace(call.arrays[piece.array], piece.box);
+  }
+  if (!call.walk || call.walk->contiguous() < frame.bytes) return nullptr;
+  int64_t bytes = 0;
+  call.placing = true;
+  return call.walk->Next(frame.bytes, &bytes);
+}
+
+void Reader::OnOpened(Call& call, const Frame& frame, const char* payload) {
+  Decoder decoder(payload, frame.bytes);
+  int64_t lease_ms = 0;
+  if (!decoder.Get(&call.version) || !decoder.Get(&lease_ms) || !decoder.GetText(&call.manifest) || lease_ms <= 0) {
+    return network_->Drop(call.peer, "it sent a malformed answer");
+  }
+  call.lease = frame.at;
+  const std::chrono::milliseconds length(lease_ms);
+  leases_[{call.peer, call.lease}] = {call.peer, length, Clock::now() + length / 3};
+  Finish(call, {});
+}
+
+void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
+  const auto found = calls_.find(frame.id);
+  if (found == calls_.end() || found->second->peer != peer) {
+    // The answer of a call that was cancelled. A lease that nobody waits for ends at once.
+    if (frame.kind == kOpenedFrame) Send(peer, {kCloseFrame, 0, 0, frame.at}, "");
+    return;
+  }
+  Call& call = *found->second;
+  switch (frame.kind) {
+    case kOpenedFrame:
+      return OnOpened(call, frame, payload);
+    case kNoticeFrame:
+      call.version = static_cast<int64_t>(frame.at);
+      return Finish(call, {});
+    case kRefusedFrame:
+      return Finish(call, {static_cast<Code>(frame.at), std::string(payload, frame.bytes)});
+    case kEndFrame:
+      if (call.received_bytes == call.total_bytes) return Finish(call, {});
+      return network_->Drop(peer, "it sent other bytes than asked for");
+    case kDataFrame:
+      break;
+    default:
+      return network_->Drop(peer, "it sent a frame of unknown kind");
+  }
+  if (frame.at != static_cast<uint64_t>(call.received_bytes) || frame.bytes > call.total_bytes - call.received_bytes) {
+    return network_->Drop(peer, "it sent other bytes than asked for");
+  }
+  call.placing = false;
+  call.received_bytes += frame.bytes;
+  if (payload == nullptr) return;  // they are in place
+  for (int64_t left = frame.bytes; left > 0;) {
+    int64_t bytes = 0;
+    char* to = Next(call, left, &bytes);
+    std::memcpy(to, payload, static_cast<size_t>(bytes));
+    payload += bytes;
+    left -= bytes;
+  }
+}
+
+void Reader::OnLost(int peer, const std::string& why) {
+  if (const auto found = peers_.find(peer); found != peers_.end()) found->second.lost = why;
+  std::vector<std::shared_ptr<Call>> lost;
+  for (const auto& [id, call] : calls_) {
+    if (call->peer == peer) lost.push_back(call);
+  }
+  for (const auto& call : lost) {
+    call->placing = false;  // the network has forgotten the connection
+    Finish(*call, {Code::kLost, why});
+  }
+  for (auto at = leases_.begin(); at != leases_.end();) {
+    at = at->first.first == peer ? leases_.erase(at) : std::next(at);
+  }
+}
+
+void Reader::EndAll(const Error& why) {
+  while (!calls_.empty()) Finish(*calls_.begin()->second, why);
+}
+
+void Reader::OnTime(Clock::time_point now) {
+  std::vector<std::shared_ptr<Call>> late;
+  for (const auto& [id, call] : calls_) {
+    if (now >= call->deadline) late.push_back(call);
+  }
+  for (const auto& call : late) Cancel(call, {Code::kTimeout, "no answer within the limit of the program"});
+  for (auto& [key, lease] : leases_) {
+    if (now < lease.renew) continue;
+    lease.renew = now + lease.length / 3;
+    Send(key.first, {kRenewFrame, 0, 0, key.second}, "");
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,105 @@
+// What an endpoint reads from others. A call has an answer, an error of the source, or the end of the connection.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transfer/protocol.h"
+#include "transfer/strided.h"
+#include "transport/tcp_network.h"
+
+namespace jaxcomm {
+
+// A call, shared by who waits for it and the endpoint. Guarded by the endpoint's lock.
+struct Call {
+  int peer = -1;
+  uint64_t id = 0;
+  bool done = false;
+  Error error;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::vector<std::function<void(const Call&)>> then;  // called once it is done, without the lock
+
+  // Of an open or a watch.
+  int64_t version = 0;
+  uint64_t lease = 0;
+  std::string manifest;
+
+  // Of a read: its destination.
+  std::vector<StridedArray> arrays;
+  std::vector<Piece> pieces;
+  size_t next_piece = 0;
+  std::optional<Walk> walk;
+  bool placing = false;  // the network writes to the destination
+  int64_t received_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+class Reader {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void SetNetwork(TcpNetwork* network) { network_ = network; }
+
+  void Add(int peer) { peers_[peer]; }
+  void Forget(int peer) { peers_.erase(peer); }
+  bool Has(int peer) const { return peers_.count(peer) != 0; }
+  std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
+  std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
+  // Reads `from` at the source into `to` of `arrays`, whose memory must stay until the call is done.
+  std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
+                             std::vector<StridedArray> arrays);
+  // Ends a call at once. Nothing is written to its destination any more.
+  void Cancel(const std::shared_ptr<Call>& call, const Error& why);
+  void Close(int peer, uint64_t lease);
+
+  void OnPeer(int peer);
+  char* OnBulk(int peer, const Frame& frame);
+  void OnFrame(int peer, const Frame& frame, const char* payload);
+  void OnLost(int peer, const std::string& why);
+  void OnTime(Clock::time_point now);
+  void EndAll(const Error& why);
+
+  // Calls that are done and have something to do then.
+  std::vector<std::shared_ptr<Call>> TakeDue() { return std::exchange(due_, {}); }
+
+  uint64_t failures(Code code) const {
+    const auto found = failures_.find(code);
+    return found == failures_.end() ? 0 : found->second;
+  }
+
+ private:
+  struct Lease {
+    int peer;
+    std::chrono::milliseconds length;
+    Clock::time_point renew;
+  };
+  struct Peer {
+    bool open = false;
+    std::vector<std::pair<Frame, std::string>> waiting;  // frames for after the proof
+    std::string lost;                                    // why the connection has ended
+  };
+
+  std::shared_ptr<Call> Begin(int peer);
+  void Send(int peer, const Frame& frame, const std::string& payload);
+  void Finish(Call& call, Error error);
+  // The destination of the next bytes of a read, at most `limit`.
+  char* Next(Call& call, int64_t limit, int64_t* bytes);
+  void OnOpened(Call& call, const Frame& frame, const char* payload);
+
+  TcpNetwork* network_ = nullptr;
+  std::map<int, Peer> peers_;
+  std::map<uint64_t, std::shared_ptr<Call>> calls_;
+  std::map<std::pair<int, uint64_t>, Lease> leases_;  // peer, number of the source's
+  std::vector<std::shared_ptr<Call>> due_;
+  std::map<Code, uint64_t> failures_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace jaxcomm

@@ -1,0 +1,235 @@
+// The submodule jaxcomm._core.transfer.
+#include "transfer/transfer_py.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "transfer/cache_pages.h"
+#include "transfer/endpoint.h"
+#include "transfer/moves.h"
+
+namespace nb = nanobind;
+
+namespace jaxcomm {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+// Address, item size, sizes, strides in bytes, the dimension of pages or -1, the pages.
+using ArrayArgument = std::tuple<uint64_t, int64_t, Numbers, Numbers, int32_t, Numbers>;
+using PieceArgument = std::tuple<uint32_t, Numbers, Numbers>;
+using ErrorResult = std::pair<int32_t, std::string>;
+
+std::vector<StridedArray> ArraysOf(const std::vector<ArrayArgument>& arguments) {
+  std::vector<StridedArray> arrays;
+  for (const auto& [address, item_bytes, sizes, strides, page_dimension, pages] : arguments) {
+    arrays.push_back({reinterpret_cast<char*>(address), item_bytes, sizes, strides, page_dimension, pages});
+  }
+  return arrays;
+}
+
+std::vector<Piece> PiecesOf(const std::vector<PieceArgument>& arguments) {
+  std::vector<Piece> pieces;
+  for (const auto& [array, begin, end] : arguments) pieces.push_back({array, {begin, end}});
+  return pieces;
+}
+
+constexpr double kSignalsEveryS = 0.2;  // a wait notices Ctrl-C as often
+
+double SecondsSince(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+ErrorResult ResultOf(const Error& error) { return {static_cast<int32_t>(error.code), error.text}; }
+
+template <typename T>
+T ValueOrRaise(StatusOr<T> value) {
+  if (!value.ok()) throw nb::value_error(value.status().message().c_str());
+  return *std::move(value);
+}
+
+std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
+  std::map<std::string, uint64_t> named = {
+      {"tcp_sent_bytes", stats.tcp.sent_bytes},
+      {"tcp_received_bytes", stats.tcp.received_bytes},
+      {"shared_memory_sent_bytes", stats.shared_memory.sent_bytes},
+      {"shared_memory_received_bytes", stats.shared_memory.received_bytes},
+      {"rejected_connections", stats.rejected},
+      {"leases", static_cast<uint64_t>(stats.num_leases)},
+      {"leases_granted", stats.source.granted},
+      {"leases_renewed", stats.source.renewed},
+      {"leases_expired", stats.source.expired},
+      {"leases_revoked", stats.source.revoked},
+      {"reads_served", stats.source.reads},
+      {"requests_refused", stats.source.refused},
+  };
+  const char* const names[] = {"", "unknown", "gone", "revoked", "lost", "timeout", "invalid", "cancelled"};  // by Code
+  for (size_t code = 1; code < stats.failures.size(); ++code) {
+    named[std::string("failures_") + names[code]] = stats.failures[code];
+  }
+  return named;
+}
+
+}  // namespace
+
+void BindTransfer(nb::module_ m) {
+  nb::class_<Call>(m, "Call", "A request to another endpoint.")
+      .def_ro("version", &Call::version)
+      .def_ro("lease", &Call::lease)
+      .def_prop_ro("manifest", [](const Call& call) { return nb::bytes(call.manifest.data(), call.manifest.size()); });
+  nb::class_<Endpoint>(m, "Endpoint", "An endpoint of transfers, with a thread of its own.")
+      .def_prop_ro("address", &Endpoint::address)
+      .def_prop_ro("incarnation", &Endpoint::incarnation)
+      .def("stop", &Endpoint::Stop, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "expose",
+          [](Endpoint& self, nb::bytes key, int64_t version, nb::bytes manifest,
+             const std::vector<ArrayArgument>& arrays, bool ready, bool once, const std::string& reader, double lease_s,
+             uint64_t generations, std::vector<std::pair<int64_t, int64_t>> expected) {
+            Exposure exposure;
+            exposure.key.assign(key.c_str(), key.size());
+            exposure.version = version;
+            exposure.manifest.assign(manifest.c_str(), manifest.size());
+            exposure.arrays = ArraysOf(arrays);
+            exposure.ready.assign(arrays.size(), ready);
+            exposure.reader = reader;
+            exposure.once = once;
+            if (once) {
+              exposure.expires = Source::Clock::now() + std::chrono::duration_cast<Source::Clock::duration>(
+                                                            std::chrono::duration<double>(lease_s));
+            }
+            exposure.generations = reinterpret_cast<const int64_t*>(generations);
+            exposure.expected = std::move(expected);
+            uint64_t id = 0;
+            const Error error = self.Expose(std::move(exposure), &id);
+            return std::make_tuple(static_cast<int32_t>(error.code), error.text, id);
+          },
+          nb::arg("key"), nb::arg("version"), nb::arg("manifest"), nb::arg("arrays"), nb::arg("ready"),
+          nb::arg("once") = false, nb::arg("reader") = "", nb::arg("lease_s") = 0.0, nb::arg("generations") = 0,
+          nb::arg("expected") = std::vector<std::pair<int64_t, int64_t>>(),
+          "Shows arrays to readers. The caller keeps their memory until in_use() is false. Returns (code, text, id).")
+      .def("withdraw", &Endpoint::Withdraw, nb::arg("id"), nb::arg("revoke"), nb::call_guard<nb::gil_scoped_release>())
+      .def("in_use", &Endpoint::InUse, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
+      .def("taken", &Endpoint::Taken, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
+      .def("mark_ready", &Endpoint::MarkReady, nb::arg("id"), nb::arg("array"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "connect", [](Endpoint& self, const std::string& address) { return ValueOrRaise(self.Connect(address)); },
+          nb::arg("address"), "Returns the number of the connection. Calls wait for the proof.")
+      .def("disconnect", &Endpoint::Disconnect, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
+      .def("shares_memory", &Endpoint::SharesMemory, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "open",
+          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms) {
+            return self.Open(peer, std::string(key.c_str(), key.size()), version, lease_ms);
+          },
+          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"))
+      .def(
+          "watch",
+          [](Endpoint& self, int peer, nb::bytes key, int64_t after) {
+            return self.Watch(peer, std::string(key.c_str(), key.size()), after);
+          },
+          nb::arg("peer"), nb::arg("key"), nb::arg("after"))
+      .def(
+          "read",
+          [](Endpoint& self, int peer, uint64_t lease, const std::vector<PieceArgument>& from,
+             const std::vector<PieceArgument>& to, const std::vector<ArrayArgument>& arrays) {
+            return self.Read(peer, lease, PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
+          },
+          nb::arg("peer"), nb::arg("lease"), nb::arg("from_"), nb::arg("to"), nb::arg("arrays"),
+          "Reads boxes of the source into boxes of own arrays. The caller keeps their memory until the call is done.")
+      .def(
+          "wait",
+          [](Endpoint& self, const std::shared_ptr<Call>& call, double timeout_s) {
+            const auto began = std::chrono::steady_clock::now();
+            for (double left_s = timeout_s;; left_s = timeout_s - SecondsSince(began)) {
+              const bool done = [&] {
+                const nb::gil_scoped_release release;
+                return self.Wait(call, std::clamp(left_s, 0.0, kSignalsEveryS));
+              }();
+              if (done) return ResultOf(self.ErrorOf(call));
+              if (PyErr_CheckSignals() != 0) throw nb::python_error();
+              if (SecondsSince(began) < timeout_s) continue;
+              std::ostringstream text;
+              text << "no answer within " << timeout_s << " s (timeout_s)";
+              self.Cancel(call, {Code::kTimeout, text.str()});
+            }
+          },
+          nb::arg("call"), nb::arg("timeout_s"), "Waits for a call. Returns (code, text).")
+      .def("is_done", &Endpoint::IsDone, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
+      .def("progress", &Endpoint::Progress, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "cancel",
+          [](Endpoint& self, const std::shared_ptr<Call>& call) {
+            self.Cancel(call, {Code::kCancelled, "this endpoint cancelled it"});
+          },
+          nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Endpoint::Close, nb::arg("peer"), nb::arg("lease"), nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", [](Endpoint& self) { return StatsOf(self.stats()); });
+  m.def(
+      "start",
+      [](const std::string& name, nb::bytes secret, const std::string& host, const std::string& port,
+         bool shared_memory, int64_t max_lease_ms, int max_strangers) {
+        TcpNetwork::Options options;
+        options.name = name;
+        options.secret.assign(secret.c_str(), secret.size());
+        options.host = host;
+        options.port = port;
+        options.shared_memory = shared_memory;
+        options.max_strangers = max_strangers;
+        return ValueOrRaise(Endpoint::Start(options, max_lease_ms));
+      },
+      nb::arg("name"), nb::arg("secret"), nb::arg("host"), nb::arg("port"), nb::arg("shared_memory"),
+      nb::arg("max_lease_ms"), nb::arg("max_strangers"));
+  m.def(
+      "add_pull",
+      [](std::shared_ptr<Endpoint> endpoint, std::vector<std::vector<std::shared_ptr<Call>>> layers,
+         const std::vector<ArrayArgument>& arrays) {
+        return CachePages::Get().AddPull(std::move(endpoint), std::move(layers), ArraysOf(arrays));
+      },
+      nb::arg("endpoint"), nb::arg("layers"), nb::arg("arrays"), "Lets programs insert what a pull has read.");
+  m.def(
+      "add_offer",
+      [](std::shared_ptr<Endpoint> endpoint, uint64_t exposure, const std::vector<ArrayArgument>& arrays) {
+        return CachePages::Get().AddOffer(std::move(endpoint), exposure, ArraysOf(arrays));
+      },
+      nb::arg("endpoint"), nb::arg("exposure"), nb::arg("arrays"), "Lets programs write the pages of an offer.");
+  m.def(
+      "remove", [](int32_t id) { CachePages::Get().Remove(id); }, nb::arg("id"),
+      nb::call_guard<nb::gil_scoped_release>(), "Programs read and write these pages no more.");
+  m.def(
+      "moves",
+      [](const std::vector<std::pair<Numbers, Numbers>>& sources,
+         const std::vector<std::pair<Numbers, Numbers>>& destinations) {
+        const auto boxes = [](const std::vector<std::pair<Numbers, Numbers>>& numbers) {
+          std::vector<Box> made;
+          for (const auto& [begin, end] : numbers) made.push_back({begin, end});
+          return made;
+        };
+        std::vector<std::tuple<int32_t, int32_t, Numbers, Numbers>> found;
+        for (const TransferMove& move : ValueOrRaise(TransferMoves(boxes(sources), boxes(destinations)))) {
+          found.emplace_back(move.from, move.to, move.box.begin, move.box.end);
+        }
+        return found;
+      },
+      nb::arg("sources"), nb::arg("destinations"),
+      "Which source sends which box of an array to which destination: each element once, the load spread over its "
+      "owners.");
+}
+
+}  // namespace jaxcomm

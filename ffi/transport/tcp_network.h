@@ -1,0 +1,163 @@
+// Frames between endpoints of different jobs, over TCP or, on one host, over a Unix socket and shared memory.
+//
+// Peers come and go. A connection is made by a client and accepted by a server. Before anything else, each proves to
+// the other that it knows the secret: a challenge and a response by HMAC-SHA256, bound to the names and incarnations of
+// both and to random numbers of both. Until then, the server reads one message of a fixed size and keeps the connection
+// for at most 2 s. Afterwards, a tag by a key of the connection protects headers, control frames and their order. The
+// payload of bulk frames is neither tagged nor encrypted.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/status.h"
+
+namespace jaxcomm {
+
+constexpr size_t kMaxBulkBytes = 256 << 10;
+constexpr size_t kMaxControlBytes = 16 << 20;
+constexpr size_t kMaxNameBytes = 64;
+
+struct Frame {
+  uint32_t kind = 0;   // of the owner, below 2^16
+  uint32_t bytes = 0;  // of the payload
+  uint64_t id = 0;
+  uint64_t at = 0;
+};
+
+// Gets the frames of a network. All calls come from TcpNetwork::Progress, or from Send and SendBulk for OnLost. They
+// may call the network.
+class FrameReceiver {
+ public:
+  virtual ~FrameReceiver() = default;
+
+  // The peer has proved that it knows the secret, and this side has. `client`: this side has connected.
+  virtual void OnPeer(int peer, bool client) = 0;
+
+  // Where the payload of a bulk frame goes. Null: OnFrame gets it. The network may write there until OnFrame, OnLost or
+  // StopPlacing.
+  virtual char* OnBulk(int peer, const Frame& frame) = 0;
+
+  // `payload` is valid during the call; null if it is where OnBulk said.
+  virtual void OnFrame(int peer, const Frame& frame, const char* payload) = 0;
+
+  // There is room for a bulk frame. Called while SetBusy(peer, true) holds.
+  virtual void OnRoom(int peer) = 0;
+
+  // The connection has ended. No other call for the peer follows.
+  virtual void OnLost(int peer, const std::string& why) = 0;
+};
+
+// Not thread-safe: its owner holds a lock in all calls but Wait and Wake.
+class TcpNetwork {
+ public:
+  struct Options {
+    std::string name;  // of this endpoint: letters, digits, '.', '_' and '-'
+    std::string secret;
+    std::string host;  // of one interface, in digits
+    std::string port;  // "0": any
+    bool shared_memory = true;
+    int max_strangers = 64;  // connections without a proof; the oldest makes room
+  };
+
+  struct Traffic {
+    uint64_t sent_bytes = 0;  // of bulk payloads, as below
+    uint64_t received_bytes = 0;
+  };
+
+  static StatusOr<std::unique_ptr<TcpNetwork>> Listen(const Options& options, FrameReceiver* receiver);
+  ~TcpNetwork();
+
+  // tcp://host:port/name/incarnation/local: all that a client needs besides the secret. `local` names the Unix socket.
+  const std::string& address() const { return address_; }
+  uint64_t incarnation() const { return incarnation_; }
+
+  // OnPeer or OnLost of the peer follows. Fails if the address has another form.
+  StatusOr<int> Connect(const std::string& address);
+
+  // Copies the payload. Does nothing if the peer is lost.
+  void Send(int peer, Frame frame, const void* payload);
+  // `fill` writes the payload. Requires HasRoom.
+  void SendBulk(int peer, Frame frame, const std::function<void(char*)>& fill);
+  bool HasRoom(int peer) const;
+  void SetBusy(int peer, bool busy);
+  // The rest of the bulk frame that is arriving is discarded.
+  void StopPlacing(int peer);
+  // OnLost follows, from Progress.
+  void Drop(int peer, const std::string& why);
+  // Drops all peers and listens no more. OnLost of each follows inside.
+  void Close(const std::string& why);
+
+  // Blocks until there is something to do for Progress.
+  void Wait(int timeout_ms);
+  void Progress();
+  void Wake();
+
+  bool shares_memory(int peer) const;
+  std::string name_of(int peer) const;
+  Traffic traffic(bool shared_memory) const { return traffic_[shared_memory ? 1 : 0]; }
+  uint64_t rejected() const { return rejected_; }  // connections that proved nothing
+
+ private:
+  struct Connection;
+
+  TcpNetwork(const Options& options, FrameReceiver* receiver);
+  Status Open();
+  void AcceptAll(int listener, bool local);
+  int Add(int fd, bool client, bool local);
+  void Queue(Connection& c, Frame frame, const void* payload);
+  void Flush(Connection& c);
+  void Receive(Connection& c);
+  // Each returns false if there is nothing more to read.
+  bool ReceiveHandshake(Connection& c);
+  bool ReceiveFrame(Connection& c);
+  bool ReceiveHeader(Connection& c);
+  void OnHello(Connection& c);
+  void OnProof(Connection& c);
+  void OnReply(Connection& c);
+  void BecomeOpen(Connection& c);
+  void Deliver(Connection& c);
+  void OfferRoom(Connection& c);
+  void Watch(Connection& c);
+  void EndLate();
+  void EndLost();
+  Connection* Find(int peer) const;
+
+  Options options_;
+  FrameReceiver* receiver_;
+  uint64_t incarnation_ = 0;
+  std::string address_;
+  std::string local_name_;
+  int epoll_ = -1;
+  int wake_ = -1;
+  int listener_ = -1;
+  int local_listener_ = -1;
+  std::map<int, std::unique_ptr<Connection>> connections_;
+  int next_peer_ = 0;
+  std::vector<std::pair<int, uint32_t>> events_;  // those of Wait
+  bool more_room_ = false;                        // a busy peer has room: Wait must not block
+  bool lost_ = false;                             // a connection waits for EndLost
+  std::array<Traffic, 2> traffic_;
+  uint64_t rejected_ = 0;
+};
+
+// The parts of an address.
+struct EndpointAddress {
+  std::string host;
+  std::string port;
+  std::string name;
+  uint64_t incarnation = 0;
+  std::string local;
+
+  static StatusOr<EndpointAddress> Parse(const std::string& text);
+};
+
+}  // namespace jaxcomm

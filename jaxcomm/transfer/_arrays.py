@@ -1,0 +1,35 @@
+"""Arrays as the native endpoint takes them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # begin and end of each dimension
+ArrayArgument = tuple[int, int, Sequence[int], Sequence[int], int, Sequence[int]]
+
+_ALIGNMENT = 64  # XLA takes memory with this alignment without a copy
+
+
+def argument(x: np.ndarray, page_dimension: int = -1, pages: Sequence[int] = ()) -> ArrayArgument:
+    """An array for Endpoint.expose and Endpoint.read. The caller keeps `x` alive."""
+    sizes = list(x.shape)
+    if page_dimension >= 0:
+        sizes[page_dimension] = len(pages)
+    return x.ctypes.data, x.dtype.itemsize, sizes, x.strides, page_dimension, list(pages)
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Any:
+    """An array that jax.device_put takes without a copy on CPUs."""
+    dtype = np.dtype(dtype)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size_bytes].view(dtype).reshape(shape)
+
+
+def inside(box: Sequence[Sequence[int]], holder: Box) -> Box:
+    """A box of the array as a box of the memory of `holder`."""
+    begin, end = (tuple(x - o for x, o in zip(side, holder[0], strict=True)) for side in box)
+    return begin, end

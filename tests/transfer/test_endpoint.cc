@@ -1,0 +1,163 @@
+// Endpoints of one process under threads that publish, read, cancel, withdraw and disconnect at random.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../check.h"
+#include "transfer/endpoint.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kCount = 300000;  // several chunks
+constexpr double kLimitS = 120;
+
+std::shared_ptr<Endpoint> Make(const std::string& name, bool shared_memory) {
+  TcpNetwork::Options options;
+  options.name = name;
+  options.secret = "a secret of tests only";
+  options.host = "127.0.0.1";
+  options.port = "0";
+  options.shared_memory = shared_memory;
+  return ValueOf(Endpoint::Start(options, 10000));
+}
+
+StridedArray ArrayOf(std::vector<int32_t>& memory) {
+  return {reinterpret_cast<char*>(memory.data()), 4, {static_cast<int64_t>(memory.size())}, {4}, -1, {}};
+}
+
+Error WaitFor(Endpoint& endpoint, const std::shared_ptr<Call>& call) {
+  CHECK(endpoint.Wait(call, kLimitS));
+  return endpoint.ErrorOf(call);
+}
+
+Exposure Version(int64_t version, std::vector<int32_t>& memory) {
+  Exposure exposure;
+  exposure.key = "x";
+  exposure.version = version;
+  exposure.arrays = {ArrayOf(memory)};
+  exposure.ready = {true};
+  return exposure;
+}
+
+// The writer frees the memory of a version as soon as it is not in use. Readers check each array that they get.
+void Churn(bool shared_memory, int rounds) {
+  const std::shared_ptr<Endpoint> source = Make("source", shared_memory), reader = Make("reader", shared_memory);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    std::vector<std::pair<uint64_t, std::unique_ptr<std::vector<int32_t>>>> live;
+    std::mt19937 random(1);
+    for (int32_t version = 1; !stop; ++version) {
+      auto memory = std::make_unique<std::vector<int32_t>>(kCount, version);
+      uint64_t id = 0;
+      CHECK(source->Expose(Version(version, *memory), &id).ok());
+      live.emplace_back(id, std::move(memory));
+      if (live.size() > 1) source->Withdraw(live[live.size() - 2].first, random() % 2 == 0);
+      for (auto& [number, old] : live) {
+        if (source->InUse(number)) continue;
+        std::fill(old->begin(), old->end(), -1);  // a reader that still reads it shows a mix
+        old.reset();
+      }
+      live.erase(std::remove_if(live.begin(), live.end(), [](const auto& each) { return each.second == nullptr; }),
+                 live.end());
+      std::this_thread::yield();
+    }
+  });
+  std::atomic<int> whole{0};
+  std::vector<std::thread> readers;
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    readers.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      int peer = ValueOf(reader->Connect(source->address()));
+      const auto began = std::chrono::steady_clock::now();
+      for (int round = 0; round < rounds || whole == 0;) {
+        CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(600));
+        const std::shared_ptr<Call> open = reader->Open(peer, "x", kLatest, 5000);
+        if (!WaitFor(*reader, open).ok()) continue;  // the writer has not begun
+        ++round;
+        std::vector<int32_t> into(kCount, 0);
+        const Piece piece{0, {{0}, {kCount}}};
+        const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});
+        const unsigned action = random() % 8;
+        if (action == 0) reader->Cancel(read, {Code::kCancelled, "test"});
+        if (action == 1) {
+          reader->Disconnect(peer);
+          peer = ValueOf(reader->Connect(source->address()));
+        }
+        if (WaitFor(*reader, read).ok()) {
+          for (const int32_t x : into) CHECK(x == into[0] && x > 0);
+          ++whole;
+        }
+        reader->Close(peer, open->lease);
+      }
+      reader->Disconnect(peer);
+    });
+  }
+  for (std::thread& each : readers) each.join();
+  CHECK(whole > 0);
+  const auto began = std::chrono::steady_clock::now();
+  while (source->stats().num_leases > 0) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::yield();
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST_CASE("readers get whole versions over TCP while others are withdrawn, cancelled and cut off") { Churn(false, 20); }
+TEST_CASE("readers get whole versions over shared memory as well") { Churn(true, 20); }
+TEST_CASE("many rounds [full]") {
+  Churn(false, 2000);
+  Churn(true, 2000);
+}
+
+TEST_CASE("a read waits for its array to be ready, and a callback runs without the lock") {
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  std::vector<int32_t> memory(10, 7), into(10);
+  Exposure exposure = Version(1, memory);
+  exposure.ready = {false};
+  uint64_t id = 0;
+  CHECK(source->Expose(std::move(exposure), &id).ok());
+  const int peer = ValueOf(reader->Connect(source->address()));
+  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
+  CHECK(WaitFor(*reader, open).ok());
+  const Piece piece{0, {{2}, {5}}};
+  const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});
+  std::atomic<bool> called{false};
+  reader->Then(read, std::chrono::steady_clock::time_point::max(),
+               [&](const Call& call) { called = call.error.ok() && reader->IsDone(read); });
+  CHECK(!reader->Wait(read, 0.05));
+  source->MarkReady(id, 0);
+  CHECK(WaitFor(*reader, read).ok());
+  CHECK((into == std::vector<int32_t>{0, 0, 7, 7, 7, 0, 0, 0, 0, 0}));
+  const auto began = std::chrono::steady_clock::now();
+  while (!called) CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+}
+
+TEST_CASE("a page that is used again ends the read") {
+  const std::shared_ptr<Endpoint> source = Make("source", false), reader = Make("reader", false);
+  std::vector<int32_t> memory(10, 7), into(10);
+  std::vector<int64_t> generations = {0, 4};
+  Exposure exposure = Version(1, memory);
+  exposure.generations = generations.data();
+  exposure.expected = {{1, 4}};
+  uint64_t id = 0;
+  CHECK(source->Expose(std::move(exposure), &id).ok());
+  const int peer = ValueOf(reader->Connect(source->address()));
+  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
+  CHECK(WaitFor(*reader, open).ok());
+  const Piece piece{0, {{0}, {10}}};
+  CHECK(WaitFor(*reader, reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)})).ok());
+  __atomic_store_n(&generations[1], 5, __ATOMIC_RELEASE);
+  const Error error = WaitFor(*reader, reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)}));
+  CHECK(error.code == Code::kRevoked);
+}
+
+}  // namespace
+}  // namespace jaxcomm

@@ -1,0 +1,295 @@
+"""offer() and pull() of cache pages. Each element has a code of its layer, kv, token, head and dim."""
+
+import concurrent.futures
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_weights import wait_until
+
+from jaxcomm import transfer
+
+SECRET = "a secret of tests only"
+LAYOUT = transfer.PageLayout(layers=3, heads=4, dim=8, dtype=np.int32, page_tokens=4)
+HND = ("kv", "page", "head", "token", "dim")
+
+
+@pytest.fixture(params=[True, False], ids=["shared_memory", "tcp"])
+def pair(request):
+    names = ("prefill", "decode")
+    source, reader = (transfer.Endpoint(n, secret=SECRET, shared_memory=request.param) for n in names)
+    with source, reader:
+        yield source, reader
+
+
+def code(layout, layer, tokens):
+    """(kv, token, head, dim) of a layer: the content of the whole model's cache."""
+    kv, token, head, dim = np.ogrid[: layout.kv, :tokens, : layout.heads, : layout.dim]
+    return layer * 10**7 + kv * 10**6 + token * 10**3 + head * 10 + dim
+
+
+def canonical(pool, layer):
+    """A view of a layer as (kv, page, token, head, dim)."""
+    order = [pool.layout.order.index(name) for name in ("kv", "page", "token", "head", "dim")]
+    return pool.arrays[layer].transpose(order)
+
+
+def write(pool, pages, tokens, salt=0):
+    begin, end = pool.layout.head_range
+    for layer in range(pool.layout.layers):
+        data = code(pool.layout, layer, tokens)[:, :, begin:end] + salt
+        for token in range(tokens):
+            page, within = divmod(token, pool.layout.page_tokens)
+            canonical(pool, layer)[:, pages[page], within] = data[:, token]
+
+
+def check(pool, pages, skip, tokens, layers=None, salt=0):
+    """The tokens, and zeros in the rest of the last page."""
+    begin, end = pool.layout.head_range
+    for layer in layers if layers is not None else range(pool.layout.layers):
+        want = code(pool.layout, layer, tokens)[:, skip:, begin:end] + salt
+        got = canonical(pool, layer)[:, pages]
+        got = got.reshape(got.shape[0], -1, *got.shape[3:])
+        np.testing.assert_array_equal(got[:, : tokens - skip].astype(np.int64), want)
+        assert not got[:, tokens - skip :].any()
+
+
+def scattered(pool, count):
+    """Pages in no order, all others filled with -1."""
+    for array in pool.arrays:
+        array[...] = -1
+    pages = pool.allocate(2 * count)
+    keep = pages[::2][::-1]
+    pool.free([page for page in pages if page not in keep])
+    return keep
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2), (4, 1), (2, 8), (8, 2), (8, 8)], ids=str)
+@pytest.mark.parametrize(
+    "page_tokens, order, skip", [(4, LAYOUT.order, 0), (6, HND, 6), (2, HND, 4), (16, LAYOUT.order, 0)]
+)
+def test_any_ranks_page_size_and_order(pair, ranks, page_tokens, order, skip):
+    """Also with more ranks than heads, so that several have the same."""
+    tokens = 21
+    sources = [transfer.PagePool(pair[0], LAYOUT.of_rank(rank, ranks[0]), 16) for rank in range(ranks[0])]
+    own = transfer.PageLayout(3, 4, 8, np.int32, page_tokens=page_tokens, order=order)
+    for rank in range(ranks[1]):
+        tickets = []
+        for pool in sources:
+            pages = pool.allocate(6)
+            write(pool, pages, tokens)
+            tickets.append(transfer.offer(pool, pages, tokens=tokens).ticket)
+        pool = transfer.PagePool(pair[1], own.of_rank(rank, ranks[1]), 32)
+        pages = scattered(pool, -(-(tokens - skip) // page_tokens))
+        before = sum(n for name, n in pair[1].stats().items() if name.endswith("received_bytes"))
+        pull = transfer.pull(pool, tickets, pages, skip_tokens=skip)
+        pull.wait()
+        check(pool, pages, skip, tokens)
+        received = sum(n for name, n in pair[1].stats().items() if name.endswith("received_bytes")) - before
+        begin, end = pool.layout.head_range
+        assert received == 3 * 2 * (tokens - skip) * (end - begin) * 8 * 4, "each byte once, and no prefix"
+        others = [p for p in range(32) if p not in pages]
+        assert all((canonical(pool, layer)[:, others] == -1).all() for layer in range(3))
+        for pool in sources:
+            wait_until(lambda pool=pool: all(user.done for user in pool._users.values()))
+            pool.free(list(pool._users))
+            assert pool.num_free == 16
+
+
+def test_layers_arrive_as_they_are_ready(pair):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    pages, own = source.allocate(2), reader.allocate(2)
+    offer = transfer.offer(source, pages, streamed=True)
+    pull = transfer.pull(reader, offer.ticket, own)
+    write(source, pages, 8)
+    for layer in (1, 0):
+        assert not pull.is_ready(layer)
+        offer.mark_ready(layer)
+        pull.wait(layer)
+        check(reader, own, 0, 8, [layer])
+    assert not pull.done and not offer.done
+    with pytest.raises(ValueError, match="in an offer of 2 cache pages, which has not ended"):
+        source.free(pages)
+    with pytest.raises(ValueError, match="in a pull, which has not ended"):
+        reader.free(own)
+    offer.mark_ready(2)
+    pull.wait()
+    wait_until(lambda: offer.done)
+    source.free(pages)
+    reader.free(own)
+    with pytest.raises(ValueError, match="layer must be in"):
+        offer.mark_ready(3)
+
+
+@pytest.mark.parametrize("end", ["revoke", "cancel", "close"])
+def test_a_pull_that_ends_early_frees_the_pages_of_both(pair, end):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    pages, own = source.allocate(2), reader.allocate(2)
+    offer = transfer.offer(source, pages, streamed=True)
+    pull = transfer.pull(reader, offer.ticket, own)
+    if end == "revoke":
+        offer.revoke()
+        offer.revoke()
+    elif end == "cancel":
+        pull.cancel()
+        pull.cancel()
+    else:
+        pair[1].close()
+    error = {"revoke": transfer.Revoked}.get(end, transfer.Cancelled)
+    with pytest.raises(error, match="pull: a ticket of endpoint 'prefill'"):
+        pull.wait()
+    wait_until(lambda: offer.done)
+    source.free(pages)
+    reader.free(own)
+    assert source.num_free == reader.num_free == 8
+
+
+def test_tickets_are_for_one_pull(pair):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    pages = source.allocate(1)
+    write(source, pages, 4)
+    offer = transfer.offer(source, pages, streamed=True)
+    transfer.pull(reader, offer.ticket, reader.allocate(1))
+    with pytest.raises(transfer.VersionGone, match="used before"):
+        transfer.pull(reader, offer.ticket, reader.allocate(1))
+    other = transfer.offer(source, pages, reader="somebody")
+    with pytest.raises(transfer.Refused, match="the ticket is for 'somebody'"):
+        transfer.pull(reader, other.ticket, reader.allocate(1))
+    late = transfer.offer(source, pages, lease_s=0.05)
+    wait_until(lambda: late.done)
+    with pytest.raises(transfer.NotFound):
+        transfer.pull(reader, late.ticket, reader.allocate(1))
+    with pytest.raises(transfer.NotFound):
+        transfer.pull(reader, offer.ticket[:-32] + "00" * 16, reader.allocate(1))
+
+
+def test_bad_input(pair):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    pages = source.allocate(3)
+    for wrong, tokens in (([8], None), ([-1], None), ([pages[0]] * 2, None), (pages, 13), (pages, 8), ([7], None)):
+        with pytest.raises(ValueError, match=r"PagePool|offer"):
+            transfer.offer(source, wrong, tokens=tokens)
+    with pytest.raises(MemoryError, match="6 cache pages wanted, 5 of 8 are free"):
+        source.allocate(6)
+    ticket = transfer.offer(source, pages).ticket
+    with pytest.raises(ValueError, match="3 pages are needed"):
+        transfer.pull(reader, ticket, reader.allocate(2))
+    for own in (dict(dim=16), dict(layers=2), dict(dtype=np.int64), dict(kv=1)):
+        values = {"layers": 3, "heads": 4, "dim": 8, "dtype": np.int32, "page_tokens": 4, **own}
+        pool = transfer.PagePool(pair[1], transfer.PageLayout(**values), 8)
+        with pytest.raises(transfer.Refused, match="the source has"):
+            transfer.pull(pool, transfer.offer(source, pages).ticket, pool.allocate(3))
+    half = transfer.PagePool(pair[0], LAYOUT.of_rank(0, 2), 8)
+    with pytest.raises(transfer.Refused, match=r"heads \[0, 4\) are not in the tickets, which have \[\(0, 2\)\]"):
+        transfer.pull(reader, transfer.offer(half, half.allocate(1)).ticket, reader.allocate(1))
+    with pytest.raises(ValueError, match="cannot be split"):
+        LAYOUT.of_rank(0, 3)
+    with pytest.raises(ValueError, match="order must have"):
+        transfer.PageLayout(1, 1, 1, np.int8, order=("page",))
+
+
+def test_random_offers_pulls_and_cancels(pair, rounds=200):
+    """No wrong byte is shown and no page is lost. The source uses pages again as soon as an offer is done."""
+    random = np.random.default_rng(5)
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 24) for endpoint in pair)
+    live, shown = [], 0
+    for salt in range(rounds):
+        count = int(random.integers(1, 4))
+        for entry in [e for e in live if e[0].done and e[2].done]:
+            source.free(entry[1])
+            reader.free(entry[3])
+            live.remove(entry)
+        if source.num_free < count or reader.num_free < count or len(live) > 4:
+            entry = live[0]
+            with contextlib.suppress(transfer.TransferError):
+                entry[2].wait()
+            wait_until(lambda offer=entry[0]: offer.done)
+            continue
+        pages, own = source.allocate(count), reader.allocate(count)
+        write(source, pages, 4 * count, salt * 10**8 % 2**30)
+        offer = transfer.offer(source, pages)
+        pull = transfer.pull(reader, offer.ticket, own)
+        live.append((offer, pages, pull, own))
+        action = random.integers(4)
+        if action == 0:
+            pull.cancel()
+        elif action == 1:
+            offer.revoke()
+        try:
+            pull.wait()
+            check(reader, own, 0, 4 * count, salt=salt * 10**8 % 2**30)
+            shown += 1
+        except (transfer.Cancelled, transfer.Revoked):
+            assert action < 2
+    for offer, pages, _, own in live:
+        wait_until(lambda offer=offer: offer.done)
+        source.free(pages)
+        reader.free(own)
+    assert source.num_free == reader.num_free == 24
+    assert shown > rounds // 3
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
+@pytest.mark.parametrize("order", [LAYOUT.order, HND])
+def test_programs_emit_and_insert_layer_by_layer(pair, order):
+    """The decoding program waits on a device of its own: programs of one device run one after the other."""
+    layout = transfer.PageLayout(3, 4, 8, np.int32, page_tokens=4, order=order)
+    source, reader = (transfer.PagePool(endpoint, layout, 8) for endpoint in pair)
+    filled = transfer.PagePool(pair[0], layout, 8)
+    write(filled, range(8), 32)
+    offer = transfer.offer(source, source.allocate(2), streamed=True)
+    pull = transfer.pull(reader, offer.ticket, reader.allocate(2))
+
+    @jax.jit
+    def prefill(cache, handle, pages):
+        def layer(_, xs):
+            return 0, transfer.emit(xs[1], handle, pages, xs[0], layout=layout)
+
+        return jax.lax.scan(layer, 0, (jnp.arange(3), cache))[1]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def decode(cache, handle, pages):
+        return [transfer.insert(x, handle, pages, i, layout=layout) for i, x in enumerate(cache)]
+
+    empty = [jax.device_put(jnp.full(layout.shape(16), -1, jnp.int32), jax.devices()[1]) for _ in range(3)]
+    addresses = [x.unsafe_buffer_pointer() for x in empty]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        running = thread.submit(decode, empty, np.int32(pull.handle), np.array([9, 2]))
+        prefill(jnp.stack(filled.arrays), np.int32(offer.handle), np.array([5, 1]))
+        arrived = running.result()
+    assert [x.unsafe_buffer_pointer() for x in arrived] == addresses
+    for layer in range(3):
+        got = np.asarray(arrived[layer]).transpose([order.index(name) for name in LAYOUT_ORDER])
+        np.testing.assert_array_equal(got[:, [9, 2]], canonical(filled, layer)[:, [5, 1]])
+        assert (np.delete(got, [9, 2], 1) == -1).all()
+    pull.wait()
+    wait_until(lambda: offer.done)
+
+
+LAYOUT_ORDER = ("kv", "page", "token", "head", "dim")
+
+
+def test_programs_fail_with_the_pull(pair):
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    run = jax.jit(functools.partial(transfer.insert, layout=LAYOUT, timeout_s=0.2))
+
+    def cache():
+        return jnp.zeros(LAYOUT.shape(4), jnp.int32)
+
+    offer = transfer.offer(source, source.allocate(1), streamed=True)
+    own = reader.allocate(1)
+    pull = transfer.pull(reader, offer.ticket, own)
+    for pages, layer, match in (([4], 0, "cache page 4 of a cache of 4"), ([0], 3, r"layer must be in \[0, 3\)")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+            run(cache(), pull.handle, np.array(pages), layer).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no answer within the limit of the program"):
+        run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
+    pull.cancel()
+    reader.free(own)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="its pages are free"):
+        run(cache(), pull.handle, np.array([0]), 1).block_until_ready()
+    with pytest.raises(ValueError, match="insert: cache must have shape"):
+        run(jnp.zeros((3, 3)), pull.handle, np.array([0]), 0)

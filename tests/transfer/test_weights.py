@@ -1,0 +1,232 @@
+"""publish() and fetch() between endpoints, against NumPy."""
+
+import itertools
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm import transfer
+
+SECRET = "a secret of tests only"
+SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
+MESHES = [
+    Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")),
+    Mesh(np.array(jax.devices()[:8])[::-1].reshape(4, 2), ("a", "b")),
+]
+
+
+@pytest.fixture(params=[True, False], ids=["shared_memory", "tcp"])
+def pair(request):
+    names = ("source", "reader")
+    source, reader = (transfer.Endpoint(n, secret=SECRET, shared_memory=request.param) for n in names)
+    with source, reader:
+        yield source, reader
+
+
+def fetch(pair, version, shardings, name="x", timeout_s=60.0):
+    source, reader = pair
+    group = transfer.Group(source.address)
+    return transfer.fetch(reader, group, name, version, shardings, timeout_s=timeout_s).result()
+
+
+def numbers(shape, dtype):
+    return (np.arange(np.prod(shape)) % 113).astype(dtype).reshape(shape)
+
+
+def test_any_sharding_to_any_other(pair):
+    x = numbers((16, 24), np.float32)
+    here, there = MESHES
+    cases = list(itertools.product(SPECS, SPECS))
+    tree = {str(i): jax.device_put(x + i, NamedSharding(here, spec)) for i, (spec, _) in enumerate(cases)}
+    transfer.publish(pair[0], "x", tree, 1)
+    shardings = {str(i): NamedSharding(there, spec) for i, (_, spec) in enumerate(cases)}
+    for i, array in fetch(pair, 1, shardings).items():
+        assert array.sharding == shardings[i]
+        np.testing.assert_array_equal(array, x + int(i), err_msg=str(cases[int(i)]))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int4", "int8", "uint16", "float8_e4m3fn", "bfloat16", "complex64"])
+def test_dtypes_and_shapes(pair, dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    shapes = [(), (0, 3), (5,), (1, 7, 2), (300, 1001)]
+    tree = [(numbers(shape, np.int32) % 2).astype(kind) for shape in shapes]
+    transfer.publish(pair[0], "x", [jnp.asarray(x) for x in tree], 1)
+    one = NamedSharding(MESHES[0], P())
+    fetched = fetch(pair, 1, [one, None, None, one, one])
+    for want, got in zip(tree, fetched, strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_each_element_is_sent_once(pair):
+    """Four replicas at the source, and two at the reader on one process."""
+    x = jax.device_put(numbers((64, 64), np.float32), NamedSharding(MESHES[0], P()))
+    transfer.publish(pair[0], "x", x, 1)
+    fetch(pair, 1, NamedSharding(MESHES[1], P("a")))
+    stats = pair[1].stats()
+    assert stats["shared_memory_received_bytes"] + stats["tcp_received_bytes"] == x.nbytes
+
+
+def test_versions_are_exact(pair):
+    source, _ = pair
+    for version in (3, 5, 6):
+        transfer.publish(source, "x", {"w": np.full(9, version)}, version, keep=2)
+    for version in (5, 6):
+        np.testing.assert_array_equal(fetch(pair, version, None)["['w']"], np.full(9, version))
+    assert fetch(pair, "latest", None)["['w']"][0] == 6
+    with pytest.raises(transfer.VersionGone, match=r"'x' version 3 of endpoint 'source'.*retired"):
+        fetch(pair, 3, None)
+    with pytest.raises(transfer.NotFound, match="the newest version is 6"):
+        fetch(pair, 7, None)
+    with pytest.raises(transfer.NotFound, match="'y' version 6"):
+        fetch(pair, 6, None, name="y")
+    with pytest.raises(transfer.Refused, match="must be later than version 6"):
+        transfer.publish(source, "x", {"w": np.zeros(9)}, 6)
+    transfer.retire(source, "x", 6)
+    transfer.retire(source, "x", 6)
+    with pytest.raises(transfer.VersionGone):
+        fetch(pair, 6, None)
+
+
+def test_several_writers_share_the_work_and_agree_on_a_version(pair):
+    x, sharding = numbers((64, 64), np.int32), NamedSharding(MESHES[0], P("a", "b"))
+    with transfer.Endpoint("second", secret=SECRET, shared_memory=False) as second:
+        group = transfer.Group([pair[0].address, second.address])
+        for version, writers in ((1, [pair[0], second]), (2, [pair[0]])):
+            for writer in writers:
+                transfer.publish(writer, "x", jnp.asarray(x + version), version, keep=2)
+        target = NamedSharding(MESHES[1], P("b", "a"))
+        fetched = transfer.fetch(pair[1], group, "x", "latest", target).result()
+        np.testing.assert_array_equal(fetched[""], x + 1)  # the newest version that both have
+        sent = [sum(n for k, n in each.stats().items() if k.endswith("sent_bytes")) for each in (pair[0], second)]
+        assert sent == [x.nbytes // 2] * 2
+        transfer.publish(second, "x", jnp.zeros((64, 65), jnp.int32), 2)
+        with pytest.raises(transfer.Refused, match="'x' has other arrays at endpoint 'second'"):
+            transfer.fetch(pair[1], group, "x", 2, sharding).result()
+    with pytest.raises(transfer.PeerLost, match="endpoint 'second'"):
+        transfer.fetch(pair[1], group, "x", "latest", sharding).result()
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
+def test_fetches_beside_publishes_never_mix(pair):
+    """The arrays of a version hold its number only."""
+    source, reader = pair
+    stop, sharding = threading.Event(), NamedSharding(MESHES[0], P("a"))
+
+    def step():
+        for version in itertools.count(1):
+            x = np.full((2, 200_000), version, np.int32)
+            transfer.publish(source, "x", {"v": x, "w": jax.device_put(x, sharding)}, version)
+            if stop.wait(0.001):
+                return
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        next(transfer.watch(reader, transfer.Group(source.address), "x", timeout_s=60))
+        seen = []
+        for _ in range(30):
+            tree = fetch(pair, "latest", {"v": None, "w": sharding})
+            values = np.unique(np.concatenate([np.asarray(x).ravel() for x in tree.values()]))
+            assert len(values) == 1, f"a mix of versions {values}"
+            seen.append(values[0])
+        assert seen == sorted(seen) and len(set(seen)) > 1
+    finally:
+        stop.set()
+        thread.join()
+    assert len(source._kept) <= 2, "arrays of old versions stay"
+    assert reader.stats()["leases"] == 0
+
+
+def test_donation_of_a_published_array_copies(pair):
+    """XLA keeps what the endpoint holds, so a step that updates its weights in place does not change the version."""
+    x = jax.device_put(numbers((256, 256), np.float32), NamedSharding(MESHES[0], P("a")))
+    want = np.array(x)
+    transfer.publish(pair[0], "x", x, 1)
+    jax.jit(lambda y: y + 1, donate_argnums=0)(x).block_until_ready()
+    np.testing.assert_array_equal(fetch(pair, 1, None)[""], want)
+
+
+def test_a_snapshot_is_a_copy(pair):
+    x = numbers((100,), np.int64)
+    transfer.publish(pair[0], "x", x, 1, snapshot=True)
+    want, x[:] = x.copy(), -1
+    np.testing.assert_array_equal(fetch(pair, 1, None)[""], want)
+
+
+def test_revoking_ends_leases(pair):
+    source, reader = pair
+    transfer.publish(source, "x", np.zeros(1000), 1)
+    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    transfer.retire(source, "x", 1)
+    assert source._kept, "the lease keeps the memory"
+    transfer.retire(source, "x", 1)
+    into = np.ones(1000)
+    whole = [(0, (0,), (1000,))]
+    lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
+    assert not into.any()
+    source._native.withdraw(next(iter(source._kept)), True)
+    with pytest.raises(transfer.Revoked, match=r"test version 1 of endpoint 'source' .*took it back"):
+        lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
+    source._collect()
+    assert not source._kept
+
+
+def test_leases_end_without_renewal(pair):
+    source, _ = pair
+    transfer.publish(source, "x", np.zeros(10), 1)
+    limits = transfer.Limits(lease_s=0.3)
+    with transfer.Endpoint("short", secret=SECRET, limits=limits) as reader:
+        reader._open(source.address, b"object:x", 1, "test", 10)
+        time.sleep(1.0)
+        assert source.stats()["leases"] == 1, "its endpoint renews the lease"
+        assert source.stats()["leases_renewed"] >= 2
+    wait_until(lambda: source.stats()["leases"] == 0)
+
+
+def wait_until(condition, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _argument(x):
+    return x.ctypes.data, x.itemsize, x.shape, x.strides, -1, []
+
+
+def test_boxes_outside_are_refused(pair):
+    source, reader = pair
+    transfer.publish(source, "x", np.zeros((4, 4)), 1)
+    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    into = np.zeros((9, 9))
+    outside = [((0, 0), (4, 5)), ((-1, 0), (2, 2)), ((3, 0), (2, 4)), ((0,), (2,)), ((0, 0), (2**40, 2**40))]
+    for array, (begin, end) in [*((0, box) for box in outside), (7, ((0, 0), (1, 1)))]:
+        read = lease.read([(array, begin, end)], [(0, (0, 0), (1, 1))], [_argument(into)])
+        with pytest.raises(transfer.Refused, match=r"in dimension|of an array|no array 7"):
+            lease.wait(read, 10)
+    assert not into.any()
+
+
+def test_wrong_trees_and_shardings(pair):
+    transfer.publish(pair[0], "x", {"w": np.zeros((3, 4)), "b": np.zeros(4)}, 1)
+    sharding = NamedSharding(MESHES[0], P("a"))
+    with pytest.raises(transfer.Refused, match=r"missing \[\"\['b'\]\"\]"):
+        fetch(pair, 1, {"w": None})
+    with pytest.raises(transfer.Refused, match=r"the sharding of 'x'\['w'\] does not fit shape \(3, 4\)"):
+        fetch(pair, 1, {"w": sharding, "b": None})
+    with pytest.raises(ValueError, match="version must be"):
+        fetch(pair, "newest", None)
+    with pytest.raises(ValueError, match="at least 16 bytes"):
+        transfer.Endpoint("x", secret="short")
+    with pytest.raises(ValueError, match="one interface"):
+        transfer.Endpoint("x", secret=SECRET, listen="0.0.0.0:0")
+    with pytest.raises(ValueError, match="name of an endpoint"):
+        transfer.Endpoint("a/b", secret=SECRET)
