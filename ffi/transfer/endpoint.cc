@@ -34,6 +34,7 @@ void Endpoint::Stop() {
   thread_.join();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
     reader_.EndAll({Code::kCancelled, "the endpoint was closed"});
     network_->Close("the endpoint was closed");
     done_.notify_all();
@@ -103,25 +104,13 @@ void Endpoint::Withdraw(uint64_t id, bool revoke) {
 
 bool Endpoint::InUse(uint64_t id) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return source_.InUse(id);
-}
-
-bool Endpoint::Taken(uint64_t id) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return source_.Taken(id);
+  return !stopped_ && source_.InUse(id);
 }
 
 void Endpoint::MarkReady(uint64_t id, uint32_t array) {
   const std::lock_guard<std::mutex> lock(mutex_);
   source_.MarkReady(id, array);
   network_->Wake();
-}
-
-std::optional<StridedArray> Endpoint::ArrayOf(uint64_t id, uint32_t array) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const Exposure* exposure = source_.Find(id);
-  if (exposure == nullptr || exposure->revoked || array >= exposure->arrays.size()) return std::nullopt;
-  return exposure->arrays[array];
 }
 
 StatusOr<int> Endpoint::Connect(const std::string& address) {
@@ -198,11 +187,6 @@ void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock
     }
   }
   then(*call);
-}
-
-bool Endpoint::SharesMemory(int peer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return network_->shares_memory(peer);
 }
 
 EndpointStats Endpoint::stats() {

@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,10 +43,7 @@ class Endpoint : private FrameReceiver {
   Error Expose(Exposure exposure, uint64_t* id);
   void Withdraw(uint64_t id, bool revoke);
   bool InUse(uint64_t id);
-  bool Taken(uint64_t id);
   void MarkReady(uint64_t id, uint32_t array);
-  // A copy of one array of an exposure; empty if the exposure is over.
-  std::optional<StridedArray> ArrayOf(uint64_t id, uint32_t array);
 
   // At the reader: as Reader.
   StatusOr<int> Connect(const std::string& address);
@@ -68,7 +64,6 @@ class Endpoint : private FrameReceiver {
   void Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
             std::function<void(const Call&)> then);
 
-  bool SharesMemory(int peer);
   EndpointStats stats();
 
  private:
@@ -87,6 +82,7 @@ class Endpoint : private FrameReceiver {
   Reader reader_;
   std::unique_ptr<TcpNetwork> network_;
   bool ending_ = false;
+  bool stopped_ = false;  // no thread reads memory of exposures
   std::thread thread_;
 };
 

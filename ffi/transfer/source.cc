@@ -68,11 +68,6 @@ bool Source::InUse(uint64_t id) const {
   return exposure != nullptr && !exposure->revoked;
 }
 
-bool Source::Taken(uint64_t id) const {
-  const Exposure* exposure = Find(id);
-  return exposure == nullptr || exposure->used;
-}
-
 void Source::MarkReady(uint64_t id, uint32_t array) {
   const auto found = exposures_.find(id);
   if (found == exposures_.end()) return;

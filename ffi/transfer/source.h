@@ -59,7 +59,6 @@ class Source {
   Error Expose(Exposure exposure, uint64_t* id);
   void Withdraw(uint64_t id, bool revoke);
   bool InUse(uint64_t id) const;
-  bool Taken(uint64_t id) const;  // whether it was ever opened
   void MarkReady(uint64_t id, uint32_t array);
 
   void OnFrame(int peer, const Frame& frame, Decoder payload);
@@ -69,8 +68,6 @@ class Source {
 
   const SourceCounters& counters() const { return counters_; }
   int64_t num_leases() const { return static_cast<int64_t>(leases_.size()); }
-  const std::string& KeyOf(uint64_t id) const;
-  const Exposure* Find(uint64_t id) const;
 
  private:
   struct Lease {
@@ -95,6 +92,7 @@ class Source {
     int64_t after;
   };
 
+  const Exposure* Find(uint64_t id) const;
   void OnOpen(int peer, const Frame& frame, Decoder payload);
   void OnRead(int peer, const Frame& frame, Decoder payload);
   void OnWatch(int peer, const Frame& frame, Decoder payload);

@@ -125,14 +125,12 @@ void BindTransfer(nb::module_ m) {
           "Shows arrays to readers. The caller keeps their memory until in_use() is false. Returns (code, text, id).")
       .def("withdraw", &Endpoint::Withdraw, nb::arg("id"), nb::arg("revoke"), nb::call_guard<nb::gil_scoped_release>())
       .def("in_use", &Endpoint::InUse, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
-      .def("taken", &Endpoint::Taken, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
       .def("mark_ready", &Endpoint::MarkReady, nb::arg("id"), nb::arg("array"),
            nb::call_guard<nb::gil_scoped_release>())
       .def(
           "connect", [](Endpoint& self, const std::string& address) { return ValueOrRaise(self.Connect(address)); },
           nb::arg("address"), "Returns the number of the connection. Calls wait for the proof.")
       .def("disconnect", &Endpoint::Disconnect, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
-      .def("shares_memory", &Endpoint::SharesMemory, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "open",
           [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms) {

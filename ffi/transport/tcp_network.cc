@@ -112,15 +112,17 @@ sockaddr_un LocalAddress(const std::string& name, socklen_t* bytes) {
   return address;
 }
 
-// The interface `host` in digits; must be freed with freeaddrinfo.
-StatusOr<addrinfo*> Numeric(const std::string& host, const std::string& port) {
+using AddressInfo = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// The interface `host` in digits.
+StatusOr<AddressInfo> Numeric(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
   if (error != 0) return InvalidArgumentError(host + ":" + port + " is no address: " + gai_strerror(error));
-  return found;
+  return AddressInfo(found, &freeaddrinfo);
 }
 
 }  // namespace
@@ -237,9 +239,9 @@ Status TcpNetwork::Open() {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (epoll_ < 0 || wake_ < 0) return LastError("cannot wait for sockets");
-  JAXCOMM_RETURN_IF_ERROR(Numeric(options_.host, options_.port).status());
-  addrinfo* found = *Numeric(options_.host, options_.port);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  StatusOr<AddressInfo> numeric = Numeric(options_.host, options_.port);
+  JAXCOMM_RETURN_IF_ERROR(numeric.status());
+  const AddressInfo found = *std::move(numeric);
   const std::string where = options_.host + ":" + options_.port;
   listener_ = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -292,11 +294,6 @@ TcpNetwork::Connection* TcpNetwork::Find(int peer) const {
   return found == connections_.end() || !found->second->why.empty() ? nullptr : found->second.get();
 }
 
-bool TcpNetwork::shares_memory(int peer) const {
-  const Connection* c = Find(peer);
-  return c != nullptr && c->memory != nullptr;
-}
-
 std::string TcpNetwork::name_of(int peer) const {
   const Connection* c = Find(peer);
   return c != nullptr ? c->peer_name : "";
@@ -317,9 +314,9 @@ StatusOr<int> TcpNetwork::Connect(const std::string& address) {
     }
     if (fd >= 0) close(fd);
   }
-  JAXCOMM_RETURN_IF_ERROR(Numeric(server->host, server->port).status());
-  addrinfo* found = *Numeric(server->host, server->port);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  StatusOr<AddressInfo> numeric = Numeric(server->host, server->port);
+  JAXCOMM_RETURN_IF_ERROR(numeric.status());
+  const AddressInfo found = *std::move(numeric);
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return LastError("cannot open a socket");
   const bool refused = connect(fd, found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS;

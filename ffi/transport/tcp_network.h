@@ -101,7 +101,6 @@ class TcpNetwork {
   void Progress();
   void Wake();
 
-  bool shares_memory(int peer) const;
   std::string name_of(int peer) const;
   Traffic traffic(bool shared_memory) const { return traffic_[shared_memory ? 1 : 0]; }
   uint64_t rejected() const { return rejected_; }  // connections that proved nothing

@@ -148,16 +148,15 @@ class Endpoint:
                 peer = self._peers[address] = self._native.connect(address)
             return peer
 
-    def _forget(self, address: str) -> None:
-        with self._lock:
-            if (peer := self._peers.pop(address, None)) is not None:
-                self._native.disconnect(peer)
-
-    def _check(self, result: tuple[int, str], what: str, address: str) -> None:
+    def _check(self, result: tuple[int, str], what: str, address: str, peer: int) -> None:
+        """Raises the error of a call. The next call for a lost peer connects anew."""
         try:
             _errors.check(*result, what)
         except _errors.PeerLost:
-            self._forget(address)
+            with self._lock:
+                if self._peers.get(address) == peer:  # another thread may have connected since
+                    del self._peers[address]
+                    self._native.disconnect(peer)
             raise
 
     def _open(self, address: str, key: bytes, version: int | None, name: str, timeout_s: float) -> Lease:
@@ -167,7 +166,7 @@ class Endpoint:
             call = self._native.open(peer, key, version or 0, round(self.limits.lease_s * 1e3))
             exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
-                self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address)
+                self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)
                 break
             except _errors.PeerLost:
                 if attempt:  # the first may have been an old connection that has ended

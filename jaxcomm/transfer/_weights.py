@@ -161,9 +161,10 @@ def watch(
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         versions = []
         for address in group.addresses:
-            call = endpoint._native.watch(endpoint._peer(address), _key_of(object), after)
+            peer = endpoint._peer(address)
+            call = endpoint._native.watch(peer, _key_of(object), after)
             left_s = max(deadline - time.monotonic(), 0.0)
-            endpoint._check(endpoint._native.wait(call, left_s), f"{object!r} of {describe(address)}", address)
+            endpoint._check(endpoint._native.wait(call, left_s), f"{object!r} of {describe(address)}", address, peer)
             versions.append(call.version)
         after = min(versions)
         yield after

@@ -14,6 +14,7 @@ from jaxcomm import transfer
 
 SECRET = "a secret of tests only"
 LAYOUT = transfer.PageLayout(layers=3, heads=4, dim=8, dtype=np.int32, page_tokens=4)
+CANONICAL = ("kv", "page", "token", "head", "dim")
 HND = ("kv", "page", "head", "token", "dim")
 
 
@@ -33,7 +34,7 @@ def code(layout, layer, tokens):
 
 def canonical(pool, layer):
     """A view of a layer as (kv, page, token, head, dim)."""
-    order = [pool.layout.order.index(name) for name in ("kv", "page", "token", "head", "dim")]
+    order = [pool.layout.order.index(name) for name in CANONICAL]
     return pool.arrays[layer].transpose(order)
 
 
@@ -124,7 +125,7 @@ def test_layers_arrive_as_they_are_ready(pair):
         offer.mark_ready(3)
 
 
-@pytest.mark.parametrize("end", ["revoke", "cancel", "close"])
+@pytest.mark.parametrize("end", ["revoke", "cancel", "close reader", "close source"])
 def test_a_pull_that_ends_early_frees_the_pages_of_both(pair, end):
     source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
     pages, own = source.allocate(2), reader.allocate(2)
@@ -137,8 +138,8 @@ def test_a_pull_that_ends_early_frees_the_pages_of_both(pair, end):
         pull.cancel()
         pull.cancel()
     else:
-        pair[1].close()
-    error = {"revoke": transfer.Revoked}.get(end, transfer.Cancelled)
+        pair[end == "close reader"].close()
+    error = {"revoke": transfer.Revoked, "close source": transfer.PeerLost}.get(end, transfer.Cancelled)
     with pytest.raises(error, match="pull: a ticket of endpoint 'prefill'"):
         pull.wait()
     wait_until(lambda: offer.done)
@@ -262,14 +263,11 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
         arrived = running.result()
     assert [x.unsafe_buffer_pointer() for x in arrived] == addresses
     for layer in range(3):
-        got = np.asarray(arrived[layer]).transpose([order.index(name) for name in LAYOUT_ORDER])
+        got = np.asarray(arrived[layer]).transpose([order.index(name) for name in CANONICAL])
         np.testing.assert_array_equal(got[:, [9, 2]], canonical(filled, layer)[:, [5, 1]])
         assert (np.delete(got, [9, 2], 1) == -1).all()
     pull.wait()
     wait_until(lambda: offer.done)
-
-
-LAYOUT_ORDER = ("kv", "page", "token", "head", "dim")
 
 
 def test_programs_fail_with_the_pull(pair):
