@@ -392,7 +392,7 @@ def explain(
         )
         resolution = plan.select(request, "", np.dtype(dtype).itemsize, machine)
     else:
-        resolution = _request.planned(op, call, placement, able, **of_lists)
+        resolution = _request.planned(op, native, call, placement, able, **of_lists)
         runs, reason = resolution.algorithm, resolution.reason
     request, sms = resolution.call_request, resolution.num_channels
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand

@@ -102,6 +102,7 @@ def call_of(
 
 def planned(
     op: str,
+    native: str,
     call: tuple[dict[str, Any], str, tuple[int, int]],
     placement: plan.Placement,
     able: plan.Capabilities,
@@ -110,7 +111,7 @@ def planned(
     """The Resolution of a described call that jaxcomm's plans run.
 
     Args:
-      op: public name.
+      op, native: public and native name.
       call: as call_of returns it.
       placement, able: as plan.resolve takes them.
       rows: `choices` and `list_bytes` of plan.resolve.
@@ -120,7 +121,7 @@ def planned(
     """
     attributes, dtype, counts = call
     try:
-        found = plan.resolve(native_name(op, moe=True), attributes, dtype, *counts, placement, able, **rows)
+        found = plan.resolve(native, attributes, dtype, *counts, placement, able, **rows)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"{op}: {error}") from None
     if found.backend not in ("plan", "rows"):

@@ -128,18 +128,32 @@ def test_public_names_are_functions_and_types():
     """Implementation modules are private, so that importing one can't replace the function of the same name."""
     modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
     public = {name for name in modules if not name.startswith("_")}
-    assert public == {"bench", "distributed", "info", "matmul", "moe", "ops", "recorder", "run", "selftest", "simulate"}
+    assert public == {
+        "bench",
+        "distributed",
+        "info",
+        "matmul",
+        "moe",
+        "ops",
+        "recorder",
+        "run",
+        "selftest",
+        "simulate",
+        "transfer",
+    }
     importlib.import_module("jaxcomm.info")
     assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == [
         "distributed",
         "moe",
         "recorder",
+        "transfer",
     ]
     assert public & set(jaxcomm.__all__) == {
         "distributed",
         "info",
         "moe",
         "recorder",
+        "transfer",
     }  # python -m jaxcomm.info, jaxcomm.info()
 
 

@@ -1,226 +1,23 @@
 #include "transport/tcp_network.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "common/sha256.h"
-#include "transport/shared_memory.h"
+#include "transport/tcp_connection.h"
 
 namespace jaxcomm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr uint32_t kVersion = 1;  // of the protocol
-constexpr char kMagic[8] = {'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'};
-constexpr std::chrono::seconds kProofLimit{2};
-constexpr size_t kNumSlots = 16;  // of kMaxBulkBytes in the memory of a connection
 constexpr int kChunksPerTurn = 4;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
 
-// Event ids of what is no connection.
-constexpr int kWakeEvent = -1, kListenerEvent = -2, kLocalListenerEvent = -3;
-
-// Kinds of frames of the network itself.
-constexpr uint32_t kMemoryFrame = 1 << 16;  // brings the descriptor of the shared memory
-constexpr uint32_t kSlotFreeFrame = 2 << 16;
-constexpr uint32_t kBulkFlag = 1U << 31;  // the payload has no tag
-constexpr uint32_t kSlotFlag = 1U << 30;  // and is in slot `slot` of the shared memory
-
-// Messages of the handshake, of a fixed size each.
-struct Hello {  // server to client
-  char magic[8];
-  uint32_t version;
-  uint32_t reserved;
-  uint8_t nonce[32];
-};
-struct Proof {  // client to server
-  Hello hello;
-  uint64_t incarnation;
-  uint64_t server_incarnation;
-  char name[kMaxNameBytes];
-  char server_name[kMaxNameBytes];
-  uint8_t tag[32];
-};
-enum class Answer : uint32_t { kAccepted, kWrongVersion, kWrongSecret, kOtherIncarnation };
-struct Reply {  // server to client
-  Answer answer;
-  uint32_t version;
-  uint8_t tag[32];
-};
-static_assert(sizeof(Hello) + sizeof(Proof) <= 1024, "a stranger sends at most 1 KiB");
-
-struct Header {
-  Frame frame;
-  uint32_t slot;
-  uint32_t reserved;
-  uint8_t tag[16];
-};
-static_assert(sizeof(Header) == 48, "no padding goes over the wire");
-
-std::string Bytes(const void* data, size_t bytes) { return {static_cast<const char*>(data), bytes}; }
-
-void FillRandom(void* data, size_t bytes) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t got = getrandom(at, bytes, 0);
-    if (got < 0) continue;  // interrupted
-    at += got;
-    bytes -= static_cast<size_t>(got);
-  }
-}
-
-std::string Hex(uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
-}
-
-Status LastError(const std::string& what) { return UnavailableError(what + ": " + std::strerror(errno)); }
-
-bool ValidName(const std::string& name) {
-  return !name.empty() && name.size() < kMaxNameBytes &&
-         std::all_of(
-             name.begin(), name.end(),
-             [](char c) {
-               return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') || c == '.' ||
-                      c == '_' || c == '-';
-             });
-}
-
-sockaddr_un LocalAddress(const std::string& name, socklen_t* bytes) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string path = "jaxcomm-" + name;  // abstract: after a zero byte
-  std::copy_n(path.begin(), std::min(path.size(), sizeof address.sun_path - 1), address.sun_path + 1);
-  *bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
-  return address;
-}
-
-using AddressInfo = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-// The interface `host` in digits.
-StatusOr<AddressInfo> Numeric(const std::string& host, const std::string& port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-  if (error != 0) return InvalidArgumentError(host + ":" + port + " is no address: " + gai_strerror(error));
-  return AddressInfo(found, &freeaddrinfo);
-}
-
 }  // namespace
-
-struct TcpNetwork::Connection {
-  enum class State : uint8_t { kConnecting, kHello, kProof, kReply, kOpen };
-
-  int peer = -1;
-  int fd = -1;
-  bool client = false;
-  bool local = false;
-  State state = State::kHello;
-  Clock::time_point deadline;
-  EndpointAddress server;  // at the client
-  std::string peer_name;
-  std::string why;  // it ended; empty: it lives
-  bool busy = false;
-  bool watched_for_room = false;
-
-  Hello hello{};
-  Proof proof{};
-  Hmac key;  // of this connection
-  uint64_t sent = 0;
-  uint64_t received = 0;
-
-  std::vector<char> in;  // the message or control payload that is arriving
-  size_t have = 0;       // of it, or of the payload
-  bool in_payload = false;
-  Header header{};
-  char* sink = nullptr;  // of the payload
-  int incoming_fd = -1;
-
-  std::vector<char> out;
-  size_t out_begin = 0;
-  size_t out_end = 0;
-  int outgoing_fd = -1;
-
-  std::unique_ptr<SharedMemory> memory;
-  std::vector<uint32_t> free_slots;  // at the server
-
-  char* Extend(size_t bytes) {
-    if (out_begin == out_end) out_begin = out_end = 0;
-    if (out.size() < out_end + bytes) out.resize(std::max(out_end + bytes, 2 * out.size()));
-    out_end += bytes;
-    return out.data() + out_end - bytes;
-  }
-  void Put(const void* data, size_t bytes) {
-    if (bytes > 0) std::memcpy(Extend(bytes), data, bytes);
-  }
-  size_t queued() const { return out_end - out_begin; }
-
-  std::array<uint8_t, 16> TagOf(const Header& header, const char* payload, uint64_t number, bool from_client) const {
-    Hmac mac = key;
-    const uint64_t numbers[2] = {number, from_client ? 1U : 0U};
-    mac.Update(numbers, sizeof numbers);
-    mac.Update(&header, offsetof(Header, tag));
-    if (payload != nullptr) mac.Update(payload, header.frame.bytes);
-    const Digest digest = mac.Finish();
-    std::array<uint8_t, 16> tag;
-    std::copy_n(digest.begin(), tag.size(), tag.begin());
-    return tag;
-  }
-
-  ~Connection() {
-    for (const int each : {fd, incoming_fd}) {
-      if (each >= 0) close(each);
-    }
-  }
-};
-
-StatusOr<EndpointAddress> EndpointAddress::Parse(const std::string& text) {
-  const auto fail = [&] {
-    return InvalidArgumentError("'" + text.substr(0, 200) + "' is no address of an endpoint (Endpoint.address)");
-  };
-  const std::string scheme = "tcp://";
-  if (text.compare(0, scheme.size(), scheme) != 0) return fail();
-  std::vector<std::string> parts;
-  for (size_t begin = scheme.size(); begin <= text.size();) {
-    const size_t end = std::min(text.find('/', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  const size_t colon = parts[0].rfind(':');
-  if (parts.size() != 4 || colon == std::string::npos || !ValidName(parts[1]) || parts[2].size() != 16 ||
-      parts[2].find_first_not_of("0123456789abcdef") != std::string::npos || parts[3].size() > 32) {
-    return fail();
-  }
-  EndpointAddress address;
-  address.host = parts[0].substr(0, colon);
-  address.port = parts[0].substr(colon + 1);
-  if (address.host.size() > 2 && address.host.front() == '[') {
-    address.host = address.host.substr(1, address.host.size() - 2);
-  }
-  address.name = parts[1];
-  address.incarnation = std::strtoull(parts[2].c_str(), nullptr, 16);
-  address.local = parts[3];
-  return address;
-}
 
 TcpNetwork::TcpNetwork(const Options& options, FrameReceiver* receiver) : options_(options), receiver_(receiver) {}
 
@@ -228,58 +25,6 @@ StatusOr<std::unique_ptr<TcpNetwork>> TcpNetwork::Listen(const Options& options,
   std::unique_ptr<TcpNetwork> network(new TcpNetwork(options, receiver));
   JAXCOMM_RETURN_IF_ERROR(network->Open());
   return network;
-}
-
-Status TcpNetwork::Open() {
-  if (!ValidName(options_.name)) {
-    return InvalidArgumentError("the name of an endpoint has 1 to 63 letters, digits, '.', '_' or '-', got '" +
-                                options_.name.substr(0, 80) + "'");
-  }
-  FillRandom(&incarnation_, sizeof incarnation_);
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || wake_ < 0) return LastError("cannot wait for sockets");
-  StatusOr<AddressInfo> numeric = Numeric(options_.host, options_.port);
-  JAXCOMM_RETURN_IF_ERROR(numeric.status());
-  const AddressInfo found = *std::move(numeric);
-  const std::string where = options_.host + ":" + options_.port;
-  listener_ = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  if (listener_ < 0 || setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      bind(listener_, found->ai_addr, found->ai_addrlen) != 0 || listen(listener_, 128) != 0) {
-    return LastError("cannot listen on " + where);
-  }
-  sockaddr_storage own{};
-  socklen_t bytes = sizeof own;
-  char port[16];
-  if (getsockname(listener_, reinterpret_cast<sockaddr*>(&own), &bytes) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&own), bytes, nullptr, 0, port, sizeof port, NI_NUMERICSERV) != 0) {
-    return LastError("cannot tell the port of " + where);
-  }
-  std::vector<std::pair<int, int>> watched = {{wake_, kWakeEvent}, {listener_, kListenerEvent}};
-  if (options_.shared_memory) {
-    uint64_t random[2];
-    FillRandom(random, sizeof random);
-    local_name_ = Hex(random[0]) + Hex(random[1]);
-    socklen_t size = 0;
-    const sockaddr_un address = LocalAddress(local_name_, &size);
-    local_listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (local_listener_ < 0 || bind(local_listener_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-        listen(local_listener_, 128) != 0) {
-      return LastError("cannot listen on a Unix socket");
-    }
-    watched.emplace_back(local_listener_, kLocalListenerEvent);
-  }
-  for (const auto& [fd, id] : watched) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = id;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return LastError("cannot watch a socket");
-  }
-  const bool v6 = options_.host.find(':') != std::string::npos;
-  address_ = "tcp://" + (v6 ? "[" + options_.host + "]" : options_.host) + ":" + port + "/" + options_.name + "/" +
-             Hex(incarnation_) + "/" + local_name_;
-  return OkStatus();
 }
 
 TcpNetwork::~TcpNetwork() {
@@ -297,175 +42,6 @@ TcpNetwork::Connection* TcpNetwork::Find(int peer) const {
 std::string TcpNetwork::name_of(int peer) const {
   const Connection* c = Find(peer);
   return c != nullptr ? c->peer_name : "";
-}
-
-StatusOr<int> TcpNetwork::Connect(const std::string& address) {
-  StatusOr<EndpointAddress> server = EndpointAddress::Parse(address);
-  JAXCOMM_RETURN_IF_ERROR(server.status());
-  // The Unix socket of an endpoint on another host or in another network namespace cannot be found.
-  if (options_.shared_memory && !server->local.empty()) {
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    socklen_t bytes = 0;
-    const sockaddr_un local = LocalAddress(server->local, &bytes);
-    if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&local), bytes) == 0) {
-      const int peer = Add(fd, true, true);
-      connections_[peer]->server = *std::move(server);
-      return peer;
-    }
-    if (fd >= 0) close(fd);
-  }
-  StatusOr<AddressInfo> numeric = Numeric(server->host, server->port);
-  JAXCOMM_RETURN_IF_ERROR(numeric.status());
-  const AddressInfo found = *std::move(numeric);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return LastError("cannot open a socket");
-  const bool refused = connect(fd, found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS;
-  const std::string why = refused ? std::strerror(errno) : "";
-  const int peer = Add(fd, true, false);
-  Connection& c = *connections_[peer];
-  c.state = Connection::State::kConnecting;
-  c.server = *std::move(server);
-  Watch(c);
-  if (refused) Drop(peer, "cannot connect: " + why);
-  return peer;
-}
-
-int TcpNetwork::Add(int fd, bool client, bool local) {
-  auto c = std::make_unique<Connection>();
-  const int peer = next_peer_++;
-  c->peer = peer;
-  c->fd = fd;
-  c->client = client;
-  c->local = local;
-  c->deadline = Clock::now() + kProofLimit;
-  c->in.resize(client ? sizeof(Hello) : sizeof(Proof));
-  if (!local) {
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = peer;
-  const bool watched = epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0;
-  connections_[peer] = std::move(c);
-  if (!watched) Drop(peer, "cannot watch its socket");
-  return peer;
-}
-
-void TcpNetwork::AcceptAll(int listener, bool local) {
-  for (int turn = 0; turn < 256; ++turn) {
-    const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) {
-      if (errno == EMFILE || errno == ENFILE) usleep(1000);  // the strangers that hold descriptors time out
-      return;
-    }
-    int strangers = 0;
-    Connection* oldest = nullptr;
-    for (const auto& [peer, c] : connections_) {
-      if (c->client || c->state == Connection::State::kOpen || !c->why.empty()) continue;
-      if (oldest == nullptr) oldest = c.get();
-      ++strangers;
-    }
-    if (strangers >= options_.max_strangers) {
-      Drop(oldest->peer, "too many connections without a proof");
-      EndLost();
-    }
-    Connection& c = *connections_[Add(fd, false, local)];
-    c.state = Connection::State::kProof;
-    std::memcpy(c.hello.magic, kMagic, sizeof kMagic);
-    c.hello.version = kVersion;
-    FillRandom(c.hello.nonce, sizeof c.hello.nonce);
-    c.Put(&c.hello, sizeof c.hello);
-    Flush(c);
-  }
-}
-
-void TcpNetwork::OnHello(Connection& c) {
-  std::memcpy(&c.hello, c.in.data(), sizeof c.hello);
-  if (std::memcmp(c.hello.magic, kMagic, sizeof kMagic) != 0) return Drop(c.peer, "it is no endpoint of jaxcomm");
-  if (c.hello.version != kVersion) {
-    return Drop(c.peer, "it speaks version " + std::to_string(c.hello.version) + " of the protocol, this endpoint " +
-                            std::to_string(kVersion));
-  }
-  std::memcpy(c.proof.hello.magic, kMagic, sizeof kMagic);
-  c.proof.hello.version = kVersion;
-  FillRandom(c.proof.hello.nonce, sizeof c.proof.hello.nonce);
-  c.proof.incarnation = incarnation_;
-  c.proof.server_incarnation = c.server.incarnation;
-  std::copy(options_.name.begin(), options_.name.end(), c.proof.name);
-  std::copy(c.server.name.begin(), c.server.name.end(), c.proof.server_name);
-  const std::string said = Bytes(&c.hello, sizeof c.hello) + Bytes(&c.proof, offsetof(Proof, tag));
-  const Digest tag = Hmac(options_.secret).Of("client" + said);
-  std::copy(tag.begin(), tag.end(), c.proof.tag);
-  c.Put(&c.proof, sizeof c.proof);
-  c.state = Connection::State::kReply;
-  c.in.resize(sizeof(Reply));
-  Flush(c);
-}
-
-void TcpNetwork::OnProof(Connection& c) {
-  std::memcpy(&c.proof, c.in.data(), sizeof c.proof);
-  const std::string said = Bytes(&c.hello, sizeof c.hello) + Bytes(&c.proof, offsetof(Proof, tag));
-  const Hmac secret(options_.secret);
-  const Digest expected = secret.Of("client" + said);
-  Reply reply{};
-  reply.version = kVersion;
-  if (std::memcmp(c.proof.hello.magic, kMagic, sizeof kMagic) != 0) return Drop(c.peer, "no proof");
-  if (c.proof.hello.version != kVersion) {
-    reply.answer = Answer::kWrongVersion;
-  } else if (!SameBytes(expected.data(), c.proof.tag, expected.size())) {
-    reply.answer = Answer::kWrongSecret;
-  } else if (c.proof.server_incarnation != incarnation_ ||
-             std::string(c.proof.server_name, strnlen(c.proof.server_name, kMaxNameBytes)) != options_.name) {
-    reply.answer = Answer::kOtherIncarnation;
-  } else {
-    const Digest tag = secret.Of("server" + said);
-    std::copy(tag.begin(), tag.end(), reply.tag);
-  }
-  c.Put(&reply, sizeof reply);
-  Flush(c);
-  if (reply.answer != Answer::kAccepted) return Drop(c.peer, "wrong proof");
-  c.peer_name.assign(c.proof.name, strnlen(c.proof.name, kMaxNameBytes));
-  BecomeOpen(c);
-  if (!c.local || !options_.shared_memory) return;
-  StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(kNumSlots * kMaxBulkBytes);
-  if (!memory.ok()) return;  // payloads go over the socket
-  c.memory = *std::move(memory);
-  c.outgoing_fd = c.memory->fd();
-  for (uint32_t slot = 0; slot < kNumSlots; ++slot) c.free_slots.push_back(slot);
-  Queue(c, {kMemoryFrame, 0, 0, 0}, nullptr);
-}
-
-void TcpNetwork::OnReply(Connection& c) {
-  Reply reply;
-  std::memcpy(&reply, c.in.data(), sizeof reply);
-  const std::string said = Bytes(&c.hello, sizeof c.hello) + Bytes(&c.proof, offsetof(Proof, tag));
-  const Digest expected = Hmac(options_.secret).Of("server" + said);
-  switch (reply.answer) {
-    case Answer::kAccepted:
-      if (!SameBytes(expected.data(), reply.tag, expected.size())) {
-        return Drop(c.peer, "it does not know the secret of this endpoint");
-      }
-      c.peer_name = c.server.name;
-      return BecomeOpen(c);
-    case Answer::kWrongVersion:
-      return Drop(c.peer, "it speaks version " + std::to_string(reply.version) + " of the protocol, this endpoint " +
-                              std::to_string(kVersion));
-    case Answer::kWrongSecret:
-      return Drop(c.peer, "its secret is another one");
-    case Answer::kOtherIncarnation:
-      return Drop(c.peer, "it has been restarted: ask for its new address");
-  }
-  Drop(c.peer, "it sent an unknown answer");
-}
-
-void TcpNetwork::BecomeOpen(Connection& c) {
-  const std::string said = Bytes(&c.hello, sizeof c.hello) + Bytes(&c.proof, offsetof(Proof, tag));
-  const Digest key = Hmac(options_.secret).Of("connection" + said);
-  c.key = Hmac(Bytes(key.data(), key.size()));
-  c.state = Connection::State::kOpen;
-  c.in.clear();
-  receiver_->OnPeer(c.peer, c.client);
 }
 
 void TcpNetwork::Queue(Connection& c, Frame frame, const void* payload) {
@@ -575,24 +151,6 @@ void TcpNetwork::Flush(Connection& c) {
     c.out_begin += static_cast<size_t>(sent);
   }
   Watch(c);
-}
-
-bool TcpNetwork::ReceiveHandshake(Connection& c) {
-  const ssize_t got = recv(c.fd, c.in.data() + c.have, c.in.size() - c.have, MSG_DONTWAIT);
-  if (got == 0) Drop(c.peer, "the connection ended before the proof");
-  if (got < 0 && errno != EAGAIN && errno != EINTR) Drop(c.peer, std::strerror(errno));
-  if (got <= 0) return false;
-  c.have += static_cast<size_t>(got);
-  if (c.have < c.in.size()) return false;
-  c.have = 0;
-  if (c.state == Connection::State::kHello) {
-    OnHello(c);
-  } else if (c.state == Connection::State::kProof) {
-    OnProof(c);
-  } else {
-    OnReply(c);
-  }
-  return c.why.empty();
 }
 
 bool TcpNetwork::ReceiveHeader(Connection& c) {
@@ -751,14 +309,6 @@ void TcpNetwork::Progress() {
   if (more_room_) Wake();
   EndLate();
   EndLost();
-}
-
-void TcpNetwork::EndLate() {
-  const Clock::time_point now = Clock::now();
-  for (const auto& [peer, c] : connections_) {
-    if (c->state == Connection::State::kOpen || now < c->deadline) continue;
-    Drop(peer, c->state == Connection::State::kConnecting ? "it does not answer" : "no proof of the secret within 2 s");
-  }
 }
 
 void TcpNetwork::EndLost() {

@@ -97,7 +97,7 @@ def _watch(path: pathlib.Path) -> None:
             seen = now
             with contextlib.suppress(OSError):
                 part = stacks.with_name(stacks.name + ".part")
-                with open(part, "w") as file:
+                with open(part, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                     faulthandler.dump_traceback(file, all_threads=True)
                 part.replace(stacks)
         counters.write_if_due()

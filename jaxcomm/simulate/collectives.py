@@ -153,7 +153,7 @@ def resolve(
         machine=machine,
     )
     placement = plan.Placement(ranks_per_node=inner, found=algorithm is not None, gin=True)
-    found = _request.planned(op, call, placement, able)
+    found = _request.planned(op, row.name, call, placement, able)
     if not found.ll:
         native = cluster.native(found.num_channels)
     native.arena = not symmetric_buffers

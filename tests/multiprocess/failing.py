@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import ipaddress
 import json
 import os
 import resource
@@ -23,10 +22,12 @@ import meshes_failing
 import moe_failing
 import numpy as np
 import recorder_failing
+import reshard_failing
 from acknowledged import acknowledged_bytes
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from listening import listening_ports
 
 import jaxcomm
 from jaxcomm._processes import kv_store
@@ -233,36 +234,15 @@ def large_data_move():
     return program(body)
 
 
-def resharded(x, spec):
-    """Devices in the opposite order, so that every element moves."""
-    devices = x.sharding.mesh.devices[::-1]
-    return jaxcomm.reshard(x, NamedSharding(Mesh(devices, ("i",)), spec))
-
-
-def resharding_runs():
-    """Moves an array between two shardings in a loop, until a peer fails."""
-    rows = np.arange(1 << 22, dtype=np.float32).reshape(1 << 11, 1 << 11)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P("i"))
-    x = jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
-
-    def run():
-        moved = x
-        while True:
-            for spec in (P(None, "i"), P("i")):
-                moved = jax.block_until_ready(resharded(moved, spec))
-
-    return run
-
-
 @scenario
 def killed_while_reshard_runs():
-    acts_while(resharding_runs(), kill)
+    acts_while(reshard_failing.resharding_runs(), kill)
     survivors_work()
 
 
 @scenario
 def stopped_while_reshard_runs():
-    acts_while(resharding_runs(), lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    acts_while(reshard_failing.resharding_runs(), lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def acts_while(run, action):
@@ -368,34 +348,8 @@ def first_half():
     return jax.process_index() < jax.process_count() // 2
 
 
-def listening_ports():
-    """Listening addresses of this process, as (family, address, port)."""
-    own = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            own.add(os.readlink(f"/proc/self/fd/{number}"))
-    found = []
-    for family, name in ((4, "tcp"), (6, "tcp6")):
-        with open(f"/proc/self/net/{name}") as lines:
-            for line in lines:
-                _, local, _, state, *_ = fields = line.split()
-                if state == "0A" and f"socket:[{fields[9]}]" in own:
-                    words, _, port = local.partition(":")
-                    raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
-                    found.append((family, str(ipaddress.ip_address(raw)), int(port, 16)))
-    return found
-
-
 def network_key(process):
     return f"jaxcomm/network/{process}"
-
-
-NUMBERS = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-
-
-def place_numbers():
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P("i"))
-    return jax.make_array_from_callback(NUMBERS.shape, sharding, lambda index: NUMBERS[index])
 
 
 @scenario
@@ -415,9 +369,9 @@ def watched_by_strangers():
         for shard in run(rows).addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
             last = bool(np.asarray(shard.data)[0, 0])
-        numbers = place_numbers()
-        for shard in resharded(numbers, P(None, "i")).addressable_shards:
-            np.testing.assert_array_equal(np.asarray(shard.data), NUMBERS[shard.index])
+        numbers = reshard_failing.place_numbers()
+        for shard in reshard_failing.resharded(numbers, P(None, "i")).addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), reshard_failing.NUMBERS[shard.index])
         rounds += 1
         time.sleep(0.02)  # leaves processors to the strangers
     say("right", rounds=rounds)
@@ -435,7 +389,7 @@ def has_another_token():
     attempt(lambda: program(psum)())
     x = jnp.ones((1, 1 << 18), jnp.float32)
     attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
-    attempt(lambda: jax.block_until_ready(resharded(place_numbers(), P(None, "i"))))
+    attempt(lambda: jax.block_until_ready(reshard_failing.resharded(reshard_failing.place_numbers(), P(None, "i"))))
 
 
 @scenario

@@ -134,7 +134,7 @@ def test_a_thread_block_uses_one_plane():
         ]
         for sms in (1, 32)
     }
-    assert times[1][1] == pytest.approx(4 * times[1][0], rel=0.02)
+    assert times[1][1] == pytest.approx(4 * times[1][0], rel=0.05)  # less the time to start each chunk
     assert times[32][1] == pytest.approx(times[32][0])
 
 

@@ -1,0 +1,354 @@
+"""The flight recorder's files of one process: counters, trace, report, page, and what of damaged files can be read.
+
+Where a test needs more processes, it changes what one process has recorded.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+from ranks import DEADLINE_S
+
+import jaxcomm
+from jaxcomm import recorder
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _roofline, _runs, _stragglers, _top, _verdict
+
+
+def run(code, folder, **environment):
+    """One process with two devices. folder None: the default."""
+    env = {
+        **{name: value for name, value in os.environ.items() if name != "JAXCOMM_RECORDER"},
+        **({} if folder is None else {"JAXCOMM_RECORDER": str(folder)}),
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_PLATFORMS": "cpu",
+        **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    return done
+
+
+CALLS = """
+import jax, jax.numpy as jnp, jaxcomm
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")))
+for _ in range(10): f(jnp.ones((2, 8))).block_until_ready()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of one process that made ten calls with room for four, a trace, and ended."""
+    folder = tmp_path_factory.mktemp("rings")
+    code = CALLS + (
+        "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
+        "s, = jaxcomm.recorder.stats().sites\n"
+        "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
+        "import urllib.request\n"
+        "url = f'http://127.0.0.1:{jaxcomm.recorder.serve()}/metrics'\n"
+        "page = urllib.request.urlopen(url, timeout=60)\n"
+        "print(page.headers['Content-Type'], page.read().decode())\n"
+        "jaxcomm.recorder.dump()\n"
+    ).replace("TRACE", str(folder / "trace.json"))
+    done = run(code, folder, JAXCOMM_RECORDER_CALLS="4")
+    assert done.returncode == 0, done.stderr
+    (folder / "out").write_text(done.stdout)
+    return folder
+
+
+def test_counters(folder):
+    lines = (folder / "out").read_text().splitlines()
+    assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) True True"
+    assert lines[1].startswith("text/plain; version=0.0.4")
+    labels = [line for line in lines if line.startswith("jaxcomm_calls_total{")]
+    assert len(labels) == 1 and labels[0].endswith(" 11") and 'op="psum"' in labels[0]
+
+
+def test_trace(folder):
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    calls = [event for event in events if event["ph"] == "X" and event["name"] == "psum"]
+    assert [rows[call["tid"]] for call in calls] == ["rank 0", "rank 1"] and calls[0]["dur"] > 0
+    found = calls[0]["args"]
+    assert found["bytes"] == 32 and found["sequence"] == 11
+    expected = jaxcomm.explain("psum", jax.ShapeDtypeStruct((8,), jnp.float32), 2)
+    assert found["algorithm"] == expected.algorithm
+    assert found["predicted_us"] == pytest.approx(1e6 * expected.predicted_time_s, abs=1e-3)
+    assert found["busbw_GB_per_s"] == pytest.approx(32 / found["moving_us"] / 1e3, abs=1e-3)  # 2 * (n - 1) / n = 1
+
+
+def test_calls_at_the_same_time_have_rows_of_their_own(folder):
+    ring = _file.read(next(folder.glob("*.ring")))
+    times = [(0, 10), (5, 8), (9, 12), (10, 11)]  # ns of arrival and end, in the order of arrival
+    ring.calls = [
+        dataclasses.replace(ring.calls[0], number=i, arrived_ns=start, started_ns=start, running_ns=0, ended_ns=end)
+        for i, (start, end) in enumerate(times, 1)
+    ]
+    events = json.loads(_chrome.trace(ring, 1, {}))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    rows = {
+        name: [e["args"]["number"] for e in events if e["ph"] == "X" and names[e["tid"]] == name]
+        for name in names.values()
+    }
+    assert rows == {"rank 0": [1, 4], "rank 0 (2)": [2, 3], "rank 1": [1, 4], "rank 1 (2)": [2, 3]}
+
+
+def test_a_process_that_is_stopped_between_two_arrivals(folder):
+    """The process is the cause, and not the device that has not arrived."""
+    run = _runs.find(folder)
+    ring = run.rings[0]
+    ring.__dict__["state"] = "stopped"
+    ring.calls = [dataclasses.replace(ring.calls[-1], phase="arriving", arrived=(0,))]
+    finding = _verdict.diagnose(run, window_s=0)[0]
+    assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
+
+
+def rings_of(folder, calls_of, num_processes=2):
+    """A program in which each process has two ranks and these calls: changes of a recorded call."""
+    recorded = _file.read(next(folder.glob("*.ring")))
+    group = _file.Group(1, tuple(range(2 * num_processes)), tuple(p // 2 for p in range(2 * num_processes)), 0)
+    rings = {}
+    for process, changes in enumerate(calls_of):
+        header = {**recorded.header, "process": process, "num_processes": num_processes}
+        calls = []
+        for number, change in enumerate(changes, 1):
+            change = {"site": 0, **change}
+            site = dataclasses.replace(recorded.sites[0], group=group, identity=change.pop("site"))
+            calls.append(dataclasses.replace(recorded.calls[0], number=number, site=site, **change))
+        rings[process] = dataclasses.replace(recorded, header=header, calls=calls)
+    return _runs.Run(rings, [], dict.fromkeys(rings, 0))
+
+
+def test_a_dead_process_explains_failures_after_its_end(folder):
+    """Both were killed. The clock of the second host is ahead by 1000 s."""
+    for death_s, failure_s in ((1005, 6), (1007, 6)):
+        run = rings_of(folder, [[{"phase": "failed", "key": 5, "ended_ns": failure_s * 10**9}], []])
+        for process, alive_s in ((0, 9), (1, death_s)):
+            run.rings[process].__dict__["state"] = "dead"
+            run.rings[process].header["alive_ns"] = alive_s * 10**9
+        for offset_ns in ({0: 0, 1: -1000 * 10**9}, {0: 1000 * 10**9, 1: 0}):
+            run.offset_ns = offset_ns
+            died_first = _verdict._Diagnosis(run, 1.0).died_first(1, 0, run.rings[0].calls[0])
+            assert died_first == (death_s - 1000 < failure_s)
+
+
+def test_a_later_call_of_the_group_follows_a_failure(folder):
+    """Also of another call site."""
+    failed, done = {"phase": "failed", "site": 1}, {"phase": "done", "site": 2}
+    for calls, expected in (([failed, done], []), ([done, failed], [2])):
+        diagnosis = _verdict._Diagnosis(rings_of(folder, [calls, []]), 1.0)
+        assert [call.number for call in diagnosis.last_failures(0)] == expected
+
+
+def test_stragglers_by_hand(folder):
+    """Three processes; in the second call, one has not recorded it. The clock of the last one is 10 s ahead."""
+
+    def started(key, at_s):
+        return {"phase": "done", "key": key, "started_ns": at_s * 10**9}
+
+    calls = [[started(1, 1), started(2, 20)], [started(1, 3), started(2, 30)], [started(1, 12)]]
+    run = rings_of(folder, calls, 3)
+    run.offset_ns[2] = -10 * 10**9
+    (found,) = _stragglers.find(run)
+    assert (found.process, found.last, found.calls, found.waiting_s) == (1, 1, 1, 2 + 1)
+
+
+def test_clocks_by_the_calendar(folder):
+    """Without common calls: the second host has started 50 s later and its clock shows 7 s."""
+    run = rings_of(folder, [[], []])
+    for process, (unix_s, own_s) in enumerate([(1000, 3), (1050, 7)]):
+        run.rings[process].header |= {"started_unix_ns": unix_s * 10**9, "started_ns": own_s * 10**9}
+    run.rings[1].header["kernel"] = "another boot:1"
+    assert _runs._offsets(run.rings, []) == {0: 0, 1: (50 - 4) * 10**9}
+
+
+def test_rates(folder):
+    """11 calls of 32 bytes in 2 s, as counted since a start without calls."""
+    run, before = _runs.find(folder), _runs.find(folder)
+    before.rings.clear()
+    (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
+    assert (row.ranks, row.state, row.call) == ((0, 1), "ended (exit)", "")
+    assert (row.calls_per_s, row.bytes_per_s) == (5.5, 176)
+
+
+def event(number, moving_us, waiting_us, **changed):
+    shape = {"op": "psum", "dtype": "float32", "item_bytes": 4, "input_count": 1 << 18, "output_count": 1 << 18}
+    call = {"site": "a.py:1 (f)", "algorithm": "ring", "result": "done", "predicted_us": 4e6, "number": number}
+    times = {"moving_us": moving_us, "waiting_us": waiting_us}
+    return {"pid": 0, "args": {**shape, **call, **times, "ranks_of_nodes": [4], "processes": 1, **changed}}
+
+
+def test_report(tmp_path):
+    """Two calls of two processes, each in the rows of two ranks; one of an op without prediction."""
+    slow = [event(1, 9e6, 1e6), event(1, 9e6, 1e6), event(2, 11e6, 3e6), event(2, 11e6, 3e6)]
+    tokens = event(3, 1e6, 3e6, op="moe.dispatch", input_count=8, output_count=64, predicted_us=None)
+    path = tmp_path / "run.json"
+    slow += [{**one, "pid": 1} for one in slow]
+    path.write_text(json.dumps({"traceEvents": [*slow, tokens], "otherData": {"calls that the ring has dropped": 5}}))
+    rows, notes = _roofline.report([path], limit_of=lambda shape: shape.size_bytes / 1e3)
+    assert [(row.op, row.calls, row.size_bytes, row.copy_limit_us) for row in rows] == [
+        ("psum", 2, 1 << 20, (1 << 20) / 1e3),
+        ("moe.dispatch", 1, 32, 0.032),
+    ]
+    assert (rows[0].moving_us, rows[0].waiting_us) == (10e6, 2e6)
+    assert (rows[0].total_s, rows[0].waiting_s) == (24, 4)
+    best = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 18,), jnp.float32), 4)
+    advice = "\n".join(rows[0].advice)
+    assert f"algorithm={best.algorithm!r} is predicted to take {1e6 * best.predicted_time_s:.0f} us" in advice
+    assert "2.5 times the prediction" in advice and "steps take longer than bytes" in advice
+    assert "psum_start beside computations hides up to 20000.0 ms" in advice and "wait" not in advice
+    waits, far = rows[1].advice
+    assert waits.startswith("ranks wait for each other 3 times as long") and far == "31250000 times the copy limit"
+    assert "without the first 5 calls" in notes[0]
+    assert "a.py:1" in _roofline.text(rows, notes)
+
+
+def test_report_of_a_real_trace_and_of_another_file(folder, tmp_path, capsys):
+    assert _cli.main(["report", "--json", str(folder / "trace.json")]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["op"], row["ranks"], row["calls"]) == ("psum", 2, 1) and row["copy_limit_us"] > 0
+    (tmp_path / "other.json").write_text("[]")
+    assert _cli.main(["report", str(tmp_path / "other.json")]) == 2
+    assert "not a trace of jaxcomm" in capsys.readouterr().err
+
+
+LATE = """
+import threading, time, numpy as np, jaxcomm.recorder as recorder
+late = threading.Event()
+def load(rank): rank == 1 and late.wait()
+def step(x):
+    jax.experimental.io_callback(load, None, jax.lax.axis_index("i"))
+    return jaxcomm.psum(x, "i")
+g = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(), check_vma=False))
+y = g(jnp.ones(2))
+deadline = time.monotonic() + DEADLINE_S
+while not (found := recorder.stats().late_ranks) and time.monotonic() < deadline: time.sleep(0.05)
+late.set()
+y.block_until_ready()
+print(found, recorder.stats().late_ranks)
+"""
+
+
+def test_late_ranks(tmp_path):
+    done = run(CALLS + LATE.replace("DEADLINE_S", str(DEADLINE_S)), tmp_path, JAXCOMM_WARN_S="0.5")
+    assert done.stdout == "(1,) ()\n", done.stderr
+
+
+def test_the_ring_keeps_the_latest_calls(folder):
+    for pattern in ("*.ring", "*.ring.dump"):
+        ring = _file.read(next(folder.glob(pattern)))
+        assert [call.sequence for call in ring.calls] == [8, 9, 10, 11]
+        assert all(call.phase == "done" and call.arrived == (0, 1) for call in ring.calls)
+        assert ring.sites[0].group.last_dropped == 7
+
+
+def test_analysis_of_a_program_that_has_ended(folder):
+    report = recorder.analyze(folder)
+    assert report.verdict == "ok" and json.loads(report.json())["findings"][0]["verdict"] == "ok"
+
+
+def test_page(folder, tmp_path):
+    """One file, well formed, with a bar for each part of each call; texts of programs are escaped."""
+    page = tmp_path / "page.html"
+    assert _cli.main(["analyze", str(folder), "--html", str(page)]) == 0
+    root = ElementTree.fromstring(page.read_text().partition("</head>")[2].removesuffix("</html>\n"))
+    assert root.find("h1/span").text == "ok" and not re.search(r"https?://|src=", page.read_text())
+    (title, *_), bars = root.findall("svg/text"), root.findall("svg/rect")
+    assert title.text == "process 0 (ranks 0-1), ended (exit)"
+    widths = [float(bar.get("x")) + float(bar.get("width")) for bar in bars]
+    assert len(bars) == 8 and max(widths) == pytest.approx(_html.WIDTH, abs=1.1)
+    assert "psum at" in bars[0].find("title").text and ", done" in bars[0].find("title").text
+    run, report = _runs.find(folder), recorder.analyze(folder)
+    run.rings[0].calls[-1:] = [dataclasses.replace(run.rings[0].calls[-1], phase="running", ended_ns=0)]
+    note = dataclasses.replace(report, notes=("<script>",))
+    text = _html.page(note, run)
+    assert "<script>" not in text and "&lt;script&gt;" in text and 'fill="var(--bad)"' in text
+
+
+def test_export_for_pytorch(folder, tmp_path):
+    assert _cli.main(["export", str(folder), "--out", str(tmp_path)]) == 0
+    dump = json.loads((tmp_path / "json" / "1.json").read_text())
+    (group,) = dump["pg_config"].values()
+    assert dump["version"] == "2.10" and group["ranks"] == "[0, 1]"
+    assert [entry["collective_seq_id"] for entry in dump["entries"]] == [8, 9, 10, 11]
+    assert {entry["profiling_name"] for entry in dump["entries"]} == {"nccl:all_reduce"}
+    assert (tmp_path / "rank_0").exists()
+
+
+def changed(folder, to, edit):
+    """A copy of the ring after edit(bytes)."""
+    ring = next(folder.glob("*.ring"))
+    (to / ring.name).write_bytes(edit(bytearray(ring.read_bytes())))
+    return to
+
+
+def newer(data):
+    data[8] = 9
+    return data
+
+
+def jumped(data):
+    layout = json.loads(data[16:].partition(b"\0")[0])
+    (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") + 100 * 10**9).to_bytes(8, "little")
+    return data
+
+
+BAD = {
+    "clock": (jumped, "was set by +100.0 s"),
+    "truncated": (lambda data: data[:-8192], "truncated after"),
+    "newer": (newer, "written by a newer jaxcomm (format 9, known 1)"),
+}
+UNREADABLE = {
+    "empty": (lambda data: b"", "empty"),
+    "foreign": (lambda data: b"\x7fELF" * 100, "not a file of the flight recorder"),
+    "cut in the header": (lambda data: data[:1000], "truncated"),
+    "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], "damaged"),
+}
+
+
+@pytest.mark.parametrize("edit, note", BAD.values(), ids=BAD)
+def test_the_readable_part_is_used(folder, tmp_path, edit, note):
+    report = recorder.analyze(changed(folder, tmp_path, edit))
+    assert report.processes == (0,) and any(note in line for line in report.notes)
+
+
+@pytest.mark.parametrize("edit, note", UNREADABLE.values(), ids=UNREADABLE)
+def test_one_line_for_what_cannot_be_read(folder, tmp_path, edit, note, capsys):
+    assert _cli.main(["analyze", str(changed(folder, tmp_path, edit))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and note in lines[1]
+
+
+def test_the_latest_of_two_runs(folder, tmp_path):
+    run(CALLS, tmp_path)
+    ring = next(folder.glob("*.ring"))
+    (tmp_path / ring.name).write_bytes(ring.read_bytes())
+    report = recorder.analyze(tmp_path)
+    assert any("has 2 runs; this is the latest" in note for note in report.notes)
+    assert report.num_processes == 1
+
+
+def test_without_recorder_and_with_a_full_disk(tmp_path):
+    """The program works; a folder that cannot hold the file is one warning."""
+    done = run(CALLS + "print(jaxcomm.recorder.stats().sites)", "")
+    assert done.stdout == "()\n" and "recorder" not in done.stderr
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    done = run(full + CALLS + "print('works')", tmp_path)
+    assert done.stdout == "works\n" and done.stderr.count("warning: jaxcomm:") == 1, done.stderr
+    assert "cannot allocate" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_the_default_folder_keeps_the_files_of_failures(tmp_path):
+    ends_well = run(CALLS, None, TMPDIR=str(tmp_path))
+    (folder,) = tmp_path.glob("jaxcomm-recorder-*")
+    assert ends_well.returncode == 0 and not list(folder.iterdir())
+    run(CALLS + "raise KeyError", None, TMPDIR=str(tmp_path))
+    assert _file.read(next(folder.glob("*.ring"))).state == "ended (KeyError)"
+    assert recorder.analyze(folder).verdict == "ok"
