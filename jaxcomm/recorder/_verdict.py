@@ -124,8 +124,10 @@ class _Diagnosis:
         killed = [self.rings[at].state in ("dead", "unknown") for at in (other, process)]
         if not all(killed) and (killed[0] or not self.current(other)):
             return True
-        if any(their.is_open and their.key != call.key for their in self.current(other)):
-            return False  # it waited too
+        open_calls = [their for their in self.current(other) if their.is_open and their.key != call.key]
+        ended = [self.same_call(their, process) for their in open_calls]
+        if not all(own is not None and own.phase == "done" for own in ended):
+            return False  # it waited too, in a call that this process had not left
         death_s, end_s = self.last_s(other), self.last_s(process)
         if call.phase == "failed":
             return death_s <= (call.ended_ns + self.run.offset_ns[process]) / 1e9

@@ -48,6 +48,8 @@ def test_a_driver_of_cuda_12_refuses_code_of_cuda_13(driver, monkeypatch):
         driver_version = staticmethod(lambda: driver)
         built = staticmethod(lambda: {"cuda": 13000})
 
+        use_recorder = staticmethod(lambda address: None)
+
         def configure(*settings):
             raise Reached
 

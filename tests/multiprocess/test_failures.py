@@ -64,7 +64,7 @@ def hear_of_stopped(others, victim, op="psum", site=r"\w*failing.py:"):
     victim.process.send_signal(signal.SIGCONT)
     text = victim.wait_for("error")["text"]  # the first of its two devices
     # Or its own time is over when it goes on.
-    late = rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive|did not leave the call within {TIMEOUT_S} s"
+    late = rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive|within {TIMEOUT_S} s"
     assert "aborted" in text or re.search(late, text)
 
 

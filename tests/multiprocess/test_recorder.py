@@ -118,7 +118,8 @@ def test_hangs(start, tmp_path, capsys):
     for ranks, _ in launches:
         for rank in ranks:
             rank.close()
-    for scenario in DEFAULT:  # after all were killed, the files still say why the program had not gone on
+    # After all were killed, the files still say why the program had not gone on. A stopped one has died early.
+    for scenario in set(DEFAULT) - {"stopped"}:
         for window_s in (0.5, 60):
             assert recorder.analyze(tmp_path / scenario, window_s=window_s).verdict == HANGS[scenario][0]
     # So they do if a process was killed later, which had noticed the death of the other one.

@@ -22,7 +22,9 @@ TESTS = {
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
     "ffi/common": Tests(("common", "handlers", "plan", "cpu"), ("tests/ops/test_psum.py",)),
-    "ffi/recorder": Tests(("recorder",), ("tests/multiprocess/test_recorder.py",)),
+    "ffi/recorder": Tests(
+        ("recorder",), ("tests/multiprocess/test_recorder.py", "tests/multiprocess/test_recorder_files.py")
+    ),
     "ffi/handlers": Tests(("handlers",), ("tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }

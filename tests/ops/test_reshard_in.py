@@ -209,7 +209,7 @@ def test_an_axis_of_vmap():
         ({"source": RankSharding(np.array([1, 1]), ("r",), P("r"))}, ValueError, "different integers"),
         ({"shape": (5, 8)}, ValueError, r"array of shape \(5, 8\) has shape \(3, 8\) by source .* got \(4, 8\)"),
         ({"source": "a"}, TypeError, "source must be a jax.sharding.PartitionSpec or a RankSharding, got 'a'"),
-        ({"algorithm": "ring"}, ValueError, "unknown algorithm 'ring'; pass one of direct, xla"),
+        ({"algorithm": "ring"}, ValueError, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),
     ],
 )  # fmt: skip
 def test_errors(mesh, change, error, message):

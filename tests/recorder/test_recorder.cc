@@ -134,7 +134,7 @@ TEST_CASE("a handle of a call that was overwritten changes nothing") {
 TEST_CASE("a call between processes waits until it runs") {
   const uint32_t site = Started().AddSite("psum at a.py:4", "", 14, 25, {0, 1}, {0, 1});
   const CallRecord record = Begin(site, 0);
-  record.Started(7);
+  record.Started(70);
   const auto begin = Recorder::Clock::now();
   while (Recorder::Clock::now() - begin < std::chrono::microseconds(1)) {
   }
