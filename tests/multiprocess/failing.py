@@ -287,7 +287,10 @@ def works_again():
 @scenario
 def stopped_while_its_data_lands():
     """SIGSTOP of the sender, with a large payload on its way straight into a result. SIGCONT comes from the parent."""
-    send = program(lambda x: jaxcomm.ppermute(jnp.broadcast_to(x[:, :1], (1, 1 << 24)), "i", [(2, 0)])[:, :8])
+    blocks = jax.device_count(), 1 << 22  # each in one message
+    send = program(
+        lambda x: jaxcomm.all_to_all(jnp.broadcast_to(x[0, 0], blocks), "i", 0, 0, algorithm="direct")[:1, :8]
+    )
     send()  # compiled, and quick the next time
     program(psum)()  # all has arrived
     if jax.process_index() == VICTIM:
