@@ -235,7 +235,8 @@ class _Diagnosis:
             lines = [self.describe(process, call.group)]
             yield self.finding(Verdict.DEAD, [process], self.ranks(call, [process]), path, lines)
             return
-        dead = [m for m in ordered if self.died_first(m, process, call) and own[m].is_open]
+        distant = [m for m in ordered if self.crosses_hosts(process, m)]
+        dead = [m for m in ordered if self.died_first(m, process, call) and (own[m].is_open or m in distant)]
         if dead:
             lines = [self.describe(m, call.group) for m in dead]
             yield self.finding(Verdict.DEAD, dead, self.ranks(call, dead), path, lines)
@@ -254,7 +255,6 @@ class _Diagnosis:
             at, text = errors[0]
             yield self.finding(Verdict.FAILED, [at], self.ranks(call, [at]), path, [f"process {at}: {text}"])
             return
-        distant = [m for m in ordered if self.crosses_hosts(process, m)]
         if distant:
             line = (
                 f"all processes have entered {call}, but process {process} on host "
