@@ -63,9 +63,19 @@ class _Diagnosis:
 
     def waits(self, process: int) -> list[_file.Call]:
         """Open calls of a process that have waited for the window, or will never end."""
-        now, window_s = self.now[process], 0 if self.is_dead(process) else self.window_s
-        calls = [call for call in self.rings[process].calls if call.is_open]
-        return [call for call in calls if (now - call.arrived_ns) / 1e9 >= window_s]
+        window_s = 0 if self.is_dead(process) else self.window_s
+        return [
+            call
+            for call in self.rings[process].calls
+            if call.is_open and self.lasted_s(process, call) >= window_s and not self.died_between_arrivals(process, call)
+        ]
+
+    def lasted_s(self, process: int, call: _file.Call) -> float:
+        return (self.now[process] - call.arrived_ns) / 1e9
+
+    def died_between_arrivals(self, process: int, call: _file.Call) -> bool:
+        """Whether a process was killed between two of its devices, for which it had not waited long."""
+        return self.is_dead(process) and not call.key and self.lasted_s(process, call) < _SILENT_S
 
     def last_failures(self, process: int) -> list[_file.Call]:
         """Failed calls that no later call of their group has followed."""
@@ -124,7 +134,11 @@ class _Diagnosis:
         killed = [self.rings[at].state in ("dead", "unknown") for at in (other, process)]
         if not all(killed) and (killed[0] or not self.current(other)):
             return True
-        open_calls = [their for their in self.current(other) if their.is_open and their.key != call.key]
+        open_calls = [
+            their
+            for their in self.current(other)
+            if their.is_open and their.key != call.key and not self.died_between_arrivals(other, their)
+        ]
         ended = [self.same_call(their, process) for their in open_calls]
         if not all(own is not None and own.phase == "done" for own in ended):
             return False  # it waited too, in a call that this process had not left

@@ -138,6 +138,47 @@ def test_a_dead_process_explains_failures_after_its_end(folder):
             assert died_first == (death_s - 1000 < failure_s)
 
 
+S = 10**9
+
+
+def killed(folder, calls_of, alive_s):
+    """All processes were killed, after these last signs of life."""
+    run = rings_of(folder, calls_of)
+    for process, last_s in enumerate(alive_s):
+        run.rings[process].__dict__["state"] = "dead"
+        run.rings[process].header["alive_ns"] = last_s * S
+    return run
+
+
+def test_a_process_was_killed_between_the_arrivals_of_its_devices(folder):
+    """It had not left the call before. One that waits for a device of its own for long is no cause by its death."""
+    failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
+    for arrived_s, cause in ((10, True), (1, False)):
+        arriving = {"phase": "arriving", "key": 0, "arrived_ns": arrived_s * S, "ended_ns": 0, "arrived": (0,)}
+        run = killed(folder, [[failed], [arriving]], (14, 11))
+        found = [finding.verdict.value for finding in _verdict.diagnose(run, window_s=60)]
+        assert (found == ["process dead"]) == cause, found
+
+
+def test_the_call_that_the_other_one_has_left(folder):
+    """A process died in a call that had ended for its peer; the peer failed in the next one. Else both have hung."""
+    for phase, cause in (("done", True), ("failed", False)):
+        earlier = {"key": 5, "arrived_ns": 9 * S, "ended_ns": 10 * S, "sequence": 1}
+        later = {"phase": "failed", "key": 6, "arrived_ns": 10 * S, "ended_ns": 12 * S, "sequence": 2}
+        run = killed(folder, [[{**earlier, "phase": phase}, later], [{**earlier, "phase": "running"}]], (14, 11))
+        assert _verdict._Diagnosis(run, 60).died_first(1, 0, run.rings[0].calls[1]) == cause
+
+
+def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
+    """All have entered the call, and it failed only at the one that lives."""
+    failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
+    done = {**failed, "phase": "done", "ended_ns": 11 * S}
+    for death_s, expected in ((11, "process dead"), (13, "cut link")):
+        run = killed(folder, [[failed], [done]], (14, death_s))
+        run.rings[1].header["node"] = b"another"
+        assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
+
+
 def test_a_later_call_of_the_group_follows_a_failure(folder):
     """Also of another call site."""
     failed, done = {"phase": "failed", "site": 1}, {"phase": "done", "site": 2}
