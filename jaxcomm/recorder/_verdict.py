@@ -67,7 +67,9 @@ class _Diagnosis:
         return [
             call
             for call in self.rings[process].calls
-            if call.is_open and self.lasted_s(process, call) >= window_s and not self.died_between_arrivals(process, call)
+            if call.is_open
+            and self.lasted_s(process, call) >= window_s
+            and not self.died_between_arrivals(process, call)
         ]
 
     def lasted_s(self, process: int, call: _file.Call) -> float:
