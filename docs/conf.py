@@ -64,7 +64,6 @@ NAVIGATION = {
         "Example: prefill and decode </examples/disaggregated/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
         "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
-        "Example: a dispatch by warps </examples/token_dispatch/README>",
     ],
     "Reference": [
         "reference/api",

@@ -69,16 +69,6 @@ COMPARISONS = {
         lambda operands, results: (-operands[0], operands[1]),
         {"float32": 1e-5, "bfloat16": 0.01},
     ),
-    "token_dispatch": Comparison(
-        [(1, 16), (100, 33), (4096, 1024)],  # tokens, width
-        lambda random, n, tokens, width: (
-            random.integers(-100, 100, (n * tokens, width)).astype(float),
-            random.integers(0, n, n * tokens, dtype=np.int32),
-        ),
-        (True, True),
-        lambda operands, results: (-operands[0], (operands[1] + 1) % lax.axis_size(AXIS)),
-        {"bfloat16": 0, "int8": 0},
-    ),
 }
 
 

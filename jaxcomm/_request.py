@@ -108,7 +108,7 @@ def planned(
     able: plan.Capabilities,
     **rows: int,
 ) -> plan.Resolution:
-    """The Resolution of a described call that jaxcomm's plans run.
+    """The Resolution of a call that jaxcomm's plans run.
 
     Args:
       op, native: public and native name.

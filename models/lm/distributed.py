@@ -48,12 +48,12 @@ class Interrupt:
     def __enter__(self):
         self.asked = False
         try:
-            self.old = signal.signal(signal.SIGINT, self.ask)
+            self.old = signal.signal(signal.SIGINT, self.interrupt)
         except ValueError:  # signal handlers can be set in the main thread only
             self.old = None
         return self
 
-    def ask(self, *_):
+    def interrupt(self, *_):
         self.asked = True
         signal.signal(signal.SIGINT, self.old)
 

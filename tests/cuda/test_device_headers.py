@@ -20,9 +20,7 @@ from jaxcomm import _native
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ROOT / "ffi" / "include" / "jaxcomm"
 HEADERS = sorted(path.name for path in SOURCES.iterdir())
-EXAMPLE, RING, DISPATCH = (
-    ROOT / "examples" / name for name in ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
-)
+EXAMPLE, RING = (ROOT / "examples" / name for name in ("fused_rmsnorm", "all_gather_matmul"))
 NODES = ROOT / "tests" / "cuda" / "node_all_gather.cuh"
 TOOLS = pathlib.Path(sys.executable).parent
 
@@ -135,18 +133,12 @@ def ring(toolkit, architectures, tmp_path_factory):
     return build_example(RING, toolkit, architectures, tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
-def dispatch(toolkit, architectures, tmp_path_factory):
-    return build_example(DISPATCH, toolkit, architectures, tmp_path_factory)
-
-
 # nvcc compiles one example. The emulated tests compile the kernels of the others too.
 @pytest.mark.parametrize(
     ("name", "types"),
     [
         ("example", (False, True)),
         pytest.param("ring", (False, False, True, True), marks=pytest.mark.full),
-        pytest.param("dispatch", (False,), marks=pytest.mark.full),
     ],
 )
 def test_no_kernel_of_the_examples_spills_registers(name, types, architectures, request):
@@ -192,11 +184,10 @@ def test_the_example_is_called_from_jax(module, mesh):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "module"), [("ring", "all_gather_matmul"), ("dispatch", "token_dispatch")])
-def test_libraries_of_the_examples_are_registered(name, module, request, monkeypatch):
-    folder, build = request.getfixturevalue(name)
+def test_the_library_of_the_ring_is_registered(ring, monkeypatch):
+    folder, build = ring
     monkeypatch.syspath_prepend(folder)
-    importlib.import_module(module).register(build / f"lib{module}.so")
+    importlib.import_module("all_gather_matmul").register(build / "liball_gather_matmul.so")
 
 
 def test_the_ring_is_called_from_jax(mesh, monkeypatch):
@@ -212,52 +203,6 @@ def test_the_ring_is_called_from_jax(mesh, monkeypatch):
         assert result == "tensor<16x6xf32>"
     with pytest.raises(TypeError, match="all_gather_matmul: w has type bfloat16, expected that of x: float32"):
         module.all_gather_matmul(*(jax.numpy.ones((4, 4), dtype) for dtype in ("float32", "bfloat16")), "gpu")
-
-
-def test_the_dispatch_is_called_from_jax(mesh, monkeypatch):
-    """Operands and results of the call, and the sorted rows, which JAX computes."""
-    monkeypatch.syspath_prepend(DISPATCH)
-    module = importlib.import_module("token_dispatch")
-    calls = []
-
-    def ffi_call(target, results, axis_name):
-        def kernel(x, order, begin):
-            calls.append((target, tuple(result.shape for result in results), axis_name))
-            return order, begin
-
-        return kernel
-
-    arrays = [jax.ShapeDtypeStruct((20, 32), "bfloat16"), jax.ShapeDtypeStruct((20,), "int32")]
-    f = jax.jit(jax.shard_map(lambda x, to: module.token_dispatch(x, to, "gpu"), mesh=mesh,
-                              in_specs=P("gpu"), out_specs=P("gpu")))  # fmt: skip
-    text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-    ((types, results),) = re.findall(r"custom_call @token_dispatch\(.*: \((.*?)\) -> \((.*?)\)", text)
-    assert types == "tensor<5x32xbf16>, tensor<5xi32>, tensor<4xi32>"
-    assert results == "tensor<4x5x32xbf16>, tensor<4xi32>"
-    monkeypatch.setattr(jaxcomm, "ffi_call", ffi_call)
-    to = np.array([3, 0, 0, 3, 1], np.int32)
-    order, begin = jax.shard_map(
-        lambda x, to: module.token_dispatch(x, to, "gpu"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
-    )(np.ones((5, 2), np.float32), to)
-    assert calls == [("token_dispatch", ((4, 5, 2), (4,)), "gpu")]
-    np.testing.assert_array_equal(order, [1, 2, 4, 0, 3])
-    np.testing.assert_array_equal(begin, [0, 2, 3, 3])
-
-
-def test_the_reference_of_the_dispatch(monkeypatch):
-    monkeypatch.syspath_prepend(DISPATCH)
-    module = importlib.import_module("token_dispatch")
-    random = np.random.default_rng(1)
-    x, to = random.integers(1, 99, (40, 3)), random.integers(0, 8, 40)
-    line = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Auto,))
-    specs = {"in_specs": P("gpu"), "out_specs": P("gpu")}
-    out, counts = jax.shard_map(lambda x, to: module.reference(x, to, "gpu"), mesh=line, **specs)(x, to)
-    expected, numbers = np.zeros((8, 8, 5, 3), np.int64), np.zeros((8, 8), np.int64)
-    for token, rank in enumerate(to):
-        expected[rank, token // 5, numbers[rank, token // 5]] = x[token]
-        numbers[rank, token // 5] += 1
-    np.testing.assert_array_equal(np.reshape(out, expected.shape), expected)
-    np.testing.assert_array_equal(np.reshape(counts, numbers.shape), numbers)
 
 
 def test_the_state_of_a_call_is_made_from_its_attributes(module, example):
@@ -306,7 +251,7 @@ def test_a_library_that_does_not_fit(module, tmp_path):
         jaxcomm.register_ffi_target("other", ctypes.CDLL(tmp_path / "old.so"), **handlers)
 
 
-@pytest.mark.parametrize("name", ["fused_rmsnorm", "all_gather_matmul", "token_dispatch"])
+@pytest.mark.parametrize("name", ["fused_rmsnorm", "all_gather_matmul"])
 def test_the_comparison_finds_a_wrong_kernel(name, monkeypatch):
     """compare.py, with plain JAX in place of the kernel: right, wrong in one element, and wrong on one rank."""
     monkeypatch.syspath_prepend(RING.parent)

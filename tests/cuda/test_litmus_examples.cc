@@ -7,7 +7,6 @@
 #include "../../examples/all_gather_matmul/node_ring.cuh"
 // clang-format on
 #include "../../examples/all_gather_matmul/all_gather_matmul.cuh"
-#include "../../examples/token_dispatch/token_dispatch.cuh"
 #include "../../ffi/cuda/program/gin_args.h"
 #include "../check.h"
 #include "fakes/litmus_runs.h"
@@ -103,55 +102,6 @@ TEST_CASE("rings of two and three nodes") {
   RunRingOverNodes(2, 2, 3, 1);
   RunRingOverNodes(2, 1, 1, 2);
   RunRingOverNodes(3, 1, 1, 1);
-}
-
-// Each warp has one thread. Rank 0 sends two rows to rank 1 in the first call, and one in the second; rank 1 sends the
-// others.
-TEST_CASE("a dispatch by warps, two calls") {
-  for (const unsigned warps : {1u, 2u}) {
-    namespace dispatch = token_dispatch;
-    Program program;
-    LitmusRanks ranks(program, 2, 1);
-    device::Comm shape = ranks.comm(0);
-    const int64_t bytes = dispatch::ArenaBytes(shape, 2, 8);
-    const device::Window arena = ranks.Window(program, bytes, "arena");
-    auto* const x = program.Words<uint64_t>(8, "x");      // [call][rank][token]
-    auto* const out = program.Words<uint64_t>(8, "out");  // [rank][source][place]
-    auto* const order = program.Words<int32_t>(2, "order");
-    auto* const begin = program.Words<int32_t>(8, "begin");    // [call][rank][receiver]
-    auto* const counts = program.Words<int32_t>(4, "counts");  // [rank][source]
-    order[1] = 1;
-    begin[4 + 1] = 1;      // rank 0, second call: one row each
-    begin[2 + 1] = 2;      // rank 1, first call: all to rank 0
-    begin[4 + 2 + 1] = 1;  // second call: one row each
-    for (int64_t i = 0; i < 8; ++i) x[i] = static_cast<uint64_t>(i + 10);
-    ranks.AddBlocks(program, 1, warps, [=](const device::Comm& comm) {
-      device::Comm own = comm;
-      own.arena = arena;
-      const int32_t rank = comm.local.rank;
-      for (int call = 0; call < 2; ++call) {
-        dispatch::Args args = dispatch::WithArena(own);
-        args.x = reinterpret_cast<const char*>(x + 4 * call + 2 * rank);
-        args.order = order;
-        args.begin = begin + 4 * call + 2 * rank;
-        args.out = reinterpret_cast<char*>(out + 4 * rank);
-        args.counts = counts + 2 * rank;
-        args.tokens = 2;
-        args.row_bytes = 8;
-        dispatch::Run(args);
-        memory_model::EndKernel();
-        if (threadIdx.x == 0) {
-          const uint64_t* const from_peer = out + 4 * rank + 2 * (1 - rank);
-          const uint64_t* const sent = x + 4 * call + 2 * (1 - rank);
-          Require(counts[2 * rank + 1 - rank] == 2 - call, "another number of rows");
-          Require(from_peer[0] == (call == 0 || rank == 0 ? sent[0] : sent[1]), "stale row");
-          Require(from_peer[1] == (call == 0 ? sent[1] : 0), "stale row");
-        }
-        memory_model::EndKernel();
-      }
-    });
-    ExpectSound(program);
-  }
 }
 
 }  // namespace

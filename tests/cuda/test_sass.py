@@ -153,7 +153,6 @@ COMPILED = [
             ("sm_90", KERNELS / "route_and_dispatch.cu", 512, {}, None),
             ("sm_90", KERNELS / "inter_node_rows.cu", 512, {}, None),
             ("sm_90", ROOT / "examples/all_gather_matmul/all_gather_matmul.cu", 6 * 32, COPY, None),  # that send
-            ("sm_90", ROOT / "examples/token_dispatch/token_dispatch.cu", 256, COPY, None),
         ]
     ],
 ]

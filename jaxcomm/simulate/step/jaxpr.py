@@ -368,7 +368,7 @@ class _Builder:
             self.reader.note(_EVEN_EXPERTS)
             return [
                 Exchange(op, tuple(call.axes), size, "uint8", call.site, asynchronous=False, max_sms=call.max_sms)
-                for op, size in roofline.one_shot(equation)
+                for op, size in roofline.route_and_dispatch(equation)
             ]
         call = params["call"] if "call" in params else getattr(params.get("spec"), "call", None)
         if call is None or name not in _OWN:

@@ -97,7 +97,7 @@ def collective_matmul(name: str, equation: Any) -> float:
     return float(2 * sum(sizes) * x.shape[-1])
 
 
-def one_shot(equation: Any) -> list[tuple[str, int]]:
+def route_and_dispatch(equation: Any) -> list[tuple[str, int]]:
     """Exchanges of a route_and_dispatch, with the bytes of a rank: counts, and each choice of a row.
 
     The exchange in one kernel is predicted as if it were these two.

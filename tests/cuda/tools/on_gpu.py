@@ -31,7 +31,7 @@ from nccl_folder import OLDEST_NCCL, Nccl, find_nccl, jax_nccl, output, version_
 from runner import Part, Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-EXAMPLES = ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
+EXAMPLES = ("fused_rmsnorm", "all_gather_matmul")
 GPU = ROOT / "tests" / "cuda" / "gpu"
 TOTAL_S = 235
 PROGRAMS = {  # of tests/cuda/gpu/CMakeLists.txt, by the command that builds them

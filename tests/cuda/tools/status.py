@@ -189,17 +189,6 @@ FEATURES = (
         ("examples/all_gather_matmul, inside JAX",),
     ),
     Feature(
-        "example kernel: token dispatch by warps",
-        "emulated; compiled",
-        (
-            "test_cuda_dispatch_example",
-            "test_cuda_dispatch_calls",
-            "test_cuda_litmus_examples",
-            "test_device_headers.py",
-        ),
-        ("examples/token_dispatch, inside JAX",),
-    ),
-    Feature(
         "kernels of users between nodes: GIN, rails, an all-gather; late ranks and a network failure",
         "emulated, on a fake of GIN; compiled; host code on fakes",
         ("test_cuda_gin_kernels", "test_cuda_node_calls", "test_device_headers.py"),
