@@ -169,6 +169,18 @@ def test_the_call_that_the_other_one_has_left(folder):
         assert _verdict._Diagnosis(run, 60).died_first(1, 0, run.rings[0].calls[1]) == cause
 
 
+def test_a_process_that_has_failed_after_the_other_one_was_killed(folder):
+    """It ended by itself. The other one had waited in another group for it, or was in no call."""
+    for waits, expected in ((True, "deadlock across groups"), (False, "process dead")):
+        theirs = {"phase": "running", "key": 7, "arrived_ns": 2 * S, "ended_ns": 0}
+        failed = {"phase": "failed", "key": 5, "arrived_ns": 2 * S, "ended_ns": 10 * S}
+        run = killed(folder, [[theirs] if waits else [], [failed]], (9, 9))
+        run.rings[1].__dict__["state"] = "ended (ValueError)"
+        for call in run.rings[0].calls:
+            call.site.__dict__["group"] = dataclasses.replace(call.group, hash=2)
+        assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
+
+
 def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
     """All have entered the call, and it failed only at the one that lives."""
     failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
