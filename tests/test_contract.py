@@ -157,11 +157,11 @@ def test_public_names_are_functions_and_types():
 
 
 def test_mutants_fit_the_sources():
-    """A mistake made by hand replaces a text that occurs once in its file."""
+    """Mistakes made by hand are few. Each replaces a text that occurs once in its file."""
     mistakes = importlib.import_module("mutation.hand").mistakes()
     for mistake in mistakes:
         assert read(mistake.file).count(mistake.old) == 1, (mistake.file, mistake.name)
-    assert len({(mistake.file, mistake.name) for mistake in mistakes}) == len(mistakes)
+    assert 0 < len({(mistake.file, mistake.name) for mistake in mistakes}) == len(mistakes) <= 250
 
 
 def test_source_files_are_short():
