@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
+from jaxcomm.recorder._links import Link
 from jaxcomm.recorder._prometheus import Counters, Stats, serve, stats
 from jaxcomm.recorder._report import Report, analyze
 from jaxcomm.recorder._stragglers import Straggler
@@ -15,6 +16,7 @@ from jaxcomm.recorder._verdict import Finding, Verdict
 __all__ = [
     "Counters",
     "Finding",
+    "Link",
     "Report",
     "Stats",
     "Straggler",
