@@ -138,7 +138,7 @@ stress: setup $(VENV)/test-deps
 	$(MAKE) --no-print-directory build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
-	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
+	  tests/hosts/test_host_failures.py tests/transfer/test_chaos.py $(PYTEST_ARGS)
 
 soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)

@@ -1,6 +1,6 @@
 """Draws the figures of the documentation: python tools/figures.py. Needs matplotlib.
 
-They show measurements of benchmarks/results.
+Those of measurements come from benchmarks/results, those of predictions from jaxcomm.simulate.
 """
 
 import json
@@ -8,7 +8,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from jaxcomm.simulate import cli
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+PREDICTED = [
+    "--bytes 64KiB..64MiB --ranks 64 --algorithm hierarchical --compare direct --plot {}/interval.png",
+    "--bytes 256MiB --ranks 512 --what-if spine.taper=4 leaf.bandwidth=800Gb/s --plot waterfall={}/waterfall.png",
+]
 SIDES = {"synchronous": "jaxcomm", "start": "jaxcomm, started"}  # measurements of overlap.py beside jax.lax
 
 
@@ -51,3 +57,5 @@ if __name__ == "__main__":
         ax.spines[["top", "right"]].set_visible(False)
         draw(ax)
         figure.savefig(RESULTS / f"{draw.__name__}.png", dpi=150, metadata={"Software": None})
+    for options in PREDICTED:
+        cli.main(["collective", "all_to_all", "--cluster", "dgx-h100", *options.format(RESULTS).split()])

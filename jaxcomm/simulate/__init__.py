@@ -6,13 +6,14 @@ is `python -m jaxcomm.simulate`.
 - `cluster`: clusters as TOML, their faults, and the part of a cluster that a group sees.
 - `step`: programs as tasks, from their jaxpr or HLO, and the order in which the tasks run.
 - `nccl`: NCCL, from statistics of published measurements.
-- `perfetto`: timelines.
+- `export`: plots, timelines and schedules.
 """
 
 from jaxcomm.simulate.cluster.levels import Compute, Level
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.cluster.toml_table import ClusterError
 from jaxcomm.simulate.collectives import Simulated, collective
+from jaxcomm.simulate.goodput import Goodput, goodput
 from jaxcomm.simulate.step.hlo import of_text as step_of_hlo
 from jaxcomm.simulate.step.predict import step
 from jaxcomm.simulate.step.result import Collective, Step
@@ -23,11 +24,13 @@ __all__ = [
     "ClusterError",
     "Collective",
     "Compute",
+    "Goodput",
     "Level",
     "Simulated",
     "Step",
     "StepError",
     "collective",
+    "goodput",
     "step",
     "step_of_hlo",
 ]

@@ -1,4 +1,4 @@
-"""The commands `collective` and `step`: what-ifs, comparisons, and traces."""
+"""The commands `collective` and `step`: what-ifs, comparisons, traces and plots."""
 
 import json
 import re
@@ -40,6 +40,7 @@ def sized(mesh):
 number = 4
 """
 STEP = ["--mesh", "data=2,model=8", "--cluster", "dgx-h100"]
+LATE = ["--what-if", "leaf.latency=60us"]
 CALL = ["collective", "ppermute", "--bytes", "64MiB", "--ranks", "16", "--cluster", "dgx-h100"]
 
 
@@ -163,11 +164,66 @@ def test_a_trace_of_a_step_shows_both_streams(program, tmp_path):
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(content["otherData"]["time_s"] * 1e6)
 
 
+def _drawn(monkeypatch):
+    """The figures that are saved from now on."""
+    figure = pytest.importorskip("matplotlib.figure")
+    saved = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **_: saved.append((path, self)))
+    return saved
+
+
+def _no_overlap(figure):
+    """No two texts of an axis overlap, and all are inside the figure."""
+    figure.draw_without_rendering()
+    edge = figure.bbox
+    for axes in figure.axes:
+        boxes = [t.get_window_extent() for t in [*axes.get_yticklabels(), *axes.texts, axes.title] if t.get_text()]
+        assert all(b.x0 >= edge.x0 and b.x1 <= edge.x1 and b.y0 >= edge.y0 and b.y1 <= edge.y1 for b in boxes)
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch, capsys):
+    saved = _drawn(monkeypatch)
+    what_if = ["--what-if", "device.flops_bf16=494.5Tflop/s", "leaf.latency=60us"]
+    assert cli.main(["step", f"{program}:step", *STEP, "--json", *what_if, "--plot", "waterfall=w.png"]) == 0
+    base, *alone, together = (row["time_s"] for row in _rows(capsys))
+    [(_, figure)] = saved
+    [axes] = figure.axes
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    times = [(0, base), *((base, time_s) for time_s in alone), (0, together)]
+    assert [x * 1e-3 for bar in bars for x in bar] == pytest.approx([x for bar in times for x in bar], abs=1e-9)
+    assert together > max(alone) and "(ms)" in axes.get_xlabel()
+    _no_overlap(figure)
+
+
+def test_a_waterfall_has_no_other_algorithms(monkeypatch, tmp_path):
+    saved = _drawn(monkeypatch)
+    path = str(tmp_path / "a=b.png")
+    command = ["collective", "psum", "--bytes", "1MiB", "--ranks", "16", "--cluster", "dgx-h100", "--compare", "ring"]
+    assert cli.main([*command, *LATE, "--plot", path, f"waterfall={tmp_path}/w.png"]) == 0
+    assert [name for name, _ in saved] == [path, f"{tmp_path}/w.png"]
+    [axes] = saved[1][1].axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["as given", "leaf.latency=60us", "all changes"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            ["--plot", "x.png", "waterfall=./x.png"],
+            "--plot: got 'waterfall=./x.png', expected OUT.png or",
+        ),
+        (["--plot", "no/x.png"], "--plot: no/x.png: expected a file that can be written"),
+        (["--plot", "x.png", "waterfall=no/x.png", *LATE], "--plot: no/x.png: expected a file that can be written"),
+        (["--plot", "/"], "--plot: /: expected a file that can be written"),
         (["--trace", "no/x.json"], "--trace: no/x.json: expected a file that can be written"),
-        (["--trace", "/"], "--trace: /: expected a file that can be written"),
+        (["--plot", "x.png", "y.png"], "--plot: got 'y.png'"),
+        (["--plot", "waterfall="], "--plot: got 'waterfall='"),
+        (["--plot", "waterfall=x.png"], "--plot waterfall: needs --what-if"),
+        (["--plot", "waterfall=x.png", *LATE, "leaf.latency=2us"], "leaf.latency is in two"),
+        (["--plot", "waterfall=x.png", *LATE, "level.leaf.latency=2us"], "latency is in two"),
+        (["--plot", "waterfall=x.png", *LATE, "--ranks", "8,16"], "needs one size and one number of ranks"),
+        (["--plot", "x.png", "--fidelity", "bounds"], "--plot: --fidelity bounds gives no times"),
         (
             ["--compare", "nonsense"],
             "--compare: got 'nonsense', expected nccl-VERSION such as nccl-2.28, or",
@@ -191,6 +247,13 @@ def test_bad_options_end_before_the_first_prediction(options, message, capsys):
     printed = capsys.readouterr()
     assert re.search(message if ".*" in message else re.escape(message), printed.err)
     assert not printed.out
+
+
+def test_missing_matplotlib_is_noticed_before_the_first_prediction(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main([*CALL, "--plot", "x.png"]) == 2
+    printed = capsys.readouterr()
+    assert "--plot: needs matplotlib" in printed.err and not printed.out
 
 
 def test_the_result_has_to_fit_into_a_device_too(capsys):

@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"```sh\n(.*?)```\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_every_command_of_the_page_has_its_output():
-    assert PAGE.count("python -m jaxcomm.simulate ") == sum(commands.count("\n") for commands, _ in BLOCKS) == 12
+    assert PAGE.count("python -m jaxcomm.simulate ") == sum(commands.count("\n") for commands, _ in BLOCKS) == 13
 
 
 @pytest.mark.deadline(120)

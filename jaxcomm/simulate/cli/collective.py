@@ -1,4 +1,4 @@
-"""The command `collective`: a prediction, what-ifs, comparisons and a timeline."""
+"""The command `collective`: a prediction, what-ifs, comparisons, a timeline and plots."""
 
 import argparse
 import dataclasses
@@ -13,9 +13,10 @@ import numpy as np
 from jaxcomm._core import plan
 from jaxcomm._measure import size_text
 from jaxcomm._request import native_name, splits_operand
-from jaxcomm.simulate import collectives, perfetto
+from jaxcomm.simulate import collectives
 from jaxcomm.simulate.cli import options
 from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.nccl import predict as nccl
 
 _TIMELINE_ENTRIES = 100_000
@@ -44,10 +45,17 @@ def run(args: argparse.Namespace) -> int:
     for size in args.bytes:
         if size % dtype.itemsize:
             raise ValueError(f"--bytes: {size} is not a multiple of the {dtype.itemsize} bytes of {dtype}")
-    options.check_trace(args)
+    drawn = options.outputs(args)
+    several = len(numbers) * len(args.bytes) > 1
+    if drawn and args.fidelity == "bounds":
+        raise ValueError("--plot: --fidelity bounds gives no times")
+    if "waterfall" in drawn and several:
+        raise ValueError("--plot waterfall: needs one size and one number of ranks")
     libraries, others = _compared(args)
     cases = [("", name) for name in (args.algorithm, *others)]
     cases += [(label, args.algorithm) for label in clusters if label]
+    points: list[plots.Point] = []
+    times: dict[str, float] = {}
     last: collectives.Simulated | None = None
     for ranks, size in itertools.product(numbers, args.bytes):
         x, base = _operand(args.op, size, ranks, dtype), None
@@ -72,12 +80,22 @@ def run(args: argparse.Namespace) -> int:
             row = {f.name: getattr(last, f.name) for f in dataclasses.fields(last) if f.name != "timeline"}
             options.print_one(args, name, last, row, base)
             base = base or last.time_s
+            if last.time_s is not None:
+                times[name] = last.time_s
+                series = name or (f"algorithm {algorithm}" if algorithm else "jaxcomm")
+                points.append(plots.Point(series, ranks, last.bytes, last.time_s, last.interval))
         for name in libraries:
             other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], name)
             row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s}
             options.print_one(args, name, other, row | {"interval": other.interval}, base)
+            points.append(plots.Point(name, ranks, other.bytes, other.time_s, other.interval))
     if args.trace and last is not None:
         options.write(args.trace, perfetto.of_collective(last))
+    if "time" in drawn:
+        plots.collectives(drawn["time"], f"{args.op} on {clusters[''].name}", points)
+    if "waterfall" in drawn:
+        title = f"{args.op} of {plots.size(args.bytes[0])} among {numbers[0]} ranks of {clusters[''].name}"
+        options.waterfall(drawn["waterfall"], title, {name: times[name] for name in clusters})
     return 0
 
 

@@ -7,6 +7,9 @@ import pathlib
 from typing import Any
 
 from jaxcomm.simulate.cluster.model import Cluster
+from jaxcomm.simulate.export import plots as plotting
+
+ALL = "all what-ifs"
 
 
 def cluster_help() -> str:
@@ -22,6 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--symmetric-buffers", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
     parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
+    text = "plots, which need matplotlib: OUT.png of times, waterfall=OUT.png of what-ifs"
+    parser.add_argument("--plot", metavar="[KIND=]OUT.png", nargs="+", default=[], help=text)
 
 
 def changes(text: str) -> dict[str, str]:
@@ -35,16 +40,31 @@ def changes(text: str) -> dict[str, str]:
     return changes
 
 
-def check_trace(args: argparse.Namespace) -> None:
-    """Checks the path of --trace before a prediction takes time."""
-    if args.trace:
-        target = pathlib.Path(args.trace)
+def outputs(args: argparse.Namespace) -> dict[str, str]:
+    """Paths of the plots by kind. Checks them and that of --trace before a prediction takes time."""
+    found: dict[str, str] = {}
+    for text in args.plot:
+        path = text.removeprefix("waterfall=")
+        kind = "time" if path == text else "waterfall"
+        if not path or kind in found or pathlib.Path(path) in map(pathlib.Path, found.values()):
+            raise ValueError(f"--plot: got {text!r}, expected OUT.png or waterfall=OUT.png, once each")
+        found[kind] = path
+    for option, path in [
+        *(("--plot", path) for path in found.values()),
+        *([("--trace", args.trace)] * bool(args.trace)),
+    ]:
+        target = pathlib.Path(path)
         if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
-            raise ValueError(f"--trace: {args.trace}: expected a file that can be written")
+            raise ValueError(f"{option}: {path}: expected a file that can be written")
+    if "waterfall" in found and not args.what_if:
+        raise ValueError("--plot waterfall: needs --what-if")
+    if found:
+        plotting.check()
+    return found
 
 
 def clusters(args: argparse.Namespace) -> dict[str, Cluster]:
-    """The cluster, and one for each what-if, by the text of the change."""
+    """The cluster, and one for each what-if, by the text of the change. A waterfall needs all of them at once too."""
     broken: dict[str, str] = {}
     for text in args.fault:
         key, equals, value = text.partition("=")
@@ -56,7 +76,19 @@ def clusters(args: argparse.Namespace) -> dict[str, Cluster]:
     made = {"": Cluster.load(args.cluster, broken)}
     for text in args.what_if:
         made[text] = Cluster.load(args.cluster, {**broken, **changes(text)})
+    if any(text.startswith("waterfall=") for text in args.plot):
+        every: dict[str, str] = {}
+        for text in args.what_if:
+            if twice := every.keys() & changes(text).keys():
+                raise ValueError(f"--plot waterfall: {min(twice)} is in two what-ifs, which cannot hold at once")
+            every |= changes(text)
+        made[ALL] = Cluster.load(args.cluster, {**broken, **every})
     return made
+
+
+def waterfall(path: str, title: str, times: dict[str, float]) -> None:
+    alone = {label: time_s for label, time_s in times.items() if label not in ("", ALL)}
+    plotting.waterfall(path, title, times[""], alone, times[ALL])
 
 
 def print_one(args: argparse.Namespace, label: str, found: Any, row: dict[str, Any], base: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The command `step`: a prediction, what-ifs, comparisons and timelines."""
+"""The command `step`: a prediction, what-ifs, comparisons, timelines and plots."""
 
 import argparse
 import importlib
@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from jaxcomm.simulate import perfetto
 from jaxcomm.simulate.cli import options
 from jaxcomm.simulate.cluster.model import Cluster
 from jaxcomm.simulate.collectives import time_text
+from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.step import hlo, predict
 from jaxcomm.simulate.step.result import Step
 from jaxcomm.simulate.step.tasks import StepError
@@ -136,8 +136,8 @@ def _best_order(
 
 
 def run(args: argparse.Namespace) -> int:
-    clusters = options.clusters(args)
-    options.check_trace(args)
+    clusters, drawn = options.clusters(args), options.outputs(args)
+    made_of = tuple(clusters)
     for name in args.compare:
         clusters[f"cluster {name}"] = Cluster.load(name)
     mesh = _mesh(args.mesh) if args.mesh else None
@@ -154,4 +154,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"order of axes  --mesh {best[0]} would take {time_text(best[1])}")
     if args.trace:
         options.write(args.trace, perfetto.of_step(list(found.values())[-1]))
+    title = f"step on {' x '.join(f'{name} {size}' for name, size in found[''].mesh.items())} of {clusters[''].name}"
+    if "time" in drawn:
+        plots.steps(drawn["time"], title, found)
+    if "waterfall" in drawn:
+        options.waterfall(
+            drawn["waterfall"], title, {name: one.time_s for name, one in found.items() if name in made_of}
+        )
     return 0

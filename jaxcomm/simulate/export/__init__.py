@@ -1,0 +1,1 @@
+"""Predictions as files for other programs."""

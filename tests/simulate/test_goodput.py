@@ -1,0 +1,89 @@
+"""goodput(): against failures drawn at random, and the limits of Young's formula."""
+
+import math
+import random
+
+import pytest
+
+from jaxcomm.simulate import cli, goodput
+
+
+def _drawn(mean_s, work_s, checkpoint_s, restart_s, pieces):
+    """Time of many pieces of work with random failures, over the time of progress."""
+    make, clock = random.Random(0), 0.0
+    for _ in range(pieces):
+        while (failure_s := make.expovariate(1 / mean_s)) < work_s + checkpoint_s:
+            clock += failure_s
+            while (again_s := make.expovariate(1 / mean_s)) < restart_s:  # fails during the restart
+                clock += again_s
+            clock += restart_s
+        clock += work_s + checkpoint_s
+    return pieces * work_s / clock
+
+
+@pytest.mark.parametrize(("ranks", "interval_s"), [(1000, 3000.0), (10000, 1000.0), (50000, 2000.0)])
+def test_goodput_is_that_of_random_failures(ranks, interval_s):
+    found = goodput(ranks, mtbf_s=1e8, checkpoint_s=100, restart_s=250, detect_s=50, interval_s=interval_s)
+    assert found.mtbf_s == 1e8 / ranks
+    assert found.share == pytest.approx(_drawn(1e8 / ranks, interval_s, 100, 300, 40000), rel=0.02)
+
+
+def test_the_best_interval_is_the_best():
+    options = {"mtbf_s": 1e8, "checkpoint_s": 120.0, "restart_s": 300.0}
+    best = goodput(20000, **options)
+    others = [goodput(20000, interval_s=best.interval_s * scale, **options).share for scale in (0.5, 0.9, 1.1, 2)]
+    assert max(others) < best.share
+    assert best.daly_s == pytest.approx(best.interval_s, rel=0.01)
+
+
+def test_rare_failures_give_young_s_interval():
+    """For C much smaller than M, the loss is sqrt(2 C / M)."""
+    found = goodput(1, mtbf_s=1e9, checkpoint_s=1, restart_s=0)
+    assert found.interval_s == pytest.approx((2e9) ** 0.5, rel=1e-3) and found.young_s == (2e9) ** 0.5
+    assert 1 - found.share == pytest.approx((2e-9) ** 0.5, rel=1e-3)
+
+
+def test_failures_during_every_checkpoint_leave_nothing():
+    assert goodput(10**6, mtbf_s=1e6, checkpoint_s=100, restart_s=1000).share < 1e-6
+    assert goodput(10**6, mtbf_s=1e6, checkpoint_s=1e4, restart_s=1000).share == 0
+
+
+def test_shares_by_hand():
+    """M = C = 100 s, R = 0: a piece of 100 s of work and its checkpoint take 100 (e^2 - 1) s."""
+    found = goodput(10, mtbf_s=1000, checkpoint_s=100, restart_s=0, interval_s=100)
+    assert found.share == found.checkpoint_share == pytest.approx(1 / (math.e**2 - 1))
+    text = str(found)
+    assert "goodput     15.65% of the time" in text and "checkpoints 15.65% of the time" in text
+    assert "failures    68.70% of the time; one every 100 s" in text
+    # C = 2 s, M = 4 s: sqrt(2 C M) is 4 s, and sqrt(C / (2 M)) is 1/2.
+    found = goodput(1, mtbf_s=4, checkpoint_s=2, restart_s=0)
+    assert found.young_s == 4 and found.daly_s == pytest.approx(4 * (1 + 1 / 6 + 1 / 36) - 2)
+
+
+def test_the_command(capsys):
+    command = ["goodput", "--ranks", "16384", "--mtbf", "5y", "--checkpoint", "1min", "--restart", "10min"]
+    assert cli.main(command) == 0
+    expected = goodput(16384, mtbf_s=5 * 365.25 * 86400, checkpoint_s=60, restart_s=600)
+    text = capsys.readouterr().out
+    assert f"goodput     {expected.share:.2%}" in text and "none is measured" in text
+    assert cli.main([*command, "--interval", "1h"]) == 0
+    assert "every 3600 s of work" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--mtbf", "5 parsec"], "--mtbf: got '5 parsec', expected a number with one of the units s, min, h, d, y"),
+        (["--mtbf=-5y"], "--mtbf: got '-5y', expected a number with one of the units s, min, h, d, y"),
+        (["--mtbf", "20"], "--mtbf: got '20', expected a number with one of the units s, min, h, d, y"),
+        (["--mtbf", "0s"], "mtbf_s must be more than 0, got 0"),
+        (["--ranks", "0"], "ranks must be at least 1, got 0"),
+        (["--checkpoint", "0s"], "checkpoint_s must be more than 0"),
+        (["--interval", "0h"], "interval_s must be more than 0"),
+        (["--restart=-1s"], "--restart: got '-1s'"),
+    ],
+)
+def test_bad_input(changed, message, capsys):
+    command = ["goodput", "--ranks", "8", "--mtbf", "1y", "--checkpoint", "1s", "--restart", "1s"]
+    assert cli.main([*command, *changed]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""Jobs of one process with an endpoint, which tests stop and kill. They start by fork, so they import nothing anew."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+
+import numpy as np
+
+from jaxcomm import transfer
+
+SECRET = "a secret of tests only"
+LIMIT_S = 120
+LAYOUT = transfer.PageLayout(layers=2, heads=2, dim=8, dtype=np.int32, page_tokens=4)
+
+Context = multiprocessing.get_context("forkserver")
+Context.set_forkserver_preload(["jaxcomm.transfer"])
+
+
+def publisher(pipe, name, listen, version, elements):
+    """Publishes an array that is full of its version."""
+    with transfer.Endpoint(name, secret=SECRET, listen=listen, shared_memory=False) as endpoint:
+        tree = {"w": np.full(elements, version, np.float32)}
+        transfer.publish(endpoint, "weights", tree, version)
+        pipe.send(endpoint.address)
+        pipe.recv()
+
+
+def prefill(pipe, shared_memory):
+    """Offers a page whose first layer is ready. Its second one never is."""
+    with transfer.Endpoint("prefill", secret=SECRET, shared_memory=shared_memory) as endpoint:
+        pool = transfer.PagePool(endpoint, LAYOUT, 4)
+        offer = transfer.offer(pool, pool.allocate(1), streamed=True)
+        offer.mark_ready(0)
+        pipe.send(offer.ticket)
+        pipe.recv()
+
+
+def decode(pipe, shared_memory, lease_s):
+    """Pulls a page and waits for its second layer. Sends the error."""
+    limits = transfer.Limits(lease_s=lease_s)
+    with transfer.Endpoint("decode", secret=SECRET, shared_memory=shared_memory, limits=limits) as endpoint:
+        pool = transfer.PagePool(endpoint, LAYOUT, 4)
+        pull = transfer.pull(pool, pipe.recv(), pool.allocate(1))
+        pull.wait(0, timeout_s=LIMIT_S)
+        pipe.send("layer 0")
+        try:
+            pull.wait(timeout_s=LIMIT_S)
+        except transfer.TransferError as error:
+            pipe.send((type(error).__name__, str(error)))
+
+
+class Job:
+    def __init__(self, run, *arguments):
+        self._pipe, other = Context.Pipe()
+        self._process = Context.Process(target=run, args=(other, *arguments), daemon=True)
+        self._process.start()
+        other.close()
+
+    def receive(self):
+        assert self._pipe.poll(LIMIT_S), "the job does not answer"
+        return self._pipe.recv()
+
+    def send(self, message):
+        self._pipe.send(message)
+
+    def stop(self):
+        os.kill(self._process.pid, signal.SIGSTOP)
+        state = ""
+        while state != "T":  # all of its threads have stopped
+            with open(f"/proc/{self._process.pid}/stat") as stat:
+                state = stat.read().rsplit(")", 1)[1].split()[0]
+
+    def go_on(self):
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self):
+        self._process.kill()
+        self._process.join()
+
+
+@contextlib.contextmanager
+def job(run, *arguments):
+    started = Job(run, *arguments)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started._pipe.close()
+
+
+@contextlib.contextmanager
+def source_job(listen="127.0.0.1:0", version=1, elements=1000):
+    with job(publisher, "trainer", listen, version, elements) as started:
+        yield started, started.receive()
+
+
+class Link:
+    """A cable to the address of an endpoint, which can be cut and mended. Bytes wait while it is cut."""
+
+    def __init__(self, address):
+        scheme, _, where, *rest = address.split("/")
+        host, port = where.rsplit(":", 1)
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._streams = []
+        self.address = "/".join([scheme, "", f"127.0.0.1:{self._listener.getsockname()[1]}", *rest])
+        self._whole = threading.Event()
+        self._whole.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                self._streams += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    def _forward(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._whole.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self):
+        self._whole.clear()
+
+    def mend(self):
+        self._whole.set()
+
+    def close(self):
+        self.mend()
+        for each in (self._listener, *self._streams):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
