@@ -98,7 +98,7 @@ class Config:
     max_sms: int = _setting(
         "JAXCOMM_MAX_SMS", 32, _positive_int, ALL,
         "Multiprocessors of a GPU that one collective may occupy. The keyword `max_sms` of an op can lower the limit. "
-        "Up to 44 multiprocessors of the smallest GPU of a group stay free in any case.",
+        "Up to 40 multiprocessors of the smallest GPU of a group stay free in any case.",
     )  # fmt: skip
     symmetric_buffers: bool = _setting(
         "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,

@@ -52,7 +52,8 @@ struct Op {
 
 struct ProgramOp {
   int32_t op = 0;  // index of Workload::ops
-  // The counter that a wait reads or a signal raises. A negative one of a signal: all counters of list -1 - counter.
+  // The counter that a wait reads or a signal raises. If it is negative in a signal, the signal raises every counter of
+  // list -1 - counter.
   int32_t counter = 0;
 };
 

@@ -35,7 +35,7 @@ _ARGUMENTS = {
     selection table choose.""",
     "max_sms": """on GPUs, the most multiprocessors that the call occupies, with one thread block each. The value must
     be equal on all ranks. None means JAXCOMM_MAX_SMS, which is an upper limit in any case. On the smallest GPU of the
-    group, up to 44 multiprocessors stay free for other kernels. No effect on CPUs.""",
+    group, up to 40 multiprocessors stay free for other kernels. No effect on CPUs.""",
     "after": "pytree of arrays that have been computed before the transfer starts.",
 }
 _ERRORS = {
