@@ -1,6 +1,7 @@
 """Layers that are waited for one by one, heads of tensor-parallel ranks, several writers and readers of an object."""
 
 import concurrent.futures
+import contextlib
 
 import numpy as np
 import pytest
@@ -65,3 +66,13 @@ def test_a_reader_that_no_longer_watches_ends_no_other_watch():
             next(transfer.watch(second, group, "x", timeout_s=0.5))
         transfer.publish(writer, "x", {"w": np.zeros(3)}, 4)
         assert found.result() == 4
+
+
+def test_a_fetch_that_was_given_up_leaves_no_lease():
+    """The answer comes when nobody waits for it, except if the writer is faster than the reader's thread."""
+    writer, reader = (transfer.Endpoint(name, secret=SECRET) for name in ("writer", "reader"))
+    with writer, reader:
+        transfer.publish(writer, "x", {"w": np.zeros(3)}, 1)
+        with contextlib.suppress(transfer.TransferTimeout):
+            transfer.fetch(reader, transfer.Group(writer.address), "x", 1, None, timeout_s=1e-9).result()
+        wait_until(lambda: writer.stats()["leases_granted"] == 1 and writer.stats()["leases"] == 0)
