@@ -258,6 +258,10 @@ def test_topology_of_several_nodes(world, monkeypatch):
     assert lines[1:3] == ["  node 0: 6 rank(s) of process(es) 0, 2", "  node 1: 4 rank(s) of process(es) 1"]
     assert [line.split()[0] for line in lines[3:-1]] == ["self", "node", "network"]
     assert lines[-1] == "  constants; calibrate() measures them" and not found.calibrated
+    # A calibration of one process says nothing about the network.
+    for scope in ("process", "network"):
+        monkeypatch.setattr(topology._cost_params, "measured", {scope})
+        assert topology.topology().calibrated == (scope == "network")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,22 @@ def test_a_step_waits_for_its_slowest_group(fault, axis, sizes, by, extra):
     assert (str(broken.faults[0]) in found.notes) == (extra > 0)  # only faults that act are noted
 
 
+@pytest.mark.parametrize(
+    ("given", "slow", "share"),
+    [
+        ({}, 1, 1),
+        ({"nvlink[3]": "0.5"}, 1, 0.5),
+        ({"rank[3]": "4"}, 4, 0.25),
+        ({"rank[3]": "4", "nvlink[5]": "0.2"}, 4, 0.2),
+    ],
+)
+def test_ll_messages_wait_for_the_weakest_rank(given, slow, share):
+    cluster = Cluster.load("dgx-h100", {f"fault.{key}": value for key, value in given.items()})
+    found = collective("all_gather", _operand(1 << 16), 8, cluster=cluster, algorithm="ll")
+    overhead_s, rate, latency_s = cluster.ll
+    assert found.time_s == pytest.approx(2.2e-6 + 7 * (overhead_s * slow + (1 << 16) / (rate * share)) + latency_s)
+
+
 def test_a_fault_of_a_rank_whose_group_stays_in_a_domain_does_not_act():
     """Ranks 2 and 3 are one domain; other groups cross the leaf."""
     rows = [[0, 8], [1, 9], [2, 3], [10, 11], [4, 12], [5, 13], [6, 14], [7, 15]]

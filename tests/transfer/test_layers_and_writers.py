@@ -1,4 +1,7 @@
-"""A pull whose layers are waited for one by one, the heads of tensor-parallel ranks, and versions of two writers."""
+"""Layers that are waited for one by one, heads of tensor-parallel ranks, several writers and readers of an object."""
+
+import concurrent.futures
+import contextlib
 
 import numpy as np
 import pytest
@@ -51,3 +54,25 @@ def test_watch_yields_the_version_that_all_writers_have():
             assert next(transfer.watch(reader, transfer.Group(addresses), "x", timeout_s=60)) == 1
         transfer.publish(first, "x", {"w": np.full(3, 2)}, 2)
         assert next(transfer.watch(reader, transfer.Group(addresses), "x", after=1, timeout_s=60)) == 2
+
+
+def test_a_reader_that_no_longer_watches_ends_no_other_watch():
+    """Both readers give their watches the same number."""
+    writer, first, second = (transfer.Endpoint(name, secret=SECRET) for name in ("writer", "first", "second"))
+    with writer, first, second, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        group = transfer.Group(writer.address)
+        found = thread.submit(next, transfer.watch(first, group, "x", timeout_s=60))
+        with pytest.raises(transfer.TransferTimeout):
+            next(transfer.watch(second, group, "x", timeout_s=0.5))
+        transfer.publish(writer, "x", {"w": np.zeros(3)}, 4)
+        assert found.result() == 4
+
+
+def test_a_fetch_that_was_given_up_leaves_no_lease():
+    """The answer comes when nobody waits for it, except if the writer is faster than the reader's thread."""
+    writer, reader = (transfer.Endpoint(name, secret=SECRET) for name in ("writer", "reader"))
+    with writer, reader:
+        transfer.publish(writer, "x", {"w": np.zeros(3)}, 1)
+        with contextlib.suppress(transfer.TransferTimeout):
+            transfer.fetch(reader, transfer.Group(writer.address), "x", 1, None, timeout_s=1e-9).result()
+        wait_until(lambda: writer.stats()["leases_granted"] == 1 and writer.stats()["leases"] == 0)
