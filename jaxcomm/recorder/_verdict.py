@@ -216,6 +216,10 @@ class _Diagnosis:
         self, process: int, call: _file.Call, other: int, their: _file.Call, path: tuple[tuple[int, _file.Call], ...]
     ) -> Finding:
         """Two processes are in different calls of one group."""
+        alone = [text for _, text in self.own_errors([other]) if "(process " not in text]
+        if their.phase == "failed" and not their.key and call.site.text == their.site.text and alone:
+            text = f"process {other}: {alone[0]}"  # its devices did not agree
+            return self.finding(Verdict.FAILED, [other], call.group.ranks_of(other), path, [text])
         sizes = [(c.input_count, c.output_count, c.dtype) for c in (call, their)]
         knows = [
             any(site.text == text and site.group.hash == call.group.hash for site in self.rings[at].sites)
