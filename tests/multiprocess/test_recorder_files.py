@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rings")
     code = CALLS + (
         "import contextlib\n"
-        "with contextlib.suppress(KeyError), jaxcomm.recorder.trace('TRACE'):\n"
+        "with contextlib.suppress(KeyError), jaxcomm.recorder.trace('TRACE', steps=True):\n"
         "    f(jnp.ones((2, 8))).block_until_ready()\n"
         "    raise KeyError\n"
         "s, = jaxcomm.recorder.stats().sites\n"
@@ -81,6 +81,8 @@ def test_trace(folder):
     found = calls[0]["args"]
     assert found["bytes"] == 32 and found["sequence"] == 11
     expected = jaxcomm.explain("psum", jax.ShapeDtypeStruct((8,), jnp.float32), 2)
+    for rank, call in enumerate(calls):
+        assert call["args"]["steps"] == [line.strip() for line in expected.steps_text(rank).splitlines()[1:]]
     assert found["algorithm"] == expected.algorithm
     assert found["predicted_us"] == pytest.approx(1e6 * expected.predicted_time_s, abs=1e-3)
     assert found["busbw_GB_per_s"] == pytest.approx(32 / found["moving_us"] / 1e3, abs=1e-3)  # 2 * (n - 1) / n = 1
