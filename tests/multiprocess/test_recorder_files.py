@@ -220,6 +220,19 @@ def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
         assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
 
 
+def test_devices_of_one_process_that_disagree(folder):
+    """Their process is the cause, seen from both, unless its error names another one."""
+    failed = {"phase": "failed", "ended_ns": 2 * S}
+    for text, expected in (("ranks 2 and 3 are in it", "failed call"), ("ranks [0] (process 0)", "never joined")):
+        run = rings_of(folder, [[{**failed, "key": 5}], [{**failed, "key": 0, "arrived": (2,)}]])
+        run.rings[1].errors = [(2 * S, text)]
+        findings = _verdict.diagnose(run, window_s=60)
+        assert expected in {finding.verdict.value for finding in findings}
+        if expected == "failed call":
+            (finding,) = findings
+            assert (finding.processes, finding.behind) == ((1,), (2, 3))
+
+
 def test_a_later_call_of_the_group_follows_a_failure(folder):
     """Also of another call site."""
     failed, done = {"phase": "failed", "site": {"identity": 1}}, {"phase": "done", "site": {"identity": 2}}
