@@ -50,7 +50,7 @@ def dump(path: str | pathlib.Path | None = None) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def trace(path: str | pathlib.Path) -> Iterator[None]:
+def trace(path: str | pathlib.Path, *, steps: bool = False) -> Iterator[None]:
     """Writes the collectives of this process in a `with` block as a Chrome trace, which Perfetto opens.
 
     A row per rank shows the calls with bytes, algorithm, bus bandwidth and predicted time, and the time until all ranks
@@ -60,6 +60,7 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
 
     Args:
       path: the file to write, JSON.
+      steps: each call also has the steps of its plan, in order. Their times are not measured.
 
     Raises:
       RuntimeError: the recorder is off.
@@ -76,4 +77,4 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
             raise off
         found = _file.read(pathlib.Path(ring))
         nodes = {p: str(other.header["node"]) for p, other in _runs.around(found, with_calls=False).rings.items()}
-        pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes))
+        pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes, steps))

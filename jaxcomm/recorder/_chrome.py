@@ -10,24 +10,31 @@ from jaxcomm.recorder import _file
 from jaxcomm.recorder._predict import Shape
 
 
-def trace(ring: _file.Ring, first: int, node_of: dict[int, str]) -> str:
+def trace(ring: _file.Ring, first: int, node_of: dict[int, str], steps: bool = False) -> str:
     """The calls from this number on, as JSON. A row per rank of this process, and more for calls at the same time.
 
-    node_of: nodes of processes, as far as known.
+    Args:
+      node_of: nodes of processes, as far as known.
+      steps: whether calls have the steps of their plans.
     """
     calls = [call for call in ring.calls if call.number >= first and call.ended_ns]
     dropped = max(min((call.number for call in ring.calls), default=first) - first, 0)
     pid = ring.process
     busy_until = collections.defaultdict[int, list[int]](list)  # by rank: ends of the latest calls of its rows
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    predicted = functools.cache(Shape.predicted)
+    predicted, steps_of = functools.cache(Shape.predicted), functools.cache(_steps)
     for call in sorted(calls, key=lambda call: call.arrived_ns):
-        spans = _spans(call, Shape.of_call(call, node_of), predicted)
+        shape = Shape.of_call(call, node_of)
+        spans = _spans(call, shape, predicted)
+        texts = steps_of(shape, call.site.algorithm) if steps else []
         for rank in call.group.ranks_of(pid):
             ends = busy_until[rank]
             row = next((row for row, end in enumerate(ends) if end <= call.arrived_ns), len(ends))
             ends[row : row + 1] = [call.ended_ns]
             rows.setdefault((rank, row), []).extend(spans)
+            if texts:
+                own = {**spans[0]["args"], "steps": texts[call.group.ranks.index(rank)]}
+                rows[rank, row][-len(spans)] = {**spans[0], "args": own}
     events = [_meta("process_name", pid, 0, f"process {pid} on {ring.header['host']}")]
     for tid, (rank, row) in enumerate(sorted(rows)):
         events.append(_meta("thread_name", pid, tid, f"rank {rank}" + (f" ({row + 1})" if row else "")))
@@ -37,6 +44,11 @@ def trace(ring: _file.Ring, first: int, node_of: dict[int, str]) -> str:
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}}
+
+
+def _steps(shape: Shape, algorithm: str) -> list[list[str]]:
+    """One line per step, by position of the rank."""
+    return [[line.strip() for line in str(own).splitlines()[1:]] for own in shape.plans(algorithm)]
 
 
 def _spans(call: _file.Call, shape: Shape, predicted: Any) -> list[dict[str, Any]]:

@@ -77,24 +77,27 @@ class Shape:
         found = self._resolution(algorithm)
         return (found.algorithm, found.call_cost(None).time_s) if found else None
 
-    def traffic(self, algorithm: str) -> Mapping[tuple[int, int], int]:
-        """Bytes between ranks of the group, (from, to), by the plan. Empty without a prediction, and if it would need
-        the pairs of a permutation or the root of a broadcast, which are not recorded.
+    def plans(self, algorithm: str) -> list[plan.Plan]:
+        """The plans of all ranks; offsets and counts are in elements.
+
+        Empty without a prediction, and for permutations and broadcasts: their pairs and roots are not recorded.
         """
         found = self._resolution(algorithm)
-        sent = collections.Counter[tuple[int, int]]()
         if found is None or _NATIVE[self.op] in ("permute", "broadcast"):
-            return sent
-        for own in plan.build(found.call_request, found.algorithm):
+            return []
+        return plan.build(found.call_request, found.algorithm)
+
+    def traffic(self, algorithm: str) -> Mapping[tuple[int, int], int]:
+        """Bytes between ranks of the group, (from, to), by the plans."""
+        sent = collections.Counter[tuple[int, int]]()
+        for own in self.plans(algorithm):
             all_sources = own.sources
             for step in own.steps:
-                reduces = step.kind == "reduce"
                 first = step.first_source
-                sources = all_sources[first : first + step.num_sources] if reduces else [step.src]
-                if step.kind in ("copy", "put", "get", "reduce"):
-                    for source in sources:
-                        if source.rank != step.dst.rank:
-                            sent[source.rank, step.dst.rank] += step.count * found.item_bytes
+                sources = all_sources[first : first + step.num_sources] if step.kind == "reduce" else [step.src]
+                for source in sources if step.kind in ("copy", "put", "get", "reduce") else []:
+                    if source.rank != step.dst.rank:
+                        sent[source.rank, step.dst.rank] += step.count * self.item_bytes
         return sent
 
     def _resolution(self, algorithm: str) -> plan.Resolution | None:

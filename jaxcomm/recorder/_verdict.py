@@ -164,6 +164,9 @@ class _Diagnosis:
             lines = [self.describe(process, call.group)]
             yield self.finding(Verdict.OUTSIDE, [process], call.group.ranks_of(process), path, lines)
             return
+        if self.disagrees(process, call):
+            yield self.disagreement(process, call, path)
+            return
         if call.phase == "arriving" or not call.key:
             missing = [rank for rank in call.group.ranks_of(process) if rank not in call.arrived]
             text = f"ranks {missing} of process {process} did not arrive at {call}; ranks {list(call.arrived)} did"
@@ -218,6 +221,8 @@ class _Diagnosis:
         self, process: int, call: _file.Call, other: int, their: _file.Call, path: tuple[tuple[int, _file.Call], ...]
     ) -> Finding:
         """Two processes are in different calls of one group."""
+        if call.site.text == their.site.text and self.disagrees(other, their):
+            return self.disagreement(other, their, path)
         sizes = [(c.input_count, c.output_count, c.dtype) for c in (call, their)]
         knows = [
             any(site.text == text and site.group.hash == call.group.hash for site in self.rings[at].sites)
@@ -240,6 +245,16 @@ class _Diagnosis:
         behind = [other] if their.sequence < call.sequence else [process] if their.sequence > call.sequence else None
         ranks = [r for at in behind or (process, other) for r in call.group.ranks_of(at)]
         return self.finding(verdict, sorted({process, other}), ranks, path, lines)
+
+    def disagrees(self, process: int, call: _file.Call) -> bool:
+        """Whether a call failed because the devices of a process did not agree: before others could know of it."""
+        errors = [text for _, text in self.own_errors([process]) if "(process " not in text]
+        return call.phase == "failed" and not call.key and bool(errors)
+
+    def disagreement(self, process: int, call: _file.Call, path: tuple[tuple[int, _file.Call], ...]) -> Finding:
+        ((_, text),) = self.own_errors([process])
+        lines = [f"process {process}: {text}"]
+        return self.finding(Verdict.FAILED, [process], self.ranks(call, [process]), path, lines)
 
     def all_joined(self, process: int, call: _file.Call, path: tuple[tuple[int, _file.Call], ...]) -> Iterator[Finding]:
         """All processes of the group have entered the call, and this one does not get on."""

@@ -72,6 +72,8 @@ def attempt(run):
         run()
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         say("error", text=str(error))
+        if "WAITS" in os.environ:
+            sys.stdin.readline()
     else:
         say("no error")
 

@@ -8,6 +8,8 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import pathlib
+import re
 import time
 
 import pytest
@@ -36,6 +38,8 @@ HANGS = {
     "stopped_while_its_data_lands": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
     "killed_in_one_shot": ("process dead", (1,), (2, 3), "was killed or has crashed"),
     "killed_while_large_data_move": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "killed_while_reshard_runs": ("process dead", (1,), (2, 3), "was killed or has crashed"),
+    "stopped_while_reshard_runs": ("stuck outside a collective", (1,), (2, 3), "is stopped"),
     "full_shared_memory": ("failed call", (1,), (2, 3), "of shared memory"),
     "one_after_the_other_is_killed": ("process dead", (2,), (4, 5), "was killed or has crashed"),
     "killed_in_a_collective of the coordinator": ("process dead", (0,), (0, 1), "was killed or has crashed"),
@@ -163,15 +167,46 @@ def test_errors_of_calls_that_differ(start, tmp_path):
     assert recorder.analyze(tmp_path, window_s=60).verdict == "ok"
 
 
+# The processes wait for the parent after each of their errors: how many, and the verdict on each.
+SERIES = {
+    "different_shapes": (1, ERRORS["different_shapes"], {"STARTED": "1"}),
+    "wrong_routing": (1, ("failed call", (1,), (2, 3), "does not belong to this rank"), {}),
+    "tampered_routings": (8, ("failed call", (1,), (2, 3), "process 1: jaxcomm: moe."), {}),
+    "moe_of_different_numbers": (10, ("other call", (0, 1), BOTH, "is in moe.route"), {}),
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "scenario, expected, more",
-    [
-        ("different_shapes", ERRORS["different_shapes"], {"STARTED": "1"}),
-        ("wrong_routing", ("failed call", (1,), (2, 3), "does not belong to this rank"), {}),
-    ],
-)
-def test_each_error(start, tmp_path, scenario, expected, more):
-    for rank in start(scenario, 2, JAXCOMM_RECORDER=str(tmp_path), **SOON, **more):
+@pytest.mark.parametrize("scenario", SERIES)
+def test_each_error(start, tmp_path, scenario):
+    number, expected, more = SERIES[scenario]
+    ranks = start(scenario, 2, JAXCOMM_RECORDER=str(tmp_path), WAITS="1", **SOON, **more)
+    for _ in range(number):
+        for rank in ranks:
+            rank.wait_for("error")
+        analyzed(tmp_path, expected)
+        analyzed(tmp_path, expected, dumps=True)
+        for rank in ranks:
+            rank.go_on()
+
+
+@pytest.mark.full
+def test_messages_with_another_token(start, tmp_path):
+    """Processes whose messages are refused hear nothing."""
+    said = [rank.wait_for("listens") for rank in start("watched_by_strangers", 2, nodes="ab")]
+    more = {"REAL_ADDRESSES": json.dumps([one["address"] for one in said]), "WAITS": "1"}
+    for rank in start("has_another_token", 2, nodes="ab", JAXCOMM_RECORDER=str(tmp_path), **more):
         rank.wait_for("error")
-    analyzed(tmp_path, expected, dumps=True)
+    analyzed(tmp_path, ("cut link", (0, 1), (2, 3), "gets nothing from process 1"))
+
+
+def test_every_failure_has_a_verdict():
+    """Each scenario of the tests of failures is in one of the tables."""
+    here = pathlib.Path(__file__).parent
+    hosts = here.parent / "hosts"
+    failures = "".join(path.read_text() for path in (here / "test_failures.py", hosts / "test_host_failures.py"))
+    names = re.findall(r"^@scenario\ndef (\w+)", (here / "failing.py").read_text(), re.MULTILINE)
+    used = {name for name in names if re.search(rf"\b{name}\b", failures)} - {"works_again"}
+    rows = {scenario.partition(" of ")[0] for scenario in HANGS} | ERRORS.keys() | SERIES.keys()
+    assert len(used) > 20
+    assert used - rows <= set(re.findall(r'"(\w+)", "', (hosts / "test_recorder_hosts.py").read_text()))

@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rings")
     code = CALLS + (
         "import contextlib\n"
-        "with contextlib.suppress(KeyError), jaxcomm.recorder.trace('TRACE'):\n"
+        "with contextlib.suppress(KeyError), jaxcomm.recorder.trace('TRACE', steps=True):\n"
         "    f(jnp.ones((2, 8))).block_until_ready()\n"
         "    raise KeyError\n"
         "s, = jaxcomm.recorder.stats().sites\n"
@@ -81,6 +81,8 @@ def test_trace(folder):
     found = calls[0]["args"]
     assert found["bytes"] == 32 and found["sequence"] == 11
     expected = jaxcomm.explain("psum", jax.ShapeDtypeStruct((8,), jnp.float32), 2)
+    for rank, call in enumerate(calls):
+        assert call["args"]["steps"] == [line.strip() for line in expected.steps_text(rank).splitlines()[1:]]
     assert found["algorithm"] == expected.algorithm
     assert found["predicted_us"] == pytest.approx(1e6 * expected.predicted_time_s, abs=1e-3)
     assert found["busbw_GB_per_s"] == pytest.approx(32 / found["moving_us"] / 1e3, abs=1e-3)  # 2 * (n - 1) / n = 1
@@ -228,6 +230,19 @@ def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
         run = killed(folder, [[failed], [done]], (14, death_s))
         run.rings[1].header["node"] = b"another"
         assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
+
+
+def test_devices_of_one_process_that_disagree(folder):
+    """Their process is the cause, seen from both, unless its error names another one."""
+    failed = {"phase": "failed", "ended_ns": 2 * S}
+    for text, expected in (("ranks 2 and 3 are in it", "failed call"), ("ranks [0] (process 0)", "never joined")):
+        run = rings_of(folder, [[{**failed, "key": 5}], [{**failed, "key": 0, "arrived": (2,)}]])
+        run.rings[1].errors = [(2 * S, text)]
+        findings = _verdict.diagnose(run, window_s=60)
+        assert expected in {finding.verdict.value for finding in findings}
+        if expected == "failed call":
+            (finding,) = findings
+            assert (finding.processes, finding.behind) == ((1,), (2, 3))
 
 
 def test_a_later_call_of_the_group_follows_a_failure(folder):
