@@ -66,6 +66,7 @@ NAVIGATION = {
         "Model: all on one mesh </models/mesh/README>",
         "Example: jobs of serving </examples/disaggregated/README>",
         "Integration: Tunix </integrations/tunix/README>",
+        "Integration: sglang-jax </integrations/sglang_jax/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
         "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
         "Example: a dispatch by warps </examples/token_dispatch/README>",
