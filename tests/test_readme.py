@@ -22,6 +22,7 @@ DOCUMENTS = [
         "docs/**/*.md",
         "benchmarks/*.md",
         "examples/*/*.md",
+        "integrations/*/*.md",
         "models/**/*.md",
         "tests/mutation/*.md",
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = {".py", ".cc", ".h", ".cu", ".cuh", ".def"}
 PARTS = {
-    "product": ("ffi", "jaxcomm", "models", "benchmarks", "examples"),
+    "product": ("ffi", "jaxcomm", "models", "benchmarks", "examples", "integrations"),
     "tests": ("tests",),
     "tools": ("tools",),
 }
