@@ -5,9 +5,11 @@
     python benchmarks/reshard.py time --hosts 2 --rate 1e9 --devices 4 --json out.json    # needs root
 
 Pairs are random shardings of a 2-D array over meshes of shape (2, 4) and (2, 2, 2), on eight devices in the same order,
-because jit needs that. Bytes are those that devices receive from others, over the minimum: what their new shards lack.
-Those of jit follow from the collectives in the program that XLA has compiled, as a ring would move them. A time is that
-of the slowest process, between two barriers; in each round every side runs once, in a random order.
+because jit needs that. "of the axes": a mesh, then the number of axes of each dimension is drawn. "of all pairs": all
+2,462 pairs of different specs are equally likely, and 2,352 of them have the second mesh. Times are of the first kind.
+Bytes are those that devices receive from others, over the minimum: what their new shards lack. Those of jit follow from
+the collectives in the program that XLA has compiled, as a ring would move them. A time is that of the slowest process,
+between two barriers; in each round every side runs once, in a random order.
 
 `--hosts` starts one process on each host; the hosts are network namespaces, whose links have the given rate (bits per
 second). The kernel counts the bytes of their links, headers and all. The time of the busiest link is that of the bytes
@@ -15,6 +17,7 @@ which the plan sends or receives there, the larger of the two.
 """
 
 import argparse
+import itertools
 import json
 import math
 import pathlib
@@ -68,6 +71,19 @@ def pairs(number):
         if not source.is_equivalent_to(target, 2):
             found.append((source, target))
     return found
+
+
+def pairs_of_all(number):
+    """Random pairs among all pairs of different specs of both meshes."""
+    devices = np.array(jax.devices()[:8])
+    found = []
+    for shape in MESHES:
+        names = "abc"[: len(shape)]
+        mesh = Mesh(devices.reshape(shape), tuple(names))
+        orders = [order for k in range(len(names) + 1) for order in itertools.permutations(names, k)]
+        specs = [P(order[:cut] or None, order[cut:] or None) for order in orders for cut in range(len(order) + 1)]
+        found += [[NamedSharding(mesh, spec) for spec in pair] for pair in itertools.permutations(specs, 2)]
+    return random.Random(20261124).sample(found, number)
 
 
 def by_jit(x, target):
@@ -154,10 +170,10 @@ def statistics(ratios):
     return dict(zip(("median", "p75", "p90", "max"), (round(float(q), 3) for q in quantiles), strict=True))
 
 
-def compare_bytes(arguments):
+def compare_bytes(drawn):
     x = np.zeros((64, 64), np.float32)
     rows = []
-    for source, target in pairs(arguments.pairs):
+    for source, target in drawn:
         placed = jax.device_put(x, source)
         least = least_bytes(placed, target)
         ours, busiest = bytes_of_plan(placed, target)
@@ -255,7 +271,11 @@ def main():
         sys.exit(on_hosts.run(arguments.hosts, arguments.rate, 0.0))
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     jaxcomm.distributed.initialize()
-    said = compare_bytes(arguments) if arguments.what == "bytes" else compare_times(arguments)
+    if arguments.what == "bytes":
+        draws = {"of the axes": pairs, "of all pairs": pairs_of_all}
+        said = {name: compare_bytes(draw(arguments.pairs)) for name, draw in draws.items()}
+    else:
+        said = compare_times(arguments)
     if jax.process_index() == 0:
         print(json.dumps({k: v for k, v in said.items() if k != "rows"}, indent=2))
         if arguments.json:

@@ -381,7 +381,9 @@ def explain(
     if of_boxes and on_gpus:
         resolution = plan.resolve(native, attributes, dtype, *counts, placement, able)
         runs, machine.arena = resolution.algorithm, False
-        how = "jax.device_put moves them" if op == "reshard" else "jax.lax.ppermute moves the bytes of the plan"
+        how = "jax.lax.ppermute moves the bytes of the plan"
+        if op == "reshard":
+            how = f"jax.device_put moves them, but {how} if old and new devices differ and several processes have them"
         reason = f"{resolution.reason}; {how}"
         request = plan.reshard_request(
             "node" if ranks_per_node == n else "network",

@@ -54,8 +54,9 @@ def reshard(
         sharding of one array, a jax.ShapeDtypeStruct with a sharding also gives its shape, which is checked, and its
         new element type. Arrays are sent in the smaller of the two types.
       donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers.
-      algorithm: a name from ``algorithms("reshard")``, or "xla" for jax.device_put, which is the default on platforms
-        other than CPUs.
+      algorithm: a name from ``algorithms("reshard")``, or "xla", the default on platforms other than CPUs: then
+        jax.device_put moves the arrays, or jax.lax.ppermute if old and new devices differ and several processes have
+        them.
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
       timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a
@@ -93,7 +94,7 @@ def reshard(
     for i, move in enumerate(moves):
         if move.in_place:
             results[i] = _without_program(leaves[i], move)
-        elif _why_device_put(move.devices[0].platform, algorithm):
+        elif _why_xla(move.devices[0].platform, algorithm) and not _needs_program(leaves[i], move):
             results[i] = _by_jax(leaves[i], move, donate)
         else:
             _check_memory(paths[i], leaves[i], move)
@@ -103,7 +104,8 @@ def reshard(
     buckets = [(d, bucket) for d, members in groups.items() for bucket in _buckets(members, moves, max_bytes)]
     with _progress(sum(moves[i].size_bytes for _, bucket in buckets for i in bucket), wait) as advance:
         for position, (devices, bucket) in enumerate(buckets):
-            run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
+            by = "xla" if _why_xla(devices[0].platform, algorithm) else algorithm
+            run = _program(devices, tuple(moves[i].key for i in bucket), by, timeout_ms)
             numbers = np.array([number_of[_processes(devices)], position], np.uint32)
             moved = run(numbers, [leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
             for i, array in zip(bucket, moved, strict=True):
@@ -198,9 +200,14 @@ def _check_memory(path: str, leaf: Any, move: "_Move") -> None:
             raise ValueError(f"reshard: {path} can't move from or to memory {kind!r} (jax.device_put can)")
 
 
+def _needs_program(leaf: Any, move: "_Move") -> bool:
+    """Whether jax.device_put may refuse the move: between processes, it takes equal sets of devices."""
+    return len(_processes(move.devices)) > 1 and leaf.sharding.device_set != move.target.device_set
+
+
 @functools.cache
-def _why_device_put(platform: str, algorithm: str | None) -> str:
-    """Why jax.device_put moves all arrays on a platform; empty if jaxcomm does."""
+def _why_xla(platform: str, algorithm: str | None) -> str:
+    """Why XLA's own collectives or copies move all arrays on a platform; empty if jaxcomm does."""
     if platform == "cpu":
         return _lowering.why_xla(platform, algorithm)
     platform = {"gpu": "cuda"}.get(platform, "other")

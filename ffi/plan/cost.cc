@@ -198,6 +198,21 @@ std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& mode
   return times;
 }
 
+// The time of the link that receives the most bytes. Ranks of a reshard may receive more than any rank sends.
+double ReceiveTime(const std::vector<Plan>& plans, const Model& model, int64_t item_bytes, const Machine& machine) {
+  constexpr auto kNetwork = static_cast<size_t>(Link::kNetwork);
+  std::vector<int64_t> received(plans.size(), 0);  // elements, by link
+  for (const Plan& plan : plans) {
+    for (const Step& step : plan.steps) {
+      const bool put = step.kind == StepKind::kPut && step.peer >= 0;
+      if (!put || model.LinkOf(plan.rank, step.peer) != kNetwork || model.OnProcessor(kNetwork)) continue;
+      received[model.LinkNumber(step.peer)] += step.count;
+    }
+  }
+  const int64_t most = *std::max_element(received.begin(), received.end());
+  return static_cast<double>(most * item_bytes) / machine.links[kNetwork].bytes_per_s;
+}
+
 // The same machine, but each rank has its own share of the network link of its node.
 Machine Divided(Machine machine, const Geometry& geometry) {
   if (machine.shared_network) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s /= geometry.ranks_per_node;
@@ -378,6 +393,7 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   if (!plans.empty()) {
     for (Plan& plan : plans) plan = InOrder(std::move(plan), request.geometry, item_bytes, machine);
     times = Simulate(plans, model);
+    least_s = ReceiveTime(plans, model, item_bytes, machine);
   } else {
     // A sample does not show the length of a chain or the depth of a tree of ranks. The same plan without data does.
     Request skeleton = request;

@@ -37,7 +37,8 @@ struct Machine {
   // use the links at the same time, too, and consecutive signals take one overhead. 0: no two steps run at once. In a
   // group of several nodes, waits end such a row of steps as well.
   int64_t concurrent_bytes = 0;
-  // Larger messages between nodes take longer than several of this size. 0: no limit is known.
+  // Chunks between nodes are not larger: UCX needs a handshake for larger messages over TCP, and reshard keeps four
+  // chunks per sender in buffers. 0: no limit.
   int64_t most_message_bytes = 0;
   // Peers access only an arena. Large operands pass through it in chunks (staging.h). Otherwise, a rank copies its
   // operand into it before a plan that reads operands of peers, and its result out of it after a plan that accesses

@@ -119,8 +119,9 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
 
 @pytest.mark.parametrize(
     "scenario",
-    [pytest.param("link_cut_while_large_data_move", marks=pytest.mark.full), "link_cut_between_collectives"],
-)
+    [pytest.param("link_cut_while_large_data_move", marks=pytest.mark.full),
+     pytest.param("link_cut_while_reshard_runs", marks=pytest.mark.full), "link_cut_between_collectives"],
+)  # fmt: skip
 def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
     ranks = start(scenario)
     for rank in ranks:
@@ -131,10 +132,11 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
         for rank in ranks:
             rank.go_on()
     texts = []
+    call = {"call": "reshard at jaxcomm.reshard"} if "reshard" in scenario else {}
     for rank in ranks:
         for _ in range(2 if scenario == "link_cut_between_collectives" else 1):
             texts.append(rank.wait_for("error")["text"])
-            check(texts[-1])
+            check(texts[-1], **call)
         rank.wait_for("host works")
     # Errors of each host name the other one as the cause. A process may also wait for its neighbour.
     half = len(texts) // 2

@@ -322,16 +322,19 @@ def own_host():
 
 
 @scenario
-def link_cut_while_large_data_move():
+def link_cut_while_large_data_move(run=None):
     program(psum)()
     works(own_host())
     say("ready")
-    attempt(large_data_move())
+    attempt(run or large_data_move())
     works(own_host())
     say("host works")
     sys.stdin.readline()  # until the link is there again
     works(range(jax.process_count()))
     say("works again")
+
+
+SCENARIOS["link_cut_while_reshard_runs"] = lambda: link_cut_while_large_data_move(reshard_failing.resharding_runs())
 
 
 @scenario

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import resource
 import signal
 import sys
 import time
@@ -35,7 +36,8 @@ def halves():
 
 def values():
     for seed in range(int(os.environ["SEEDS"])):
-        resharding.check_random(seed, 16, max_bytes=[None, 200][seed % 2])
+        algorithm = os.environ.get("ALGORITHM")
+        resharding.check_random(seed, 16, max_bytes=[None, 200][seed % 2], algorithm=algorithm)
     x = np.arange(960 * 1200, dtype=np.int32).reshape(960, 1200)  # read in place, and in chunks
     for spec, wanted in ((P("a"), P(None, "a")), (P(None, "a"), P())):
         source, target = over(jax.devices(), spec), over(jax.devices()[::-1], wanted)
@@ -81,6 +83,25 @@ def memory():
     moved = jax.block_until_ready(jaxcomm.reshard(array, target))
     resharding.check(moved, x, target)
     return {"bytes": shared_bytes() - before}
+
+
+def too_little_memory():
+    """There is memory for two of four copies. The source is intact, and with more memory the same move succeeds."""
+    x = np.arange(1 << 25, dtype=np.float32)
+    source, target = over(jax.devices(), P("a")), over(jax.devices(), P())
+    array = resharding.place(x, source)
+    jax.block_until_ready(jaxcomm.reshard(resharding.place(x[:8], source), target))
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
+    try:
+        jax.block_until_ready(jaxcomm.reshard(array, target, timeout_s=2))
+        text = ""
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resharding.check(array, x, source)
+    resharding.check(jaxcomm.reshard(array, target), x, target)
+    return {"text": text}
 
 
 def wait_for(file):

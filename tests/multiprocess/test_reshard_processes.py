@@ -48,11 +48,23 @@ def test_every_shard_has_the_right_elements(processes, nodes, devices, single_co
     assert run("values", processes, nodes, devices, **settings) == [{"checked": True}] * processes
 
 
+def test_xla_moves_between_any_devices_of_processes():
+    """As on GPUs: jax.device_put, or a composition of jax.lax.ppermute where it refuses."""
+    said = run("values", 2, 1, 2, SEEDS="1", ALGORITHM="xla", JAXCOMM_TIMEOUT_S="60")
+    assert said == [{"checked": True}] * 2
+
+
 def test_strided_shards_from_another_host_need_no_second_buffer():
     """Shared memory, counted by its files, which grow by doubling: four chunks per pair, and no copy of a shard."""
     chunk, pairs = 1 << 20, 2 * 2
     for said in run("memory", 2, 2, JAXCOMM_TIMEOUT_S="60"):
         assert said["bytes"] <= 2 * 4 * pairs * chunk, said
+
+
+@pytest.mark.full
+def test_too_little_memory_is_an_error():
+    (said,) = run("too_little_memory", 1, 1, 4, JAXCOMM_TIMEOUT_S="60")
+    assert "RESOURCE_EXHAUSTED" in said["text"], said
 
 
 @pytest.mark.parametrize("nodes", [ONE, TWO])

@@ -353,15 +353,29 @@ def test_the_document_lists_every_algorithm():
         assert rows == [name for name, _ in plan.algorithms(collective)], collective
 
 
+def test_a_rank_that_receives_from_many_needs_their_time():
+    """Three hosts send 1000 bytes each to a fourth one. Its link takes 3000 bytes; theirs would take 1000 at once."""
+    links = [("self", 0.0, 1e12, 0.0), ("node", 0.0, 1e12, 0.0), ("network", 0.0, 1e6, 0.0)]
+    to_one = [0, 0, 0, 1000, 1000, 2000, 2000, 3000], [0, 3000, 0, 0, 0, 0, 0, 0]
+    for sources, destinations, time_s in ((*to_one, 3e-3), (*to_one[::-1], 3e-3)):
+        request = plan.reshard_request("network", 4, 1, sources, destinations)
+        found = plan.select(request, "direct", 1, plan.Machine(links, 0.0, 1)).cost.time_s
+        assert found == pytest.approx(time_s, rel=1e-3)
+
+
 def test_no_chunk_between_nodes_exceeds_the_largest_message():
-    """The model alone would choose chunks of 8 MiB."""
+    """The model alone would choose larger ones."""
     links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
     machine, whole = plan.Machine(links, 5e-6, 1), 64 << 20
-    for limit, most in ((0, 8 << 20), (1 << 20, 1 << 20)):
+    largest = []
+    for limit in (0, 1 << 20):
         machine.most_message_bytes = limit
-        choice = plan.select(plan.Request("permute", 2, 1, whole, 0, 0, [1, 0], False), "", 1, machine)
-        for of_rank in plan.build(choice.request, choice.algorithm):
-            puts = [step.count for step in of_rank.steps if step.kind == "put"]
-            assert (max(puts), sum(puts)) == (most, whole)
+        request = plan.reshard_request("network", 2, 1, [0, whole, 0, 0], [0, 0, 0, whole])
+        choice = plan.select(request, "", 1, machine)
+        plans = plan.build(choice.request, choice.algorithm)
+        puts = [step.count for of_rank in plans for step in of_rank.steps if step.kind == "put"]
+        assert sum(puts) == whole
+        largest.append(max(puts))
+    assert largest[0] > largest[1] == 1 << 20
     inside = plan.select(plan.Request("all_reduce", 1, 2, whole, 0, 0, [], True), "ring", 1, machine)
     assert inside.request.chunk_count > 1 << 20

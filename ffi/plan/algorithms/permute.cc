@@ -1,13 +1,11 @@
 // Plans of permute: rank r ends with the block of source_of[r], or zeros.
 #include "plan/builder.h"
-#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {
 
-// Direct: the receiver reads if the source is addressable; otherwise the source puts chunks. No waits. The chunks of a
-// receiver have b elements together. Source: jax-ml/jax:jax/_src/lax/parallel.py (ppermute) for the semantics; it is
-// the only algorithm.
+// Direct: the receiver reads if the source is addressable; otherwise the source puts. No waits. At most one message of
+// b per receiver. Source: jax-ml/jax:jax/_src/lax/parallel.py (ppermute) for the semantics; it is the only algorithm.
 Plan DirectPermute(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
   const int64_t b = request.block_count;
@@ -19,11 +17,8 @@ Plan DirectPermute(const Request& request, int32_t rank) {
     plan.Move(Builder::At(source, Space::kInput, 0), plan.Output(0), b);
   }
   for (int32_t peer = 0; peer < geometry.num_ranks(); ++peer) {
-    if (request.source_of[peer] != rank || CanRead(geometry, peer, rank)) continue;
-    const int64_t chunks = NumChunks(b, request.chunk_count);
-    for (int64_t i = 0; i < chunks; ++i) {
-      const Range part = Subrange({0, b}, chunks, i);
-      plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
+    if (request.source_of[peer] == rank && !CanRead(geometry, peer, rank)) {
+      plan.Move(plan.Input(0), Builder::At(peer, Space::kOutput, 0), b);
     }
   }
   return std::move(plan).Finish(0);
