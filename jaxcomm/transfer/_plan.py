@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,12 +44,19 @@ class Plan:
 
     digests: list[bytes]
     reads: list[list[tuple[list[Any], list[Any]]]]
+    _what: str
     _leaves: list[_Leaf]
     _structure: Any  # None: the result is a dict by path
     _arrays: list[tuple[list[int], np.dtype]]
 
     def allocate(self) -> list[np.ndarray]:
-        return [_arrays.empty(shape, dtype) for shape, dtype in self._arrays]
+        try:
+            return [_arrays.empty(shape, dtype) for shape, dtype in self._arrays]
+        except MemoryError:
+            size_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._arrays)
+            raise _errors.Refused(
+                f"jaxcomm.transfer: {self._what}: this host cannot allocate {size_bytes} bytes for its shards"
+            ) from None
 
     def result(self, arrays: Sequence[np.ndarray]) -> PyTree:
         """The tree, once the own arrays have been read."""
@@ -97,7 +105,8 @@ def make_plan(group: Group, object: str, manifests: Sequence[bytes], shardings: 
     for source, destination in zip(from_writer, to_own, strict=True):
         cuts = [slice(at, at + _PIECES_PER_READ) for at in range(0, len(source), _PIECES_PER_READ)]
         reads.append([(source[cut], destination[cut]) for cut in cuts])
-    return Plan([hashlib.sha256(m).digest() for m in manifests], reads, leaves, structure, arrays)
+    what = f"fetch: {object!r} of {describe(group.addresses[0])}"
+    return Plan([hashlib.sha256(m).digest() for m in manifests], reads, what, leaves, structure, arrays)
 
 
 def _places(leaf: _Leaf, numbers: dict[Box, int]) -> list[tuple[Any, int]]:

@@ -199,10 +199,10 @@ def _run(
             plan = make_plan(group, object, [lease.manifest for lease in leases], shardings)
             _remember(endpoint, _plan_key(group, object, shardings), plan)
             arrays = plan.allocate()
-        if several and wanted == _LATEST and not follows:
-            kv_store.kv_set(key, str(leases[0].version), timeout_s)
         reads = [(lease, lease.started) for lease in leases if lease.started is not None]
         ends.callback(_cancel, reads)  # before the memory of the arrays ends with this frame
+        if several and wanted == _LATEST and not follows:
+            kv_store.kv_set(key, str(leases[0].version), timeout_s)
         if not reads:
             arguments = [_arrays.argument(x) for x in arrays]
             for lease, of_writer in zip(leases, plan.reads, strict=True):
@@ -213,6 +213,7 @@ def _run(
                 while bar is not None and not lease.poll(read, _BAR_EVERY_S) and time.monotonic() < deadline:
                     bar.update(sum(each.received_bytes(r) for each, r in reads) - bar.n)
                 lease.wait(read, max(deadline - time.monotonic(), 0.0))
+        reads.clear()
     return plan.result(arrays)
 
 
@@ -269,12 +270,12 @@ def _open_planned(
             left_s = max(deadline - time.monotonic(), 0.0)
             what = f"fetch: {object!r}"
             lease = endpoint._open(address, _key_of(object), version, what, left_s, (digest, *pieces, arguments))
-            undo.callback(lease.close)
+            ends.callback(lease.close)
             undo.callback(lease.cancel, lease.started)
             if lease.manifest or lease.version != (leases or [lease])[0].version:
                 return None, [], []
             leases.append(lease)
-        ends.push(undo.pop_all())
+        undo.pop_all()  # the reads go on
     return plan, leases, arrays
 
 

@@ -1,6 +1,7 @@
 """publish() and fetch() between endpoints, against NumPy."""
 
 import itertools
+import pathlib
 import re
 import threading
 import time
@@ -254,6 +255,19 @@ def test_boxes_outside_are_refused(pair):
         with pytest.raises(transfer.Refused, match=r"in dimension|of an array|no array 7"):
             lease.wait(read, 10)
     assert not into.any()
+
+
+@pytest.mark.skipif(
+    pathlib.Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1", reason="this kernel allocates anything"
+)
+def test_more_than_the_host_has(pair, tmp_path):
+    x = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=10**12)
+    transfer.publish(pair[0], "x", x, 1)
+    want = r"'x' of endpoint 'source' .* cannot allocate 1000000000000 bytes"
+    for _ in range(2):
+        with pytest.raises(transfer.Refused, match=want):
+            fetch(pair, 1, None)
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
 
 
 def test_wrong_trees_and_shardings(pair):
