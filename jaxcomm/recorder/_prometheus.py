@@ -98,6 +98,11 @@ def stats() -> Stats:
     return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected(), transfers)
 
 
+def waiting_transfers() -> list[str]:
+    """The requests of all endpoints of this process that wait for another endpoint."""
+    return [f"endpoint {each.name!r} waits: {line}" for each in list(endpoints) for line in each.waiting()]
+
+
 def _counters(site: _file.Site) -> Counters:
     op, _, place = site.text.partition(" at ")
     ranks, seconds, waiting = site.group.ranks, site.time_ns / 1e9, site.waiting_ns / 1e9
