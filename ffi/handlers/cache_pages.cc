@@ -1,6 +1,7 @@
 // cache_insert and cache_emit: cache pages between a program's cache and those that are pulled or offered.
 #include "transfer/cache_pages.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,29 +52,46 @@ StatusOr<StridedArray> PagesOf(char* data, ffi::AnyBuffer cache, ffi::Span<const
   return array;
 }
 
-// Copies on a thread of the pool: that of the endpoint serves others.
+// Copies on a thread of the pool: that of the endpoint serves others. Either all pages arrive or none.
 class Insertion : public Completion {
  public:
-  Insertion(ffi::Promise promise, int32_t pull, int32_t layer, StridedArray cache)
-      : promise_(std::move(promise)), pull_(pull), layer_(layer), cache_(std::move(cache)) {}
+  Insertion(ffi::Promise promise, int32_t pull, int32_t layer, StridedArray cache, bool masks_errors, int32_t* mask)
+      : promise_(std::move(promise)),
+        pull_(pull),
+        layer_(layer),
+        cache_(std::move(cache)),
+        masks_errors_(masks_errors),
+        mask_(mask) {}
   void Succeed() override {
     const Status status = CachePages::Get().Insert(pull_, layer_, cache_);
     if (!status.ok()) return Fail(status);
-    promise_.SetAvailable();
+    SetMask(0);
   }
-  void Fail(const Status& error) override { promise_.SetError(ToError(error)); }
+  void Fail(const Status& error) override {
+    if (masks_errors_ && error.code() != StatusCode::kInvalidArgument) return SetMask(1);
+    promise_.SetError(ToError(error));
+  }
 
  private:
+  void SetMask(int32_t value) {
+    std::fill_n(mask_, cache_.pages.size(), value);
+    promise_.SetAvailable();
+  }
   ffi::Promise promise_;
   int32_t pull_;
   int32_t layer_;
   StridedArray cache_;
+  bool masks_errors_;
+  int32_t* mask_;  // an element per page
 };
 
 // handle: numbers of the pull and of the layer.
-ffi::Future ExecuteInsert(ffi::Span<const int64_t> order, double timeout_s, ffi::AnyBuffer cache,
-                          ffi::Buffer<ffi::S32> handle, ffi::Buffer<ffi::S32> pages,
-                          ffi::Result<ffi::AnyBuffer> result) {
+ffi::Future ExecuteInsert(ffi::Span<const int64_t> order, double timeout_s, bool masks_errors, ffi::AnyBuffer cache,
+                          ffi::Buffer<ffi::S32> handle, ffi::Buffer<ffi::S32> pages, ffi::Result<ffi::AnyBuffer> result,
+                          ffi::ResultBuffer<ffi::S32> mask) {
+  if (mask->element_count() != pages.element_count()) {
+    return Failed(InvalidArgumentError("jaxcomm.transfer: insert: the mask must have an element per page"));
+  }
   if (result->untyped_data() != cache.untyped_data()) {
     return Failed(InvalidArgumentError("jaxcomm.transfer: insert: the result must be aliased to the cache"));
   }
@@ -83,7 +101,8 @@ ffi::Future ExecuteInsert(ffi::Span<const int64_t> order, double timeout_s, ffi:
   ffi::Promise promise;
   ffi::Future future(promise);
   auto item = std::make_shared<CompletionPool::Item>();
-  item->completion = std::make_unique<Insertion>(std::move(promise), pull, layer, *std::move(places));
+  item->completion = std::make_unique<Insertion>(std::move(promise), pull, layer, *std::move(places), masks_errors,
+                                                 mask->typed_data());
   item->pace = std::make_shared<Pace>();
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_s));
   CachePages::Get().WhenArrived(pull, layer, std::chrono::steady_clock::now() + limit, [item](const Status& status) {
@@ -112,10 +131,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheInsertExecute, ExecuteInsert,
                               ffi::Ffi::Bind()
                                   .Attr<ffi::Span<const int64_t>>("order")
                                   .Attr<double>("timeout_s")
-                                  .Arg<ffi::AnyBuffer>()         // cache
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // pull, layer
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // pages of the cache
-                                  .Ret<ffi::AnyBuffer>());       // the cache
+                                  .Attr<bool>("masks_errors")
+                                  .Arg<ffi::AnyBuffer>()           // cache
+                                  .Arg<ffi::Buffer<ffi::S32>>()    // pull, layer
+                                  .Arg<ffi::Buffer<ffi::S32>>()    // pages of the cache
+                                  .Ret<ffi::AnyBuffer>()           // the cache
+                                  .Ret<ffi::Buffer<ffi::S32>>());  // 1 for each page that has not arrived
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheEmitExecute, ExecuteEmit,
                               ffi::Ffi::Bind()

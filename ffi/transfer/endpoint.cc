@@ -8,6 +8,9 @@ namespace jaxcomm {
 namespace {
 
 constexpr int kTimerMs = 50;  // leases and limits of the handshake are checked as often
+// A waiting thread polls for as long before it sleeps: an answer of an endpoint of the same host takes about as long,
+// and a sleeping thread is woken by another one, which has been woken itself.
+constexpr std::chrono::microseconds kPollLimit{100};
 
 }  // namespace
 
@@ -43,19 +46,21 @@ void Endpoint::Stop() {
 }
 
 void Endpoint::Run() {
-  while (true) {
-    network_->Wait(kTimerMs);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (ending_) return;
-      network_->Progress();
-      const auto now = std::chrono::steady_clock::now();
-      source_.OnTime(now);
-      reader_.OnTime(now);
-      done_.notify_all();
-    }
-    RunDue();
+  while (Advance(network_->Wait(kTimerMs))) continue;
+}
+
+bool Endpoint::Advance(const TcpNetwork::Events& events) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_) return false;
+    network_->Progress(events);
+    const auto now = std::chrono::steady_clock::now();
+    source_.OnTime(now);
+    reader_.OnTime(now);
+    done_.notify_all();
   }
+  RunDue();
+  return true;
 }
 
 void Endpoint::RunDue() {
@@ -132,6 +137,13 @@ std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t v
   return reader_.Open(peer, key, version, lease_ms);
 }
 
+std::shared_ptr<Call> Endpoint::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
+                                            const std::string& digest, const std::vector<Piece>& from,
+                                            std::vector<Piece> to, std::vector<StridedArray> arrays) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reader_.OpenAndRead(peer, key, version, lease_ms, digest, from, std::move(to), std::move(arrays));
+}
+
 std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t after) {
   const std::lock_guard<std::mutex> lock(mutex_);
   return reader_.Watch(peer, key, after);
@@ -156,6 +168,12 @@ void Endpoint::Close(int peer, uint64_t lease) {
 }
 
 bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
+  const auto began = std::chrono::steady_clock::now();
+  static const bool polls = std::thread::hardware_concurrency() > 1;
+  while (polls && !IsDone(call) && std::chrono::steady_clock::now() - began < kPollLimit) {
+    const TcpNetwork::Events events = network_->Wait(0);
+    if (!events.empty() && !Advance(events)) break;
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
   const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(limit_s));
@@ -192,11 +210,17 @@ void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock
 EndpointStats Endpoint::stats() {
   const std::lock_guard<std::mutex> lock(mutex_);
   EndpointStats stats{network_->traffic(false), network_->traffic(true), network_->rejected(),
-                      source_.counters(),       source_.num_leases(),    {}};
+                      source_.counters(),       source_.num_leases(),    {},
+                      reader_.opens(),          reader_.reads()};
   for (int code = 0; code <= static_cast<int>(Code::kCancelled); ++code) {
     stats.failures.push_back(reader_.failures(static_cast<Code>(code)));
   }
   return stats;
+}
+
+std::vector<WaitingCall> Endpoint::Waiting() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reader_.Waiting();
 }
 
 }  // namespace jaxcomm

@@ -26,6 +26,8 @@ struct EndpointStats {
   SourceCounters source;
   int64_t num_leases = 0;
   std::vector<uint64_t> failures;  // by Code
+  Histogram opens;
+  Histogram reads;
 };
 
 // Thread-safe.
@@ -49,6 +51,9 @@ class Endpoint : private FrameReceiver {
   StatusOr<int> Connect(const std::string& address);
   void Disconnect(int peer);  // the last call for it
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
+  std::shared_ptr<Call> OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
+                                    const std::string& digest, const std::vector<Piece>& from, std::vector<Piece> to,
+                                    std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
                              std::vector<StridedArray> arrays);
@@ -65,10 +70,13 @@ class Endpoint : private FrameReceiver {
             std::function<void(const Call&)> then);
 
   EndpointStats stats();
+  std::vector<WaitingCall> Waiting();
 
  private:
   explicit Endpoint(int64_t max_lease_ms) : source_(max_lease_ms) {}
   void Run();
+  // Does what has become due. Returns false once the endpoint ends.
+  bool Advance(const TcpNetwork::Events& events);
   void RunDue();
   void OnPeer(int peer, bool client) override;
   char* OnBulk(int peer, const Frame& frame) override;

@@ -15,14 +15,16 @@ namespace jaxcomm {
 // Kinds of frames; `id` is a number of the reader's for the answer.
 enum FrameKind : uint32_t {
   // Reader to source.
-  kOpenFrame = 1,  // key, version, lease in ms. Answer: kOpenedFrame or kRefusedFrame
-  kReadFrame,      // at: lease. Pieces. Answer: kDataFrames and kEndFrame, or kRefusedFrame
-  kRenewFrame,     // at: lease
-  kCloseFrame,     // at: lease
-  kCancelFrame,    // the read or watch `id` is over
-  kWatchFrame,     // at: a version; key. Answer: kNoticeFrame
+  // Key, version, lease in ms; digest of a manifest, and, unless it is empty, a read that begins if the manifest has
+  // this digest: its id and pieces. Answer: kOpenedFrame, and those of the read if it begins; or kRefusedFrame.
+  kOpenFrame = 1,
+  kReadFrame,    // at: lease. Pieces. Answer: kDataFrames and kEndFrame, or kRefusedFrame
+  kRenewFrame,   // at: lease
+  kCloseFrame,   // at: lease
+  kCancelFrame,  // the read or watch `id` is over
+  kWatchFrame,   // at: a version; key. Answer: kNoticeFrame
   // Source to reader.
-  kOpenedFrame,   // at: lease. Version, lease in ms, manifest
+  kOpenedFrame,   // at: lease. Version, lease in ms, whether the read begins; if not, the manifest
   kRefusedFrame,  // at: a Code. Text
   kDataFrame,     // bulk; at: offset in the bytes of the read
   kEndFrame,      // the commit word: all bytes were valid until the last was packed

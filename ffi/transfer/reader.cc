@@ -6,9 +6,10 @@
 
 namespace jaxcomm {
 
-std::shared_ptr<Call> Reader::Begin(int peer) {
+std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer) {
   auto call = std::make_shared<Call>();
   call->peer = peer;
+  call->answer = answer;
   call->id = next_id_++;
   calls_[call->id] = call;
   const std::string& lost = peers_[peer].lost;
@@ -34,17 +35,38 @@ void Reader::OnPeer(int peer) {
 }
 
 std::shared_ptr<Call> Reader::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {
-  std::shared_ptr<Call> call = Begin(peer);
+  std::shared_ptr<Call> call = Begin(peer, kOpenedFrame);
   Encoder request;
   request.PutText(key);
   request.Put(version);
   request.Put(lease_ms);
+  request.PutText("");
   Send(peer, {kOpenFrame, static_cast<uint32_t>(request.bytes().size()), call->id, 0}, request.bytes());
   return call;
 }
 
+std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
+                                          const std::string& digest, const std::vector<Piece>& from,
+                                          std::vector<Piece> to, std::vector<StridedArray> arrays) {
+  std::shared_ptr<Call> open = Begin(peer, kOpenedFrame);
+  open->read = Begin(peer, kEndFrame);
+  Encoder request;
+  request.PutText(key);
+  request.Put(version);
+  request.Put(lease_ms);
+  request.PutText(digest);
+  request.Put(open->read->id);
+  PutRead(*open->read, from, std::move(to), std::move(arrays), &request);
+  if (open->read->done) {
+    Finish(*open, open->read->error);
+  } else {
+    Send(peer, {kOpenFrame, static_cast<uint32_t>(request.bytes().size()), open->id, 0}, request.bytes());
+  }
+  return open;
+}
+
 std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t after) {
-  std::shared_ptr<Call> call = Begin(peer);
+  std::shared_ptr<Call> call = Begin(peer, kNoticeFrame);
   Encoder request;
   request.PutText(key);
   Send(peer, {kWatchFrame, static_cast<uint32_t>(request.bytes().size()), call->id, static_cast<uint64_t>(after)},
@@ -52,38 +74,40 @@ std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t af
   return call;
 }
 
+void Reader::PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to,
+                     std::vector<StridedArray> arrays, Encoder* request) {
+  call.arrays = std::move(arrays);
+  call.pieces = std::move(to);
+  for (const Piece& piece : call.pieces) {
+    const StatusOr<int64_t> bytes = BytesOf(call.arrays[piece.array], piece.box);
+    if (!bytes.ok()) return Finish(call, {Code::kInvalid, bytes.status().message()});
+    call.total_bytes += *bytes;
+  }
+  request->Put(static_cast<uint32_t>(from.size()));
+  for (const Piece& piece : from) {
+    request->Put(piece.array);
+    request->Put(static_cast<uint32_t>(piece.box.begin.size()));
+    for (size_t d = 0; d < piece.box.begin.size(); ++d) {
+      request->Put(piece.box.begin[d]);
+      request->Put(piece.box.end[d]);
+    }
+  }
+  if (request->bytes().size() > kMaxControlBytes) {
+    Finish(call, {Code::kInvalid, "a read of " + std::to_string(from.size()) + " boxes: use several reads"});
+  }
+}
+
 std::shared_ptr<Call> Reader::Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
                                    std::vector<StridedArray> arrays) {
-  std::shared_ptr<Call> call = Begin(peer);
-  call->arrays = std::move(arrays);
-  call->pieces = std::move(to);
-  for (const Piece& piece : call->pieces) {
-    const StatusOr<int64_t> bytes = BytesOf(call->arrays[piece.array], piece.box);
-    if (!bytes.ok()) {
-      Finish(*call, {Code::kInvalid, bytes.status().message()});
-      return call;
-    }
-    call->total_bytes += *bytes;
-  }
+  std::shared_ptr<Call> call = Begin(peer, kEndFrame);
   Encoder request;
-  request.Put(static_cast<uint32_t>(from.size()));
-  for (const Piece& piece : from) {
-    request.Put(piece.array);
-    request.Put(static_cast<uint32_t>(piece.box.begin.size()));
-    for (size_t d = 0; d < piece.box.begin.size(); ++d) {
-      request.Put(piece.box.begin[d]);
-      request.Put(piece.box.end[d]);
-    }
-  }
-  if (request.bytes().size() > kMaxControlBytes) {
-    Finish(*call, {Code::kInvalid, "a read of " + std::to_string(from.size()) + " boxes: use several reads"});
-    return call;
-  }
+  PutRead(*call, from, std::move(to), std::move(arrays), &request);
+  if (call->done) return call;
   Send(peer, {kReadFrame, static_cast<uint32_t>(request.bytes().size()), call->id, lease}, request.bytes());
   return call;
 }
 
-void Reader::Finish(Call& call, Error error) {
+void Reader::Finish(Call& call, Error error, bool counts) {
   if (call.done) return;
   const std::shared_ptr<Call> keep = calls_[call.id];
   calls_.erase(call.id);
@@ -91,8 +115,13 @@ void Reader::Finish(Call& call, Error error) {
   call.placing = false;
   call.done = true;
   call.error = std::move(error);
-  if (!call.error.ok()) ++failures_[call.error.code];
+  if (!call.error.ok()) {
+    failures_[call.error.code] += counts ? 1 : 0;
+  } else if (call.answer != kNoticeFrame) {
+    (call.answer == kOpenedFrame ? opens_ : reads_).Add(Clock::now() - call.began);
+  }
   if (!call.then.empty()) due_.push_back(keep);
+  if (call.read != nullptr && !call.error.ok()) Finish(*call.read, call.error, false);
 }
 
 void Reader::Cancel(const std::shared_ptr<Call>& call, const Error& why) {
@@ -139,12 +168,17 @@ char* Reader::OnBulk(int peer, const Frame& frame) {
 void Reader::OnOpened(Call& call, const Frame& frame, const char* payload) {
   Decoder decoder(payload, frame.bytes);
   int64_t lease_ms = 0;
-  if (!decoder.Get(&call.version) || !decoder.Get(&lease_ms) || !decoder.GetText(&call.manifest) || lease_ms <= 0) {
+  uint8_t reads = 0;
+  if (!decoder.Get(&call.version) || !decoder.Get(&lease_ms) || !decoder.Get(&reads) ||
+      !decoder.GetText(&call.manifest) || lease_ms <= 0 || (reads != 0 && call.read == nullptr)) {
     return network_->Drop(call.peer, "it sent a malformed answer");
   }
   call.lease = frame.at;
   const std::chrono::milliseconds length(lease_ms);
   leases_[{call.peer, call.lease}] = {call.peer, length, Clock::now() + length / 3};
+  if (call.read != nullptr && reads == 0) {
+    Finish(*call.read, {Code::kCancelled, "the manifest has another digest"}, false);
+  }
   Finish(call, {});
 }
 
@@ -156,6 +190,10 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
     return;
   }
   Call& call = *found->second;
+  const bool data = frame.kind == kDataFrame && call.answer == kEndFrame;
+  const bool refused = frame.kind == kRefusedFrame && frame.at > static_cast<uint64_t>(Code::kOk) &&
+                       frame.at <= static_cast<uint64_t>(Code::kCancelled);
+  if (frame.kind != call.answer && !data && !refused) return network_->Drop(peer, "it sent an answer of another kind");
   switch (frame.kind) {
     case kOpenedFrame:
       return OnOpened(call, frame, payload);
@@ -167,10 +205,8 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
     case kEndFrame:
       if (call.received_bytes == call.total_bytes) return Finish(call, {});
       return network_->Drop(peer, "it sent other bytes than asked for");
-    case kDataFrame:
-      break;
     default:
-      return network_->Drop(peer, "it sent a frame of unknown kind");
+      break;
   }
   if (frame.at != static_cast<uint64_t>(call.received_bytes) || frame.bytes > call.total_bytes - call.received_bytes) {
     return network_->Drop(peer, "it sent other bytes than asked for");
@@ -200,6 +236,15 @@ void Reader::OnLost(int peer, const std::string& why) {
   for (auto at = leases_.begin(); at != leases_.end();) {
     at = at->first.first == peer ? leases_.erase(at) : std::next(at);
   }
+}
+
+std::vector<WaitingCall> Reader::Waiting() const {
+  std::vector<WaitingCall> waiting;
+  for (const auto& [id, call] : calls_) {
+    const std::chrono::duration<double> seconds = Clock::now() - call->began;
+    waiting.push_back({call->peer, call->answer, seconds.count(), call->received_bytes, call->total_bytes});
+  }
+  return waiting;
 }
 
 void Reader::EndAll(const Error& why) {

@@ -1,7 +1,9 @@
 // What an endpoint reads from others. A call has an answer, an error of the source, or the end of the connection.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,6 +23,8 @@ namespace jaxcomm {
 struct Call {
   int peer = -1;
   uint64_t id = 0;
+  FrameKind answer{};  // that ends it
+  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
   bool done = false;
   Error error;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
@@ -29,7 +33,8 @@ struct Call {
   // Of an open or a watch.
   int64_t version = 0;
   uint64_t lease = 0;
-  std::string manifest;
+  std::string manifest;        // empty if the source's has the digest that the reader has named
+  std::shared_ptr<Call> read;  // of an open with a read
 
   // Of a read: its destination.
   std::vector<StridedArray> arrays;
@@ -39,6 +44,30 @@ struct Call {
   bool placing = false;  // the network writes to the destination
   int64_t received_bytes = 0;
   int64_t total_bytes = 0;
+};
+
+// How many calls took how long: element i counts those of at least 2^(i-1) and less than 2^i microseconds.
+class Histogram {
+ public:
+  void Add(std::chrono::steady_clock::duration time) {
+    auto us = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+    size_t i = 0;
+    for (; us > 0 && i + 1 < counts_.size(); us >>= 1) ++i;
+    ++counts_[i];
+  }
+  const std::array<uint64_t, 36>& counts() const { return counts_; }
+
+ private:
+  std::array<uint64_t, 36> counts_{};
+};
+
+// A call without an answer yet.
+struct WaitingCall {
+  int peer;
+  FrameKind answer;
+  double seconds;
+  int64_t received_bytes;
+  int64_t total_bytes;
 };
 
 class Reader {
@@ -51,6 +80,11 @@ class Reader {
   void Forget(int peer) { peers_.erase(peer); }
   bool Has(int peer) const { return peers_.count(peer) != 0; }
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
+  // An open that also reads, in one round trip, if the manifest has this digest: the call, whose `read` is the read.
+  // With another manifest, or without a lease, the read ends with the open.
+  std::shared_ptr<Call> OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
+                                    const std::string& digest, const std::vector<Piece>& from, std::vector<Piece> to,
+                                    std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   // Reads `from` at the source into `to` of `arrays`, whose memory must stay until the call is done.
   std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
@@ -69,6 +103,9 @@ class Reader {
   // Calls that are done and have something to do then.
   std::vector<std::shared_ptr<Call>> TakeDue() { return std::exchange(due_, {}); }
 
+  std::vector<WaitingCall> Waiting() const;
+  const Histogram& opens() const { return opens_; }  // without those that failed, as reads()
+  const Histogram& reads() const { return reads_; }
   uint64_t failures(Code code) const {
     const auto found = failures_.find(code);
     return found == failures_.end() ? 0 : found->second;
@@ -86,9 +123,12 @@ class Reader {
     std::string lost;                                    // why the connection has ended
   };
 
-  std::shared_ptr<Call> Begin(int peer);
+  std::shared_ptr<Call> Begin(int peer, FrameKind answer);
+  // Sets the destination and appends `from` to the request. Ends the call if it is not valid.
+  void PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, std::vector<StridedArray> arrays,
+               Encoder* request);
   void Send(int peer, const Frame& frame, const std::string& payload);
-  void Finish(Call& call, Error error);
+  void Finish(Call& call, Error error, bool counts = true);
   // The destination of the next bytes of a read, at most `limit`.
   char* Next(Call& call, int64_t limit, int64_t* bytes);
   void OnOpened(Call& call, const Frame& frame, const char* payload);
@@ -99,6 +139,7 @@ class Reader {
   std::map<std::pair<int, uint64_t>, Lease> leases_;  // peer, number of the source's
   std::vector<std::shared_ptr<Call>> due_;
   std::map<Code, uint64_t> failures_;
+  Histogram opens_, reads_;
   uint64_t next_id_ = 1;
 };
 

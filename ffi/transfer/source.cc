@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/sha256.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -31,6 +33,10 @@ Error Source::Expose(Exposure exposure, uint64_t* id) {
   } else if (versions_.count(exposure.key) != 0) {
     return {Code::kInvalid, "the ticket is in use"};
   }
+  Sha256 digest;
+  digest.Update(exposure.manifest.data(), exposure.manifest.size());
+  const Digest bytes = digest.Finish();
+  exposure.digest.assign(bytes.begin(), bytes.end());
   exposure.id = *id = next_id_++;
   const std::string key = exposure.key;
   versions_[key][exposure.version] = exposure.id;
@@ -133,9 +139,11 @@ void Source::OnFrame(int peer, const Frame& frame, Decoder payload) {
 }
 
 void Source::OnOpen(int peer, const Frame& frame, Decoder payload) {
-  std::string key;
+  std::string key, digest;
   int64_t version = 0, lease_ms = 0;
-  if (!payload.GetText(&key) || !payload.Get(&version) || !payload.Get(&lease_ms) || !payload.done() || lease_ms <= 0) {
+  uint64_t read = 0;
+  if (!payload.GetText(&key) || !payload.Get(&version) || !payload.Get(&lease_ms) || !payload.GetText(&digest) ||
+      lease_ms <= 0 || (digest.empty() ? !payload.done() : !payload.Get(&read))) {
     return network_->Drop(peer, "it sent a malformed request");
   }
   if (version == kLatest) version = NewestOf(key);
@@ -164,8 +172,11 @@ void Source::OnOpen(int peer, const Frame& frame, Decoder payload) {
   Encoder reply;
   reply.Put(version);
   reply.Put(lease_ms);
-  reply.PutText(exposure->manifest);
+  const bool reads = digest == exposure->digest;
+  reply.Put(static_cast<uint8_t>(reads));
+  reply.PutText(reads ? "" : exposure->manifest);
   network_->Send(peer, {kOpenedFrame, static_cast<uint32_t>(reply.bytes().size()), frame.id, id}, reply.bytes().data());
+  if (reads) StartRead(peer, read, id, payload);
 }
 
 void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
@@ -173,7 +184,11 @@ void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
   if (lease == leases_.end() || lease->second.peer != peer) {
     return Refuse(peer, frame.id, Code::kRevoked, "the lease has ended");
   }
-  Read read{frame.id, frame.at, lease->second.exposure, {}, 0, {}, 0, 0};
+  StartRead(peer, frame.id, frame.at, payload);
+}
+
+void Source::StartRead(int peer, uint64_t id, uint64_t lease, Decoder payload) {
+  Read read{id, lease, leases_[lease].exposure, {}, 0, {}, 0, 0};
   uint32_t num_pieces = 0;
   bool whole = payload.Get(&num_pieces) && num_pieces <= kMaxPieces;
   for (uint32_t i = 0; whole && i < num_pieces; ++i) {
@@ -185,10 +200,10 @@ void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
     }
     if (!whole) break;
     if (piece.array >= read.exposure->arrays.size()) {
-      return Refuse(peer, frame.id, Code::kInvalid, "there is no array " + std::to_string(piece.array));
+      return Refuse(peer, id, Code::kInvalid, "there is no array " + std::to_string(piece.array));
     }
     const StatusOr<int64_t> bytes = BytesOf(read.exposure->arrays[piece.array], piece.box);
-    if (!bytes.ok()) return Refuse(peer, frame.id, Code::kInvalid, bytes.status().message());
+    if (!bytes.ok()) return Refuse(peer, id, Code::kInvalid, bytes.status().message());
     if (__builtin_add_overflow(read.total_bytes, *bytes, &read.total_bytes)) whole = false;
     read.pieces.push_back(std::move(piece));
   }

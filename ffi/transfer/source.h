@@ -23,6 +23,7 @@ struct Exposure {
   std::string key;
   int64_t version = 0;
   std::string manifest;  // opaque here
+  std::string digest;    // its SHA-256; Expose sets it
   std::vector<StridedArray> arrays;
   std::vector<bool> ready;  // by array; reads of others wait for MarkReady
   std::string reader;       // the name of the only endpoint that may read; empty: any
@@ -95,6 +96,7 @@ class Source {
   const Exposure* Find(uint64_t id) const;
   void OnOpen(int peer, const Frame& frame, Decoder payload);
   void OnRead(int peer, const Frame& frame, Decoder payload);
+  void StartRead(int peer, uint64_t id, uint64_t lease, Decoder payload);
   void OnWatch(int peer, const Frame& frame, Decoder payload);
   void OnCancel(int peer, uint64_t id);
   void Refuse(int peer, uint64_t id, Code code, const std::string& text);

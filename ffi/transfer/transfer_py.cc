@@ -138,6 +138,19 @@ void BindTransfer(nb::module_ m) {
           },
           nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"))
       .def(
+          "open_and_read",
+          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms, nb::bytes digest,
+             const std::vector<PieceArgument>& from, const std::vector<PieceArgument>& to,
+             const std::vector<ArrayArgument>& arrays) {
+            const std::shared_ptr<Call> open = self.OpenAndRead(peer, std::string(key.c_str(), key.size()), version,
+                                                                lease_ms, std::string(digest.c_str(), digest.size()),
+                                                                PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
+            return std::make_pair(open, open->read);
+          },
+          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"), nb::arg("from_"),
+          nb::arg("to"), nb::arg("arrays"),
+          "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled.")
+      .def(
           "watch",
           [](Endpoint& self, int peer, nb::bytes key, int64_t after) {
             return self.Watch(peer, std::string(key.c_str(), key.size()), after);
@@ -169,6 +182,8 @@ void BindTransfer(nb::module_ m) {
             }
           },
           nb::arg("call"), nb::arg("timeout_s"), "Waits for a call. Returns (code, text).")
+      .def("poll", &Endpoint::Wait, nb::arg("call"), nb::arg("limit_s"), nb::call_guard<nb::gil_scoped_release>(),
+           "Waits for a call, which goes on after the limit. Returns whether it is done.")
       .def("is_done", &Endpoint::IsDone, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def("progress", &Endpoint::Progress, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -178,7 +193,29 @@ void BindTransfer(nb::module_ m) {
           },
           nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Endpoint::Close, nb::arg("peer"), nb::arg("lease"), nb::call_guard<nb::gil_scoped_release>())
-      .def("stats", [](Endpoint& self) { return StatsOf(self.stats()); });
+      .def("stats", [](Endpoint& self) { return StatsOf(self.stats()); })
+      .def(
+          "histograms",
+          [](Endpoint& self) {
+            const EndpointStats stats = self.stats();
+            const auto list = [](const Histogram& from) {
+              return std::vector<uint64_t>(from.counts().begin(), from.counts().end());
+            };
+            return std::map<std::string, std::vector<uint64_t>>{{"open", list(stats.opens)},
+                                                                {"read", list(stats.reads)}};
+          },
+          "Calls by time: element i counts those of less than 2^i microseconds that are in no element before.")
+      .def(
+          "waiting",
+          [](Endpoint& self) {
+            std::vector<std::tuple<int, std::string, double, int64_t, int64_t>> calls;
+            for (const WaitingCall& call : self.Waiting()) {
+              const char* what = call.answer == kOpenedFrame ? "open" : call.answer == kEndFrame ? "read" : "watch";
+              calls.emplace_back(call.peer, what, call.seconds, call.received_bytes, call.total_bytes);
+            }
+            return calls;
+          },
+          "Calls without an answer yet: connection, what, seconds, bytes received, bytes in all.");
   m.def(
       "start",
       [](const std::string& name, nb::bytes secret, const std::string& host, const std::string& port,

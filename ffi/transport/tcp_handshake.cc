@@ -23,7 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kVersion = 1;  // of the protocol
 constexpr char kMagic[8] = {'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'};
 constexpr std::chrono::seconds kProofLimit{2};
 
@@ -236,7 +235,7 @@ void TcpNetwork::AcceptAll(int listener, bool local) {
     Connection& c = *connections_[Add(fd, false, local)];
     c.state = Connection::State::kProof;
     std::memcpy(c.hello.magic, kMagic, sizeof kMagic);
-    c.hello.version = kVersion;
+    c.hello.version = kProtocolVersion;
     FillRandom(c.hello.nonce, sizeof c.hello.nonce);
     c.Put(&c.hello, sizeof c.hello);
     Flush(c);
@@ -246,12 +245,12 @@ void TcpNetwork::AcceptAll(int listener, bool local) {
 void TcpNetwork::OnHello(Connection& c) {
   std::memcpy(&c.hello, c.in.data(), sizeof c.hello);
   if (std::memcmp(c.hello.magic, kMagic, sizeof kMagic) != 0) return Drop(c.peer, "it is no endpoint of jaxcomm");
-  if (c.hello.version != kVersion) {
+  if (c.hello.version != kProtocolVersion) {
     return Drop(c.peer, "it speaks version " + std::to_string(c.hello.version) + " of the protocol, this endpoint " +
-                            std::to_string(kVersion));
+                            std::to_string(kProtocolVersion));
   }
   std::memcpy(c.proof.hello.magic, kMagic, sizeof kMagic);
-  c.proof.hello.version = kVersion;
+  c.proof.hello.version = kProtocolVersion;
   FillRandom(c.proof.hello.nonce, sizeof c.proof.hello.nonce);
   c.proof.incarnation = incarnation_;
   c.proof.server_incarnation = c.server.incarnation;
@@ -272,9 +271,9 @@ void TcpNetwork::OnProof(Connection& c) {
   const Hmac secret(options_.secret);
   const Digest expected = secret.Of("client" + said);
   Reply reply{};
-  reply.version = kVersion;
+  reply.version = kProtocolVersion;
   if (std::memcmp(c.proof.hello.magic, kMagic, sizeof kMagic) != 0) return Drop(c.peer, "no proof");
-  if (c.proof.hello.version != kVersion) {
+  if (c.proof.hello.version != kProtocolVersion) {
     reply.answer = Answer::kWrongVersion;
   } else if (!SameBytes(expected.data(), c.proof.tag, expected.size())) {
     reply.answer = Answer::kWrongSecret;
@@ -313,7 +312,7 @@ void TcpNetwork::OnReply(Connection& c) {
       return BecomeOpen(c);
     case Answer::kWrongVersion:
       return Drop(c.peer, "it speaks version " + std::to_string(reply.version) + " of the protocol, this endpoint " +
-                              std::to_string(kVersion));
+                              std::to_string(kProtocolVersion));
     case Answer::kWrongSecret:
       return Drop(c.peer, "its secret is another one");
     case Answer::kOtherIncarnation:

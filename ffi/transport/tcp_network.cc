@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kChunksPerTurn = 4;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
+constexpr size_t kSmallBytes = 16 << 10;  // frames that wait for others, and go over the socket in any case
 
 }  // namespace
 
@@ -51,7 +52,12 @@ void TcpNetwork::Queue(Connection& c, Frame frame, const void* payload) {
   c.Put(&header, sizeof header);
   c.Put(payload, frame.bytes);
   if (c.queued() > kMaxQueuedBytes) return Drop(c.peer, "it does not read what it has asked for");
-  Flush(c);
+  FlushSoon(c, frame.bytes);
+}
+
+// What Progress sends to a peer goes in one call of the kernel, which also wakes the peer once.
+void TcpNetwork::FlushSoon(Connection& c, uint32_t bytes) {
+  if (!progressing_ || bytes > kSmallBytes || c.queued() > kSmallBytes) Flush(c);
 }
 
 void TcpNetwork::Send(int peer, Frame frame, const void* payload) {
@@ -69,7 +75,8 @@ void TcpNetwork::SendBulk(int peer, Frame frame, const std::function<void(char*)
   if (c == nullptr) return;
   frame.kind |= kBulkFlag;
   Header header{frame, 0, 0, {}};
-  if (c->memory != nullptr) {
+  const bool in_slot = c->memory != nullptr && frame.bytes > kSmallBytes;
+  if (in_slot) {
     header.frame.kind |= kSlotFlag;
     header.slot = c->free_slots.back();
     c->free_slots.pop_back();
@@ -78,9 +85,9 @@ void TcpNetwork::SendBulk(int peer, Frame frame, const std::function<void(char*)
   const auto tag = c->TagOf(header, nullptr, c->sent++, c->client);
   std::copy(tag.begin(), tag.end(), header.tag);
   c->Put(&header, sizeof header);
-  if (c->memory == nullptr) fill(c->Extend(frame.bytes));
+  if (!in_slot) fill(c->Extend(frame.bytes));
   traffic_[c->memory != nullptr ? 1 : 0].sent_bytes += frame.bytes;
-  Flush(*c);
+  FlushSoon(*c, frame.bytes);
 }
 
 void TcpNetwork::SetBusy(int peer, bool busy) {
@@ -231,7 +238,7 @@ void TcpNetwork::Deliver(Connection& c) {
   if ((frame.kind & kBulkFlag) != 0) {
     const bool in_slot = (frame.kind & kSlotFlag) != 0;
     frame.kind &= ~(kBulkFlag | kSlotFlag);
-    traffic_[in_slot ? 1 : 0].received_bytes += frame.bytes;
+    traffic_[c.memory != nullptr ? 1 : 0].received_bytes += frame.bytes;
     if (in_slot) {
       receiver_->OnFrame(c.peer, frame, c.memory->data() + c.header.slot * kMaxBulkBytes);
       Queue(c, {kSlotFreeFrame, 0, c.header.slot, 0}, nullptr);
@@ -277,11 +284,12 @@ void TcpNetwork::OfferRoom(Connection& c) {
   more_room_ = more_room_ || (c.busy && HasRoom(c.peer));
 }
 
-void TcpNetwork::Wait(int timeout_ms) {
-  epoll_event events[64];
-  const int found = epoll_wait(epoll_, events, 64, timeout_ms);
-  events_.clear();
-  for (int i = 0; i < found; ++i) events_.emplace_back(int{events[i].data.fd}, uint32_t{events[i].events});
+TcpNetwork::Events TcpNetwork::Wait(int timeout_ms) {
+  epoll_event found[64];
+  const int count = epoll_wait(epoll_, found, 64, timeout_ms);
+  Events events;
+  for (int i = 0; i < count; ++i) events.emplace_back(int{found[i].data.fd}, uint32_t{found[i].events});
+  return events;
 }
 
 void TcpNetwork::Wake() {
@@ -289,8 +297,9 @@ void TcpNetwork::Wake() {
   [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
 }
 
-void TcpNetwork::Progress() {
-  for (const auto& [id, happened] : events_) {
+void TcpNetwork::Progress(const Events& events) {
+  progressing_ = true;
+  for (const auto& [id, happened] : events) {
     if (id == kWakeEvent) {
       uint64_t count;
       [[maybe_unused]] const ssize_t got = read(wake_, &count, sizeof count);
@@ -301,10 +310,13 @@ void TcpNetwork::Progress() {
       Flush(*c);
     }
   }
-  events_.clear();
   more_room_ = false;
   for (const auto& [peer, c] : connections_) {
     if (c->busy && c->why.empty()) OfferRoom(*c);
+  }
+  progressing_ = false;
+  for (const auto& [peer, c] : connections_) {
+    if (c->queued() > 0 && c->why.empty()) Flush(*c);
   }
   if (more_room_) Wake();
   EndLate();

@@ -96,9 +96,10 @@ class TcpNetwork {
   // Drops all peers and listens no more. OnLost of each follows inside.
   void Close(const std::string& why);
 
-  // Blocks until there is something to do for Progress.
-  void Wait(int timeout_ms);
-  void Progress();
+  // Blocks until there is something to do for Progress. Threads may wait at the same time, and get the same events.
+  using Events = std::vector<std::pair<int, uint32_t>>;
+  Events Wait(int timeout_ms);
+  void Progress(const Events& events);
   void Wake();
 
   std::string name_of(int peer) const;
@@ -114,6 +115,7 @@ class TcpNetwork {
   int Add(int fd, bool client, bool local);
   void Queue(Connection& c, Frame frame, const void* payload);
   void Flush(Connection& c);
+  void FlushSoon(Connection& c, uint32_t bytes);
   void Receive(Connection& c);
   // Each returns false if there is nothing more to read.
   bool ReceiveHandshake(Connection& c);
@@ -141,9 +143,9 @@ class TcpNetwork {
   int local_listener_ = -1;
   std::map<int, std::unique_ptr<Connection>> connections_;
   int next_peer_ = 0;
-  std::vector<std::pair<int, uint32_t>> events_;  // those of Wait
-  bool more_room_ = false;                        // a busy peer has room: Wait must not block
-  bool lost_ = false;                             // a connection waits for EndLost
+  bool progressing_ = false;  // Progress sends small frames at its end
+  bool more_room_ = false;    // a busy peer has room: Wait must not block
+  bool lost_ = false;         // a connection waits for EndLost
   std::array<Traffic, 2> traffic_;
   uint64_t rejected_ = 0;
 };

@@ -8,7 +8,7 @@ from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
 from jaxcomm.recorder._links import Link
-from jaxcomm.recorder._prometheus import Counters, Stats, serve, stats
+from jaxcomm.recorder._prometheus import Counters, Stats, Transfers, serve, stats
 from jaxcomm.recorder._report import Report, analyze
 from jaxcomm.recorder._stragglers import Straggler
 from jaxcomm.recorder._verdict import Finding, Verdict
@@ -20,6 +20,7 @@ __all__ = [
     "Report",
     "Stats",
     "Straggler",
+    "Transfers",
     "Verdict",
     "analyze",
     "dump",

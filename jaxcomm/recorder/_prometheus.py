@@ -5,6 +5,8 @@ import http.server
 import pathlib
 import threading
 import time
+import weakref
+from typing import Any
 
 import jax
 
@@ -49,6 +51,23 @@ class Counters:
 
 
 @dataclasses.dataclass(frozen=True)
+class Transfers:
+    """What an endpoint of jaxcomm.transfer in this process has done, and what it waits for.
+
+    Attributes:
+      endpoint: its name.
+      counters: those of Endpoint.stats().
+      histograms: those of Endpoint.histograms().
+      waiting: as Endpoint.waiting(): requests without an answer, the longest first. Each names the other endpoint.
+    """
+
+    endpoint: str
+    counters: dict[str, int]
+    histograms: dict[str, list[int]]
+    waiting: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
     """Counters of this process.
 
@@ -57,20 +76,31 @@ class Stats:
       late_ranks: ranks for which calls of this process have waited for JAXCOMM_WARN_S, and still wait. In several
         processes, all must have their files in one folder.
       rejected: messages from strangers that this process has refused.
+      transfers: one entry per endpoint, also if the recorder is off.
     """
 
     sites: tuple[Counters, ...]
     late_ranks: tuple[int, ...]
     rejected: int
+    transfers: tuple[Transfers, ...] = ()
+
+
+endpoints: "weakref.WeakSet[Any]" = weakref.WeakSet()  # of jaxcomm.transfer, which add themselves
 
 
 def stats() -> Stats:
     """The counters of the flight recorder since the start of this process; no entries if the recorder is off."""
+    transfers = tuple(Transfers(e.name, e.stats(), e.histograms(), e.waiting()) for e in list(endpoints))
     if not (path := _core.recorder.path()):
-        return Stats((), (), _core.recorder.rejected())
+        return Stats((), (), _core.recorder.rejected(), transfers)
     ring = _file.read(pathlib.Path(path))
     late = _top.late_ranks(ring, config().warn_s)
-    return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected())
+    return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected(), transfers)
+
+
+def waiting_transfers() -> list[str]:
+    """The requests of all endpoints of this process that wait for another endpoint."""
+    return [f"endpoint {each.name!r} waits: {line}" for each in list(endpoints) for line in each.waiting()]
 
 
 def _counters(site: _file.Site) -> Counters:
@@ -98,7 +128,21 @@ def text(found: Stats, process: int) -> str:
     ):
         lines += [f"# HELP jaxcomm_{name} {meaning}", f"# TYPE jaxcomm_{name} {kind}"]
         lines.append(f'jaxcomm_{name}{{process="{process}"}} {value}')
+    lines += _transfers_text(found.transfers, process)
     return "\n".join([*lines, ""])
+
+
+def _transfers_text(transfers: tuple[Transfers, ...], process: int) -> list[str]:
+    lines = []
+    for name in sorted({name for each in transfers for name in each.counters}):
+        kind = "gauge" if name == "leases" else "counter"
+        suffix = "" if kind == "gauge" else "_total"
+        metric = f"jaxcomm_transfer_{name}{suffix}"
+        lines += [f"# HELP {metric} Of jaxcomm.transfer, by endpoint.", f"# TYPE {metric} {kind}"]
+        for each in transfers:
+            labels = f'process="{process}",endpoint="{_escaped(each.endpoint)}"'
+            lines.append(f"{metric}{{{labels}}} {each.counters[name]}")
+    return lines
 
 
 class _Page(http.server.BaseHTTPRequestHandler):

@@ -98,6 +98,8 @@ def _watch(path: pathlib.Path) -> None:
             with contextlib.suppress(OSError):
                 part = stacks.with_name(stacks.name + ".part")
                 with open(part, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                    file.writelines(f"{line}\n" for line in _prometheus.waiting_transfers())
+                    file.flush()
                     faulthandler.dump_traceback(file, all_threads=True)
                 part.replace(stacks)
         counters.write_if_due()

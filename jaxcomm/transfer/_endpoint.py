@@ -3,15 +3,18 @@
 import concurrent.futures
 import dataclasses
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxcomm._core import transfer as _native
+from jaxcomm.recorder import _prometheus as recorder
 from jaxcomm.transfer import _errors
 from jaxcomm.transfer._arrays import ArrayArgument
 
 _MIN_SECRET_BYTES = 16
+_COLLECT_EVERY_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +52,15 @@ class Group:
 
 
 class Lease:
-    """What a reader has opened at one source: an object in one version, or an offer."""
+    """What a reader has opened at one source: an object in one version, or an offer.
 
-    def __init__(self, endpoint: "Endpoint", peer: int, call: Any, what: str) -> None:
+    `started` is the read that the source began with it, or that has ended because the manifest has another digest.
+    """
+
+    def __init__(self, endpoint: "Endpoint", peer: int, call: Any, started: Any, what: str) -> None:
         self.version: int = call.version
         self.manifest: bytes = call.manifest
+        self.started = started
         self._number: int = call.lease
         self._endpoint, self._peer, self._what = endpoint, peer, what
 
@@ -66,6 +73,13 @@ class Lease:
         if code:
             received, total = self._endpoint._native.progress(read)
             _errors.check(code, f"{text} ({received} of {total} bytes had arrived)", self._what)
+
+    def poll(self, read: Any, limit_s: float) -> bool:
+        """Waits for a read, which goes on after the limit. Returns whether it has ended."""
+        return bool(self._endpoint._native.poll(read, limit_s))
+
+    def received_bytes(self, read: Any) -> int:
+        return int(self._endpoint._native.progress(read)[0])
 
     def cancel(self, read: Any) -> None:
         """Ends a read at once, if it has not ended. Nothing is written any more."""
@@ -123,11 +137,14 @@ class Endpoint:
         self._kept: dict[int, Any] = {}  # memory of exposures
         self._versions: dict[str, list[tuple[int, int]]] = {}  # of published objects: version, exposure
         self._fetches: dict[str, int] = {}  # by object: those with shardings of several processes
+        self._plans: dict[Any, Any] = {}  # of the latest fetches
         self._threads = concurrent.futures.ThreadPoolExecutor(self.limits.transfers, f"transfer-{name}")
+        recorder.endpoints.add(self)
         self._finalizer = weakref.finalize(self, self._native.stop)
 
     def close(self) -> None:
         """Ends all transfers with an error. Readers of this endpoint get an error too."""
+        recorder.endpoints.discard(self)
         self._finalizer()
         self._threads.shutdown(wait=True)
         self._kept.clear()
@@ -141,6 +158,23 @@ class Endpoint:
     def stats(self) -> dict[str, int]:
         """Counters since the start: bytes by path, leases, failures by kind, rejected connections."""
         return dict(self._native.stats())
+
+    def waiting(self) -> list[str]:
+        """The requests that wait for other endpoints, the longest first: the endpoint, the time, the bytes so far."""
+        with self._lock:
+            address_of = {peer: address for address, peer in self._peers.items()}
+        calls = sorted(self._native.waiting(), key=lambda call: -call[2])
+        return [
+            f"{what} at {describe(address_of.get(peer, 'closed'))}: {seconds:.1f} s, {received} of {total} bytes"
+            for peer, what, seconds, received, total in calls
+        ]
+
+    def histograms(self) -> dict[str, list[int]]:
+        """Successful requests to other endpoints by time: "open" takes a lease, "read" reads under it.
+
+        Element i counts those that took less than 2**i microseconds, and that no element before counts.
+        """
+        return dict(self._native.histograms())
 
     def _peer(self, address: str) -> int:
         with self._lock:
@@ -159,20 +193,31 @@ class Endpoint:
                     self._native.disconnect(peer)
             raise
 
-    def _open(self, address: str, key: bytes, version: int | None, name: str, timeout_s: float) -> Lease:
-        """Takes a lease of what `name` describes in errors. version: None for tickets, which have none."""
+    def _open(
+        self, address: str, key: bytes, version: int | None, name: str, timeout_s: float, read: Any = None
+    ) -> Lease:
+        """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
+        that begins at once if the manifest has the digest: the digest, and the arguments of Lease.read."""
+        started = None
         for attempt in range(2):
             peer = self._peer(address)
-            call = self._native.open(peer, key, version or 0, round(self.limits.lease_s * 1e3))
+            request = peer, key, version or 0, round(self.limits.lease_s * 1e3)
+            if read is None:
+                call = self._native.open(*request)
+            else:
+                call, started = self._native.open_and_read(*request, *read)
             exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
                 self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)
                 break
-            except _errors.PeerLost:
-                if attempt:  # the first may have been an old connection that has ended
+            except BaseException as error:
+                if started is not None:
+                    self._native.cancel(started)
+                # The first may have been an old connection that has ended.
+                if attempt or not isinstance(error, _errors.PeerLost):
                     raise
         exact = f" version {call.version}" if version is not None else ""
-        return Lease(self, peer, call, f"{name}{exact} of {describe(address)}")
+        return Lease(self, peer, call, started, f"{name}{exact} of {describe(address)}")
 
     def _keep(self, expose: Callable[[], tuple[int, str, int]], what: str, memory: Any) -> int:
         """Shows arrays, and keeps their memory as long as they may be read."""
@@ -182,6 +227,19 @@ class Endpoint:
             self._kept[exposure] = memory
         self._collect()
         return exposure
+
+    def _collect_later(self, exposure: int) -> None:
+        """Frees the memory of an exposure as soon as its last lease has ended."""
+
+        def wait() -> None:
+            while self._native.in_use(exposure):
+                time.sleep(_COLLECT_EVERY_S)
+            self._collect()
+
+        if self._native.in_use(exposure):
+            threading.Thread(target=wait, name=f"collect-{self.name}", daemon=True).start()
+        else:
+            self._collect()
 
     def _collect(self) -> None:
         """Frees the memory that nobody can read any more."""

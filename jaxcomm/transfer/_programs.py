@@ -11,7 +11,14 @@ from jaxcomm.transfer._pages import _ORDER, PageLayout
 
 
 def insert(
-    cache: jax.Array, handle: Any, pages: Any, layer: Any, *, layout: PageLayout, timeout_s: float = 60.0
+    cache: jax.Array,
+    handle: Any,
+    pages: Any,
+    layer: Any,
+    *,
+    layout: PageLayout,
+    timeout_s: float = 60.0,
+    on_error: str = "raise",
 ) -> Any:
     """Writes a layer that a pull has read into pages of a cache, under jit. Waits until the layer has arrived.
 
@@ -24,14 +31,24 @@ def insert(
       layer: number of the layer; may be traced.
       layout: that of the pull's pool.
       timeout_s: limit of the wait.
+      on_error: "raise", or "mask": if the pull fails or the layer does not arrive in time, the program goes on with the
+        cache as it was.
 
     Returns:
-      The cache with the new pages.
+      The cache with the new pages. With "mask", also an int32 array: 1 for each of `pages` that did not arrive, to be
+      computed again.
 
     Raises, when the result is used:
-      jax.errors.JaxRuntimeError: the pull failed, or the layer did not arrive in time.
+      jax.errors.JaxRuntimeError: the pull failed, or the layer did not arrive in time. With "mask": a page or the layer
+        is out of range.
     """
-    return _call("jaxcomm_cache_insert", cache, handle, pages, layer, layout, timeout_s=np.float64(timeout_s))
+    if on_error not in ("raise", "mask"):
+        raise ValueError(f"insert: on_error must be 'raise' or 'mask', got {on_error!r}")
+    masks = on_error == "mask"
+    attributes = {"timeout_s": np.float64(timeout_s), "masks_errors": masks}
+    mask = jax.ShapeDtypeStruct(jnp.shape(pages), jnp.int32)
+    result = _call("jaxcomm_cache_insert", cache, handle, pages, layer, layout, mask, **attributes)
+    return tuple(result) if masks else result[0]
 
 
 def emit(cache: jax.Array, handle: Any, pages: Any, layer: Any, *, layout: PageLayout) -> Any:
@@ -50,10 +67,19 @@ def emit(cache: jax.Array, handle: Any, pages: Any, layer: Any, *, layout: PageL
     Returns:
       The cache, unchanged.
     """
-    return _call("jaxcomm_cache_emit", cache, handle, pages, layer, layout)
+    return _call("jaxcomm_cache_emit", cache, handle, pages, layer, layout)[0]
 
 
-def _call(target: str, cache: jax.Array, handle: Any, pages: Any, layer: Any, layout: PageLayout, **more: Any) -> Any:
+def _call(
+    target: str,
+    cache: jax.Array,
+    handle: Any,
+    pages: Any,
+    layer: Any,
+    layout: PageLayout,
+    *more_results: jax.ShapeDtypeStruct,
+    **more: Any,
+) -> Any:
     _native.register()
     axis = layout.order.index("page")
     if cache.ndim != len(_ORDER) or cache.shape != layout.shape(cache.shape[axis]) or cache.dtype != layout.dtype:
@@ -62,8 +88,7 @@ def _call(target: str, cache: jax.Array, handle: Any, pages: Any, layer: Any, la
             f"pages for -1, and dtype {np.dtype(layout.dtype)}, got {cache.shape} and {cache.dtype}"
         )
     numbers = jnp.stack([jnp.asarray(handle, jnp.int32), jnp.asarray(layer, jnp.int32)])
-    call = jax.ffi.ffi_call(
-        target, jax.ShapeDtypeStruct(cache.shape, cache.dtype), input_output_aliases={0: 0}, has_side_effect=True
-    )
+    results = [jax.ShapeDtypeStruct(cache.shape, cache.dtype), *more_results]
+    call = jax.ffi.ffi_call(target, results, input_output_aliases={0: 0}, has_side_effect=True)
     order = np.array([layout.order.index(name) for name in _ORDER], np.int64)
     return call(cache, numbers, jnp.asarray(pages, jnp.int32), order=order, **more)

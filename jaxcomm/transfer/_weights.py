@@ -1,11 +1,13 @@
 """publish() and fetch(): pytrees with versions, between jobs with other meshes."""
 
 import concurrent.futures
-import dataclasses
+import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,15 +16,17 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxcomm._core import transfer as _native
 from jaxcomm._processes import kv_store
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._arrays import Box
 from jaxcomm.transfer._endpoint import Endpoint, Group, Lease, _key_of, describe
+from jaxcomm.transfer._plan import Plan, box_of, is_target, make_plan
 
 _LATEST = -1
-_PIECES_PER_READ = 1 << 14
+_MOST_PLANS = 16  # of an endpoint
+_SILENT_S = 2  # before the progress bar appears
+_BAR_EVERY_S = 0.2
 
 
 def publish(
@@ -90,7 +94,7 @@ def retire(endpoint: Endpoint, object: str, version: int, *, revoke: bool = Fals
     for each in [v for v in versions if v[0] == version]:
         endpoint._native.withdraw(each[1], revoke)
         versions.remove(each)
-    endpoint._collect()
+        endpoint._collect_later(each[1])
 
 
 def fetch(
@@ -130,7 +134,9 @@ def fetch(
     """
     if version != "latest" and not (isinstance(version, int) and version >= 0):
         raise ValueError(f"fetch: version must be a number or 'latest', got {version!r}")
-    several = any(not s.is_fully_addressable for s in _sharding_leaves(shardings) if isinstance(s, Sharding))
+    several = any(
+        not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
+    )
     number = 0
     if several:
         number = endpoint._fetches.get(object, 0)
@@ -186,17 +192,96 @@ def _run(
     follows = several and wanted == _LATEST and jax.process_index() > 0
     if follows:
         wanted = int(kv_store.kv_get(key, timeout_s, f"fetch of {object!r}: process 0 did not choose a version"))
-    leases = _open_all(endpoint, group, object, wanted, deadline)
-    try:
-        if several and wanted == _LATEST:
+    with contextlib.ExitStack() as ends:
+        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends)
+        if plan is None:
+            leases = _open_all(endpoint, group, object, wanted, deadline, ends)
+            plan = make_plan(group, object, [lease.manifest for lease in leases], shardings)
+            _remember(endpoint, _plan_key(group, object, shardings), plan)
+            arrays = plan.allocate()
+        reads = [(lease, lease.started) for lease in leases if lease.started is not None]
+        ends.callback(_cancel, reads)  # before the memory of the arrays ends with this frame
+        if several and wanted == _LATEST and not follows:
             kv_store.kv_set(key, str(leases[0].version), timeout_s)
-        return _read_all(group, object, shardings, leases, deadline)
-    finally:
-        for lease in leases:
-            lease.close()
+        if not reads:
+            arguments = [_arrays.argument(x) for x in arrays]
+            for lease, of_writer in zip(leases, plan.reads, strict=True):
+                reads += [(lease, lease.read(*pieces, arguments)) for pieces in of_writer]
+        shows = not several or jax.process_index() == 0
+        with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), shows) as bar:
+            for lease, read in reads:
+                while bar is not None and not lease.poll(read, _BAR_EVERY_S) and time.monotonic() < deadline:
+                    bar.update(sum(each.received_bytes(r) for each, r in reads) - bar.n)
+                lease.wait(read, max(deadline - time.monotonic(), 0.0))
+        reads.clear()
+    return plan.result(arrays)
 
 
-def _open_all(endpoint: Endpoint, group: Group, object: str, version: int, deadline: float) -> list[Lease]:
+@contextlib.contextmanager
+def _bar(what: str, size_bytes: int, shows: bool) -> Iterator[Any]:
+    """A bar on the terminal, for a fetch that takes seconds. Needs tqdm."""
+    if not shows or not sys.stderr.isatty() or importlib.util.find_spec("tqdm") is None:
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=size_bytes, desc=what, unit="B", unit_scale=True, delay=_SILENT_S) as bar:
+        yield bar
+        bar.update(size_bytes - bar.n)
+
+
+def _cancel(reads: Sequence[tuple[Lease, Any]]) -> None:
+    for lease, read in reads:
+        lease.cancel(read)
+
+
+def _plan_key(group: Group, object: str, shardings: PyTree) -> Any:
+    leaves, structure = jax.tree.flatten(shardings, is_leaf=is_target)
+    return group, object, tuple(leaves), structure
+
+
+def _remember(endpoint: Endpoint, key: Any, plan: Plan) -> None:
+    with endpoint._lock:
+        endpoint._plans.pop(key, None)
+        endpoint._plans[key] = plan
+        if len(endpoint._plans) > _MOST_PLANS:
+            del endpoint._plans[next(iter(endpoint._plans))]
+
+
+def _open_planned(
+    endpoint: Endpoint,
+    group: Group,
+    object: str,
+    version: int,
+    shardings: PyTree,
+    deadline: float,
+    ends: contextlib.ExitStack,
+) -> tuple[Plan | None, list[Lease], list[np.ndarray]]:
+    """Opens an object and reads by the plan of an earlier fetch, in one round trip. No plan: it does not hold now."""
+    plan = endpoint._plans.get(_plan_key(group, object, shardings))
+    if plan is None or any(len(of_writer) > 1 for of_writer in plan.reads):
+        return None, [], []
+    arrays = plan.allocate()
+    arguments = [_arrays.argument(x) for x in arrays]
+    leases: list[Lease] = []
+    with contextlib.ExitStack() as undo:
+        for address, digest, reads in zip(group.addresses, plan.digests, plan.reads, strict=True):
+            pieces = reads[0] if reads else ([], [])
+            left_s = max(deadline - time.monotonic(), 0.0)
+            what = f"fetch: {object!r}"
+            lease = endpoint._open(address, _key_of(object), version, what, left_s, (digest, *pieces, arguments))
+            ends.callback(lease.close)
+            undo.callback(lease.cancel, lease.started)
+            if lease.manifest or lease.version != (leases or [lease])[0].version:
+                return None, [], []
+            leases.append(lease)
+        undo.pop_all()  # the reads go on
+    return plan, leases, arrays
+
+
+def _open_all(
+    endpoint: Endpoint, group: Group, object: str, version: int, deadline: float, ends: contextlib.ExitStack
+) -> list[Lease]:
     """Leases of one version at all writers: the given one, or the newest that all of them have."""
     while True:
         opened: list[Lease] = []
@@ -213,6 +298,8 @@ def _open_all(endpoint: Endpoint, group: Group, object: str, version: int, deadl
                 if lease.version != oldest:
                     leases[i] = open_at(group.addresses[i], oldest)
                     lease.close()
+            for lease in leases:
+                ends.callback(lease.close)
             return leases
         except BaseException as error:
             for lease in opened:
@@ -224,154 +311,8 @@ def _open_all(endpoint: Endpoint, group: Group, object: str, version: int, deadl
             time.sleep(0.01)
 
 
-@dataclasses.dataclass
-class _Leaf:
-    """One array of the object at a reader."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    sources: list[tuple[int, int, Box]]  # writer, its array, box
-    sharding: Sharding | None
-    parts: dict[Box, np.ndarray] = dataclasses.field(default_factory=dict)
-
-
-def _read_all(group: Group, object: str, shardings: PyTree, leases: Sequence[Lease], deadline: float) -> PyTree:
-    leaves = _leaves(group, object, leases)
-    targets, structure = _targets(object, shardings, [leaf.path for leaf in leaves])
-    arrays: list[np.ndarray] = []
-    from_writer: list[list[Any]] = [[] for _ in leases]
-    to_own: list[list[Any]] = [[] for _ in leases]
-    for leaf, target in zip(leaves, targets, strict=True):
-        leaf.sharding = target
-        wanted, own = _destinations(object, leaf)
-        try:
-            moves = _moves(tuple(box for _, _, box in leaf.sources), wanted)
-        except ValueError as error:
-            raise _errors.Refused(f"jaxcomm.transfer: fetch: {object!r}{leaf.path}: {error}") from None
-        for i in own:
-            begin, end = wanted[i]
-            shape = [e - b for b, e in zip(begin, end, strict=True)]
-            leaf.parts[wanted[i]] = _arrays.empty(shape, leaf.dtype)
-        numbers = {i: len(arrays) + n for n, i in enumerate(own)}
-        arrays.extend(leaf.parts[wanted[i]] for i in own)
-        for sender, i, *box in moves:
-            if i not in numbers:
-                continue
-            writer, array, holder = leaf.sources[sender]
-            from_writer[writer].append((array, *_arrays.inside(box, holder)))
-            to_own[writer].append((numbers[i], *_arrays.inside(box, wanted[i])))
-    arguments = [_arrays.argument(x) for x in arrays]
-    reads = []
-    try:
-        for lease, source, destination in zip(leases, from_writer, to_own, strict=True):
-            for at in range(0, len(source), _PIECES_PER_READ):
-                some = slice(at, at + _PIECES_PER_READ)
-                reads.append((lease, lease.read(source[some], destination[some], arguments)))
-        for lease, read in reads:
-            lease.wait(read, max(deadline - time.monotonic(), 0.0))
-    except BaseException:
-        for lease, read in reads:
-            lease.cancel(read)  # the memory of the arrays ends with this frame
-        raise
-    results = [_assemble(leaf) for leaf in leaves]
-    if structure is None:
-        return {leaf.path: result for leaf, result in zip(leaves, results, strict=True)}
-    return jax.tree.unflatten(structure, results)
-
-
-def _leaves(group: Group, object: str, leases: Sequence[Lease]) -> list[_Leaf]:
-    manifests = [json.loads(lease.manifest) for lease in leases]
-    leaves: list[_Leaf] = []
-    for writer, manifest in enumerate(manifests):
-        if manifest["digest"] != manifests[0]["digest"]:
-            raise _errors.Refused(
-                f"jaxcomm.transfer: fetch: {object!r} has other arrays at {describe(group.addresses[writer])} than at "
-                f"{describe(group.addresses[0])}"
-            )
-        for i, entry in enumerate(manifest["leaves"]):
-            if writer == 0:
-                leaves.append(_Leaf(entry["path"], tuple(entry["shape"]), _dtype(entry["dtype"]), [], None))
-            for begin, end, array in entry["shards"]:
-                leaves[i].sources.append((writer, array, (tuple(begin), tuple(end))))
-    return leaves
-
-
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(jax.numpy.dtype(name))
-
-
-def _sharding_leaves(shardings: PyTree) -> list[Any]:
-    return jax.tree.leaves(shardings, is_leaf=_is_target)
-
-
-def _is_target(x: Any) -> bool:
-    return x is None or isinstance(x, Sharding)
-
-
-def _targets(object: str, shardings: PyTree, paths: Sequence[str]) -> tuple[list[Any], Any]:
-    """The sharding of each array, and the structure of the result; None: a dict by path."""
-    if _is_target(shardings):
-        return [shardings] * len(paths), None
-    with_paths, structure = jax.tree_util.tree_flatten_with_path(shardings, is_leaf=_is_target)
-    given = [jax.tree_util.keystr(path) for path, _ in with_paths]
-    if given != list(paths):
-        missing, unknown = set(paths) - set(given), set(given) - set(paths)
-        raise _errors.Refused(
-            f"jaxcomm.transfer: fetch: shardings must have the structure of {object!r}: "
-            f"missing {sorted(missing)[:5]}, unknown {sorted(unknown)[:5]}"
-        )
-    return [target for _, target in with_paths], structure
-
-
-def _destinations(object: str, leaf: _Leaf) -> tuple[tuple[Box, ...], list[int]]:
-    """The boxes that all processes of the readers need, and the numbers of those of this process."""
-    if leaf.sharding is None:
-        return (_box((slice(None),) * len(leaf.shape), leaf.shape),), [0]
-    try:
-        leaf.sharding.shard_shape(leaf.shape)
-        indices = leaf.sharding.devices_indices_map(leaf.shape)
-    except (ValueError, IndexError) as error:
-        raise _errors.Refused(
-            f"jaxcomm.transfer: fetch: the sharding of {object!r}{leaf.path} does not fit shape {leaf.shape}: {error}"
-        ) from None
-    # Devices of one process share what it has read.
-    wanted: dict[tuple[int, Box], None] = {}
-    devices: list[Any] = list(indices)  # jax.Device, whose attributes type checkers do not see
-    for device in sorted(devices, key=lambda d: (d.process_index, d.id)):
-        wanted[device.process_index, _box(indices[device], leaf.shape)] = None
-    own = [i for i, (process, _) in enumerate(wanted) if process == jax.process_index()]
-    return tuple(box for _, box in wanted), own
-
-
-def _box(index: Any, shape: Sequence[int]) -> Box:
-    intervals = [s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True)]
-    return tuple(begin for begin, _ in intervals), tuple(end for _, end in intervals)
-
-
 def _shards(leaf: Any) -> dict[Box, Any]:
     """Data of the shards of this process, replicas once."""
     if isinstance(leaf, np.ndarray):
-        return {_box((slice(None),) * leaf.ndim, leaf.shape): np.ascontiguousarray(leaf).reshape(leaf.shape)}
-    return {_box(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-
-
-@functools.lru_cache(maxsize=4096)
-def _moves(sources: tuple[Box, ...], destinations: tuple[Box, ...]) -> list[tuple[int, int, Any, Any]]:
-    # The planner needs a dimension. Scalars get one of size 1 in front, as all others do.
-    def widened(boxes: tuple[Box, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [((0, *begin), (1, *end)) for begin, end in boxes]
-
-    found = _native.moves(widened(sources), widened(destinations))
-    return [(source, to, begin[1:], end[1:]) for source, to, begin, end in found]
-
-
-def _assemble(leaf: _Leaf) -> Any:
-    if leaf.sharding is None:
-        (part,) = leaf.parts.values()
-        return part
-    shards = [
-        jax.device_put(leaf.parts[_box(index, leaf.shape)], device, may_alias=True)
-        for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items()
-    ]
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards, dtype=leaf.dtype)
+        return {box_of((slice(None),) * leaf.ndim, leaf.shape): np.ascontiguousarray(leaf).reshape(leaf.shape)}
+    return {box_of(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}

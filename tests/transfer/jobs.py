@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import numpy as np
 
 from jaxcomm import transfer
+from jaxcomm.recorder import _start
 
 SECRET = "a secret of tests only"
 LIMIT_S = 120
@@ -50,6 +52,19 @@ def decode(pipe, shared_memory, lease_s):
             pull.wait(timeout_s=LIMIT_S)
         except transfer.TransferError as error:
             pipe.send((type(error).__name__, str(error)))
+
+
+def recorded_reader(pipe, folder, address):
+    """Waits for a version of an object that is never published, with a flight recorder."""
+    os.environ["JAXCOMM_RECORDER"] = folder
+    _start.start()
+    with transfer.Endpoint("generator", secret=SECRET) as endpoint:
+        versions = transfer.watch(endpoint, transfer.Group(address), "never")
+        threading.Thread(target=lambda: next(versions, None), daemon=True).start()
+        while not endpoint.waiting():
+            time.sleep(0.001)
+        pipe.send(None)
+        pipe.recv()
 
 
 class Job:

@@ -44,7 +44,7 @@ def ended(stream):
         return False
 
 
-def proof(hello, secret, name, incarnation, version=1):
+def proof(hello, secret, name, incarnation, version=2):
     said = b"jaxcommT" + struct.pack("<II", version, 0) + os.urandom(32)
     said += struct.pack("<QQ64s64s", 77, incarnation, b"stranger", name.encode())
     return said + mac(secret, b"client" + hello + said)
@@ -74,7 +74,7 @@ class Peer:
         return kind, id, at, receive(self.stream, size)
 
     def open(self, key, version=-1, lease_ms=30_000):
-        self.send(OPEN, 1, payload=struct.pack("<I", len(key)) + key + struct.pack("<qq", version, lease_ms))
+        self.send(OPEN, 1, payload=struct.pack("<I", len(key)) + key + struct.pack("<qqI", version, lease_ms, 0))
         kind, _, lease, _ = self.receive()
         assert kind == OPENED
         return lease

@@ -4,12 +4,13 @@ Calls have limits of LIMIT_S or of the default lease, so an error of another kin
 """
 
 import contextlib
+import re
 import threading
 import time
 
 import numpy as np
 import pytest
-from jobs import LAYOUT, LIMIT_S, SECRET, Link, decode, job, prefill, source_job
+from jobs import LAYOUT, LIMIT_S, SECRET, Link, decode, job, prefill, recorded_reader, source_job
 from test_weights import wait_until
 
 from jaxcomm import transfer
@@ -143,6 +144,24 @@ def test_a_link_that_is_cut_and_mended():
         link.mend()
         transfer.publish(source, "weights", {"w": np.ones(9)}, 1)
         assert fetch(endpoint, link.address).result()["['w']"].sum() == 9
+
+
+def test_the_stacks_of_a_process_name_the_endpoint_that_it_waits_for(tmp_path):
+    """As `analyze` asks for them."""
+    with (
+        transfer.Endpoint("trainer", secret=SECRET) as source,
+        job(recorded_reader, str(tmp_path), source.address) as reader,
+    ):
+        reader.receive()
+        found = []
+
+        def written():
+            (tmp_path / "trigger").touch()  # once more if the recorder has not begun to watch
+            found[:] = [path.read_text() for path in tmp_path.glob("*.ring.stacks")]
+            return found
+
+        wait_until(written, LIMIT_S)
+        assert re.match(r"endpoint 'generator' waits: watch at endpoint 'trainer' \(incarnation", found[0])
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared_memory", "tcp"])

@@ -1,6 +1,8 @@
 """Peers that do not know the secret, or that break the protocol. The oracle is a second implementation in Python."""
 
+import collections
 import os
+import resource
 import struct
 
 import numpy as np
@@ -63,14 +65,29 @@ def test_a_slow_stranger_is_cut_off(source):
         assert stranger.ended(stream), "no limit on the time for the proof"
 
 
-def test_strangers_do_not_keep_others_out(source):
-    streams = [stranger.connect(source.address)[0] for _ in range(100)]
-    serving = transfer.Endpoint("reader", secret=SECRET, shared_memory=False)
-    with serving:
-        fetched = transfer.fetch(serving, transfer.Group(source.address), "x", 1, None).result()
-    np.testing.assert_array_equal(fetched[""], np.arange(100))
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_many_strangers_keep_nobody_out(source, count):
+    """They stay connected, as many as this process may have. Each hundredth begins a proof."""
+    before, rejected = counters(source), source.stats()["rejected_connections"]
+    most = min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000)
+    streams = collections.deque()
+    with transfer.Endpoint("reader", secret=SECRET, shared_memory=False) as reader:
+        for number in range(count):
+            streams.append(stranger.connect(source.address)[0])
+            if number % 100 == 0:
+                streams[-1].send(b"jaxcommT")
+            if number % 1000 == 999:
+                fetched = transfer.fetch(reader, transfer.Group(source.address), "x", 1, None).result()
+                np.testing.assert_array_equal(fetched[""], np.arange(100))
+                reader._native.disconnect(reader._peers.popitem()[1])  # the next one is among the strangers again
+            if len(streams) > most:
+                streams.popleft().close()
     for stream in streams:
         stream.close()
+    wait_until(lambda: source.stats()["rejected_connections"] == rejected + count)
+    wait_until(lambda: source.stats()["leases"] == 0)
+    changed = {name for name, n in counters(source).items() if n != before[name]}
+    assert changed <= {"tcp_sent_bytes", "leases_granted", "reads_served"}, "what the reader has done"
 
 
 def test_the_proof_is_that_of_hmac(source):

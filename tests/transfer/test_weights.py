@@ -1,6 +1,8 @@
 """publish() and fetch() between endpoints, against NumPy."""
 
 import itertools
+import pathlib
+import re
 import threading
 import time
 
@@ -12,7 +14,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxcomm
 from jaxcomm import transfer
+from jaxcomm.recorder._prometheus import text
 
 SECRET = "a secret of tests only"
 SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
@@ -95,6 +99,36 @@ def test_versions_are_exact(pair):
         fetch(pair, 6, None)
 
 
+def test_the_plan_of_an_earlier_fetch_holds_for_equal_manifests_only(pair):
+    shapes = [(8, 6), (8, 6), (10, 6), (8, 6)]
+    here = [P("a"), P("a"), P("a"), P(None, "b")]
+    target = NamedSharding(MESHES[1], P("b", None))
+    for version, (shape, spec) in enumerate(zip(shapes, here, strict=True)):
+        x = numbers(shape, np.int32) + version
+        transfer.publish(pair[0], "x", jax.device_put(x, NamedSharding(MESHES[0], spec)), version)
+        for _ in range(2):
+            np.testing.assert_array_equal(fetch(pair, "latest", target)[""], x)
+    stats = pair[1].stats()
+    assert stats["tcp_received_bytes"] + stats["shared_memory_received_bytes"] == 8 * sum(map(np.prod, shapes))
+    assert sum(n for name, n in stats.items() if name.startswith("failures_")) == 0
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
+def test_the_recorder_has_the_counters_of_endpoints(pair):
+    source, reader = pair
+    transfer.publish(source, "x", np.zeros(9), 1)
+    fetch(pair, 1, None)
+    waiting = threading.Thread(target=lambda: next(transfer.watch(reader, transfer.Group(source.address), "y")))
+    waiting.start()
+    wait_until(lambda: reader.waiting())
+    found = next(each for each in jaxcomm.recorder.stats().transfers if each.endpoint == "reader")
+    assert re.fullmatch(r"watch at endpoint 'source' \(incarnation .*\): \d+\.\d s, 0 of 0 bytes", found.waiting[0])
+    assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
+    transfer.publish(source, "y", np.zeros(1), 1)
+    waiting.join()
+    assert 'jaxcomm_transfer_leases_granted_total{process="0",endpoint="source"} 1' in text(jaxcomm.recorder.stats(), 0)
+
+
 def test_several_writers_share_the_work_and_agree_on_a_version(pair):
     x, sharding = numbers((64, 64), np.int32), NamedSharding(MESHES[0], P("a", "b"))
     with transfer.Endpoint("second", secret=SECRET, shared_memory=False) as second:
@@ -175,8 +209,16 @@ def test_revoking_ends_leases(pair):
     source._native.withdraw(next(iter(source._kept)), True)
     with pytest.raises(transfer.Revoked, match=r"test version 1 of endpoint 'source' .*took it back"):
         lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
-    source._collect()
-    assert not source._kept
+    wait_until(lambda: not source._kept)
+
+
+def test_the_last_lease_of_a_retired_version_frees_its_memory(pair):
+    source, reader = pair
+    transfer.publish(source, "x", np.zeros(1000), 1)
+    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    transfer.retire(source, "x", 1)
+    lease.close()
+    wait_until(lambda: not source._kept)
 
 
 def test_leases_end_without_renewal(pair):
@@ -213,6 +255,19 @@ def test_boxes_outside_are_refused(pair):
         with pytest.raises(transfer.Refused, match=r"in dimension|of an array|no array 7"):
             lease.wait(read, 10)
     assert not into.any()
+
+
+@pytest.mark.skipif(
+    pathlib.Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1", reason="this kernel allocates anything"
+)
+def test_more_than_the_host_has(pair, tmp_path):
+    x = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=10**12)
+    transfer.publish(pair[0], "x", x, 1)
+    want = r"'x' of endpoint 'source' .* cannot allocate 1000000000000 bytes"
+    for _ in range(2):
+        with pytest.raises(transfer.Refused, match=want):
+            fetch(pair, 1, None)
+    wait_until(lambda: pair[0].stats()["leases"] == 0)
 
 
 def test_wrong_trees_and_shardings(pair):

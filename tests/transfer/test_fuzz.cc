@@ -1,0 +1,358 @@
+// Peers that know the secret and break the protocol at random: mutated frames with valid tags, to a source and to a
+// reader.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../check.h"
+#include "transfer/endpoint.h"
+#include "transport/tcp_connection.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kCount = 1000;
+constexpr double kLimitS = 120;
+const std::string kSecret = "a secret of tests only";
+
+TcpNetwork::Options Named(const std::string& name) {
+  TcpNetwork::Options options;
+  options.name = name;
+  options.secret = kSecret;
+  options.host = "127.0.0.1";
+  options.port = "0";
+  options.shared_memory = false;
+  options.max_strangers = 64;
+  return options;
+}
+
+sockaddr_in Loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  return address;
+}
+
+// A connection that speaks the protocol, with its own code for the handshake and the tags.
+class Peer {
+ public:
+  Peer(int fd, bool client) : fd_(fd), client_(client) {
+    const timeval limit = {60, 0};
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+  }
+  ~Peer() { close(fd_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  static int Dial(const std::string& address) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in to = Loopback(std::stoi(ValueOf(EndpointAddress::Parse(address)).port));
+    CHECK(fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+    return fd;
+  }
+
+  bool Receive(void* data, size_t bytes) { return recv(fd_, data, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes); }
+  void SendBytes(const std::string& bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  // Until the other side closes the connection.
+  void Drain() {
+    shutdown(fd_, SHUT_WR);
+    char data[4096];
+    while (recv(fd_, data, sizeof data, 0) > 0) continue;
+  }
+
+  Proof ProofFor(const std::string& address, const Hello& hello) {
+    const EndpointAddress server = ValueOf(EndpointAddress::Parse(address));
+    Proof proof{};
+    proof.hello = hello;
+    std::fill(std::begin(proof.hello.nonce), std::end(proof.hello.nonce), 7);
+    proof.server_incarnation = server.incarnation;
+    std::memcpy(proof.name, "fuzz", 4);
+    server.name.copy(proof.server_name, sizeof proof.server_name);
+    const Digest tag = Hmac(kSecret).Of("client" + Said(hello, proof));
+    std::copy(tag.begin(), tag.end(), proof.tag);
+    return proof;
+  }
+  void ProveAsClient(const std::string& address) {
+    Hello hello;
+    Reply reply;
+    CHECK(Receive(&hello, sizeof hello));
+    const Proof proof = ProofFor(address, hello);
+    SendBytes({reinterpret_cast<const char*>(&proof), sizeof proof});
+    CHECK(Receive(&reply, sizeof reply) && reply.answer == Answer::kAccepted);
+    SetKey(hello, proof);
+  }
+  bool ProveAsServer() {
+    Hello hello{{'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'}, kProtocolVersion, 0, {}};
+    SendBytes({reinterpret_cast<const char*>(&hello), sizeof hello});
+    Proof proof;
+    if (!Receive(&proof, sizeof proof)) return false;
+    Reply reply{Answer::kAccepted, kProtocolVersion, {}};
+    const Digest tag = Hmac(kSecret).Of("server" + Said(hello, proof));
+    std::copy(tag.begin(), tag.end(), reply.tag);
+    SendBytes({reinterpret_cast<const char*>(&reply), sizeof reply});
+    SetKey(hello, proof);
+    return true;
+  }
+  // With a tag that is right for what is sent.
+  void SendFrame(const Header& from, const std::string& payload) {
+    Header header = from;
+    Hmac mac = key_;
+    const uint64_t numbers[2] = {sent_++, client_ ? 1U : 0U};
+    mac.Update(numbers, sizeof numbers);
+    mac.Update(&header, offsetof(Header, tag));
+    if ((header.frame.kind & kBulkFlag) == 0) mac.Update(payload.data(), payload.size());
+    const Digest digest = mac.Finish();
+    std::copy_n(digest.begin(), sizeof header.tag, header.tag);
+    SendBytes(std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload);
+  }
+
+ private:
+  static std::string Said(const Hello& hello, const Proof& proof) {
+    return std::string(reinterpret_cast<const char*>(&hello), sizeof hello) +
+           std::string(reinterpret_cast<const char*>(&proof), offsetof(Proof, tag));
+  }
+  void SetKey(const Hello& hello, const Proof& proof) {
+    const Digest key = Hmac(kSecret).Of("connection" + Said(hello, proof));
+    key_ = Hmac(std::string(key.begin(), key.end()));
+  }
+
+  const int fd_;
+  const bool client_;
+  Hmac key_;
+  uint64_t sent_ = 0;
+};
+
+struct Message {
+  uint32_t kind;
+  uint64_t id;
+  uint64_t at;
+  std::string payload;
+};
+
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  uint64_t Below(uint64_t limit) { return random_() % limit; }
+
+  std::string Mutated(std::string bytes) {
+    for (uint64_t changes = Below(4); changes > 0; --changes) {
+      const size_t at = Below(bytes.size() + 1);
+      switch (Below(5)) {
+        case 0:
+          if (at < bytes.size()) bytes[at] = static_cast<char>(bytes[at] ^ (1 << Below(8)));
+          break;
+        case 1:
+          bytes.resize(at);
+          break;
+        case 2:
+          bytes.insert(at, Below(40), static_cast<char>(Below(256)));
+          break;
+        default:
+          const uint64_t value = Number();
+          const size_t size = Below(2) == 0 ? 4 : 8;
+          if (at + size <= bytes.size()) std::memcpy(&bytes[at], &value, size);
+      }
+    }
+    return bytes;
+  }
+
+  // The header of a message, sometimes with other numbers. Payload and size stay consistent, or the rest is cut off.
+  Header Mutated(const Message& message, const std::string& payload) {
+    Header header{{message.kind, static_cast<uint32_t>(payload.size()), message.id, message.at}, 0, 0, {}};
+    if (Below(6) == 0) header.frame.kind ^= 1U << Below(32);
+    if (Below(6) == 0) header.frame.id = Number();
+    if (Below(6) == 0) header.frame.at = Number();
+    if (Below(12) == 0) header.frame.bytes = static_cast<uint32_t>(Number());
+    if (Below(12) == 0) header.slot = static_cast<uint32_t>(Number());
+    return header;
+  }
+
+ private:
+  uint64_t Number() {
+    const uint64_t numbers[] = {0,       1,       2,        3,         16,         1000,
+                                1 << 18, 1 << 20, 1U << 31, INT64_MAX, UINT64_MAX, uint64_t{1} << 63};
+    return numbers[Below(std::size(numbers))] + Below(3) - 1;
+  }
+  std::mt19937_64 random_;
+};
+
+template <typename... T>
+std::string Bytes(T... values) {
+  Encoder encoder;
+  (encoder.Put(values), ...);
+  return encoder.bytes();
+}
+
+std::string Text(const std::string& text) {
+  Encoder encoder;
+  encoder.PutText(text);
+  return encoder.bytes();
+}
+
+StridedArray ArrayOf(std::vector<int32_t>& memory) {
+  return {reinterpret_cast<char*>(memory.data()), 4, {static_cast<int64_t>(memory.size())}, {4}, -1, {}};
+}
+
+bool WholeRead(Endpoint& reader, const std::string& address) {
+  const int peer = ValueOf(reader.Connect(address));
+  const std::shared_ptr<Call> open = reader.Open(peer, "x", kLatest, 5000);
+  CHECK(reader.Wait(open, kLimitS) && reader.ErrorOf(open).ok());
+  std::vector<int32_t> into(kCount);
+  const Piece all{0, {{0}, {kCount}}};
+  const std::shared_ptr<Call> read = reader.Read(peer, open->lease, {all}, {all}, {ArrayOf(into)});
+  CHECK(reader.Wait(read, kLimitS) && reader.ErrorOf(read).ok());
+  reader.Disconnect(peer);
+  return std::all_of(into.begin(), into.end(), [](int32_t x) { return x == 7; });
+}
+
+void FuzzSource(unsigned seed, int connections) {
+  const auto source = ValueOf(Endpoint::Start(Named("source"), 10000));
+  const auto reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
+  std::vector<int32_t> memory(kCount, 7);
+  Exposure exposure;
+  exposure.key = "x";
+  exposure.manifest = "manifest";
+  exposure.arrays = {ArrayOf(memory)};
+  exposure.ready = {true};
+  uint64_t id = 0;
+  CHECK(source->Expose(std::move(exposure), &id).ok());
+  Sha256 sha;
+  sha.Update("manifest", 8);
+  const Digest hash = sha.Finish();
+  const std::string digest(hash.begin(), hash.end());
+  Mutator mutator(seed);
+  for (int i = 0; i < connections; ++i) {
+    Peer peer(Peer::Dial(source->address()), true);
+    if (mutator.Below(4) == 0) {  // a stranger
+      Hello hello;
+      CHECK(peer.Receive(&hello, sizeof hello));
+      const Proof proof = peer.ProofFor(source->address(), hello);
+      peer.SendBytes(mutator.Mutated({reinterpret_cast<const char*>(&proof), sizeof proof}));
+      peer.Drain();
+      continue;
+    }
+    peer.ProveAsClient(source->address());
+    // Leases and exposures share a counter, so a guess of the next number is often right.
+    const uint64_t lease = id + source->stats().source.granted + 1;
+    const std::vector<Message> messages = {
+        {kOpenFrame, 1, 0, Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text("")},
+        {kOpenFrame, 1, 0,
+         Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text(digest) +
+             Bytes(uint64_t{9}, uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, kCount)},
+        {kReadFrame, 2, lease, Bytes(uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, kCount)},
+        {kReadFrame, 3, lease,
+         Bytes(uint32_t{2}, uint32_t{0}, uint32_t{1}, int64_t{9}, int64_t{20}, uint32_t{0}, uint32_t{1}, int64_t{0},
+               int64_t{0})},
+        {kWatchFrame, 4, 0, Text("x")},
+        {kRenewFrame, 0, lease, ""},
+        {kCancelFrame, 2, 0, ""},
+        {kCloseFrame, 0, lease, ""},
+        {kMemoryFrame, 0, 0, ""},
+        {kSlotFreeFrame, 0, 1, ""},
+        {kReadFrame | kBulkFlag, 0, lease, std::string(100, 'x')},
+    };
+    peer.SendFrame({{messages[0].kind, static_cast<uint32_t>(messages[0].payload.size()), 1, 0}, 0, 0, {}},
+                   messages[0].payload);
+    for (uint64_t left = 1 + mutator.Below(6); left > 0; --left) {
+      const Message& message = messages[mutator.Below(messages.size())];
+      const std::string payload = mutator.Mutated(message.payload);
+      peer.SendFrame(mutator.Mutated(message, payload), payload);
+    }
+    peer.Drain();
+    if (i % 50 == 0) CHECK(WholeRead(*reader, source->address()));
+  }
+  CHECK(WholeRead(*reader, source->address()));
+  const auto began = std::chrono::steady_clock::now();
+  while (source->stats().num_leases > 0) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::yield();
+  }
+  source->Withdraw(id, false);
+  CHECK(!source->InUse(id));
+}
+
+// A source that answers an open and a read with mutated frames. What the reader takes for whole must be whole.
+void FuzzReader(unsigned seed, int connections) {
+  const auto reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in own = Loopback(0);
+  socklen_t bytes = sizeof own;
+  CHECK(bind(listener, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 && listen(listener, 16) == 0 &&
+        getsockname(listener, reinterpret_cast<sockaddr*>(&own), &bytes) == 0);
+  const std::string address = "tcp://127.0.0.1:" + std::to_string(ntohs(own.sin_port)) + "/fuzz/0000000000000000/";
+  Mutator mutator(seed);
+  int whole = 0;
+  for (int i = 0; i < connections; ++i) {
+    const int number = ValueOf(reader->Connect(address));
+    Peer peer(accept(listener, nullptr, nullptr), false);
+    CHECK(peer.ProveAsServer());
+    const std::shared_ptr<Call> open = reader->Open(number, "x", kLatest, 5000);
+    std::vector<int32_t> into(kCount, 0);
+    const Piece all{0, {{0}, {kCount}}};
+    const std::shared_ptr<Call> read = reader->Read(number, 5, {all}, {all}, {ArrayOf(into)});
+    std::string content(kCount * 4, '\0');
+    for (size_t at = 0; at < content.size(); at += 4) content[at] = 7;
+    const uint64_t half = content.size() / 2;
+    std::vector<Message> messages = {
+        {kOpenedFrame, open->id, 5, Bytes(int64_t{1}, int64_t{5000}, uint8_t{0}) + Text("manifest")},
+        {kDataFrame | kBulkFlag, read->id, 0, content.substr(0, half)},
+        {kDataFrame | kBulkFlag, read->id, half, content.substr(half)},
+        {kEndFrame, read->id, content.size(), ""},
+    };
+    const std::vector<Message> others = {
+        {kRefusedFrame, read->id, 3, "no"}, {kRefusedFrame, open->id, 0, "no"},
+        {kNoticeFrame, open->id, 9, ""},    {kOpenedFrame, read->id, 5, messages[0].payload},
+        {kEndFrame, open->id, 0, ""},       {kEndFrame, read->id, 0, ""},
+        {kDataFrame, read->id, 0, content}, {kMemoryFrame, 0, 0, ""},
+        {kSlotFreeFrame, 0, 1, ""},
+    };
+    const bool mutate = i % 4 != 0;
+    if (mutate && mutator.Below(2) == 0) {
+      const size_t at = mutator.Below(messages.size());
+      messages.insert(messages.begin() + static_cast<std::ptrdiff_t>(at), others[mutator.Below(others.size())]);
+    }
+    for (const Message& message : messages) {
+      const bool here = mutate && mutator.Below(3) == 0;
+      const bool data = (message.kind & kBulkFlag) != 0;  // its bytes are not protected
+      const std::string payload = here && !data ? mutator.Mutated(message.payload) : message.payload;
+      const Header plain{{message.kind, static_cast<uint32_t>(payload.size()), message.id, message.at}, 0, 0, {}};
+      peer.SendFrame(here ? mutator.Mutated(message, payload) : plain, payload);
+    }
+    if (mutate) {
+      peer.Drain();
+    } else {
+      CHECK(reader->Wait(read, kLimitS) && reader->ErrorOf(read).ok());
+    }
+    reader->Disconnect(number);
+    CHECK(reader->Wait(open, kLimitS) && reader->Wait(read, kLimitS));
+    if (reader->ErrorOf(read).ok()) {
+      ++whole;
+      CHECK(std::all_of(into.begin(), into.end(), [](int32_t x) { return x == 7; }));
+    }
+  }
+  CHECK(whole >= connections / 4);
+  close(listener);
+}
+
+TEST_CASE("a source survives mutated requests") { FuzzSource(1, 600); }
+TEST_CASE("a reader survives mutated answers and shows whole reads only") { FuzzReader(2, 600); }
+TEST_CASE("many mutated frames [full]") {
+  FuzzSource(3, 20000);
+  FuzzReader(4, 20000);
+}
+
+}  // namespace
+}  // namespace jaxcomm
