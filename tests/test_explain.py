@@ -362,3 +362,11 @@ def test_a_started_transfer_uses_the_channels_of_the_asynchronous_lane():
         assert in_place.predicted_time_s >= by_8.predicted_time_s  # a started transfer always copies
         on_cpu = [jaxcomm.explain(name, x, 8).predicted_time_s for name in (start, op)]
         assert on_cpu[0] == on_cpu[1]
+
+
+def test_the_text_has_the_numbers_of_each_link():
+    found = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 16,), "float32"), (2, 4), algorithm="hierarchical")
+    assert found.messages != found.signals
+    for name, messages in found.messages.items():
+        numbers = rf"{messages} messages +{found.bytes[name]} bytes +{found.signals[name]} signals"
+        assert re.search(rf"^  {name} +{numbers}$", str(found), re.MULTILINE), name
