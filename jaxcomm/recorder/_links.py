@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from jaxcomm.recorder import _file, _runs
 from jaxcomm.recorder._predict import Shape
 
-_MOST_RANKS = 64  # of a group: plans of larger ones have too many steps to be read here
+# To read the plan of a group takes time: up to 0.2 s for 64 ranks.
+_MOST_RANKS, _MOST_SITES = 64, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Link:
       calls: number of these calls.
       bytes_per_s: bytes between the processes of each pair, in the direction with more, per second.
       predicted_bytes_per_s: the same for the predicted time of the call.
-      waited: number of these calls that lasted long, in which a process of each pair waited for the other one.
+      waited: number of these calls in which a process of each pair waited for the other one when it looked last. It
+        looks at calls that last.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -91,7 +93,8 @@ def _alike(run: _runs.Run) -> Iterator[_Calls]:
         if len(processes) > 1 and processes <= calls.keys() and len(call.group.ranks) <= _MOST_RANKS:
             group = dataclasses.replace(call.group, last_dropped=0)  # differs between processes
             alike[group, call.site.text, call.site.algorithm, Shape.of_call(call, node_of)].append(calls)
-    for (group, site, algorithm, shape), of in alike.items():
+    largest = sorted(alike.items(), key=lambda item: -item[0][-1].size_bytes)[:_MOST_SITES]
+    for (group, site, algorithm, shape), of in largest:
         if not (predicted := shape.predicted(algorithm)):
             continue
         sent = collections.Counter[tuple[int, int]]()
@@ -112,7 +115,7 @@ def _moving_s(run: _runs.Run, calls: dict[int, _file.Call]) -> float:
 
 
 def _waiting_pairs(calls: dict[int, _file.Call]) -> set[tuple[int, int]]:
-    """Processes of a call that lasted long, one of which then waited for the other."""
+    """Processes of a call, one of which waited for the other when it looked last."""
     found = set()
     for process, call in calls.items():
         peer = call.group.process_of(call.waiting_peer) if call.waiting_peer is not None else None
