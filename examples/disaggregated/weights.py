@@ -35,7 +35,7 @@ PROMPT = b"import jax\n"
 TOKENS = 32
 CONTEXT, WIDTH, HIDDEN = 8, 32, 256  # bytes that the model sees, units per byte, hidden units
 BATCH = 2048
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 
 Params = dict[str, jax.Array]
 

@@ -37,7 +37,7 @@ def test_mixed_and_older_weights_fail(records, message, monkeypatch):
 def test_generator_that_is_killed_comes_back(tmp_path):
     picture = tmp_path / "weights.png"
     command = [sys.executable, "-m", "examples.disaggregated.weights", "--every", "5", "--timeline", str(picture)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert run.returncode == 0, run.stderr
     number = r"[1-9]\d*"
     lines = [rf"generator-{i}: {number} texts, {number} versions, each equal to the trainer's\n" for i in (0, 1, 1)]
