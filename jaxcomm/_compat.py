@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxlib.mlir import ir
 
 from jaxcomm._typing import AxisNames, Groups
 
@@ -34,6 +35,7 @@ __all__ = [
     "is_exported",
     "is_tracer",
     "leave_compilation_cache",
+    "lower_named",
     "make_varying",
     "mlir",
     "number_in_program",
@@ -150,6 +152,20 @@ def unbound_axis(name: Any) -> bool:
 def in_spmd_region(axis_context: Any) -> bool:
     """Whether a lowering happens inside shard_map."""
     return isinstance(axis_context, mlir.SPMDAxisContext)
+
+
+def lower_named(run: Callable[..., Any], name: str, ctx: Any, *xs: Any) -> Any:
+    """Lowers run(*xs) to the operations of a rule. Profiles show its calls of jax.ffi under this name.
+
+    XLA names an operation after the last part of its location, which would be ffi_call. A call in an inner function
+    keeps that name, as under a mesh with axes that are not manual.
+    """
+    with_scope = jax.named_scope(name)(run)
+    results = mlir.lower_fun(with_scope, multiple_results=True)(ctx, *xs)
+    for operation in ir.InsertionPoint.current.block.operations:
+        if operation.name == "stablehlo.custom_call" and f'{name}/ffi_call"' in str(operation.location):
+            operation.location = ir.Location.name(name)
+    return results
 
 
 def _jaxlib() -> tuple[int, ...]:

@@ -128,7 +128,7 @@ class Config:
     )  # fmt: skip
     recorder_calls: int = _setting(
         "JAXCOMM_RECORDER_CALLS", 4096, _positive_int, EACH,
-        "Latest calls that the flight recorder keeps, of 120 bytes each, beside 0.5 MB for names.",
+        "Latest calls that the flight recorder keeps, of 128 bytes each, beside 0.5 MB for names.",
     )  # fmt: skip
 
 

@@ -355,7 +355,7 @@ def lower_done(ctx: Any, *xs: Any, platform: str, call: Call) -> Any:
     def manual(*xs):
         return _manual(axis_context, finish, xs, ctx.avals_out)
 
-    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+    return _compat.lower_named(manual, call.op.replace("_start", "_done"), ctx, *xs)
 
 
 def lower_manual(ctx: Any, *xs: Any, call: Call, run: Callable[..., Any]) -> Any:
@@ -374,7 +374,7 @@ def lower_manual(ctx: Any, *xs: Any, call: Call, run: Callable[..., Any]) -> Any
     def manual(*xs):
         return _manual(axis_context, run, xs, ctx.avals_out)
 
-    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+    return _compat.lower_named(manual, call.op, ctx, *xs)
 
 
 def custom_call(
@@ -416,8 +416,7 @@ def custom_call(
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
 
         def on_device(rank, *operands):
-            with jax.named_scope(site.call.op):  # the name of the call in profiles
-                return ffi_call(rank, *operands, **common, **attributes)
+            return ffi_call(rank, *operands, **common, **attributes)
 
         def without_rank(*operands):
             # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
@@ -497,4 +496,4 @@ def lower(
             return [alone(x, a.shape) for x, a in zip(operands, ctx.avals_out, strict=True)]
         return _manual(ctx.module_context.axis_context, exchange, xs, ctx.avals_out)
 
-    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+    return _compat.lower_named(manual, call.op, ctx, *xs)

@@ -17,10 +17,44 @@ from typing import Any
 import jax
 import jaxlib
 
-from jaxcomm import _compat, _core, _ffi_version
+from jaxcomm import _compat, _core
 from jaxcomm._config import config
 
-_ffi_version.check(_core.xla_ffi_api_version)
+
+def jaxlib_version(header: str, major: str, minor: str) -> tuple[int, int] | None:
+    """The version that a header of the installed jaxlib defines; None if jaxlib has no such header."""
+    path = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", header)
+    if not path.exists():
+        return None
+    text = path.read_text()
+    found = [re.search(rf"define {name} +(\d+)", text) for name in (major, minor)]
+    return (int(found[0][1]), int(found[1][1])) if found[0] and found[1] else None
+
+
+def ffi_version() -> tuple[int, int] | None:
+    """The FFI version of the installed jaxlib; None if its header does not define one."""
+    return jaxlib_version("c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR")
+
+
+def check_ffi_version(built: tuple[int, int]) -> None:
+    """Compares the FFI version that a native module was built for with the installed jaxlib's.
+
+    XLA accepts handlers of its own version or an older one; it supports each version for at least 12 months
+    (xla/ffi/api/c_api.h).
+
+    Raises:
+      ImportError: the module was built for a newer version.
+    """
+    installed = ffi_version()
+    if installed is not None and built > installed:
+        jaxlib = importlib.metadata.version("jaxlib")
+        raise ImportError(
+            f"jaxcomm was built for XLA FFI {built[0]}.{built[1]}, but jaxlib {jaxlib} has {installed[0]}."
+            f"{installed[1]}: upgrade jax and jaxlib, or build jaxcomm again with this jaxlib installed"
+        )
+
+
+check_ffi_version(_core.xla_ffi_api_version)
 
 _failures: Callable[[], list[str]] = list  # that of the module for GPUs, once its targets are registered
 
@@ -144,7 +178,7 @@ def cuda() -> ModuleType:
         module = importlib.import_module("jaxcomm_cuda13._cuda")
     else:
         raise ImportError("jaxcomm's CUDA module is missing: install jaxcomm-cuda13, or build with JAXCOMM_CUDA=1")
-    _ffi_version.check(module.xla_ffi_api_version)
+    check_ffi_version(module.xla_ffi_api_version)
     return module
 
 

@@ -1,12 +1,12 @@
 """reshard(): arrays from any sharding to any other, with the fewest bytes."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -82,10 +82,14 @@ def reshard(
         raise ValueError(f"{op}: timeout_s must be positive, got {timeout_s!r}")
     paths, leaves, targets, structure = _pair(tree, shardings)
     moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
-    if donate:
-        _check_donated(paths, leaves)
     results: list[Any] = [None] * len(leaves)
     groups: dict[tuple[_Device, ...], list[int]] = {}  # arrays with the same devices move in one program
+    number_of = _number(move.devices for move in moves)
+    # Processes may differ in the checks of their own arrays. They have counted the call by then.
+    for path, leaf in zip(paths, leaves, strict=True):
+        _check_own(path, leaf)
+    if donate:
+        _check_donated(paths, leaves)
     for i, move in enumerate(moves):
         if move.in_place:
             results[i] = _without_program(leaves[i], move)
@@ -98,9 +102,10 @@ def reshard(
     wait = donate or max_bytes is not None
     buckets = [(d, bucket) for d, members in groups.items() for bucket in _buckets(members, moves, max_bytes)]
     with _progress(sum(moves[i].size_bytes for _, bucket in buckets for i in bucket), wait) as advance:
-        for devices, bucket in buckets:
+        for position, (devices, bucket) in enumerate(buckets):
             run = _program(devices, tuple(moves[i].key for i in bucket), algorithm, timeout_ms)
-            moved = run([leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
+            numbers = np.array([number_of[_processes(devices)], position], np.uint32)
+            moved = run(numbers, [leaves[i] for i in bucket], [moves[i] for i in bucket], wait)
             for i, array in zip(bucket, moved, strict=True):
                 results[i] = array
                 if donate and isinstance(leaves[i], jax.Array):
@@ -146,6 +151,34 @@ def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[A
         raise ValueError(f"reshard: shardings must have the structure of tree, or of its top: {error}") from None
     targets = jax.tree.leaves(spread, is_leaf=is_target)
     return [jax.tree_util.keystr(path) or "x" for path, _ in with_paths], [x for _, x in with_paths], targets, structure
+
+
+_counts: dict[tuple[int, ...], int] = {}  # calls so far, by the processes of their devices
+_counting = threading.Lock()
+
+
+def _processes(devices: Iterable[_Device]) -> tuple[int, ...]:
+    return tuple(sorted({device.process_index for device in devices}))
+
+
+def _number(calls: Iterable[Sequence[_Device]]) -> dict[tuple[int, ...], int]:
+    """The number of this call of reshard() among those of each set of processes: the same in all of them.
+
+    A call has its number whether it succeeds or fails, so calls after an error meet again. XLA's run ids part if an
+    error keeps one process from executing a program.
+    """
+    with _counting:
+        numbers = {}
+        for processes in {_processes(devices) for devices in calls}:
+            numbers[processes] = _counts[processes] = _counts.get(processes, 0) + 1
+        return numbers
+
+
+def _check_own(path: str, leaf: Any) -> None:
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ValueError(f"reshard: {path} has been deleted or donated")
+    if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding.addressable_devices:
+        raise ValueError(f"reshard: {path} must be a jax.Array: its sharding has devices of this process")
 
 
 def _check_donated(paths: Sequence[str], leaves: Sequence[Any]) -> None:
@@ -205,8 +238,6 @@ class _Move:
             )
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(f"reshard: {path} has element type {leaf.dtype}; pass its data (jax.random.key_data)")
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise ValueError(f"reshard: {path} has been deleted or donated")
         dtype = leaf.dtype
         if isinstance(target, jax.ShapeDtypeStruct):
             if target.shape != leaf.shape:
@@ -221,8 +252,6 @@ class _Move:
                 f"reshard: the new sharding of {path} must be a jax.sharding.Sharding, or a jax.ShapeDtypeStruct with "
                 f"one, got {target!r}"
             )
-        if isinstance(leaf, jax.ShapeDtypeStruct) and source.addressable_devices:
-            raise ValueError(f"reshard: {path} must be a jax.Array: its sharding has devices of this process")
         boxes = []
         for what, sharding in (("source", source), ("new sharding", target)):
             try:
@@ -304,7 +333,7 @@ def _buckets(members: Sequence[int], moves: Sequence[_Move], max_bytes: int | No
 @functools.lru_cache(maxsize=1024)
 def _program(
     devices: tuple[_Device, ...], keys: tuple[tuple, ...], algorithm: str | None, timeout_ms: int
-) -> Callable[[Sequence[Any], Sequence[_Move], bool], list[jax.Array]]:
+) -> Callable[[np.ndarray, Sequence[Any], Sequence[_Move], bool], list[jax.Array]]:
     """One program over all devices; it moves an array per key. Devices without a shard pass one that nobody reads."""
     mesh = Mesh(np.array(devices), (_AXIS,))
     along = NamedSharding(mesh, P(_AXIS))
@@ -312,12 +341,13 @@ def _program(
     # All processes name the same place, wherever they call: they are identified by it.
     call = Call("reshard", (_AXIS,), None, algorithm, None, "jaxcomm.reshard")
 
-    def body(*xs):
+    def body(numbers, *xs):
         moved = []
         for x, (_, to, _, dtype, held, wanted) in zip(xs, keys, strict=True):
             sent = x.astype(min(x.dtype, dtype, key=jax.dtypes.itemsize_bits))  # the old type if they are equal
             received = reshard_p.bind(
                 sent,
+                numbers,
                 call=call,
                 sources=held,
                 destinations=wanted,
@@ -325,6 +355,7 @@ def _program(
                 over=(),
                 onto_zeros=False,  # nobody reads the arrays of devices without a shard
                 timeout_ms=timeout_ms,
+                numbered=True,
             )
             moved.append(received.astype(dtype))
         return moved
@@ -334,27 +365,11 @@ def _program(
         first, *others = shape or (1,)
         return (len(devices) * first, *others)
 
-    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
-    compiled = False
+    # The numbers are on every device.
+    in_specs = (P(), *(P(_AXIS) for _ in keys))
+    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=P(_AXIS), check_vma=False))
 
-    def call_program(operands: Sequence[jax.Array]) -> list[jax.Array]:
-        nonlocal compiled
-        if compiled:
-            return program(*operands)
-        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-
-        def first_call() -> list[jax.Array]:
-            with jax.enable_x64(x64):
-                return program(*operands)
-
-        # XLA numbers the runs of a program by its text, which has the lines of the callers. On a thread of its own, the
-        # program is the same in processes that call from different places.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            outputs = thread.submit(first_call).result()
-        compiled = True
-        return outputs
-
-    def run(leaves: Sequence[Any], moves: Sequence[_Move], wait: bool) -> list[jax.Array]:
+    def run(numbers: np.ndarray, leaves: Sequence[Any], moves: Sequence[_Move], wait: bool) -> list[jax.Array]:
         operands = []
         for leaf, (shape, _, dtype, *_) in zip(leaves, keys, strict=True):
             shards = _shards(leaf)
@@ -363,7 +378,7 @@ def _program(
             blocks = [block if block.ndim else block.reshape(1) for block in blocks]
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
-        outputs: Sequence[Any] = call_program(operands) if own else [None] * len(keys)
+        outputs: Sequence[Any] = program(numbers, *operands) if own else [None] * len(keys)
         if wait:  # also in a process without a new shard
             jax.block_until_ready(outputs)
         results: list[jax.Array] = []

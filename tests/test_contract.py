@@ -6,7 +6,6 @@ import operator
 import pathlib
 import pkgutil
 import re
-import tomllib
 
 import jax
 import pytest
@@ -158,14 +157,11 @@ def test_public_names_are_functions_and_types():
 
 
 def test_mutants_fit_the_sources():
-    """A mistake made by hand replaces a text that occurs once in its file; an equivalent mutant names a line."""
+    """Mistakes made by hand are few. Each replaces a text that occurs once in its file."""
     mistakes = importlib.import_module("mutation.hand").mistakes()
     for mistake in mistakes:
         assert read(mistake.file).count(mistake.old) == 1, (mistake.file, mistake.name)
-    assert len({(mistake.file, mistake.name) for mistake in mistakes}) == len(mistakes)
-    for path in sorted((ROOT / "tests/mutation").glob("equivalent/*.toml")):
-        for entry in tomllib.loads(path.read_text())["equivalent"]:
-            assert any(entry["text"] in line for line in read(entry["file"]).splitlines()), (path.name, entry)
+    assert 0 < len({(mistake.file, mistake.name) for mistake in mistakes}) == len(mistakes) <= 250
 
 
 def test_source_files_are_short():

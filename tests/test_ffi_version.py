@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from jaxcomm import _core, _ffi_version, _native
+from jaxcomm import _core, _native
 
 
 def write_header(folder, major, minor):
@@ -19,8 +19,8 @@ def test_this_environment():
     header = jax.ffi.include_dir() + "/xla/ffi/api/c_api.h"
     with open(header) as lines:
         found = dict(re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", lines.read()))
-    assert _ffi_version.api_version() == (int(found["MAJOR"]), int(found["MINOR"]))
-    assert _core.xla_ffi_api_version <= _ffi_version.api_version()
+    assert _native.ffi_version() == (int(found["MAJOR"]), int(found["MINOR"]))
+    assert _core.xla_ffi_api_version <= _native.ffi_version()
 
 
 @pytest.mark.parametrize("built", [(0, 4), (1, 0)])
@@ -30,19 +30,19 @@ def test_a_module_for_a_newer_jaxlib(built, monkeypatch, tmp_path):
     jaxlib = re.escape(importlib.metadata.version("jaxlib"))
     expected = rf"built for XLA FFI {built[0]}\.{built[1]}, but jaxlib {jaxlib} has 0\.3: upgrade jax and jaxlib, or"
     with pytest.raises(ImportError, match=expected):
-        _ffi_version.check(built)
+        _native.check_ffi_version(built)
 
 
 @pytest.mark.parametrize("built", [(0, 3), (0, 2)])
 def test_a_module_for_this_jaxlib_or_an_older_one(built, monkeypatch, tmp_path):
     write_header(tmp_path, 0, 3)
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    _ffi_version.check(built)
+    _native.check_ffi_version(built)
 
 
 def test_a_jaxlib_without_the_version_header(monkeypatch, tmp_path):
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    _ffi_version.check((9, 9))
+    _native.check_ffi_version((9, 9))
 
 
 def test_a_cuda_package_of_another_version(monkeypatch):

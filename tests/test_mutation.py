@@ -48,12 +48,6 @@ def test_tests_that_all_skip_judge_no_mutant(tmp_path, capsys):
     assert "skips every test" in capsys.readouterr().out
 
 
-def test_mistakes_by_hand_are_few_and_distinct():
-    mistakes = hand.mistakes()
-    assert 0 < len(mistakes) <= 250
-    assert len({(mistake.file, mistake.old, mistake.new) for mistake in mistakes}) == len(mistakes)
-
-
 GENERATED = record.Result("a", "a.py", 1, "AddNot", "x", "not x", record.CAUGHT)
 BY_HAND = GENERATED._replace(kind="hand")
 

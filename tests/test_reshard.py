@@ -194,7 +194,9 @@ def test_a_target_with_an_element_type_changes_it(algorithm, old, new):
 @pytest.mark.parametrize(("old", "new"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_the_smaller_type_travels(old, new, monkeypatch):
     sent = []
-    primitive = types.SimpleNamespace(bind=lambda x, **rest: sent.append(x.dtype) or _PRIMITIVE.bind(x, **rest))
+    primitive = types.SimpleNamespace(
+        bind=lambda x, *after, **rest: sent.append(x.dtype) or _PRIMITIVE.bind(x, *after, **rest)
+    )
     monkeypatch.setattr(_reshard, "reshard_p", primitive)
     target = NamedSharding(mesh([4, 3], a=2), P("a"))  # of no other test, so there is no program yet
     jaxcomm.reshard(resharding.place(resharding.values((8, 8), jnp.dtype(old), 1), ROWS), typed(target, new))

@@ -201,6 +201,15 @@ def test_chunks_are_a_pipeline_on_every_platform(mesh, monkeypatch, platform):
     assert counts == {1 << 30: [1, 0], 1024: [3, 6]}
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_the_largest_buffer_decides_the_number_of_chunks(mesh, monkeypatch, op):
+    """The block has 3 KiB, the result of an all_gather 24 KiB. There are at most 4 chunks."""
+    monkeypatch.setattr(_xla_hierarchical, "_MIN_CHUNK_BYTES", 1024)
+    text = lowered(op, mesh, AXES, elements=24 * 32).as_text()
+    found = re.findall(r"stablehlo\.(?:all_reduce|reduce_scatter|all_gather|all_to_all)\b", text)
+    assert len(found) == (4 if op == "all_gather" else 3) * len(OPS[op][1].split(", "))
+
+
 def test_one_collective_where_there_are_no_two_levels(mesh, monkeypatch):
     def kinds(axes):
         text = lowered("psum", mesh, axes).compile().as_text()

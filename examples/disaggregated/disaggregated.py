@@ -1,6 +1,6 @@
 """Prefill and decode of models/moe as two jobs, joined by jaxcomm.transfer.
 
-    python -m examples.disaggregated.disaggregated [--tokens 32]
+    python -m examples.disaggregated.disaggregated [--tokens 32] [--timeline prefill.png]
 
 The prefill job has the weights. The decode job fetches them, once. For each prompt, the prefill job fills the caches of
 keys and values, and gives each layer to the decode job as soon as it has it. The decode job continues the text, and
@@ -10,9 +10,11 @@ compares it with that of one job alone.
 import argparse
 import functools
 import json
+import pathlib
 import secrets
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from examples.disaggregated.timeline import Bar, Mark, draw
 from jaxcomm import transfer
 from models.moe.config import Config
 from models.moe.model import Cache, Transformer
@@ -107,7 +110,7 @@ def padded(prompt: bytes) -> jax.Array:
 
 
 def prefill_job() -> None:
-    """Prints its address. Then it answers each prompt on standard input with a ticket."""
+    """Prints its address. Then it answers each prompt on standard input with a ticket, and with its times."""
     secret = sys.stdin.readline().strip()
     graphdef, _ = structure()
     params = jax.jit(lambda: nnx.state(make_model()))()
@@ -125,16 +128,20 @@ def prefill_job() -> None:
             offer = transfer.offer(pool, pages, tokens=len(prompt), streamed=True)
             offers.append((offer, pages))
             print(offer.ticket, flush=True)  # the reader may pull before the first layer is there
-            prefill(graphdef, params, padded(prompt), len(prompt), offer.handle, np.arange(len(pages)))
+            begin = time.monotonic()
+            emitted = prefill(graphdef, params, padded(prompt), len(prompt), offer.handle, np.arange(len(pages)))
+            jax.block_until_ready(emitted)
+            print(json.dumps([begin, time.monotonic()]), flush=True)
 
 
-def decode_job(tokens: int) -> list[bytes]:
-    """Starts the prefill job, and continues all prompts. Returns the texts."""
+def decode_job(tokens: int, rounds: int) -> tuple[list[Bar], list[Mark]]:
+    """Starts the prefill job, continues all prompts. Returns the times of the last round, which compiled nothing."""
     secret = secrets.token_hex(16)
     command = [sys.executable, "-m", __spec__.name, "--prefill"]
     job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert job.stdin and job.stdout
-    texts = []
+    bars: list[Bar] = []
+    marks: list[Mark] = []
     try:
         print(secret, file=job.stdin, flush=True)
         address = job.stdout.readline().strip()
@@ -144,36 +151,46 @@ def decode_job(tokens: int) -> list[bytes]:
             shardings = jax.tree.map(lambda _: device, expected)
             params = transfer.fetch(endpoint, transfer.Group(address), "weights", "latest", shardings).result()
             pool = transfer.PagePool(endpoint, LAYOUT, num_pages=2 * PAGES)
-            for prompt in PROMPTS:
+            for number, prompt in enumerate(PROMPTS * rounds):
+                if number % len(PROMPTS) == 0:
+                    bars, marks = [], []
                 print(json.dumps(prompt.decode()), file=job.stdin, flush=True)
                 own = pool.allocate(-(-len(prompt) // PAGE_TOKENS))
                 pull = transfer.pull(pool, job.stdout.readline().strip(), own)
                 text, count = padded(prompt), len(prompt)
-                slots = np.arange(len(own))
-                got = np.asarray(decode(graphdef, params, text, count, tokens, pull.handle, slots))
-                pull.wait()
+                begin = time.monotonic()
+                written = decode(graphdef, params, text, count, tokens, pull.handle, np.arange(len(own)))
+                for layer in range(CONFIG.layers):
+                    pull.wait(layer)
+                    marks.append(Mark("decode", time.monotonic(), ""))
+                got = np.asarray(written)
+                label = f"{len(prompt)} bytes"
+                bars.append(Bar("prefill", *json.loads(job.stdout.readline()), label))
+                bars.append(Bar("decode", begin, time.monotonic(), label))
                 pool.free(own)
                 want = np.asarray(alone(graphdef, params, text, count, tokens))
                 assert (got == want).all(), f"another text than that of one job: {got} and {want}"
-                texts.append(bytes(got[: count + tokens].astype(np.uint8)))
                 print(f"{len(prompt)} bytes of prompt, {tokens} more: equal to one job's", flush=True)
     finally:
         job.stdin.close()
         job.wait(timeout=60)
         job.stdout.close()
-    return texts
+    return bars, marks
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=32, help="bytes to generate (default: %(default)s)")
+    parser.add_argument("--timeline", type=pathlib.Path, help="do all prompts twice, and draw the times of the second")
     parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.prefill:
         return prefill_job()
     if not 0 < options.tokens <= PAGES * PAGE_TOKENS - max(map(len, PROMPTS)):
         parser.error(f"--tokens: the cache has {PAGES * PAGE_TOKENS} places")
-    decode_job(options.tokens)
+    bars, marks = decode_job(options.tokens, 2 if options.timeline else 1)
+    if options.timeline:
+        draw(bars, marks, options.timeline)
 
 
 if __name__ == "__main__":

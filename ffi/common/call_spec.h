@@ -40,6 +40,7 @@ struct CallSpec {
   std::vector<int64_t> input_shape;  // reshard: of the arrays that hold the boxes; empty: the arrays are the boxes
   std::vector<int64_t> output_shape;
   int64_t timeout_ms = 0;  // reshard: limit of the wait for other ranks; 0: JAXCOMM_TIMEOUT_S
+  int64_t numbered = 0;    // reshard: not 0: an operand has the number of the call, in place of XLA's run id
 
   // Start of every message about the call.
   std::string Where() const { return "jaxcomm: " + op + " at " + site; }
@@ -88,6 +89,7 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit_if_taken("input_shape", spec.input_shape);
   visit_if_taken("output_shape", spec.output_shape);
   visit_if_taken("timeout_ms", spec.timeout_ms);
+  visit_if_taken("numbered", spec.numbered);
 }
 
 // A hash of all attributes, equal in all processes.

@@ -63,6 +63,7 @@ class InterProcessCall : public MessageHandler,
     BoundedWait wait;           // since the first device of this process arrived
     Slices slices;              // all_to_all_v, dispatch, combine
     uint64_t table_hash = 0;    // of the table of the slices, which all processes must have
+    bool numbered = false;      // CallSpec::numbered
     bool asynchronous = false;  // XLA's threads do no work of the call
     CallRecord record;
   };

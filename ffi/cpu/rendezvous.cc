@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <utility>
 
 #include "common/hash.h"
@@ -37,6 +38,14 @@ uint64_t HashOfGroups(const CallSpec& spec) {
   return hash;
 }
 
+uint64_t HashOfProcesses(const CallSpec& spec) {
+  uint64_t hash = 0;
+  for (const int32_t process : std::set<int32_t>(spec.processes.begin(), spec.processes.end())) {
+    hash = Mix(hash, static_cast<uint64_t>(process));
+  }
+  return hash;
+}
+
 // Groups on different devices of the same processes differ: nothing orders their programs. 0: the devices are unknown.
 uint64_t HashOfDevices(const CallSpec& spec, uint64_t hash) {
   if (spec.devices.size() != spec.groups.size()) return 0;
@@ -45,9 +54,11 @@ uint64_t HashOfDevices(const CallSpec& spec, uint64_t hash) {
 }
 
 // Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
-// are equal get an error at once if these differ. Sets the call site's number among equal ones.
+// are equal get an error at once if these differ. Numbered calls are counted for each set of processes, so two with one
+// number must be equal, groups included. Sets the call site's number among equal ones.
 uint64_t IdentityOf(const CallSpec& spec, uint64_t hash_of_groups, uint64_t* number) {
-  const uint64_t hash = Mix(Mix(hash_of_groups, spec.op), spec.site);
+  const uint64_t hash_of_ranks = spec.numbered != 0 ? HashOfProcesses(spec) : hash_of_groups;
+  const uint64_t hash = Mix(Mix(hash_of_ranks, spec.op), spec.site);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   *number = numbering.count[hash]++;
   return Mix(hash, *number);
@@ -70,6 +81,11 @@ int64_t Rendezvous::Iterations::Next(int64_t run_id) {
   counts_[oldest_] = {run_id, 1};
   oldest_ = (oldest_ + 1) % counts_.size();
   return 0;
+}
+
+int64_t Rendezvous::RunOf(uint32_t number) const {
+  const uint64_t sequence = HashOfProcesses(spec_) >> 32 | 1;
+  return static_cast<int64_t>(sequence << 32 | number);
 }
 
 void Rendezvous::SetLimits(const WaitLimits& limits) {
@@ -182,7 +198,9 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   const int64_t position = slot % spec_.group_size;
   std::lock_guard<std::mutex> lock(mutex_);
   JAXCOMM_RETURN_IF_ERROR(RunFailures::Get().Find(participant.run_id));
-  const Key key = {participant.run_id, iterations_[slot].Next(participant.run_id), slot / spec_.group_size};
+  const int64_t iteration =
+      participant.iteration >= 0 ? participant.iteration : iterations_[slot].Next(participant.run_id);
+  const Key key = {participant.run_id, iteration, slot / spec_.group_size};
   std::shared_ptr<GroupCall>& entry = open_[key];
   if (!entry) {
     entry = std::make_shared<GroupCall>();

@@ -30,8 +30,9 @@ struct CallNames;
 
 // One device in one call.
 struct Participant {
-  int64_t run_id = 0;  // XLA's run id: equal on all devices of an execution
-  int64_t rank = 0;    // logical device id
+  int64_t run_id = 0;      // XLA's run id: equal on all devices of an execution; of a numbered call, RunOf()
+  int64_t iteration = -1;  // of the call site in the run; -1: Arrive() counts
+  int64_t rank = 0;        // logical device id
   const char* input = nullptr;
   char* output = nullptr;
   DType dtype = DType::kF32;
@@ -62,6 +63,10 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   // participant, or by the CompletionPool for the others and for asynchronous calls. The buffers must stay valid until
   // then.
   void Arrive(Participant participant, std::unique_ptr<Completion> done);
+
+  // The run of a numbered call: the same in all its processes, whatever they have executed before. Runs of the same
+  // processes differ in the lower half of their bits, which has the number.
+  int64_t RunOf(uint32_t number) const;
 
   // Marks the end of a program. Call sites are numbered within a program in the order in which XLA makes them, which is
   // the same in all processes.

@@ -86,6 +86,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.slices = group_call->slices;
   spec.table_hash = group_call->first.table_hash;
   spec.asynchronous = spec_.asynchronous != 0;
+  spec.numbered = spec_.numbered != 0;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
     self->Fail(*group_call, status);

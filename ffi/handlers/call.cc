@@ -29,11 +29,13 @@ class PromiseCompletion : public Completion {
 }  // namespace
 
 ffi::ErrorOr<std::unique_ptr<CpuCallState>> MakeState(CallSpec spec) {
+  const bool numbered = spec.numbered != 0;
   StatusOr<std::shared_ptr<Rendezvous>> rendezvous = Rendezvous::Make(std::move(spec));
   if (!rendezvous.ok())
     return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: " + rendezvous.status().message()));
   auto state = std::make_unique<CpuCallState>();
   state->rendezvous = *std::move(rendezvous);
+  state->numbered = numbered;
   return state;
 }
 
@@ -65,13 +67,20 @@ Participant ParticipantOf(ffi::RunId run, ffi::Buffer<ffi::S32> rank, DType dtyp
 }
 
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
-                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> y) {
+                    ffi::RemainingArgs after, ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
   if (!dtype) {
     return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +
                                        std::to_string(static_cast<int>(x.element_type()))));
   }
-  return Arrive(*state->rendezvous, ParticipantOf(run, rank, *dtype, x, y));
+  Participant participant = ParticipantOf(run, rank, *dtype, x, y);
+  if (state->numbered) {
+    const auto numbers = after.get<ffi::Buffer<ffi::U32>>(0);
+    if (!numbers || numbers->element_count() != 2) return Failed(InvalidArgumentError("jaxcomm: a call has no number"));
+    participant.run_id = state->rendezvous->RunOf(numbers->typed_data()[0]);
+    participant.iteration = numbers->typed_data()[1];
+  }
+  return Arrive(*state->rendezvous, participant);
 }
 
 }  // namespace jaxcomm

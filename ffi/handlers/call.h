@@ -17,6 +17,7 @@ struct CpuCallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
   std::shared_ptr<Rendezvous> rendezvous;
+  bool numbered = false;  // CallSpec::numbered
 };
 
 ffi::ErrorOr<std::unique_ptr<CpuCallState>> MakeState(CallSpec spec);
@@ -36,7 +37,8 @@ inline auto BindCall() {
 }
 
 // One operand, one result. The buffers stay valid until the future is completed. The rest of the call frame does not.
-// Operands in `after` only delay the call: XLA runs it when they have been computed.
+// Operands in `after` only delay the call: XLA runs it when they have been computed. The first one of a numbered
+// call has its number and that of the program among those of the call.
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
                     ffi::RemainingArgs after, ffi::Result<ffi::AnyBuffer> y);
 

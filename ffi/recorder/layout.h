@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -72,26 +73,28 @@ struct RecordedSite {
   Number64 waiting_ns{0};  // of this, until all ranks had arrived
 };
 
+// A row is two cache lines. What the devices and the end of a call store is in the first.
 struct RecordedCall {
-  Number64 number{0};  // from 1, among all calls of the process; 0: never used
-  Number64 key{0};     // equal in all processes for the same call
+  Number64 number{0};        // from 1, among all calls of the process; 0: never used
+  Number64 key{0};           // equal in all processes for the same call
+  Number64 arrived_mask{0};  // positions of the ranks of this process that have arrived, up to 64
+  Number64 arrived_ns{0};    // the first device of the process
+  Number64 started_ns{0};    // all devices of the process have arrived
+  Number64 running_ns{0};    // all processes of the host have entered
+  Number64 ended_ns{0};
+  Number32 phase{0};
+  Number32 num_arrived{0};
   Number64 run_id{0};
   Number64 iteration{0};
   Number64 sequence{0};  // from 1, in its group
   Number64 input_count{0}, output_count{0};
-  Number64 arrived_ns{0};  // the first device of the process
-  Number64 started_ns{0};  // all devices of the process have arrived
-  Number64 running_ns{0};  // all processes of the host have entered
-  Number64 ended_ns{0};
-  Number64 arrived_mask{0};  // positions of the ranks of this process that have arrived, up to 64
   Number32 site{0};
   Number32 dtype{0};
-  Number32 phase{0};
-  Number32 num_arrived{0};
   Number32 waiting_rank{0};  // 1 + a rank that waits while running; 0: none known
   Number32 waiting_peer{0};  // 1 + the rank that it waits for
+  Number64 unused{0};
 };
-static_assert(sizeof(RecordedCall) == 120 || sizeof(RecordedCall) == 128, "about two cache lines");
+static_assert(sizeof(RecordedCall) == 128 && offsetof(RecordedCall, run_id) == 64, "two cache lines");
 
 struct RecordedError {
   Number64 at_ns{0};

@@ -99,9 +99,6 @@ LinkId Fold::RepresentativeOf(const LinkId& link, int64_t* count) const {
     if (symmetries_[i] != Symmetry::kNone && (digits >> i & 1)) *count *= topology_->digits()[i];
   }
   LinkId image = link;
-  const bool has_other = link.type == LinkType::kGroups;
-  // Digits that do not distinguish owners are 0 in both ends, and stay 0.
-  image.other = has_other ? Image(link.owner, link.other) : 0;
   image.owner = RepresentativeOf(link.owner);
   return image;
 }

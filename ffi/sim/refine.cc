@@ -22,8 +22,7 @@ struct Edge {
 
 // Links that several ranks share, once for each of the ranks: what Topology::Route may use above the adapters.
 std::vector<LinkId> SharedLinks(const Topology& topology, int32_t rank) {
-  std::vector<LinkUse> uses;
-  std::vector<LinkId> shared;
+  std::vector<LinkId> links, shared;
   const uint32_t all = (1U << topology.digits().size()) - 1;
   // The rank with other digits everywhere is the farthest.
   int64_t far = 0;
@@ -31,14 +30,14 @@ std::vector<LinkId> SharedLinks(const Topology& topology, int32_t rank) {
     const int64_t size = topology.digits()[i], stride = topology.strides()[i];
     far += (rank / stride % size + 1) % size * stride;
   }
-  topology.Route(rank, static_cast<int32_t>(far), &uses);
-  const size_t out = uses.size();
-  topology.Route(static_cast<int32_t>(far), rank, &uses);
-  for (size_t i = 0; i < uses.size(); ++i) {
-    const LinkId& link = uses[i].link;
+  topology.Route(rank, static_cast<int32_t>(far), &links);
+  const size_t out = links.size();
+  topology.Route(static_cast<int32_t>(far), rank, &links);
+  for (size_t i = 0; i < links.size(); ++i) {
+    const LinkId& link = links[i];
     if (topology.OwnerDigits(link) == all) continue;
     const bool leaves = link.type == LinkType::kOut || link.type == LinkType::kUp;
-    if (link.type == LinkType::kFabric || (i < out) == leaves) shared.push_back(link);
+    if ((i < out) == leaves) shared.push_back(link);
   }
   return shared;
 }
@@ -50,7 +49,7 @@ uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkI
   add(topology.Slow(rank));
   const auto levels = static_cast<uint8_t>(std::min<size_t>(topology.cluster().levels.size(), 2));
   for (uint8_t level = 0; level < levels; ++level) {
-    for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, rank, 0}));
+    for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, rank}));
   }
   for (const LinkId& link : shared) add(topology.Capacity(link));
   return hash;
@@ -61,10 +60,6 @@ uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkI
 uint64_t Fold::GroupColour(const LinkId& link) const { return group_colours_.at(GroupKey(link)); }
 
 bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
-  for (const Level& level : topology_->cluster().levels) {
-    // Links between pairs of groups belong to no single group.
-    if (level.kind == LevelKind::kDragonfly && !level.valiant) return false;
-  }
   const auto n = static_cast<size_t>(topology_->num_ranks());
   std::vector<Edge> edges;
   std::vector<size_t> first(n + 1, 0);

@@ -21,7 +21,7 @@ namespace {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-constexpr const char* kLevelKinds[] = {"switch", "rails", "fat_tree", "dragonfly"};
+constexpr const char* kLevelKinds[] = {"switch", "rails", "fat_tree"};
 constexpr const char* kFidelities[] = {"folded", "full"};
 
 using Row = std::tuple<double, double, double>;  // overhead_s, bytes_per_s, latency_s
@@ -41,8 +41,7 @@ void BindClusters(nb::module_& m) {
       .def_rw("flow_bytes_per_s", &Level::flow_bytes_per_s)
       .def_rw("overhead_s", &Level::overhead_s)
       .def_rw("latency_s", &Level::latency_s)
-      .def_rw("taper", &Level::taper)
-      .def_rw("valiant", &Level::valiant);
+      .def_rw("taper", &Level::taper);
   nb::class_<LinkFault>(m, "LinkFault", "Links with less bandwidth.")
       .def(nb::init<int32_t, int64_t, bool, bool, double, double>(), "level"_a, "index"_a, "out"_a, "inward"_a,
            "capacity"_a, "latency_s"_a = 0.0);

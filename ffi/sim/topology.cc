@@ -7,18 +7,11 @@ namespace {
 
 constexpr int64_t kMaxRanks = 1 << 26;
 
-struct LinkWriter {
-  std::vector<LinkUse>* uses;
-
-  void Use(LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) const {
-    uses->push_back({{type, static_cast<uint8_t>(level), owner, other}, weight});
-  }
-  // Out of one rank's link into a switch, and into another's.
-  void Cross(size_t level, int32_t from, int32_t to) const {
-    Use(LinkType::kOut, level, from);
-    Use(LinkType::kIn, level, to);
-  }
-};
+// Out of one rank's link into a switch, and into another's.
+void Cross(uint8_t level, int32_t from, int32_t to, std::vector<LinkId>* links) {
+  links->push_back({LinkType::kOut, level, from});
+  links->push_back({LinkType::kIn, level, to});
+}
 
 uint64_t ShareKey(LinkType type, int32_t level, int32_t owner) {
   return static_cast<uint64_t>(type) << 40 | static_cast<uint64_t>(level) << 32 | static_cast<uint32_t>(owner);
@@ -65,8 +58,8 @@ StatusOr<Topology> Topology::Make(const Cluster& cluster, int64_t num_ranks) {
       return fail("level " + level.name + " has " + std::to_string(level.ranks) +
                   " ranks, which is not a multiple of the " + std::to_string(below) + " below it");
     }
-    const bool misplaced = level.kind == LevelKind::kRails ? i != 1 : level.kind == LevelKind::kDragonfly && i < 2;
-    if (misplaced) return fail("level " + level.name + " cannot be of its kind at this place");
+    if (level.kind == LevelKind::kRails && i != 1)
+      return fail("level " + level.name + " cannot be of its kind at this place");
     if (level.ranks < num_ranks && num_ranks % level.ranks != 0) {
       return fail(std::to_string(num_ranks) + " ranks cannot be split into groups of " + std::to_string(level.ranks) +
                   " (level " + level.name + ")");
@@ -204,37 +197,29 @@ double Topology::LatencyS(int32_t src, int32_t dst) const {
   return latency_s + hops * levels[0].latency_s + HopS(src) + HopS(dst);
 }
 
-void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
-  const LinkWriter links{uses};
-  if (CommonLevel(src, dst) == 0) return links.Cross(0, src, dst);
+void Topology::Route(int32_t src, int32_t dst, std::vector<LinkId>* links) const {
+  if (CommonLevel(src, dst) == 0) return Cross(0, src, dst, links);
   const auto [first, last] = Relays(src, dst);
-  if (first != src) Route(src, first, uses);
-  RouteBetween(first, last, uses);
-  if (last != dst) Route(last, dst, uses);
+  if (first != src) Route(src, first, links);
+  RouteBetween(first, last, links);
+  if (last != dst) Route(last, dst, links);
 }
 
-void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
+void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkId>* links) const {
   const std::vector<Level>& levels = cluster_.levels;
-  const LinkWriter links{uses};
   const auto local_ranks = static_cast<int32_t>(levels[0].ranks);
   if (Rails() && levels.size() == 2 && src % local_ranks != dst % local_ranks) {
     // Without a level above, no switch joins two rails: the data changes rails inside the sender's domain.
     const int32_t relay = src / local_ranks * local_ranks + dst % local_ranks;
-    links.Cross(0, src, relay);
-    return links.Cross(1, relay, dst);
+    Cross(0, src, relay, links);
+    return Cross(1, relay, dst, links);
   }
-  links.Cross(1, src, dst);
+  Cross(1, src, dst, links);
   for (size_t i = 2; i < levels.size(); ++i) {
     const auto level = static_cast<int32_t>(i);
     if (!Crosses(src, dst, level)) continue;
-    links.Use(LinkType::kUp, i, Below(src, level));
-    links.Use(LinkType::kDown, i, Below(dst, level));
-    if (levels[i].kind != LevelKind::kDragonfly || CommonLevel(src, dst) != level) continue;
-    if (levels[i].valiant) {
-      links.Use(LinkType::kFabric, i, static_cast<int32_t>(Group(src, level) * levels[i].ranks), 0, 2);
-    } else {
-      links.Use(LinkType::kGroups, i, Below(src, level), Below(dst, level));
-    }
+    links->push_back({LinkType::kUp, static_cast<uint8_t>(level), Below(src, level)});
+    links->push_back({LinkType::kDown, static_cast<uint8_t>(level), Below(dst, level)});
   }
 }
 
@@ -267,26 +252,18 @@ double Topology::WholeCapacity(const LinkId& link) const {
     default:
       break;
   }
-  const double uplinks = static_cast<double>(RanksBelow(link.level)) * cluster_.levels[1].bytes_per_s / level.taper;
-  const auto groups = static_cast<double>(level.ranks / cluster_.levels[link.level - 1U].ranks);
-  if (link.type == LinkType::kGroups) return uplinks / std::max(groups - 1, 1.0);
-  return link.type == LinkType::kFabric ? uplinks * groups : uplinks;
+  return static_cast<double>(RanksBelow(link.level)) * cluster_.levels[1].bytes_per_s / level.taper;
 }
 
 uint32_t Topology::OwnerDigits(const LinkId& link) const {
   const uint32_t all = (1U << digits_.size()) - 1;
-  const auto from_level = [&](size_t level) { return all & ~((1U << level) - 1); };  // level and above
   switch (link.type) {
     case LinkType::kOut:
     case LinkType::kIn:
       return all;
     case LinkType::kUp:
     case LinkType::kDown:
-      return from_level(link.level) | (link.level == 2 && Rails() ? 1U : 0);
-    case LinkType::kGroups:
-      return from_level(link.level);
-    case LinkType::kFabric:
-      return from_level(link.level + 1U);
+      return (all & ~((1U << link.level) - 1)) | (link.level == 2 && Rails() ? 1U : 0);
     default:
       return all;
   }
@@ -305,10 +282,6 @@ std::string Topology::Name(const LinkId& link) const {
       return level + " up";
     case LinkType::kDown:
       return level + " down";
-    case LinkType::kGroups:
-      return level + " between two groups";
-    case LinkType::kFabric:
-      return level + " all links";
   }
   return level;
 }

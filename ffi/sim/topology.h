@@ -20,10 +20,9 @@ namespace jaxcomm {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 enum class LevelKind : uint8_t {
-  kSwitch,     // every rank or group has one link into a switch that never limits
-  kRails,      // level 1: a switch for each local index
-  kFatTree,    // groups of the level below share uplinks
-  kDragonfly,  // above level 1: as a fat tree, and a link for each pair of groups
+  kSwitch,   // every rank or group has one link into a switch that never limits
+  kRails,    // level 1: a switch for each local index
+  kFatTree,  // groups of the level below share uplinks
 };
 
 struct Level {
@@ -35,7 +34,6 @@ struct Level {
   double overhead_s = 0;                 // as LinkModel::overhead_s
   double latency_s = 0;                  // added by this level
   double taper = 1;                      // bytes_per_s of all adapters below a group, divided by those of its uplinks
-  bool valiant = false;                  // dragonfly: each transfer goes through a random third group
 };
 
 // Links with less bandwidth. `index`: a rank on levels 0 and 1; above, a group of the level below (a switch of a rail,
@@ -73,19 +71,13 @@ struct Cluster {
 // The parameters of the cost model: figures of level 0 and of the highest level that `num_ranks` ranks use.
 Machine MachineOf(const Cluster& cluster, int64_t num_ranks);
 
-enum class LinkType : uint8_t { kMemory, kOut, kIn, kUp, kDown, kGroups, kFabric };
+enum class LinkType : uint8_t { kMemory, kOut, kIn, kUp, kDown };
 
 // One link. `owner`: its rank, or the first rank of its group.
 struct LinkId {
   LinkType type = LinkType::kMemory;
   uint8_t level = 0;
   int32_t owner = 0;
-  int32_t other = 0;  // kGroups: the other end
-};
-
-struct LinkUse {
-  LinkId link;
-  double weight = 1;  // bytes on the link for each byte of the transfer
 };
 
 class Topology {
@@ -102,7 +94,7 @@ class Topology {
   int32_t CommonLevel(int32_t a, int32_t b) const;
   double LatencyS(int32_t src, int32_t dst) const;
   // Appends the links from src to dst, without the memories.
-  void Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const;
+  void Route(int32_t src, int32_t dst, std::vector<LinkId>* links) const;
   double Capacity(const LinkId& link) const;
   // The digits of `owner` that distinguish links of this type and level, as a bit mask.
   uint32_t OwnerDigits(const LinkId& link) const;
@@ -122,7 +114,7 @@ class Topology {
   std::pair<int32_t, int32_t> Relays(int32_t src, int32_t dst) const;
   // What faults add to the latency of transfers over the rank's adapter.
   double HopS(int32_t rank) const;
-  void RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const;
+  void RouteBetween(int32_t src, int32_t dst, std::vector<LinkId>* links) const;
   int64_t Group(int32_t rank, int32_t level) const { return rank / cluster_.levels[static_cast<size_t>(level)].ranks; }
   bool Rails() const { return cluster_.levels.size() > 1 && cluster_.levels[1].kind == LevelKind::kRails; }
   // The group of level `level` - 1, or the rail's switch, whose uplinks lead to `level`.
@@ -134,7 +126,7 @@ class Topology {
   int64_t num_ranks_ = 1;
   std::vector<int64_t> digits_;
   std::vector<int64_t> strides_;
-  std::unordered_map<uint64_t, double> shares_;  // by Key of a link without `other`
+  std::unordered_map<uint64_t, double> shares_;  // by ShareKey of a link
   std::unordered_map<int32_t, double> slow_;
   std::unordered_map<int32_t, double> hops_;  // LinkFault::latency_s by rank
   std::unordered_set<int32_t> lost_;          // ranks

@@ -18,10 +18,9 @@ int64_t Picoseconds(double time_s) { return std::llround(time_s * 1e12); }
 
 uint64_t Pair(int32_t a, int32_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); }
 
-// Different for different links: ranks have 26 bits (Topology::Make).
 uint64_t Key(const LinkId& link) {
   const uint64_t kind = static_cast<uint64_t>(link.type) << 4 | link.level;
-  return kind << 52 | static_cast<uint64_t>(link.owner) << 26 | static_cast<uint64_t>(link.other);
+  return kind << 32 | static_cast<uint32_t>(link.owner);
 }
 
 }  // namespace
@@ -194,13 +193,13 @@ int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const
       peer_index_.Find(hash, [&](int32_t i) { return peer_routes_[static_cast<size_t>(i)].first == key; });
   if (known >= 0) return last_route_ = peer_routes_[static_cast<size_t>(known)].second;
   if (src == dst) {
-    AddUse({LinkType::kMemory, 0, rank, 0}, 2);  // read and written
+    AddUse({LinkType::kMemory, 0, rank}, 2);  // read and written
   } else {
     links_.clear();
     topology_.Route(src, dst, &links_);
-    for (const LinkUse& use : links_) AddUse(use.link, use.weight);
-    AddUse({LinkType::kMemory, 0, src, 0}, 1);
-    AddUse({LinkType::kMemory, 0, dst, 0}, 1);
+    for (const LinkId& link : links_) AddUse(link);
+    AddUse({LinkType::kMemory, 0, src});
+    AddUse({LinkType::kMemory, 0, dst});
   }
   const int32_t route = TakeRoute(1, figures.limit);
   peer_index_.Add(hash, static_cast<int32_t>(peer_routes_.size()));
@@ -229,13 +228,13 @@ void WorkloadBuilder::FindOperands(const Plan& plan, const Step& step) {
     for (int32_t src : operand_ranks_) {
       if (level_of(src) != level) continue;
       if (operands.count++ == 0) operands.figures = FiguresOf(plan.rank, src);
-      AddUse({LinkType::kMemory, 0, src, 0}, 1);
+      AddUse({LinkType::kMemory, 0, src});
       if (src == plan.rank) continue;
       links_.clear();
       topology_.Route(src, plan.rank, &links_);
-      for (const LinkUse& use : links_) AddUse(use.link, use.weight);
+      for (const LinkId& link : links_) AddUse(link);
     }
-    if (level == levels.front()) AddUse({LinkType::kMemory, 0, plan.rank, 0}, 1);  // the result is written once
+    if (level == levels.front()) AddUse({LinkType::kMemory, 0, plan.rank});  // the result is written once
     for (int32_t link : touched_) operands.uses.push_back({link, std::exchange(sum_[static_cast<size_t>(link)], 0)});
     touched_.clear();
     operands_.push_back(std::move(operands));

@@ -102,7 +102,7 @@ class WorkloadBuilder {
   // Which levels a transfer between this rank and the peer crosses, as bits.
   uint32_t Crossed(int32_t rank, int32_t peer) const;
   // Adds to the weight of the link's class in sum_.
-  void AddUse(const LinkId& link, double weight);
+  void AddUse(const LinkId& link, double weight = 1);
   // The route with the weights of sum_, multiplied by `scale`. Clears sum_.
   int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
@@ -147,7 +147,7 @@ class WorkloadBuilder {
   };
   Row row_;
   double signals_s_ = 0;         // overhead of the signals since the last step that is none
-  std::vector<LinkUse> links_;   // scratch
+  std::vector<LinkId> links_;    // scratch
   std::vector<double> sum_;      // by class of link; 0 where not in touched_
   std::vector<double> row_sum_;  // by class of link; 0 where not in Row::links
   std::vector<int32_t> touched_;

@@ -6,7 +6,7 @@ import platform
 
 import jax
 
-from jaxcomm import _ffi_version
+from jaxcomm import _native
 from jaxcomm.info import _capabilities, _collectives, _machine
 from jaxcomm.info._capabilities import Answer, version
 
@@ -61,7 +61,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
             f"CUDA {version(built['cuda'], 1000)}, headers of NCCL {version(built['nccl'])}, GIN for {built['gin']}, "
             f"architectures {built['architectures']}"
         )
-    ffi = _ffi_version.api_version()
+    ffi = _native.ffi_version()
     nccl = f"no: {cuda.nccl_problem}" if cuda.module else "not searched for without the CUDA module"
     if cuda.nccl:
         nccl = f"{version(cuda.nccl['version'])} from {cuda.nccl['path']}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm import _ffi_version, _native
+from jaxcomm import _native
 
 _MULTIMEM = (9, 0)  # the oldest GPUs with NVLink SHARP
 _HOST_RMA_DRIVER = 12050
@@ -97,7 +97,7 @@ def _xla_collectives() -> Answer:
     if not name:
         return Answer(False, "JAX has no plugin for NVIDIA GPUs: install jax[cuda12] or jax[cuda13]")
     prefix = "XLA_FFI_Extension_Collectives_"
-    found = _ffi_version.jaxlib_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
+    found = _native.jaxlib_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
     if found is None:
         return Answer(False, f"jaxlib {importlib.metadata.version('jaxlib')} has none; install 0.11.2 or later")
     return Answer(True, f"{found[0]}.{found[1]} by jaxlib's headers; {name} {plugin_version}")

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
+from jaxcomm._dtypes import accumulator_type
 from jaxcomm._primitive import rank_in_group, register
 from jaxcomm._typing import AxisIndexGroups, AxisName
 from jaxcomm.ops._shared import Options, collective, make_call
@@ -189,12 +190,12 @@ def _transpose_operand(ct, aval, table, call):
         def step(i, total):
             chosen = back.at[:, 1].set(jnp.where(arriving == i, back[:, 1], 0))
             chosen = chosen.at[:, 3].set(jnp.where(jnp.arange(back.shape[2]) == i, back[:, 3], 0))
-            return total + exchange(ct, zeros, chosen, call=call)
+            return total + exchange(ct, zeros, chosen, call=call).astype(total.dtype)
 
         n, _, per_rank = back.shape
         # arriving[r, i]: the number, at its receiver, of slice i of rank r
         arriving = jnp.arange(n)[:, None] * (per_rank // n) + jnp.arange(per_rank)[None, :] % (per_rank // n)
-        return lax.fori_loop(0, per_rank, step, zeros)
+        return lax.fori_loop(0, per_rank, step, zeros.astype(accumulator_type(zeros.dtype))).astype(zeros.dtype)
 
     return lax.cond(_overlaps(table), slice_by_slice, at_once, ct)
 

@@ -118,6 +118,7 @@ def _transfer(call: Call, source: Any, destination: Any, shape: Sequence[int] | 
             over=_tracked(wanted.varying),
             onto_zeros=leaves_gaps(destinations, result, math.prod(sizes)),
             timeout_ms=0,
+            numbered=False,
         )
 
     return bind
@@ -128,12 +129,12 @@ def _tracked(axes: AxisNames) -> AxisNames:
     return tuple(a for a in axes if _compat.varying_axes(lax.axis_index(a)))
 
 
-def _shape(x, *, call, sources, destinations, result, over, onto_zeros, timeout_ms):
+def _shape(x, *, call, sources, destinations, result, over, onto_zeros, timeout_ms, numbered):
     varying = (_compat.varying_axes(x) - set(call.axes)) | set(over)
     return _compat.with_varying(x.update(shape=result, weak_type=False), varying)
 
 
-def _attributes(x, n, *, sources, destinations, result, over, onto_zeros, timeout_ms):
+def _attributes(x, n, *, sources, destinations, result, over, onto_zeros, timeout_ms, numbered):
     num_dimensions = len(sources) // (2 * n)
     return {
         "sources": np.array(sources, np.int64),
@@ -141,10 +142,11 @@ def _attributes(x, n, *, sources, destinations, result, over, onto_zeros, timeou
         "input_shape": np.array(held_shape(x.shape, num_dimensions), np.int64),
         "output_shape": np.array(held_shape(result, num_dimensions), np.int64),
         "timeout_ms": np.int64(timeout_ms),
+        "numbered": np.int64(numbered),
     }
 
 
-def _transpose(ct, x, *, call, sources, destinations, result, over, onto_zeros, timeout_ms):
+def _transpose(ct, x, *, call, sources, destinations, result, over, onto_zeros, timeout_ms, numbered):
     """Moves the cotangents back. One copy of an element of x gets the sum over the copies of the result.
 
     Along an axis over which a type does not vary, copies are one value: all copies of x get the sum, and one copy of
@@ -165,6 +167,7 @@ def _transpose(ct, x, *, call, sources, destinations, result, over, onto_zeros, 
             over=over,
             onto_zeros=leaves_gaps(destinations, shape, n),
             timeout_ms=timeout_ms,
+            numbered=False,
         )
 
     ndim = len(sources) // (2 * n)

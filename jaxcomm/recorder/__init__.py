@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
+from jaxcomm.recorder._links import Link
 from jaxcomm.recorder._prometheus import Counters, Stats, Transfers, serve, stats
 from jaxcomm.recorder._report import Report, analyze
 from jaxcomm.recorder._stragglers import Straggler
@@ -15,6 +16,7 @@ from jaxcomm.recorder._verdict import Finding, Verdict
 __all__ = [
     "Counters",
     "Finding",
+    "Link",
     "Report",
     "Stats",
     "Straggler",
@@ -53,8 +55,9 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
     """Writes the collectives of this process in a `with` block as a Chrome trace, which Perfetto opens.
 
     A row per rank shows the calls with bytes, algorithm, bus bandwidth and predicted time, and the time until all ranks
-    had arrived. `python -m jaxcomm.recorder report` compares them. Wait for results inside the block. The recorder
-    keeps JAXCOMM_RECORDER_CALLS calls; earlier calls are left out, and the trace says how many.
+    had arrived. `python -m jaxcomm.recorder report` compares them. Wait for results inside the block. The trace is also
+    written if the block raises. The recorder keeps JAXCOMM_RECORDER_CALLS calls; earlier calls are left out, and the
+    trace says how many.
 
     Args:
       path: the file to write, JSON.
@@ -67,9 +70,11 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
         raise off
     ring = _core.recorder.path()  # "" before the first program with a collective
     before = _file.read(pathlib.Path(ring), with_calls=False).header["num_calls"] if ring else 0
-    yield
-    if not (ring := _core.recorder.path()):
-        raise off
-    found = _file.read(pathlib.Path(ring))
-    nodes = {p: str(other.header["node"]) for p, other in _runs.around(found, with_calls=False).rings.items()}
-    pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes))
+    try:
+        yield
+    finally:
+        if not (ring := _core.recorder.path()):
+            raise off
+        found = _file.read(pathlib.Path(ring))
+        nodes = {p: str(other.header["node"]) for p, other in _runs.around(found, with_calls=False).rings.items()}
+        pathlib.Path(path).write_text(_chrome.trace(found, before + 1, nodes))

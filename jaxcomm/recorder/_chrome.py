@@ -22,7 +22,7 @@ def trace(ring: _file.Ring, first: int, node_of: dict[int, str]) -> str:
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     predicted = functools.cache(Shape.predicted)
     for call in sorted(calls, key=lambda call: call.arrived_ns):
-        spans = _spans(call, _shape(call, node_of), predicted)
+        spans = _spans(call, Shape.of_call(call, node_of), predicted)
         for rank in call.group.ranks_of(pid):
             ends = busy_until[rank]
             row = next((row for row, end in enumerate(ends) if end <= call.arrived_ns), len(ends))
@@ -37,14 +37,6 @@ def trace(ring: _file.Ring, first: int, node_of: dict[int, str]) -> str:
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}}
-
-
-def _shape(call: _file.Call, node_of: dict[int, str]) -> Shape:
-    op, processes = call.site.text.partition(" at ")[0], call.group.processes
-    known = len(set(processes)) == 1 or all(process in node_of for process in processes)
-    nodes = collections.Counter(node_of.get(process, "") for process in processes) if known else {}
-    counts = call.input_count, call.output_count
-    return Shape(op, call.dtype, call.item_bytes, *counts, tuple(nodes.values()), len(set(processes)))
 
 
 def _spans(call: _file.Call, shape: Shape, predicted: Any) -> list[dict[str, Any]]:

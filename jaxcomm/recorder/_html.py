@@ -39,6 +39,8 @@ def page(report: _report.Report, run: _runs.Run) -> str:
         rows = [("process", "call site", "last in", "others waited (s)"), *rows]
         lines = ["<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows]
         parts += ["<h2>Last to arrive</h2><table>", *lines, "</table>"]
+    if report.links:
+        parts += ["<h2>Links</h2><ul>", *(f"<li>{_text(link)}</li>" for link in report.links[:_ROWS]), "</ul>"]
     if report.notes:
         parts += ["<h2>Notes</h2><ul>", *(f"<li>{_text(note)}</li>" for note in report.notes), "</ul>"]
     head = f'<meta charset="utf-8"><title>jaxcomm: {_text(report.verdict)}</title><style>{_STYLE}</style>'

@@ -1,5 +1,6 @@
 """Predicted times of recorded calls, by the cost model that also selects their algorithms."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from jaxcomm import _cost_params, _request
 from jaxcomm._core import plan
 from jaxcomm._measure.collectives import COLLECTIVES
+from jaxcomm.recorder import _file
 
 _NATIVE = _request.NATIVE | _request.STARTS | _request.MOE | {"moe.route": "all_gather"}
 _BUS_FACTORS = {collective.native: collective.bus_factor for collective in COLLECTIVES.values()}
@@ -36,6 +38,15 @@ class Shape:
         names = [field.name for field in dataclasses.fields(Shape)]
         return Shape(**{name: fields[name] for name in names} | {"ranks_of_nodes": tuple(fields["ranks_of_nodes"])})
 
+    @staticmethod
+    def of_call(call: _file.Call, node_of: Mapping[int, str]) -> "Shape":
+        """node_of: nodes of processes, as far as known."""
+        op, processes = call.site.text.partition(" at ")[0], call.group.processes
+        known = len(set(processes)) == 1 or all(process in node_of for process in processes)
+        nodes = collections.Counter(node_of.get(process, "") for process in processes) if known else {}
+        counts = call.input_count, call.output_count
+        return Shape(op, call.dtype, call.item_bytes, *counts, tuple(nodes.values()), len(set(processes)))
+
     @property
     def num_ranks(self) -> int:
         return sum(self.ranks_of_nodes)
@@ -63,6 +74,30 @@ class Shape:
         Permutations are predicted as a shift by one, and broadcasts from the first rank. None: the cost model does not
         predict this call.
         """
+        found = self._resolution(algorithm)
+        return (found.algorithm, found.call_cost(None).time_s) if found else None
+
+    def traffic(self, algorithm: str) -> Mapping[tuple[int, int], int]:
+        """Bytes between ranks of the group, (from, to), by the plan. Empty without a prediction, and if it would need
+        the pairs of a permutation or the root of a broadcast, which are not recorded.
+        """
+        found = self._resolution(algorithm)
+        sent = collections.Counter[tuple[int, int]]()
+        if found is None or _NATIVE[self.op] in ("permute", "broadcast"):
+            return sent
+        for own in plan.build(found.call_request, found.algorithm):
+            all_sources = own.sources
+            for step in own.steps:
+                reduces = step.kind == "reduce"
+                first = step.first_source
+                sources = all_sources[first : first + step.num_sources] if reduces else [step.src]
+                if step.kind in ("copy", "put", "get", "reduce"):
+                    for source in sources:
+                        if source.rank != step.dst.rank:
+                            sent[source.rank, step.dst.rank] += step.count * found.item_bytes
+        return sent
+
+    def _resolution(self, algorithm: str) -> plan.Resolution | None:
         native = _NATIVE.get(self.op)
         nodes = self.ranks_of_nodes
         if native is None or _request.ROWS[native].elements != "array" or len(set(nodes)) != 1:
@@ -82,7 +117,6 @@ class Shape:
         able = plan.Capabilities("cpu", machine=plan.machine_of(scope, n, nodes[0]))
         counts = self.input_count, self.output_count
         try:
-            found = plan.resolve(native, attributes, self.dtype, *counts, plan.Placement(scope, nodes[0]), able)
+            return plan.resolve(native, attributes, self.dtype, *counts, plan.Placement(scope, nodes[0]), able)
         except (ValueError, NotImplementedError):
             return None
-        return found.algorithm, found.call_cost(None).time_s

@@ -6,7 +6,7 @@ import pathlib
 import re
 import time
 
-from jaxcomm.recorder import _file, _runs, _start, _stragglers, _verdict
+from jaxcomm.recorder import _file, _links, _runs, _start, _stragglers, _verdict
 
 _SHOWN = 5
 _STACKS_S = 3.0  # a process looks for the trigger twice a second
@@ -20,6 +20,7 @@ class Report:
       verdict: kind of the first finding, such as "process dead"; "ok" if the program goes on.
       findings: the causes, the root first.
       stragglers: processes that arrived last, the one with the most waiting first.
+      links: bandwidths between processes, those farthest below the prediction first.
       stacks: Python stacks of the processes of the findings, if they could write them.
       notes: files that could not be read, other runs, clocks.
       num_processes: of the program.
@@ -29,6 +30,7 @@ class Report:
     verdict: str
     findings: tuple[_verdict.Finding, ...]
     stragglers: tuple[_stragglers.Straggler, ...]
+    links: tuple[_links.Link, ...]
     stacks: dict[int, str]
     notes: tuple[str, ...]
     num_processes: int
@@ -56,6 +58,9 @@ class Report:
                 f"  process {row.process} at {row.site}: {row.last} of {row.calls} calls, others waited "
                 f"{row.waiting_s:.3f} s"
             )
+        if self.links:
+            lines.append("links, those farthest below the prediction first:")
+        lines += [f"  {link}" for link in self.links[:_SHOWN]]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -92,6 +97,7 @@ def find(folder: str | pathlib.Path | None, window_s: float, dumps: bool, stacks
         findings[0].verdict.value,
         tuple(findings),
         tuple(_stragglers.find(run)),
+        tuple(_links.find(run)),
         found,
         tuple(run.notes),
         run.num_processes,

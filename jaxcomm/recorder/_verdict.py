@@ -134,7 +134,7 @@ class _Diagnosis:
         if not self.is_dead(other) or not self.is_dead(process):
             return self.is_dead(other)
         killed = [self.rings[at].state in ("dead", "unknown") for at in (other, process)]
-        if not all(killed) and (killed[0] or not self.current(other)):
+        if not killed[0] and not self.current(other):
             return True
         open_calls = [
             their
@@ -144,6 +144,8 @@ class _Diagnosis:
         ended = [self.same_call(their, process) for their in open_calls]
         if not all(own is not None and own.phase == "done" for own in ended):
             return False  # it waited too, in a call that this process had not left
+        if killed[0] and not killed[1]:
+            return True
         death_s, end_s = self.last_s(other), self.last_s(process)
         if call.phase == "failed":
             return death_s <= (call.ended_ns + self.run.offset_ns[process]) / 1e9

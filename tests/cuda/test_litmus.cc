@@ -18,28 +18,6 @@ namespace {
 using memory_model::Program;
 using memory_model::Require;
 
-TEST_CASE("the model: a relaxed store publishes nothing") {
-  for (const bool release : {true, false}) {
-    for (const bool acquire : {true, false}) {
-      Program program;
-      auto* const data = program.Words<uint64_t>(1, "data");
-      auto* const flag = program.Words<uint64_t>(1, "flag");
-      program.AddBlock(0, 0, 1, [=] {
-        *data = 7;
-        memory_model::Store(flag, 1, memory_model::kSystem, release ? memory_model::kRelease : memory_model::kRelaxed);
-      });
-      program.AddBlock(1, 0, 1, [=] {
-        const auto order = acquire ? memory_model::kAcquire : memory_model::kRelaxed;
-        while (memory_model::Load(flag, memory_model::kSystem, order) == 0) memory_model::Pause();
-        Require(*data == 7, "stale data");
-      });
-      const memory_model::Result result = Explore(program);
-      CHECK(result.exhaustive == (release && acquire));
-      CHECK((result.fault.find("race in data") != std::string::npos) == !(release && acquire));
-    }
-  }
-}
-
 // Outcomes that the model allows or forbids: (store buffering, message passing, coherence, 2+2W), as in C++11.
 TEST_CASE("the model: outcomes of known programs") {
   using memory_model::kRelaxed;

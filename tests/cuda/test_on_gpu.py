@@ -28,11 +28,10 @@ def shell(name, script, limit_s=20, **more):
 
 @pytest.fixture
 def run(tmp_path):
-    def run(*steps, total_s=60, only="", commit="a"):
-        facts = {"device": "a GPU", "commit": commit}
-        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", facts, total_s, only=only)
-        for step in steps:
-            made.run(*step) if isinstance(step, tuple) else made.run(step)
+    def run(*parts):
+        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", {"device": "a GPU", "commit": "a"}, 60)
+        for part in parts:
+            made.run(part)
         return made, json.loads((tmp_path / "out" / "name.json").read_text())
 
     return run
@@ -60,35 +59,6 @@ def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_runn
     made.print_table()
     table = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split()[0] for line in table] == ["FAILED", "FAILED", "FAILED", "passed"]
-
-
-def test_a_second_run_of_some_parts_keeps_the_results_of_the_others(run):
-    build, first = shell("build: all", "true"), shell("first", "true", after="build: all")
-    _, record = run(build, first, shell("second", "true", missing="no time"))
-    assert record["tests"] == {"build: all": True, "first": True} and record["left_out"] == {"second": "no time"}
-    _, record = run(build, shell("first", "false"), shell("second", "true"), only="sec")
-    assert record["tests"] == {"build: all": True, "first": True, "second": True} and record["left_out"] == {}
-    _, record = run(build, shell("first", "false"), shell("second", "false"), only="sec", commit="b")
-    assert record["tests"] == {"build: all": True, "second": False}
-
-
-def test_all_parts_together_have_a_time_limit(run):
-    began = time.monotonic()
-    too_long = shell("begins only if it can end", "true", takes_s=20)
-    _, record = run(too_long, shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
-    assert time.monotonic() - began < 12
-    assert record["tests"] == {"takes all": False}
-    assert re.fullmatch("after [5-9] s: no time was left for all parts", record["parts"]["takes all"]["killed"])
-    first, second = record["left_out"].values()
-    assert re.fullmatch("no time was left: it takes about 20 s, and [456] s were left", first)
-    assert second == "no time was left: it takes about 5 s, and 0 s were left"
-
-
-def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
-    # Each part ends only when the other has begun.
-    script = f"touch {tmp_path}/%s; while [ ! -e {tmp_path}/%s ]; do sleep 0.05; done"
-    _, record = run((shell("a", script % ("a", "b"), 10), shell("b", script % ("b", "a"), 10)))
-    assert record["tests"] == {"a": True, "b": True}
 
 
 def test_reports_of_all_processes_count(run, tmp_path):
@@ -152,40 +122,34 @@ def test_usable_versions_of_nccl(tmp_path, headers, library, problem):
 
 
 class Recorder:
-    """Records parts instead of running them. `now_s`: the time at which they would have ended."""
+    """Records parts instead of running them."""
 
     def __init__(self):
-        self.parts, self.record, self.now_s = [], {"tests": {}}, 0
+        self.parts, self.record = [], {"tests": {}}
 
     def run(self, *parts):
-        self.end(self.begin(*parts))
-
-    def begin(self, *parts):
         self.parts += parts
-        return [self.now_s + part.takes_s for part in parts]
 
-    def end(self, ends_s):
-        self.now_s = max([self.now_s, *ends_s])
+    begin = run
+
+    def end(self, parts):
+        pass
 
 
-def recorders_of(machine):
-    """The commands in their order. Each keeps what it has built."""
-    recorders = {name: Recorder() for name in on_gpu.COMMANDS}
+def parts_of(machine):
+    """Parts by name, of all commands in their order. Each command keeps what it has built."""
+    found = {}
     for name, command in on_gpu.COMMANDS.items():
-        command(machine, recorders[name])
-        programs = on_gpu.PROGRAMS.get(name, ())
-        kept = [pathlib.Path(machine.program(program)) for program in programs]
-        if any(part.name == "build: jaxcomm" for part in recorders[name].parts):
+        recorder = Recorder()
+        command(machine, recorder)
+        found[name] = {part.name: part for part in recorder.parts}
+        kept = [pathlib.Path(machine.program(program)) for program in on_gpu.PROGRAMS.get(name, ())]
+        if "build: jaxcomm" in found[name]:
             kept.append(machine.work / "site" / "jaxcomm")
         for path in kept:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    return recorders
-
-
-def parts_of(machine):
-    recorders = recorders_of(machine)
-    return {name: {part.name: part for part in recorder.parts} for name, recorder in recorders.items()}
+    return found
 
 
 @pytest.fixture
@@ -209,52 +173,11 @@ def test_with_a_gpu_and_nccl_all_parts_run(machine):
                     assert pathlib.Path(word).exists(), word
 
 
-def test_there_is_time_for_all_parts(machine):
-    recorders = recorders_of(machine)
-    for recorder in recorders.values():
-        assert recorder.now_s <= on_gpu.TOTAL_S
-        assert all(part.takes_s <= part.limit_s for part in recorder.parts)
-    names = [part.name for part in recorders["ranks"].parts]
-    order = ("self-test, 2 ranks", "errors: killed process", "executor, memcheck", "models/moe, 2 ranks: on the GPU")
-    assert sorted(order, key=names.index) == list(order)
-
-
 def test_without_a_gpu_no_part_but_the_builds_runs(machine):
     machine.no_gpu = "there is no NVIDIA GPU"
     for parts in parts_of(machine).values():
         left = [name for name, part in parts.items() if not part.missing]
         assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
-
-
-def test_rehearsals_run_what_needs_no_gpu(tmp_path):
-    machine, names = on_gpu.Machine(tmp_path / "build", "cpu", ""), {}
-    for name, command in on_gpu.COMMANDS.items():
-        recorder = Recorder()
-        command(machine, recorder)
-        names[name] = [part.name for part in recorder.parts if not part.missing]
-    assert names["smoke"] == []
-    assert names["kernels"] == ["build: programs", "executor", "ll", "example, virtual ranks"]
-    assert [name for name in names["timings"] if not name.startswith("build")] == [
-        f"{on_gpu.HOST_COST}, command buffers {state}" for state in on_gpu.COMMAND_BUFFERS
-    ]
-    assert "JAX, 1 rank, command buffers on" in names["jax"] and "errors: killed process" in names["ranks"]
-
-
-def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):
-    machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
-    parts = parts_of(machine)
-    for command, name in (
-        ("jax", "JAX, 1 rank, command buffers on"),
-        ("ranks", "JAX, 4 ranks"),
-        ("ranks", "models/moe, 1 rank: on the GPU"),
-    ):
-        missing = parts[command][name].missing
-        assert "NCCL 2.28.9" in missing and "NCCL=folder" in missing
-    # What needs no NCCL runs.
-    assert not parts["jax"]["errors: no module"].missing
-    assert not any(part.missing for command in ("smoke", "kernels") for part in parts[command].values())
-    assert not parts["timings"][on_gpu.VIRTUAL_RANKS].missing and not parts["timings"][on_gpu.FLAGGED].missing
-    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["jax"]["build: jaxcomm"].command
 
 
 def test_status_names_parts_that_exist(machine):

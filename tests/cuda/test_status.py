@@ -32,21 +32,6 @@ def test_level_1_names_tests_that_run():
             assert emulated & set(row.tests), row.name
 
 
-@pytest.mark.parametrize(
-    ("name", "begin"),
-    [
-        ("inside JAX:", "only the text of the lowering"),
-        ("inside JAX, in CUDA graphs", ""),
-        ("inside JAX, between processes", "no; "),
-        ("inside JAX, between nodes", "no; "),
-    ],
-)
-def test_what_never_ran_is_not_emulated(name, begin):
-    (row,) = (row for row in status.FEATURES if row.name.startswith(name))
-    assert row.how.startswith(begin) and bool(row.how) == bool(begin)
-    assert "emulated" not in row.how and "passed" not in row.how
-
-
 def test_parts_and_rungs_exist():
     rungs = {rung for row in status.FEATURES for rung in row.rungs}
     assert rungs == set(bring_up.RUNGS)
@@ -68,31 +53,6 @@ def test_nothing_is_claimed_without_a_record():
     text = status.page({}, rung)
     assert f"{between}  | processes passed at 012345678 |" in text
     assert "Nothing has run on a GPU yet" not in text
-
-
-def test_parts_of_one_feature_in_two_records():
-    machine = {"device": "a GPU", "driver": "580", "cuda": "13.0"}
-    records = {
-        "smoke": machine | {"commit": "a" * 40, "tests": {"launch and LL of 8 bytes": True}},
-        "kernels": machine | {"commit": "b" * 40, "tests": {"ll": True}},
-    }
-    row = "| LL messages: four collectives, all types, sizes and strides | emulated |"
-    assert f"{row} passed at {'a' * 9}, {'b' * 9} |" in status.page(records, {})
-    assert f"{row}  |" in status.page({"smoke": records["smoke"]}, {})
-
-
-def test_measurements_are_listed_with_their_targets():
-    machine = {"device": "a GPU", "driver": "580", "cuda": "13.0", "commit": "0123456789abcdef"}
-    targets = {
-        "met": {"value": 0.95, "target": ">= 0.9", "met": True},
-        "missed": {"value": 0.5, "target": ">= 0.9", "met": False},
-        "not measured": {"value": None, "target": "<= 5", "met": None},
-    }
-    text = status.page({"timings": machine | {"targets": targets}}, {})
-    assert "| met | >= 0.9 | 0.95 |" in text
-    assert "| missed | >= 0.9 | 0.5, not met |" in text
-    assert "| not measured | <= 5 |  |" in text
-    assert "a GPU, driver 580, CUDA 13.0, commit 012345678." in text
 
 
 @pytest.mark.parametrize("records", [({"smoke": {"platform": "cpu"}}, {}), ({}, {"nodes": {"platform": "cpu"}})])

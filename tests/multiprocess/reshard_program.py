@@ -117,6 +117,26 @@ def targets():
     return failing(lambda x: jaxcomm.reshard(x, target))
 
 
+def recovers():
+    """Calls that fail in some processes, or that some do not make, and correct ones after them."""
+    x = resharding.values((8, 8), np.float32, 1)
+    array = resharding.place(x, over(jax.devices(), P("a")))
+    target = over(jax.devices()[::-1], P("a"))
+    other = resharding.place(np.zeros(16, np.int8), over(jax.devices(), P("a")))
+    deleted = resharding.place(x, over(jax.devices(), P("a")))
+    deleted.delete()
+    texts = []
+    for given in (other, deleted, deleted):
+        try:
+            jax.block_until_ready(jaxcomm.reshard(given if LAST else array, target))
+            texts.append("")
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            texts.append(str(error))
+        for _ in range(1 + (given is other)):
+            resharding.check(jaxcomm.reshard(array, target), x, target)
+    return {"texts": texts}
+
+
 def killed():
     def move(x):
         jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))

@@ -18,7 +18,7 @@ from ranks import DEADLINE_S
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _html, _roofline, _runs, _stragglers, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _roofline, _runs, _stragglers, _top, _verdict
 
 
 def run(code, folder, **environment):
@@ -47,7 +47,10 @@ def folder(tmp_path_factory):
     """Of one process that made ten calls with room for four, a trace, and ended."""
     folder = tmp_path_factory.mktemp("rings")
     code = CALLS + (
-        "with jaxcomm.recorder.trace('TRACE'): f(jnp.ones((2, 8))).block_until_ready()\n"
+        "import contextlib\n"
+        "with contextlib.suppress(KeyError), jaxcomm.recorder.trace('TRACE'):\n"
+        "    f(jnp.ones((2, 8))).block_until_ready()\n"
+        "    raise KeyError\n"
         "s, = jaxcomm.recorder.stats().sites\n"
         "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
         "import urllib.request\n"
@@ -118,8 +121,8 @@ def rings_of(folder, calls_of, num_processes=2):
         header = {**recorded.header, "process": process, "num_processes": num_processes}
         calls = []
         for number, change in enumerate(changes, 1):
-            change = {"site": 0, **change}
-            site = dataclasses.replace(recorded.sites[0], group=group, identity=change.pop("site"))
+            change = {"site": {}, **change}
+            site = dataclasses.replace(recorded.sites[0], **{"group": group, **change.pop("site")})
             calls.append(dataclasses.replace(recorded.calls[0], number=number, site=site, **change))
         rings[process] = dataclasses.replace(recorded, header=header, calls=calls)
     return _runs.Run(rings, [], dict.fromkeys(rings, 0))
@@ -138,7 +141,43 @@ def test_a_dead_process_explains_failures_after_its_end(folder):
             assert died_first == (death_s - 1000 < failure_s)
 
 
-S = 10**9
+S, MIB = 10**9, 1 << 20
+
+
+def gathers(algorithm, processes, key, seconds):
+    """An all_gather of blocks of 1 MiB over two ranks of each process. All but the first enter it after 2 s."""
+    group = _file.Group(processes, tuple(range(2 * processes)), tuple(rank // 2 for rank in range(2 * processes)), 0)
+    site = {"text": "all_gather at a.py:1 (f)", "algorithm": algorithm, "group": group}
+    counts = {"input_count": MIB // 4, "output_count": 2 * processes * MIB // 4}
+    times = {"running_ns": 0, "ended_ns": (2 + seconds) * S, "key": key, "site": site, **counts}
+    return [{**times, "arrived_ns": 0, "started_ns": (2 if process else 1) * S} for process in range(processes)]
+
+
+def test_links(folder):
+    """A ring of three processes gives one bound for its three pairs; a second group tells one of them from the others.
+
+    On a ring of n ranks, a rank sends n - 1 blocks to the next one. Between two processes of two ranks, each rank sends
+    its block to two others.
+    """
+    around = [gathers("ring", 3, key, seconds) for key, seconds in ((11, 40), (12, 10), (13, 1))]  # median: 10 s
+    run = rings_of(folder, zip(*around, strict=True), num_processes=3)
+    (link,) = _links.find(run)
+    expected = jaxcomm.explain("all_gather", jax.ShapeDtypeStruct((MIB // 4,), jnp.float32), 6, algorithm="ring",
+                               scope="node")  # fmt: skip
+    assert (link.pairs, link.calls, link.bytes_per_s) == (((0, 1), (0, 2), (1, 2)), 3, 5 * MIB / 10)
+    assert link.predicted_bytes_per_s == pytest.approx(5 * MIB / expected.predicted_time_s)
+    assert "0-1, 0-2, 1-2 (not told apart): at least 0.000524 GB/s" in str(link)
+
+    around = gathers("ring", 3, 11, 10)
+    around[2] |= {"waiting_rank": 4, "waiting_peer": 3}  # it waits for process 1
+    two = gathers("direct", 2, 21, 1)
+    run = rings_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], num_processes=3)
+    slow, unknown, fast = _links.find(run)
+    assert (slow.pairs, slow.waited, slow.bytes_per_s) == (((1, 2),), 1, 5 * MIB / 10)
+    assert (unknown.pairs, unknown.waited) == (((0, 2),), 0)
+    assert (fast.pairs, fast.algorithm, fast.bytes_per_s) == (((0, 1),), "direct", 4 * MIB)
+    for run in (rings_of(folder, [[around[0]]], num_processes=3), rings_of(folder, [[{"key": 1}]], 1)):
+        assert not _links.find(run)  # files of other processes are missing; a process has no links
 
 
 def killed(folder, calls_of, alive_s):
@@ -169,6 +208,18 @@ def test_the_call_that_the_other_one_has_left(folder):
         assert _verdict._Diagnosis(run, 60).died_first(1, 0, run.rings[0].calls[1]) == cause
 
 
+def test_a_process_that_has_failed_after_the_other_one_was_killed(folder):
+    """It ended by itself. The other one had waited in another group for it, or was in no call."""
+    for waits, expected in ((True, "deadlock across groups"), (False, "process dead")):
+        theirs = {"phase": "running", "key": 7, "arrived_ns": 2 * S, "ended_ns": 0}
+        failed = {"phase": "failed", "key": 5, "arrived_ns": 2 * S, "ended_ns": 10 * S}
+        run = killed(folder, [[theirs] if waits else [], [failed]], (9, 9))
+        run.rings[1].__dict__["state"] = "ended (ValueError)"
+        for call in run.rings[0].calls:
+            call.site.__dict__["group"] = dataclasses.replace(call.group, hash=2)
+        assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
+
+
 def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
     """All have entered the call, and it failed only at the one that lives."""
     failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
@@ -181,7 +232,7 @@ def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
 
 def test_a_later_call_of_the_group_follows_a_failure(folder):
     """Also of another call site."""
-    failed, done = {"phase": "failed", "site": 1}, {"phase": "done", "site": 2}
+    failed, done = {"phase": "failed", "site": {"identity": 1}}, {"phase": "done", "site": {"identity": 2}}
     for calls, expected in (([failed, done], []), ([done, failed], [2])):
         diagnosis = _verdict._Diagnosis(rings_of(folder, [calls, []]), 1.0)
         assert [call.number for call in diagnosis.last_failures(0)] == expected

@@ -62,6 +62,14 @@ def test_another_order_is_an_error_that_shows_both_sides(nodes):
         assert "elements of int8" in said["text"] and "elements of float32" in said["text"], said
 
 
+@pytest.mark.parametrize("nodes", [ONE, TWO])
+def test_calls_after_an_error_are_right(nodes):
+    """Also if one process has raised before the transfer: the others get an error once it calls again."""
+    given, last = run("recovers", 2, nodes, JAXCOMM_TIMEOUT_S="60")
+    assert [text.count("calls do not match") for text in given["texts"]] == [1, 1, 1], given
+    assert "calls do not match" in last["texts"][0] and "deleted" in last["texts"][1], last
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_another_sharding_of_the_same_shape_is_an_error(nodes):

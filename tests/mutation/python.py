@@ -20,12 +20,16 @@ TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],
     "jaxcomm/_check.py": ["tests/test_errors.py", "tests/ops/test_psum.py", "tests/ops/test_all_gather.py"],
     "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/test_xla_algorithm.py", "tests/ops/test_psum.py"],
-    "jaxcomm/_ffi_version.py": ["tests/test_ffi_version.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
     "jaxcomm/_installed.py": ["tests/test_installed.py"],
     "jaxcomm/_processes/interfaces.py": ["tests/test_interfaces.py"],
     "jaxcomm/_lowering.py": ["tests/test_lowering.py", LOWERING_FOR_CUDA, "tests/ops/test_psum.py"],
-    "jaxcomm/_native.py": ["tests/test_headers.py", LOWERING_FOR_CUDA, "tests/test_errors.py"],
+    "jaxcomm/_native.py": [
+        "tests/test_headers.py",
+        "tests/test_ffi_version.py",
+        LOWERING_FOR_CUDA,
+        "tests/test_errors.py",
+    ],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
     "jaxcomm/_processes/bootstrap.py": [
         "tests/test_distributed.py",

@@ -1,10 +1,9 @@
-"""Generated mutants, results of all mutants, and the list of equivalent ones."""
+"""Generated mutants, and results of all mutants."""
 
 import csv
 import hashlib
 import pathlib
 import random
-import tomllib
 from typing import Any, NamedTuple
 
 HERE = pathlib.Path(__file__).parent
@@ -44,10 +43,6 @@ class Result(NamedTuple):
     seconds: float = 0
 
     @property
-    def key(self):
-        return self.file, self.text, self.change
-
-    @property
     def caught(self):
         return self.result in (CAUGHT, TIMED_OUT)
 
@@ -57,15 +52,6 @@ def write(results, path):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Result._fields)
         writer.writerows(sorted(results))
-
-
-def equivalents():
-    """{(file, text, change): reason}, from equivalent/*.toml."""
-    known = {}
-    for path in sorted((HERE / "equivalent").glob("*.toml")):
-        for entry in tomllib.loads(path.read_text()).get("equivalent", []):
-            known[entry["file"], entry["text"], entry["change"]] = entry["why"]
-    return known
 
 
 def order(seed, *parts):
@@ -91,27 +77,19 @@ def sample(mutants, count, seed, kind, key):
 
 
 def table(results):
-    """Numbers of mutants and caught mutants per folder, and the rate among mutants that are not equivalent."""
-    known = equivalents()
-    rows = [("folder", "mutants", "caught", "timed out", "survived", "not reached", "equivalent", "rate")]
+    """Numbers of mutants and caught mutants per folder."""
+    rows = [("folder", "mutants", "caught", "timed out", "survived", "not reached", "rate")]
     for folder in [*sorted({result.folder for result in results}), "all"]:
-        own = [result for result in results if folder in (result.folder, "all")]
-        caught = sum(result.caught for result in own)
-        equivalent = sum(result.key in known for result in own if not result.caught)
-        left = missed(own)
-        unreached = sum(result.result == NOT_REACHED for result in left)
-        timed_out = sum(result.result == TIMED_OUT for result in own)
-        counted = caught + len(left)
-        rate = f"{100 * caught / counted:.0f} %" if counted else "-"
-        survived = len(left) - unreached
-        rows.append((folder, len(own), caught - timed_out, timed_out, survived, unreached, equivalent, rate))
+        own = [result.result for result in results if folder in (result.folder, "all")]
+        left = own.count(SURVIVED), own.count(NOT_REACHED)
+        rate = f"{100 - 100 * sum(left) / len(own):.0f} %" if own else "-"
+        rows.append((folder, len(own), own.count(CAUGHT), own.count(TIMED_OUT), *left, rate))
     lines = [f"{row[0]:<18}" + "".join(f"{cell!s:>13}" for cell in row[1:]) for row in rows]
     return "\n".join(lines)
 
 
 def missed(results):
-    known = equivalents()
-    return [result for result in results if not result.caught and result.key not in known]
+    return [result for result in results if not result.caught]
 
 
 def describe(result):
@@ -119,7 +97,7 @@ def describe(result):
 
 
 def sample_passes(results):
-    """Whether the tests catch all mutants made by hand, and at least half of the others that are not equivalent."""
+    """Whether the tests catch all mutants made by hand, and at least half of the others."""
     generated = [result for result in results if result.kind != "hand"]
     left = missed(results)
     caught_by_hand = not any(result.kind == "hand" for result in left)

@@ -199,13 +199,7 @@ std::vector<Cluster> Clusters() {
       MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6),
                    MakeLevel("leaf", LevelKind::kRails, 8, 5e10, 2e-6),
                    MakeLevel("spine", LevelKind::kFatTree, 16, 1, 1.5e-6, 2)}),
-      MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6),
-                   MakeLevel("router", LevelKind::kSwitch, 4, 5e10, 1e-6),
-                   MakeLevel("global", LevelKind::kDragonfly, 16, 1, 1.5e-6, 1.5)}),
   };
-  Cluster valiant = clusters[4];
-  valiant.levels[2].valiant = true;
-  clusters.push_back(valiant);
   return clusters;
 }
 
@@ -444,19 +438,6 @@ TEST_CASE("closed forms of all_to_all on tapered trees and dragonflies") {
                               MakeLevel("spine", LevelKind::kFatTree, 32, 1, 1e-6, 2)});
   Simulation found = Run(direct, OnGpus(Collective::kAllToAll, tree, 32, 1 << 22, 0), tree, Fidelity::kFolded);
   CheckClose("fat tree", found.bounds.beta_s, (32 - 4) * m * 2 / 5e10, 1e-9);
-  // Dragonfly of groups of 4 ranks, half as many global links: a shift by one group uses one pair of groups.
-  Cluster dragonfly = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
-                                   MakeLevel("group", LevelKind::kSwitch, 4, 5e10, 1e-6),
-                                   MakeLevel("global", LevelKind::kDragonfly, 20, 1, 1e-6, 1)});
-  Request shift = OnGpus(Collective::kPermute, dragonfly, 20, 1 << 22, 0);
-  shift.source_of.clear();
-  for (int32_t rank = 0; rank < 20; ++rank) shift.source_of.push_back((rank + 16) % 20);
-  const Algorithm& permute = *FindAlgorithm(Collective::kPermute, "direct");
-  found = Run(permute, shift, dragonfly, Fidelity::kFull);
-  CheckClose("dragonfly", found.bounds.beta_s, 4 * m / 5e10, 1e-9);  // 4 links of a group, 4 other groups
-  dragonfly.levels[2].valiant = true;
-  found = Run(permute, shift, dragonfly, Fidelity::kFull);
-  CheckClose("valiant", found.bounds.beta_s, 2 * m / 5e10, 1e-9);
 }
 
 TEST_CASE("clusters whose levels do not fit are refused") {

@@ -90,9 +90,9 @@ TEST_CASE("another adapter carries the transfers of a lost one") {
   CheckClose("three", Time(rails, between) - healthy_s, 3 * kBytes / kAdapter);
   // One lost in each domain: no relay of rank 5 may be on the rail of rank 10.
   rails.faults = {{1, 5, true, true, 0}, {1, 10, true, true, 0}};
-  std::vector<LinkUse> uses;
-  ValueOf(Topology::Make(rails, 16)).Route(5, 9, &uses);
-  for (const LinkUse& use : uses) CHECK(use.link.level != 1 || use.link.owner % 4 == 3);
+  std::vector<LinkId> links;
+  ValueOf(Topology::Make(rails, 16)).Route(5, 9, &links);
+  for (const LinkId& link : links) CHECK(link.level != 1 || link.owner % 4 == 3);
   // Transfers inside a domain need no adapter.
   rails.faults = {{1, 5, true, true, 0}};
   Request inside = Shift(Rails(), 16);

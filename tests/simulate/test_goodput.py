@@ -55,6 +55,9 @@ def test_shares_by_hand():
     text = str(found)
     assert "goodput     15.65% of the time" in text and "checkpoints 15.65% of the time" in text
     assert "failures    68.70% of the time; one every 100 s" in text
+    # C = 2 s, M = 4 s: sqrt(2 C M) is 4 s, and sqrt(C / (2 M)) is 1/2.
+    found = goodput(1, mtbf_s=4, checkpoint_s=2, restart_s=0)
+    assert found.young_s == 4 and found.daly_s == pytest.approx(4 * (1 + 1 / 6 + 1 / 36) - 2)
 
 
 def test_the_command(capsys):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-KINDS = ("switch", "rails", "fat_tree", "dragonfly")
+KINDS = ("switch", "rails", "fat_tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Level:
 
     Attributes:
       name: of the level.
-      kind: "switch", "rails", "fat_tree" or "dragonfly" (docs/internals/simulate.md).
+      kind: "switch", "rails" or "fat_tree" (docs/internals/simulate.md).
       ranks: of one group of this level.
       bytes_per_s: usable bandwidth of one rank and direction: into the domain (first level), of its adapters (second).
       flow_bytes_per_s: limit of one transfer of a rank.
@@ -26,7 +26,6 @@ class Level:
         transfers are spread over all of them.
       sharing: ranks that share these uplinks, as ``spread`` counts them.
       sharers: groups of ranks that communicate over these uplinks at once; ``spread`` counts the ranks of one.
-      valiant: a dragonfly sends through a random third group.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Level:
     paths: int = 0
     sharing: int = 0
     sharers: int = 1
-    valiant: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,7 +131,6 @@ class Cluster:
             made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
             if level.paths:
                 made.taper *= ecmp.load(level.sharing * channels, level.paths)
-            made.valiant = level.valiant
             levels.append(made)
         result.levels = levels
         result.own = (*self.copy, 0.0)

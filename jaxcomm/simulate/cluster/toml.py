@@ -37,19 +37,13 @@ def _level(table: Table, name: str, number: int) -> Level:
         values |= {"taper": table.figure("taper", {}, 1.0), "overhead_s": table.figure("overhead", TIMES, 0.0)}
         if values["taper"] <= 0:
             raise table.error("taper", "got 0, expected more than 0")
-        if kind == "dragonfly":
-            routing = table.take("routing", str, "minimal")
-            if routing not in ("minimal", "valiant"):
-                raise table.error("routing", f"got {routing!r}, expected minimal or valiant")
-            values["valiant"] = routing == "valiant"
-        elif kind == "fat_tree" and "routing" in table.values:
+        if kind == "fat_tree" and "routing" in table.values:
             routing = table.take("routing", str)
             if routing not in ("spray", "ecmp"):
                 raise table.error("routing", f"got {routing!r}, expected spray or ecmp")
             if routing == "ecmp":
                 values["paths"] = int(table.figure("paths", {}, least=1.0))
-    places = {"rails": number == 1, "dragonfly": number > 1}
-    if not places.get(kind, True):
+    if kind == "rails" and number != 1:
         raise table.error("kind", f"{kind!r} cannot be level {number + 1}; see docs/internals/simulate.md")
     table.done()
     return Level(name, kind, ranks, **values)
