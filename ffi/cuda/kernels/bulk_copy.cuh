@@ -28,7 +28,13 @@ using emulation::LoadBulk;
 using emulation::StoreBulk;
 using emulation::WaitForReads;
 using emulation::WaitForStores;
-#elif __CUDA_ARCH__ >= 900
+#else
+#if __CUDA_ARCH__ >= 900
+#define JAXCOMM_BULK_ASM(...) asm volatile(__VA_ARGS__)
+#else  // the host gives no stages to kernels on GPUs without bulk copies
+#define JAXCOMM_BULK_ASM(...) __trap()
+#endif
+
 JAXCOMM_DEVICE uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
@@ -36,23 +42,23 @@ JAXCOMM_DEVICE uint32_t SharedAddress(const void* shared) {
 // Order accesses to global memory, also that of peers, or to shared memory: those in the generic proxy with those in
 // the async proxy, in both directions. Not fence.proxy.async, which is for both memories: ptxas of CUDA 13.0 makes it a
 // fence for shared memory (FENCE.VIEW.ASYNC.S) behind a slow barrier (MEMBAR.ALL.GPU).
-JAXCOMM_DEVICE void FenceAsyncGlobal() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-JAXCOMM_DEVICE void FenceAsyncShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+JAXCOMM_DEVICE void FenceAsyncGlobal() { JAXCOMM_BULK_ASM("fence.proxy.async.global;" :: : "memory"); }
+JAXCOMM_DEVICE void FenceAsyncShared() { JAXCOMM_BULK_ASM("fence.proxy.async.shared::cta;" :: : "memory"); }
 
 // Makes an mbarrier. One ExpectBytes() and as many bytes complete a phase of it.
 JAXCOMM_DEVICE void InitBulkBarrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)) : "memory");
+  JAXCOMM_BULK_ASM("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
 JAXCOMM_DEVICE void ExpectBytes(uint64_t* barrier, int32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
-               : "memory");
+  JAXCOMM_BULK_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+                   "r"(bytes) : "memory");
 }
 
 // Whether the phase of this parity is complete. Acquire, block scope. May wait for a short time.
 JAXCOMM_DEVICE bool IsPhaseComplete(uint64_t* barrier, uint32_t parity) {
-  uint32_t complete;
-  asm volatile(
+  uint32_t complete = 1;
+  JAXCOMM_BULK_ASM(
       "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
       : "=r"(complete)
       : "r"(SharedAddress(barrier)), "r"(parity)
@@ -63,41 +69,27 @@ JAXCOMM_DEVICE bool IsPhaseComplete(uint64_t* barrier, uint32_t parity) {
 // Begins a copy to shared memory. Its end adds its bytes to the phase of the mbarrier. Both addresses and `bytes` are
 // multiples of 16, here and in StoreBulk.
 JAXCOMM_DEVICE void LoadBulk(void* stage, const void* from, int32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   SharedAddress(stage)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(SharedAddress(barrier))
-               : "memory");
+  JAXCOMM_BULK_ASM("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                       SharedAddress(stage)),
+                   "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(SharedAddress(barrier)) : "memory");
 }
 
 // Begins a copy from shared memory, as a bulk group of its own.
 JAXCOMM_DEVICE void StoreBulk(void* to, const void* stage, int32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
-               "r"(SharedAddress(stage)), "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  JAXCOMM_BULK_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+                   "r"(SharedAddress(stage)), "r"(bytes) : "memory");
+  JAXCOMM_BULK_ASM("cp.async.bulk.commit_group;" :: : "memory");
 }
 
 // Waits until at most `kMost` stores of this thread have not read their stages.
 template <int kMost>
 JAXCOMM_DEVICE void WaitForReads() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kMost) : "memory");
+  JAXCOMM_BULK_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(kMost) : "memory");
 }
 
 // Waits until all stores of this thread are complete: their writes are visible to the thread.
-JAXCOMM_DEVICE void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-#else  // the host gives no stages to kernels on GPUs without bulk copies
-JAXCOMM_DEVICE void FenceAsyncGlobal() { __trap(); }
-JAXCOMM_DEVICE void FenceAsyncShared() { __trap(); }
-JAXCOMM_DEVICE void InitBulkBarrier(uint64_t*) { __trap(); }
-JAXCOMM_DEVICE void ExpectBytes(uint64_t*, int32_t) { __trap(); }
-JAXCOMM_DEVICE bool IsPhaseComplete(uint64_t*, uint32_t) { return __trap(), true; }
-JAXCOMM_DEVICE void LoadBulk(void*, const void*, int32_t, uint64_t*) { __trap(); }
-JAXCOMM_DEVICE void StoreBulk(void*, const void*, int32_t) { __trap(); }
-template <int kMost>
-JAXCOMM_DEVICE void WaitForReads() {
-  __trap();
-}
-JAXCOMM_DEVICE void WaitForStores() { __trap(); }
+JAXCOMM_DEVICE void WaitForStores() { JAXCOMM_BULK_ASM("cp.async.bulk.wait_group 0;" :: : "memory"); }
+#undef JAXCOMM_BULK_ASM
 #endif
 
 // Issues the store of the oldest piece after its load. The load needs no peer, but this wait has a limit, as all waits

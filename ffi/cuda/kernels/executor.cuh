@@ -167,18 +167,9 @@ JAXCOMM_DEVICE_CALLED void MoveShortFragments(const Elements& dst, const Element
   const Elements to = dst.OfUnits(unit), from = src.OfUnits(unit);
   begin /= unit;
   count /= unit;
-  switch (item_bytes * unit) {
-    case 1:
-      return MoveItems<uint8_t>(to, from, begin, count);
-    case 2:
-      return MoveItems<uint16_t>(to, from, begin, count);
-    case 4:
-      return MoveItems<uint32_t>(to, from, begin, count);
-    case 8:
-      return MoveItems<uint64_t>(to, from, begin, count);
-    default:
-      return MoveItems<device::Bytes16>(to, from, begin, count);
-  }
+  if (item_bytes * unit == 16) return MoveItems<device::Bytes16>(to, from, begin, count);
+  WithItem(static_cast<int32_t>(item_bytes * unit),
+           [&](auto item) { MoveItems<decltype(item)>(to, from, begin, count); });
 }
 
 // For kernels without bulk copies.

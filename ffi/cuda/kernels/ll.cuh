@@ -61,31 +61,13 @@ struct UnitsOfBlock {
   }
 
   JAXCOMM_DEVICE uint64_t LoadItem(const char* at) const {
-    switch (item_bytes) {
-      case 1:
-        return *reinterpret_cast<const uint8_t*>(at);
-      case 2:
-        return *reinterpret_cast<const uint16_t*>(at);
-      case 4:
-        return *reinterpret_cast<const uint32_t*>(at);
-      default:
-        return *reinterpret_cast<const uint64_t*>(at);
-    }
+    return WithItem(item_bytes, [&](auto item) -> uint64_t { return *reinterpret_cast<const decltype(item)*>(at); });
   }
   JAXCOMM_DEVICE void StoreItem(char* at, uint64_t value) const {
-    switch (item_bytes) {
-      case 1:
-        *reinterpret_cast<uint8_t*>(at) = static_cast<uint8_t>(value);
-        break;
-      case 2:
-        *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(value);
-        break;
-      case 4:
-        *reinterpret_cast<uint32_t*>(at) = static_cast<uint32_t>(value);
-        break;
-      default:
-        *reinterpret_cast<uint64_t*>(at) = value;
-    }
+    WithItem(item_bytes, [&](auto item) {
+      using Item = decltype(item);
+      *reinterpret_cast<Item*>(at) = static_cast<Item>(value);
+    });
   }
 };
 

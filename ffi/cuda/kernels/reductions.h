@@ -1,4 +1,5 @@
-// The element types and operations that kernels reduce. They are those of FindReduce in ffi/cpu/reduce.h.
+// The elements that kernels move, by size, and the types and operations that they reduce: those of FindReduce in
+// ffi/cpu/reduce.h.
 #pragma once
 
 #include <type_traits>
@@ -9,6 +10,21 @@
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
 namespace cuda {
+
+// Calls f with an unsigned integer of 1, 2, 4 or 8 bytes.
+template <typename F>
+JAXCOMM_DEVICE auto WithItem(int32_t bytes, F f) {
+  switch (bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
 
 // One codec for all 8-bit floats. Separate code for each format would take as long to compile as the code of all other
 // types together. A reduction decodes every operand but encodes only results. So decoding is inline, with the format in

@@ -2,6 +2,7 @@
 // or add. slices.cuh finds its moves by the same sums.
 #pragma once
 
+#include "cuda/kernels/reductions.h"
 #include "cuda/program/row_args.h"
 #include "include/jaxcomm/device.h"
 
@@ -56,21 +57,6 @@ JAXCOMM_DEVICE int32_t FirstEndBehind(const int32_t* ends, int32_t num, int64_t 
     }
   }
   return low;
-}
-
-// Calls f with an unsigned integer of 1, 2, 4 or 8 bytes.
-template <typename F>
-JAXCOMM_DEVICE auto WithItem(int32_t bytes, F f) {
-  switch (bytes) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    default:
-      return f(uint64_t{});
-  }
 }
 
 // Rows of a token that a thread loads before it adds the first.

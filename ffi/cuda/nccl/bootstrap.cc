@@ -56,9 +56,7 @@ StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
 }
 
 Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
-  const StatusOr<std::vector<uint64_t>> gathered = AllGather(own);
-  JAXCOMM_RETURN_IF_ERROR(gathered.status());
-  const std::vector<uint64_t>& all = *gathered;
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> all, AllGather(own));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == own) continue;
     return InvalidArgumentError(std::string(what) + " must be the same on all ranks, but is " + std::to_string(all[r]) +
@@ -69,33 +67,30 @@ Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
 }
 
 Status Bootstrap::CheckSameCall(const std::string& whole_name, uint64_t hash) {
-  const StatusOr<std::vector<uint64_t>> hashes = AllGather(hash);
-  JAXCOMM_RETURN_IF_ERROR(hashes.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> hashes, AllGather(hash));
   // All ranks have the same words, so all of them exchange names or none does.
   const auto differs = [](uint64_t from) { return [from](uint64_t other) { return other != from; }; };
-  if (std::none_of(hashes->begin(), hashes->end(), differs(hashes->front()))) return OkStatus();
+  if (std::none_of(hashes.begin(), hashes.end(), differs(hashes.front()))) return OkStatus();
   // The end of a name differs: its file and line. A long name loses its beginning.
   constexpr size_t kMostNameBytes = 128;
   const std::string name = whole_name.substr(whole_name.size() - std::min(whole_name.size(), kMostNameBytes));
-  const StatusOr<std::vector<uint64_t>> name_hashes = AllGather(Mix(1, whole_name));
-  JAXCOMM_RETURN_IF_ERROR(name_hashes.status());
-  std::vector<std::string> names(hashes->size());
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> name_hashes, AllGather(Mix(1, whole_name)));
+  std::vector<std::string> names(hashes.size());
   for (size_t at = 0; at < kMostNameBytes; at += sizeof(uint64_t)) {
     char bytes[sizeof(uint64_t)] = {};
     uint64_t word = 0;
     if (at < name.size()) name.copy(bytes, sizeof bytes, at);
     std::memcpy(&word, bytes, sizeof word);
-    const StatusOr<std::vector<uint64_t>> words = AllGather(word);
-    JAXCOMM_RETURN_IF_ERROR(words.status());
+    JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> words, AllGather(word));
     for (size_t r = 0; r < names.size(); ++r) {
-      std::memcpy(bytes, &(*words)[r], sizeof bytes);
+      std::memcpy(bytes, &words[r], sizeof bytes);
       names[r].append(bytes, strnlen(bytes, sizeof bytes));
     }
   }
-  const auto other = static_cast<size_t>(std::find_if(hashes->begin(), hashes->end(), differs(hash)) - hashes->begin());
+  const auto other = static_cast<size_t>(std::find_if(hashes.begin(), hashes.end(), differs(hash)) - hashes.begin());
   const std::string& own_name = names[static_cast<size_t>(rank_)];
   const std::string other_rank = "rank " + std::to_string(other), own_rank = "rank " + std::to_string(rank_);
-  if ((*name_hashes)[other] == (*name_hashes)[static_cast<size_t>(rank_)]) {
+  if (name_hashes[other] == name_hashes[static_cast<size_t>(rank_)]) {
     return InvalidArgumentError(own_rank + " and " + other_rank +
                                 " make this call with different shapes, types or arguments");
   }
@@ -104,9 +99,8 @@ Status Bootstrap::CheckSameCall(const std::string& whole_name, uint64_t hash) {
 }
 
 StatusOr<bool> Bootstrap::AllTrue(bool own) {
-  const StatusOr<std::vector<uint64_t>> answers = AllGather(own ? 1 : 0);
-  JAXCOMM_RETURN_IF_ERROR(answers.status());
-  return std::find(answers->begin(), answers->end(), 0) == answers->end();
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> answers, AllGather(own ? 1 : 0));
+  return std::find(answers.begin(), answers.end(), 0) == answers.end();
 }
 
 Status Bootstrap::AllDone(const char* at, const Status& own) {

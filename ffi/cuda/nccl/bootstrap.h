@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/status.h"
 #include "cuda/nccl/nccl_library.h"
+#include "cuda/program/assign_or_return.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -87,9 +87,7 @@ StatusOr<std::vector<uint64_t>> FirstContact::AllGather(const std::vector<uint64
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   const size_t num_all = own.size() * static_cast<size_t>(size_);
-  const StatusOr<Memory> taken = Take(device_, (kKeyWords + 1) * (static_cast<size_t>(size_) + 1));
-  JAXCOMM_RETURN_IF_ERROR(taken.status());
-  const Memory memory = *taken;
+  JAXCOMM_ASSIGN_OR_RETURN(const Memory memory, Take(device_, (kKeyWords + 1) * (static_cast<size_t>(size_) + 1)));
   std::memcpy(memory.on_host, own.data(), own.size() * sizeof(uint64_t));
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(memory.on_device, memory.on_host, own.size() * sizeof(uint64_t),
@@ -118,11 +116,11 @@ StatusOr<std::vector<uint64_t>> FirstContact::AllGather(const std::vector<uint64
 StatusOr<std::vector<Member>> FirstContact::Members() {
   JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, of_xla_, "ncclCommCount", nccl_.CommCount(of_xla_, &size_)));
   JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, of_xla_, "ncclCommUserRank", nccl_.CommUserRank(of_xla_, &rank_)));
-  const StatusOr<std::vector<uint64_t>> words = AllGather({Incarnation(), static_cast<uint64_t>(device_)});
-  JAXCOMM_RETURN_IF_ERROR(words.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> words,
+                           AllGather({Incarnation(), static_cast<uint64_t>(device_)}));
   std::vector<Member> members;
   for (size_t r = 0; r < static_cast<size_t>(size_); ++r) {
-    members.push_back({(*words)[2 * r], static_cast<int32_t>((*words)[2 * r + 1])});
+    members.push_back({words[2 * r], static_cast<int32_t>(words[2 * r + 1])});
   }
   return members;
 }
@@ -133,10 +131,9 @@ StatusOr<ncclUniqueId> FirstContact::Key() {
   std::vector<uint64_t> own(kKeyWords + 1);
   own[kKeyWords] = rank_ == 0 && nccl_.GetUniqueId(&key) == ncclSuccess ? 1 : 0;
   std::memcpy(own.data(), &key, sizeof key);
-  const StatusOr<std::vector<uint64_t>> words = AllGather(own);
-  JAXCOMM_RETURN_IF_ERROR(words.status());
-  if ((*words)[kKeyWords] == 0) return UnavailableError("ncclGetUniqueId failed on rank 0 of the group");
-  std::memcpy(&key, words->data(), sizeof key);
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> words, AllGather(own));
+  if (words[kKeyWords] == 0) return UnavailableError("ncclGetUniqueId failed on rank 0 of the group");
+  std::memcpy(&key, words.data(), sizeof key);
   return key;
 }
 

@@ -67,10 +67,9 @@ int64_t Gin::CountBytes(int32_t num_channels, int32_t num_ranks) {
 StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const device::Comm& comm,
                                          uint64_t* counts, const GinVersion::Check& check) {
   const GinVersion& version = *Find(nccl.version);
-  auto made = version.make(reinterpret_cast<void*>(nccl.DevCommCreate), nccl_comm, comm.signals.num_channels,
-                           comm.world.size, check);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  return std::unique_ptr<Gin>(new Gin(version, *std::move(made), counts));
+  JAXCOMM_ASSIGN_OR_RETURN(auto made, version.make(reinterpret_cast<void*>(nccl.DevCommCreate), nccl_comm,
+                                                   comm.signals.num_channels, comm.world.size, check));
+  return std::unique_ptr<Gin>(new Gin(version, std::move(made), counts));
 }
 
 device::GinHandle Gin::Handle(const device::Comm& comm, ncclWindow_t arena) const {

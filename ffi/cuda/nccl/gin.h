@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "common/status.h"
 #include "cuda/nccl/gin_version.h"
 #include "cuda/nccl/nccl_library.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/program/call_program.h"
 #include "cuda/program/gin_args.h"
 

@@ -32,9 +32,7 @@ StatusOr<void*> Find(const std::string& wheel_path, bool* loaded) {
 
 StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
   bool loaded = false;
-  const StatusOr<void*> found = Find(wheel_path, &loaded);
-  JAXCOMM_RETURN_IF_ERROR(found.status());
-  void* const handle = *found;
+  JAXCOMM_ASSIGN_OR_RETURN(void* const handle, Find(wheel_path, &loaded));
   auto library = std::make_unique<NcclLibrary>();
   std::string lacks;
 #define JAXCOMM_FIND(name)                                                                \
@@ -64,9 +62,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string& wheel_path) {
   static const NcclLibrary* opened = nullptr;  // never deleted: NCCL's threads outlive its communicators
   std::lock_guard<std::mutex> lock(mutex);
   if (!opened) {
-    const StatusOr<const NcclLibrary*> found = TryOpen(wheel_path);
-    JAXCOMM_RETURN_IF_ERROR(found.status());
-    opened = *found;
+    JAXCOMM_ASSIGN_OR_RETURN(opened, TryOpen(wheel_path));
   }
   return opened;
 }

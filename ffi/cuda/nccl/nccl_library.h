@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <string>
 
-#include "common/status.h"
 #include "cuda/nccl/nccl_headers.h"
+#include "cuda/program/assign_or_return.h"
 
 namespace jaxcomm {
 

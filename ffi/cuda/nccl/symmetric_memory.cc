@@ -19,9 +19,7 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
   void* memory = nullptr;
   const Status allocated = CheckNccl(nccl, nullptr, "ncclMemAlloc", nccl.MemAlloc(&memory, own));
   if (!allocated.ok()) memory = nullptr;
-  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(memory != nullptr ? own : 0);
-  JAXCOMM_RETURN_IF_ERROR(gathered.status());
-  const std::vector<uint64_t>& all = *gathered;
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> all, bootstrap_.AllGather(memory != nullptr ? own : 0));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == own) continue;
     std::string text = "rank " + std::to_string(r) + " of the group " +
@@ -84,18 +82,16 @@ StatusOr<device::Window> SymmetricMemory::Address(ncclWindow_t registered, int64
 // The first call for a node is collective: its first rank sends a handle to the others, which wait for it. Source:
 // NVIDIA/nccl 2.30.7, src/dev_runtime.cc (symTeamObtain).
 Status SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* multicast) {
-  const StatusOr<bool> all_may = bootstrap_.AllTrue(multimem_);
-  JAXCOMM_RETURN_IF_ERROR(all_may.status());
-  if (!*all_may) return OkStatus();
+  JAXCOMM_ASSIGN_OR_RETURN(const bool all_may, bootstrap_.AllTrue(multimem_));
+  if (!all_may) return OkStatus();
   const auto address = std::make_shared<void*>(nullptr);
   const auto call = [address, registered, nccl = &bootstrap_.nccl()] {
     return nccl->GetLsaMultimemDevicePointer(registered, 0, address.get());
   };
   const Status found = bootstrap_.Call("ncclGetLsaMultimemDevicePointer", call);
   if (found.code() == StatusCode::kDeadlineExceeded) return found;
-  const StatusOr<bool> all_can = bootstrap_.AllTrue(found.ok() && *address != nullptr);
-  JAXCOMM_RETURN_IF_ERROR(all_can.status());
-  if (*all_can) multicast->base = static_cast<char*>(*address);
+  JAXCOMM_ASSIGN_OR_RETURN(const bool all_can, bootstrap_.AllTrue(found.ok() && *address != nullptr));
+  if (all_can) multicast->base = static_cast<char*>(*address);
   return OkStatus();
 }
 

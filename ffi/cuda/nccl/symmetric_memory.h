@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <map>
 
-#include "common/status.h"
 #include "cuda/nccl/bootstrap.h"
+#include "cuda/program/assign_or_return.h"
 #include "include/jaxcomm/comm.h"
 
 namespace jaxcomm {

@@ -99,15 +99,14 @@ CallProgram EmptyProgram(DType dtype, int64_t input_count, int64_t output_count)
 
 StatusOr<CallProgram> MakeSliceProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                        int32_t max_channels) {
-  const StatusOr<SliceArgs> made = MakeSliceArgs(spec, dtype, input_count, output_count, max_channels);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const SliceArgs made, MakeSliceArgs(spec, dtype, input_count, output_count, max_channels));
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
-  call.num_channels = made->num_channels;
+  call.num_channels = made.num_channels;
   // Without rows, the kernel moves nothing, but still checks the table. Without elements in a row, there is no kernel,
   // and nothing checks the table.
-  if (made->row_bytes == 0) return call;
-  call.slices = *made;
-  call.arena.bytes = ArenaBytes(*made);
+  if (made.row_bytes == 0) return call;
+  call.slices = made;
+  call.arena.bytes = ArenaBytes(made);
   return call;
 }
 
@@ -119,31 +118,30 @@ bool HasNoKernel(const RowArgs& rows, int64_t output_count) {
 // dispatch and combine between nodes.
 StatusOr<CallProgram> MakeRailProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels) {
-  const StatusOr<InterNodeRowArgs> made = MakeInterNodeRowArgs(spec, dtype, input_count, output_count, max_channels);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
-  const RowArgs& rows = made->rows;
+  JAXCOMM_ASSIGN_OR_RETURN(const InterNodeRowArgs made,
+                           MakeInterNodeRowArgs(spec, dtype, input_count, output_count, max_channels));
+  const RowArgs& rows = made.rows;
   const auto num_nodes = static_cast<int32_t>(spec.group_size / placement.ranks_per_node);
-  if (rows.combines && !made->sums_at_source && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
+  if (rows.combines && !made.sums_at_source && rows.num_rows * num_nodes > std::numeric_limits<int32_t>::max()) {
     return InvalidArgumentError("more than 2^31 sums of " + std::to_string(num_nodes) + " nodes");
   }
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
   call.num_channels = rows.num_channels;
   if (HasNoKernel(rows, output_count)) return call;
-  call.inter_node_rows = *made;
-  call.arena.bytes = RailArenaBytes(*made, num_nodes);
+  call.inter_node_rows = made;
+  call.arena.bytes = RailArenaBytes(made, num_nodes);
   return call;
 }
 
 // dispatch and combine inside a node.
 StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                      int32_t max_channels) {
-  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const RowArgs made, MakeRowArgs(spec, dtype, input_count, output_count, max_channels));
   CallProgram call = EmptyProgram(dtype, input_count, output_count);
-  call.num_channels = made->num_channels;
-  if (HasNoKernel(*made, output_count)) return call;
-  call.rows = *made;
-  call.arena.bytes = ArenaBytes(*made);
+  call.num_channels = made.num_channels;
+  if (HasNoKernel(made, output_count)) return call;
+  call.rows = made;
+  call.arena.bytes = ArenaBytes(made);
   return call;
 }
 
@@ -257,18 +255,6 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   args.operation = call.operation;
   args.item_bytes = static_cast<int32_t>(call.item_bytes);
   args.ranks_per_node = comm.local.size;
-  return args;
-}
-
-LlArgs WithBuffers(LlArgs args, const void* x, void* y) {
-  args.x = static_cast<const char*>(x);
-  args.y = static_cast<char*>(y);
-  return args;
-}
-
-MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
-  args.x = static_cast<const char*>(x);
-  args.y = static_cast<char*>(y);
   return args;
 }
 

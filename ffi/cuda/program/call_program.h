@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/call_spec.h"
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/program/inter_node_row_args.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
@@ -65,11 +65,14 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
 // Makes the arguments that are equal in all executions of a call, except for the Comm.
 LlArgs MakeLlArgs(const Request& request, ContiguousCounts contiguous, Operation operation, int32_t num_channels,
                   bool two_shot);
-LlArgs WithBuffers(LlArgs args, const void* x, void* y);
-
-// The same for multimem calls.
 MultimemArgs MakeMultimemArgs(const Request& request, ContiguousCounts contiguous, DType dtype, int32_t num_channels);
-MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y);
+// Adds XLA's buffers of this execution.
+template <typename LlOrMultimemArgs>
+LlOrMultimemArgs WithBuffers(LlOrMultimemArgs args, const void* x, void* y) {
+  args.x = static_cast<const char*>(x);
+  args.y = static_cast<char*>(y);
+  return args;
+}
 
 // The vectors of a RankProgram for device memory, one after the other in one allocation.
 struct ProgramImage {

@@ -12,10 +12,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step) {
-  return step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
-}
-
 // The data of one put in its receiver's scratch.
 struct PackedSegment {
   Place dst;
@@ -233,8 +229,23 @@ int64_t Fragments::Most(const Place& place, int64_t count) const {
   return BlocksOf(place, count) * (1 + num_splits);
 }
 
+bool Fragments::IsFlat(const Place& place, int64_t count) const {
+  if (place.space == Space::kScratch) return true;
+  if (ContiguousCount(place) != whole_count_) return false;
+  return block_count_ == whole_count_ || place.offset % block_count_ + count <= block_count_;
+}
+
+int64_t Fragments::Position(const Place& place) const {
+  if (place.space == Space::kScratch) return place.offset;
+  return place.offset / block_count_ * whole_count_ + place.offset % block_count_;
+}
+
 int64_t Fragments::MostPuts(const Step& step) const {
   return Most(step.src, step.count) + Most(step.dst, step.count) - 1;
+}
+
+bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step) {
+  return step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
 }
 
 PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments,

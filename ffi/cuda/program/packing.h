@@ -25,6 +25,10 @@ class Fragments {
   int64_t Most(const Place& place, int64_t count) const;
   // The maximum number of puts of a step to another node: one for each range that is contiguous on both sides.
   int64_t MostPuts(const Step& step) const;
+  // Whether `count` elements from `place` on are contiguous wherever in its block the channel begins. The position of
+  // the first one in memory, for a channel that begins at element 0.
+  bool IsFlat(const Place& place, int64_t count) const;
+  int64_t Position(const Place& place) const;
 
  private:
   int64_t ContiguousCount(const Place& place) const;
@@ -43,6 +47,7 @@ struct PackedPlans {
       origins;  // by rank: each step's position in the plan before packing, or kExitBarrier
 };
 
+bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step);
 PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments,
                               int64_t item_bytes, int32_t num_channels, PackLimits limits);
 

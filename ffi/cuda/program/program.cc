@@ -77,7 +77,7 @@ InterNodePuts FindInterNodePuts(const std::vector<Plan>& plans, const Geometry& 
   for (const Plan& plan : plans) {
     std::map<int32_t, bool> open;  // by peer
     for (const Step& step : plan.steps) {
-      if (step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank)) open[step.peer] = true;
+      if (IsInterNodePut(geometry, plan, step)) open[step.peer] = true;
       if (step.kind == StepKind::kSignal && open.count(step.peer) > 0) open[step.peer] = false;
     }
     for (const auto& [peer, is_open] : open) {
@@ -228,7 +228,7 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     step.step = plan.steps[i];
     step.origin = static_cast<int32_t>(i);
     const int32_t peer = step.step.peer;
-    const bool inter_node_put = step.step.kind == StepKind::kPut && other_node(peer);
+    const bool inter_node_put = IsInterNodePut(geometry, plan, step.step);
     const bool queued = inter_node_put || (step.step.kind == StepKind::kSignal && other_node(peer));
     const int64_t num_puts = inter_node_put ? fragments.MostPuts(step.step) : 0;
     step.flush = (!sending.empty() && NeedsFlush(plan, step.step, sending, behind[step.origin])) ||
@@ -264,43 +264,21 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
 }
 
 // Marks a step as flat and converts its offsets if blocks lie one after the other, and the step touches no more than
-// one block of each buffer or the channel has all elements of the blocks. `block_count`, `whole_count`: elements of a
-// block of the channel and of all channels.
-class Flattener {
- public:
-  Flattener(int64_t block_count, int64_t whole_count, ContiguousCounts contiguous)
-      : block_count_(block_count), whole_count_(whole_count), contiguous_(contiguous) {}
-
-  void Flatten(ProgramStep& step, std::vector<Place>& sources) const {
-    if (Synchronizes(step.step.kind)) return;
-    std::vector<Place*> places = {&step.step.dst};
-    if (step.step.kind == StepKind::kReduce) {
-      for (int32_t s = 0; s < step.step.num_sources; ++s) places.push_back(&sources[step.step.first_source + s]);
-    } else if (step.step.kind != StepKind::kZero) {
-      places.push_back(&step.step.src);
-    }
-    for (const Place* place : places) {
-      if (!IsFlat(*place, step.step.count)) return;
-    }
-    step.flat = true;
-    for (Place* place : places) {
-      if (place->space == Space::kScratch) continue;
-      place->offset = place->offset / block_count_ * whole_count_ + place->offset % block_count_;
-    }
+// one block of each buffer or the channel has all elements of the blocks.
+void Flatten(const Fragments& fragments, ProgramStep& step, std::vector<Place>& sources) {
+  if (Synchronizes(step.step.kind)) return;
+  std::vector<Place*> places = {&step.step.dst};
+  if (step.step.kind == StepKind::kReduce) {
+    for (int32_t s = 0; s < step.step.num_sources; ++s) places.push_back(&sources[step.step.first_source + s]);
+  } else if (step.step.kind != StepKind::kZero) {
+    places.push_back(&step.step.src);
   }
-
- private:
-  bool IsFlat(const Place& place, int64_t count) const {
-    if (place.space == Space::kScratch) return true;
-    const int64_t count_at_once = place.space == Space::kInput ? contiguous_.input : contiguous_.output;
-    if (count_at_once != 0 && count_at_once != whole_count_) return false;
-    return block_count_ == whole_count_ || place.offset % block_count_ + count <= block_count_;
+  for (const Place* place : places) {
+    if (!fragments.IsFlat(*place, step.step.count)) return;
   }
-
-  const int64_t block_count_;
-  const int64_t whole_count_;
-  const ContiguousCounts contiguous_;
-};
+  step.flat = true;
+  for (Place* place : places) place->offset = fragments.Position(*place);
+}
 
 // Marks consecutive short moves inside the node that run concurrently. Precondition: flat steps are marked.
 void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64_t short_move) {
@@ -328,8 +306,7 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
     for (const Step& step : plan.steps) {
       if (Synchronizes(step.kind)) continue;
       for (const Access& access : AccessesOf(plan, step)) {
-        const bool inter_node = step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
-        if (access.place.rank == plan.rank && !inter_node) continue;
+        if (access.place.rank == plan.rank && !IsInterNodePut(geometry, plan, step)) continue;
         program.shares_input = program.shares_input || access.place.space == Space::kInput;
         program.shares_output = program.shares_output || access.place.space == Space::kOutput;
       }
@@ -388,8 +365,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       }
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
-      const Flattener flattener(range.count, block_count, contiguous);
-      for (ProgramStep& step : steps) flattener.Flatten(step, plan.sources);
+      for (ProgramStep& step : steps) Flatten(fragments, step, plan.sources);
       GroupMoves(steps, request.geometry, ShortMove(item_bytes));
       int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);

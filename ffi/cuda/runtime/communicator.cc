@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
@@ -14,9 +15,8 @@
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
-#include "cuda/nccl/nodes.h"
+#include "cuda/nccl/wait_for_stream.h"
 #include "cuda/program/launch_limits.h"
-#include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
 
 namespace jaxcomm {
@@ -38,6 +38,47 @@ struct Shared {
 Shared& GetShared() {
   static auto* shared = new Shared;
   return *shared;
+}
+
+std::vector<Communicator*> AllCommunicators() {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  return GetShared().communicators;
+}
+
+// The flag that all kernels of this process on `device` check before they begin (device::Comm::abort_flag). `device` is
+// the current GPU. The flag lives as long as the process.
+StatusOr<uint64_t*> AbortFlag(int device, double timeout_s) {
+  static std::mutex mutex;
+  static auto* words = new std::map<int, uint64_t*>;
+  std::lock_guard<std::mutex> lock(mutex);
+  uint64_t*& word = (*words)[device];
+  if (word != nullptr) return word;
+  const uint64_t zero = 0;
+  void* made = nullptr;
+  cudaError_t status = cudaMalloc(&made, sizeof zero);
+  // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
+  if (status == cudaSuccess) {
+    status = cudaMemcpyAsync(made, &zero, sizeof zero, cudaMemcpyHostToDevice, cudaStreamPerThread);
+  }
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("a word of GPU memory", status));
+  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, timeout_s, "the end of a copy to the GPU"));
+  return word = static_cast<uint64_t*>(made);
+}
+
+// The number of ranks of each node: consecutive ranks that address each other's memory, of which NCCL forms LSA teams
+// of equal size. As on CPUs, every rank is a node of its own if the nodes would be uneven. `name`: ranks with different
+// names are on different nodes. Collective.
+StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name) {
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> names, bootstrap.AllGather(name));
+  const int32_t team_size = bootstrap.size() / properties.nLsaTeams;
+  const auto node_of = [&](int32_t r) { return std::pair(names[r], r / team_size); };
+  std::vector<int32_t> lengths;
+  for (int32_t r = 0; r < bootstrap.size(); ++r) {
+    if (r == 0 || node_of(r) != node_of(r - 1)) lengths.push_back(0);
+    ++lengths.back();
+  }
+  const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
+  return even ? lengths[0] : 1;
 }
 
 }  // namespace
@@ -100,15 +141,6 @@ StatusOr<Communicator*> Communicator::MakeAsynchronousLane() {
   return made->Register();
 }
 
-namespace {
-
-std::vector<Communicator*> AllCommunicators() {
-  std::lock_guard<std::mutex> lock(GetShared().mutex);
-  return GetShared().communicators;
-}
-
-}  // namespace
-
 Status Communicator::FirstFailure() {
   uint64_t first_ns = UINT64_MAX;
   Status first;
@@ -159,9 +191,9 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0));
   JAXCOMM_RETURN_IF_ERROR(FindNumSms(num_sms));
-  const StatusOr<int32_t> ranks_per_node = FindRanksPerNode(bootstrap_, properties_, settings_.node_name);
-  JAXCOMM_RETURN_IF_ERROR(ranks_per_node.status());
-  comm_.local = {rank() % *ranks_per_node, *ranks_per_node, rank() / *ranks_per_node * *ranks_per_node, 1};
+  JAXCOMM_ASSIGN_OR_RETURN(const int32_t ranks_per_node,
+                           FindRanksPerNode(bootstrap_, properties_, settings_.node_name));
+  comm_.local = {rank() % ranks_per_node, ranks_per_node, rank() / ranks_per_node * ranks_per_node, 1};
   return MakeLane();
 }
 
@@ -175,9 +207,9 @@ Status Communicator::MakeLane() {
 }
 
 Status Communicator::CheckWindows() {
-  const StatusOr<bool> all_have = bootstrap_.AllTrue(properties_.deviceApiSupport && properties_.nLsaTeams == 1);
-  JAXCOMM_RETURN_IF_ERROR(all_have.status());
-  if (*all_have) return OkStatus();
+  JAXCOMM_ASSIGN_OR_RETURN(const bool all_have,
+                           bootstrap_.AllTrue(properties_.deviceApiSupport && properties_.nLsaTeams == 1));
+  if (all_have) return OkStatus();
   return UnavailableError(
       "NCCL makes no windows on the memory of the group's GPUs: they can't address each other's memory, "
       "NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or the driver is too old (see python -m jaxcomm.info "
@@ -185,9 +217,8 @@ Status Communicator::CheckWindows() {
 }
 
 Status Communicator::FindNumSms(int own) {
-  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(own));
-  JAXCOMM_RETURN_IF_ERROR(gathered.status());
-  num_sms_ = static_cast<int64_t>(*std::min_element(gathered->begin(), gathered->end()));
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> gathered, bootstrap_.AllGather(static_cast<uint64_t>(own)));
+  num_sms_ = static_cast<int64_t>(*std::min_element(gathered.begin(), gathered.end()));
   return OkStatus();
 }
 
@@ -244,9 +275,7 @@ Status Communicator::MakeLocalMemory() {
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
   comm_.num_calls = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes + epochs_bytes);
-  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_, settings_.timeout_s);
-  JAXCOMM_RETURN_IF_ERROR(abort_flag.status());
-  comm_.abort_flag = *abort_flag;
+  JAXCOMM_ASSIGN_OR_RETURN(comm_.abort_flag, AbortFlag(device_, settings_.timeout_s));
   return OkStatus();
 }
 
@@ -259,11 +288,10 @@ Status Communicator::MakeCounters() {
   const int64_t slot_bytes = 2 * num_ranks * slots.num_channels * slots.num_units * int64_t{sizeof(uint64_t[2])};
   const int64_t pad_bytes = num_ranks * comm_.signals.num_channels * int64_t{sizeof(uint64_t)};
   const int64_t bytes = WholePages(slot_bytes + pad_bytes + OffsetTableBytes(comm_.local.size));
-  const StatusOr<device::Window> allocated = memory_->Allocate("signals", bytes);
-  JAXCOMM_RETURN_IF_ERROR(allocated.status());
-  JAXCOMM_RETURN_IF_ERROR(memory_->Clear(*allocated, bytes));
+  JAXCOMM_ASSIGN_OR_RETURN(const device::Window allocated, memory_->Allocate("signals", bytes));
+  JAXCOMM_RETURN_IF_ERROR(memory_->Clear(allocated, bytes));
   device::Window& pad = comm_.signals.pad;
-  slots.pad = pad = *allocated;
+  slots.pad = pad = allocated;
   pad.base += slot_bytes;
   offset_table_ = {pad.base + pad_bytes, pad.stride};
   return OkStatus();
@@ -367,9 +395,7 @@ Status Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* aren
     // At least twice the last size: all old arenas, which old programs and CUDA graphs still use, then take no more
     // memory than the newest.
     const int64_t whole = WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}));
-    const StatusOr<device::Window> window = memory_->Allocate("arena", whole);
-    JAXCOMM_RETURN_IF_ERROR(window.status());
-    arena_ = *window;
+    JAXCOMM_ASSIGN_OR_RETURN(arena_, memory_->Allocate("arena", whole));
     arena_bytes_ = whole;
   }
   *arena = arena_;
@@ -386,9 +412,7 @@ Status Communicator::ReserveFor(const std::string& owner, int64_t bytes, device:
     Arena made;
     made.bytes = WholePages(std::max(bytes, 2 * arena.bytes));
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-    const StatusOr<device::Window> window = memory_->Allocate(what.c_str(), made.bytes, &made.multicast);
-    JAXCOMM_RETURN_IF_ERROR(window.status());
-    made.window = *window;
+    JAXCOMM_ASSIGN_OR_RETURN(made.window, memory_->Allocate(what.c_str(), made.bytes, &made.multicast));
     JAXCOMM_RETURN_IF_ERROR(memory_->Clear(made.window, made.bytes));
     arena = made;
   }
@@ -404,14 +428,13 @@ ncclWindow_t Communicator::Registered(const device::Window& arena) {
 }
 
 StatusOr<int64_t> Communicator::PlaceOf(ncclWindow_t window) const {
-  const StatusOr<device::Window> addressed = memory_->Address(window, 0);
-  JAXCOMM_RETURN_IF_ERROR(addressed.status());
-  const int64_t stride = addressed->stride;
+  JAXCOMM_ASSIGN_OR_RETURN(const device::Window addressed, memory_->Address(window, 0));
+  const int64_t stride = addressed.stride;
   if (size() > 1 && stride != comm_.signals.pad.stride) {
     return UnavailableError("XLA's window is " + std::to_string(stride) + " bytes apart from rank to rank, jaxcomm's " +
                             std::to_string(comm_.signals.pad.stride));
   }
-  return PlaceOf(*addressed);
+  return PlaceOf(addressed);
 }
 
 int64_t Communicator::PlaceOf(const device::Window& arena) const {

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "common/status.h"
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/symmetric_memory.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/recorded_calls.h"
 #include "include/jaxcomm/comm.h"

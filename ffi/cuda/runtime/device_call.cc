@@ -36,10 +36,9 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
                                                        int64_t input_count, int64_t output_count,
                                                        bool exchanges_offsets) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
-  StatusOr<CallProgram> call = MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
-                                               communicator.max_channels(), exchanges_offsets);
-  JAXCOMM_RETURN_IF_ERROR(call.status());
-  made->call_ = *std::move(call);
+  JAXCOMM_ASSIGN_OR_RETURN(made->call_,
+                           MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
+                                           communicator.max_channels(), exchanges_offsets));
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
@@ -151,10 +150,9 @@ Status DeviceCall::Place(const char* name, const void* address, const XlaWindow&
                                                            : StatusOr<int64_t>(UnavailableError("XLA gives no window"));
   if (!found.ok()) WarnOfCopies(where_, std::string("of the ") + name + ": " + found.status().message());
   if (!placed_) {
-    const StatusOr<bool> all_have = communicator_.AllTrue(found.ok());
-    JAXCOMM_RETURN_IF_ERROR(all_have.status());
-    shared->in_place = *all_have;
-    if (found.ok() && !*all_have) WarnOfCopies(where_, std::string("of the ") + name + ": another rank has no window");
+    JAXCOMM_ASSIGN_OR_RETURN(const bool all_have, communicator_.AllTrue(found.ok()));
+    shared->in_place = all_have;
+    if (found.ok() && !all_have) WarnOfCopies(where_, std::string("of the ") + name + ": another rank has no window");
   }
   if (!shared->in_place) {
     *place = {in_arena, communicator_.PlaceOf(args_.comm.arena)};
@@ -212,20 +210,17 @@ Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const Row
 
 Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const {
   if (call_.rows) {
-    const StatusOr<RowArgs> whole = WithBuffers(*call_.rows, x, y, rows);
-    JAXCOMM_RETURN_IF_ERROR(whole.status());
-    return CheckCuda("kernel", LaunchRows(*whole, stream));
+    JAXCOMM_ASSIGN_OR_RETURN(const RowArgs whole, WithBuffers(*call_.rows, x, y, rows));
+    return CheckCuda("kernel", LaunchRows(whole, stream));
   }
   if (call_.inter_node_rows) {
-    const StatusOr<InterNodeRowArgs> whole = WithBuffers(*call_.inter_node_rows, x, y, rows);
-    JAXCOMM_RETURN_IF_ERROR(whole.status());
+    JAXCOMM_ASSIGN_OR_RETURN(const InterNodeRowArgs whole, WithBuffers(*call_.inter_node_rows, x, y, rows));
     const Gin& gin = *communicator_.gin();
-    return CheckCuda("kernel", gin.version().launch_rows(*whole, gin.nccl_comm(), stream));
+    return CheckCuda("kernel", gin.version().launch_rows(whole, gin.nccl_comm(), stream));
   }
   if (call_.slices) {
-    const StatusOr<SliceArgs> whole = WithBuffers(*call_.slices, x, y, rows);
-    JAXCOMM_RETURN_IF_ERROR(whole.status());
-    return CheckCuda("kernel", LaunchSlices(*whole, stream));
+    JAXCOMM_ASSIGN_OR_RETURN(const SliceArgs whole, WithBuffers(*call_.slices, x, y, rows));
+    return CheckCuda("kernel", LaunchSlices(whole, stream));
   }
   if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
   if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/call_spec.h"
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"

@@ -47,11 +47,10 @@ StatusOr<Communicator*> Make(const NcclLibrary& nccl, FirstContact& contact, con
                              int32_t device) {
   std::vector<uint64_t> processes;
   for (const Member& member : members) processes.push_back(member.process);
-  const StatusOr<ncclUniqueId> key = contact.Key();
-  JAXCOMM_RETURN_IF_ERROR(key.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const ncclUniqueId key, contact.Key());
   const auto make = [&]() -> StatusOr<ncclComm_t> {
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device)));
-    return MakeNcclComm(nccl, *key, static_cast<int32_t>(members.size()), contact.rank(),
+    return MakeNcclComm(nccl, key, static_cast<int32_t>(members.size()), contact.rank(),
                         Communicator::Configured().timeout_s, processes);
   };
   ScopedDevice keep;
@@ -63,14 +62,12 @@ StatusOr<Communicator*> Make(const NcclLibrary& nccl, FirstContact& contact, con
 
 StatusOr<Communicator*> OwnCommunicator(ncclComm_t of_xla, int32_t device) {
   // XLA has loaded the library that made its communicator.
-  const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
-  JAXCOMM_RETURN_IF_ERROR(nccl.status());
-  FirstContact contact(**nccl, of_xla, device, Communicator::Configured().timeout_s);
-  const StatusOr<std::vector<Member>> members = contact.Members();
-  JAXCOMM_RETURN_IF_ERROR(members.status());
-  Entry& entry = EntryOf({*members, contact.rank()});
+  JAXCOMM_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, NcclLibrary::Open(""));
+  FirstContact contact(*nccl, of_xla, device, Communicator::Configured().timeout_s);
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<Member> members, contact.Members());
+  Entry& entry = EntryOf({members, contact.rank()});
   std::lock_guard<std::mutex> lock(entry.mutex);
-  if (!entry.made) entry.made = Make(**nccl, contact, *members, device);
+  if (!entry.made) entry.made = Make(*nccl, contact, members, device);
   return *entry.made;
 }
 

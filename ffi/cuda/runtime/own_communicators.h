@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/runtime/communicator.h"
 
 namespace jaxcomm {

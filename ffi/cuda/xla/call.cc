@@ -45,12 +45,11 @@ Status DecodeRows(const CallSpec& spec, ffi::RemainingArgs args, const Buffers& 
   rows->index_count = *index;
   rows->table_count = *table;
   if (!combines) return OkStatus();
-  const StatusOr<int64_t> expert = vector(3, &rows->expert);
-  JAXCOMM_RETURN_IF_ERROR(expert.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const int64_t expert, vector(3, &rows->expert));
   const auto weights = args.get<ffi::AnyBuffer>(4);
   const auto type = buffers.dtype == DType::kF64 ? ffi::DataType::F64 : ffi::DataType::F32;
   const int64_t num_weights = weights ? static_cast<int64_t>(weights->element_count()) : -1;
-  if (*expert != *index || (num_weights != 0 && (num_weights != *index || weights->element_type() != type))) {
+  if (expert != *index || (num_weights != 0 && (num_weights != *index || weights->element_type() != type))) {
     return InvalidArgumentError("the sizes or types of experts, weights and slots do not match");
   }
   if (num_weights > 0) rows->weights = weights->untyped_data();
@@ -199,12 +198,16 @@ struct CollectiveCall {
   }
 };
 
+// Ends an asynchronous call. It does nothing, as on CPUs (handlers/done.cc). XLA waits for the asynchronous call right
+// before the first user of its result. This call is a user that comes after the values in `after`. An optimization
+// barrier would not be: XLA drops operands of a barrier whose results nobody uses.
+ffi::Error Done(ffi::AnyBuffer result, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> y) {
+  if (y->untyped_data() == result.untyped_data()) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument("jaxcomm: done: the result must be aliased to the first operand");
+}
+
 }  // namespace
-
 }  // namespace cuda
-}  // namespace jaxcomm
-
-namespace jaxcomm {
 
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)                                             \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Cuda##Handler##Instantiate, cuda::Instantiate<Collective::enumerator>, \
@@ -219,5 +222,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::ExecuteCall<cuda::CollectiveCal
                               cuda::BindExecute<cuda::GpuCallState>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecuteEagerly, cuda::ExecuteCall<cuda::CollectiveCall>,
                               cuda::BindExecute<cuda::GpuCallState>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDone, cuda::Done,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()    // result of the call
+                                  .RemainingArgs()          // operand of the call, after
+                                  .Ret<ffi::AnyBuffer>());  // y
 
 }  // namespace jaxcomm

@@ -9,9 +9,8 @@ namespace jaxcomm {
 namespace cuda {
 
 StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups, int32_t device) {
-  const StatusOr<void*> of_xla = collectives.Get(groups);
-  JAXCOMM_RETURN_IF_ERROR(of_xla.status());
-  const StatusOr<Communicator*> found = OwnCommunicator(static_cast<ncclComm_t>(*of_xla), device);
+  JAXCOMM_ASSIGN_OR_RETURN(void* const of_xla, collectives.Get(groups));
+  const StatusOr<Communicator*> found = OwnCommunicator(static_cast<ncclComm_t>(of_xla), device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   if ((*found)->size() == groups.group_size()) return found;
   return InvalidArgumentError("the group's communicator has " + std::to_string((*found)->size()) +
@@ -47,9 +46,7 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   JAXCOMM_RETURN_IF_ERROR(earlier);
   JAXCOMM_RETURN_IF_ERROR(met);
   FreeRetired(device);
-  const StatusOr<Communicator*> found = GetCommunicator(collectives, Groups(), device);
-  JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator* const communicator = *found;
+  JAXCOMM_ASSIGN_OR_RETURN(Communicator* const communicator, GetCommunicator(collectives, Groups(), device));
   // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
   // calls of both lanes. Kernels would wait for each other or take each other's data.
   const std::string number = spec.number > 0 ? " (call " + std::to_string(spec.number + 1) + " of this line)" : "";

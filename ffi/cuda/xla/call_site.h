@@ -11,10 +11,9 @@
 #include <vector>
 
 #include "common/attributes.h"
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/runtime/communicator.h"
 #include "cuda/xla/local_rendezvous.h"
-#include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 
 namespace jaxcomm {

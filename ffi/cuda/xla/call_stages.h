@@ -25,14 +25,12 @@ template <typename Kind, typename Operands>
 Status MakeCall(typename Kind::State& state, const XlaCollectives& collectives, int32_t device,
                 const Operands& operands, cudaStream_t stream, int64_t run) {
   if (state.Find(device) != nullptr) return OkStatus();
-  const StatusOr<Communicator*> communicator =
-      state.BeginFirstRun(collectives, device, stream, run, Kind::Identity(state, operands));
-  JAXCOMM_RETURN_IF_ERROR(communicator.status());
+  JAXCOMM_ASSIGN_OR_RETURN(Communicator* const communicator,
+                           state.BeginFirstRun(collectives, device, stream, run, Kind::Identity(state, operands)));
   // Without the lock: the other devices of the group must do the same at the same time.
-  auto made = Kind::Make(state, **communicator, operands);
-  JAXCOMM_RETURN_IF_ERROR(made.status());
+  JAXCOMM_ASSIGN_OR_RETURN(auto made, Kind::Make(state, *communicator, operands));
   std::lock_guard<std::mutex> lock(state.mutex);
-  state.calls[device] = *std::move(made);
+  state.calls[device] = std::move(made);
   return OkStatus();
 }
 

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -48,6 +50,32 @@ class LocalRendezvous {
   std::mutex mutex_;
   std::condition_variable joined_;
   std::map<int64_t, int64_t> num_joined_;  // by run
+};
+
+// Whether a run may continue. All local devices of the run must get the same answer: they meet after the stage
+// Initialize, and XLA ends the process if only some of them return an error there. One per call site and executable.
+class RunStatus {
+ public:
+  // An error if a call before this run has failed: the result of `find` on the first device of the run.
+  template <typename F>
+  Status Of(int64_t run_id, F find) {
+    constexpr size_t kRunsUnderWay = 8;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Entry& entry : entries_) {
+      if (entry.run_id == run_id) return entry.failure;
+    }
+    entries_.push_back({run_id, find()});
+    if (entries_.size() > kRunsUnderWay) entries_.pop_front();
+    return entries_.back().failure;
+  }
+
+ private:
+  struct Entry {
+    int64_t run_id = 0;
+    Status failure;
+  };
+  std::mutex mutex_;
+  std::deque<Entry> entries_;
 };
 
 }  // namespace cuda

@@ -66,9 +66,9 @@ uint64_t Identity(UserCallState& state, int32_t device) {
 
 // Makes the call on this device, in its first run.
 Status Make(UserCallState& state, const XlaCollectives& collectives, int32_t device, cudaStream_t stream, int64_t run) {
-  const StatusOr<Communicator*> found = state.BeginFirstRun(collectives, device, stream, run, Identity(state, device));
-  JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator& communicator = **found;
+  JAXCOMM_ASSIGN_OR_RETURN(Communicator* const found,
+                           state.BeginFirstRun(collectives, device, stream, run, Identity(state, device)));
+  Communicator& communicator = *found;
   const CallSpec& spec = state.spec;
   auto made = std::make_unique<UserCall>();
   made->state = &state;
@@ -92,23 +92,19 @@ Status UsableError(const UserCall& call) {
 }
 
 Status TryStart(const Context& given, host::CallData* data) {
-  const auto state = given.Get<ffi::State<UserCallState>>();
-  JAXCOMM_RETURN_IF_ERROR(state.status());
-  const auto device = given.Get<ffi::DeviceOrdinal>();
-  JAXCOMM_RETURN_IF_ERROR(device.status());
-  const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
-  JAXCOMM_RETURN_IF_ERROR(stream.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const auto state, given.Get<ffi::State<UserCallState>>());
+  JAXCOMM_ASSIGN_OR_RETURN(const auto device, given.Get<ffi::DeviceOrdinal>());
+  JAXCOMM_ASSIGN_OR_RETURN(const auto stream, given.Get<ffi::PlatformStream<cudaStream_t>>());
   const XlaCollectives collectives(given.api, given.context);
-  const std::string prefix = (*state)->spec.Where() + ": ";
-  const bool first = (*state)->Find(*device) == nullptr;
+  const std::string prefix = state->spec.Where() + ": ";
+  const bool first = state->Find(device) == nullptr;
   if (first) {
-    const auto run = given.Get<ffi::RunId>();
-    JAXCOMM_RETURN_IF_ERROR(run.status());
-    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, Make(**state, collectives, *device, *stream, run->run_id)));
+    JAXCOMM_ASSIGN_OR_RETURN(const auto run, given.Get<ffi::RunId>());
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, Make(*state, collectives, device, stream, run.run_id)));
   }
-  UserCall& call = *(*state)->Find(*device);
+  UserCall& call = *state->Find(device);
   JAXCOMM_RETURN_IF_ERROR(UsableError(call));
-  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(**state, call, first, collectives, *device, *stream)));
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(*state, call, first, collectives, device, stream)));
   Fill(call, data);
   return OkStatus();
 }
@@ -162,25 +158,22 @@ Status TryReserve(host::CallData* data, int64_t bytes) {
 }
 
 Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_device) {
-  const auto state = given.Get<ffi::State<UserCallState>>();
-  JAXCOMM_RETURN_IF_ERROR(state.status());
-  const auto device = given.Get<ffi::DeviceOrdinal>();
-  JAXCOMM_RETURN_IF_ERROR(device.status());
-  *on_device = *device;
-  JAXCOMM_RETURN_IF_ERROR((*state)->ProblemOf(*device));
-  UserCall* const call = (*state)->Find(*device);
+  JAXCOMM_ASSIGN_OR_RETURN(const auto state, given.Get<ffi::State<UserCallState>>());
+  JAXCOMM_ASSIGN_OR_RETURN(const auto device, given.Get<ffi::DeviceOrdinal>());
+  *on_device = device;
+  JAXCOMM_RETURN_IF_ERROR(state->ProblemOf(device));
+  UserCall* const call = state->Find(device);
   if (call == nullptr) {
-    return InvalidArgumentError((*state)->spec.Where() +
+    return InvalidArgumentError(state->spec.Where() +
                                 ": the stage Initialize has not asked for jaxcomm::host::Setup on GPU " +
-                                std::to_string(*device));
+                                std::to_string(device));
   }
   JAXCOMM_RETURN_IF_ERROR(CheckNodes(*call));
   Fill(*call, data);
   JAXCOMM_RETURN_IF_ERROR(UsableError(*call));
   if (call->places == nullptr) return OkStatus();
-  const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
-  JAXCOMM_RETURN_IF_ERROR(stream.status());
-  return WithPrefix((*state)->spec.Where() + ": ", call->places->Exchange(*stream));
+  JAXCOMM_ASSIGN_OR_RETURN(const auto stream, given.Get<ffi::PlatformStream<cudaStream_t>>());
+  return WithPrefix(state->spec.Where() + ": ", call->places->Exchange(stream));
 }
 
 const UserCall& CallOf(const host::CallData& data) { return *static_cast<const UserCall*>(data.call); }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/xla/call_site.h"

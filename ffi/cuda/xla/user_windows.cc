@@ -74,10 +74,9 @@ StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::Rem
 Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, ffi::RemainingArgs args,
                       ffi::RemainingRets rets) {
   if (!state.no_windows.empty()) return OkStatus();
-  const StatusOr<std::vector<UserBuffer>> buffers = BuffersOf(state, args, rets);
-  JAXCOMM_RETURN_IF_ERROR(buffers.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<UserBuffer> buffers, BuffersOf(state, args, rets));
   std::vector<XlaCollectives::Buffer> wanted;
-  for (const UserBuffer& buffer : *buffers) {
+  for (const UserBuffer& buffer : buffers) {
     if (buffer.bytes > 0) wanted.push_back({buffer.address, buffer.bytes});
   }
   if (wanted.empty()) return OkStatus();
@@ -108,9 +107,8 @@ Status PlaceWindows(UserCallState& state, UserCall& call, bool first, const XlaC
     if (!own.ok() && !requested.ok()) own = requested;
     auto made = std::make_unique<BufferPlaces>(call.communicator(), call.comm, static_cast<int32_t>(buffers.size()));
     if (own.ok()) own = made->Allocate();
-    const StatusOr<bool> all_have = call.communicator().AllTrue(own.ok());
-    JAXCOMM_RETURN_IF_ERROR(all_have.status());
-    if (!*all_have) {
+    JAXCOMM_ASSIGN_OR_RETURN(const bool all_have, call.communicator().AllTrue(own.ok()));
+    if (!all_have) {
       call.no_windows = own.ok() ? "another rank has none" : own.message();
       return OkStatus();
     }

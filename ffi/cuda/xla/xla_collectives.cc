@@ -85,8 +85,7 @@ StatusOr<const xla_abi::CollectivesWithWindows*> XlaCollectives::WithWindows() c
 }
 
 Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const {
-  const StatusOr<const xla_abi::CollectivesWithWindows*> extension = WithWindows();
-  JAXCOMM_RETURN_IF_ERROR(extension.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const xla_abi::CollectivesWithWindows* const extension, WithWindows());
   std::vector<xla_abi::Region> regions;
   for (const Buffer& buffer : buffers) {
     const auto bytes = static_cast<size_t>(buffer.bytes);
@@ -98,15 +97,14 @@ Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vec
     }
   }
   xla_abi::RequestWindowArgs args = {ArgsOf(sizeof args, groups), regions.data(), regions.size()};
-  XLA_FFI_Error* const error = (*extension)->request_window(extension_, &args);
+  XLA_FFI_Error* const error = extension->request_window(extension_, &args);
   return error == nullptr ? OkStatus() : Error("XLA makes no windows on its buffers: ", error);
 }
 
 StatusOr<XlaCollectives::Window> XlaCollectives::GetWindow(const DeviceGroups& groups, const void* buffer) const {
-  const StatusOr<const xla_abi::CollectivesWithWindows*> extension = WithWindows();
-  JAXCOMM_RETURN_IF_ERROR(extension.status());
+  JAXCOMM_ASSIGN_OR_RETURN(const xla_abi::CollectivesWithWindows* const extension, WithWindows());
   xla_abi::GetWindowArgs args = {ArgsOf(sizeof args, groups), buffer, nullptr, 0};
-  if (XLA_FFI_Error* error = (*extension)->get_window(extension_, &args)) {
+  if (XLA_FFI_Error* error = extension->get_window(extension_, &args)) {
     return Error("XLA has no window on its buffer: ", error);
   }
   if (args.window == nullptr) return UnavailableError("XLA's window is null");

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/status.h"
+#include "cuda/program/assign_or_return.h"
 #include "cuda/xla/xla_collectives_abi.h"
 #include "xla/ffi/api/ffi.h"
 
