@@ -1,4 +1,4 @@
-"""Tunix's weight synchronization over jaxcomm.transfer (docs/guide/tunix.md).
+"""Tunix's weight synchronization over jaxcomm.transfer (README.md).
 
 Tunix's coordinator drives rounds: the trainer prepares weights, the samplers stop, fetch into a second copy, swap, and
 go on. Here the trainer publishes the weights of a round as a version, and each sampler fetches that version, with its
