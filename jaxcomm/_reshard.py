@@ -385,7 +385,10 @@ def _program(
             blocks = [block if block.ndim else block.reshape(1) for block in blocks]
             operands.append(jax.make_array_from_single_device_arrays(joined(shape), along, blocks, dtype=dtype))
         # A process without a device has no part in the transfer.
-        outputs: Sequence[Any] = program(numbers, *operands) if own else [None] * len(keys)
+        outputs: Sequence[Any] = [None] * len(keys)
+        if own:
+            with jax.set_mesh(mesh):  # the caller's may be another one
+                outputs = program(numbers, *operands)
         if wait:  # also in a process without a new shard
             jax.block_until_ready(outputs)
         results: list[jax.Array] = []

@@ -191,6 +191,13 @@ def test_a_target_with_an_element_type_changes_it(algorithm, old, new):
     assert (empty.dtype, empty.sharding) == (new, COLUMNS)
 
 
+def test_calls_under_another_mesh(x):
+    with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
+        for _ in range(2):
+            moved = jaxcomm.reshard(x, NamedSharding(mesh([6, 2], a=2), P("a")))
+    resharding.check(moved, np.asarray(x), moved.sharding)
+
+
 @pytest.mark.parametrize(("old", "new"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_the_smaller_type_travels(old, new, monkeypatch):
     sent = []
