@@ -113,14 +113,18 @@ def source_job(listen="127.0.0.1:0", version=1, elements=1000):
 
 
 class Link:
-    """A cable to the address of an endpoint, which can be cut and mended. Bytes wait while it is cut."""
+    """A cable to the address of an endpoint, which can be cut and mended. Bytes wait while it is cut.
 
-    def __init__(self, address):
+    The endpoint cuts it by sending `most_bytes`.
+    """
+
+    def __init__(self, address, most_bytes=float("inf")):
         scheme, _, where, *rest = address.split("/")
         host, port = where.rsplit(":", 1)
         self._to = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._streams = []
+        self._most_bytes = most_bytes
         self.address = "/".join([scheme, "", f"127.0.0.1:{self._listener.getsockname()[1]}", *rest])
         self._whole = threading.Event()
         self._whole.set()
@@ -132,14 +136,17 @@ class Link:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(self._to)
                 self._streams += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._forward, args=pair, daemon=True).start()
+                for way in ((near, far, float("inf")), (far, near, self._most_bytes)):
+                    threading.Thread(target=self._forward, args=way, daemon=True).start()
 
-    def _forward(self, source, sink):
+    def _forward(self, source, sink, most_bytes):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._whole.wait()
                 sink.sendall(data)
+                if 0 < most_bytes <= len(data):
+                    self.cut()
+                most_bytes -= len(data)
             sink.shutdown(socket.SHUT_WR)
 
     def cut(self):
