@@ -15,8 +15,9 @@
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
-#include "cuda/nccl/wait_for_stream.h"
+#include "cuda/nccl/nodes.h"
 #include "cuda/program/launch_limits.h"
+#include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
 
 namespace jaxcomm {
@@ -43,42 +44,6 @@ Shared& GetShared() {
 std::vector<Communicator*> AllCommunicators() {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   return GetShared().communicators;
-}
-
-// The flag that all kernels of this process on `device` check before they begin (device::Comm::abort_flag). `device` is
-// the current GPU. The flag lives as long as the process.
-StatusOr<uint64_t*> AbortFlag(int device, double timeout_s) {
-  static std::mutex mutex;
-  static auto* words = new std::map<int, uint64_t*>;
-  std::lock_guard<std::mutex> lock(mutex);
-  uint64_t*& word = (*words)[device];
-  if (word != nullptr) return word;
-  const uint64_t zero = 0;
-  void* made = nullptr;
-  cudaError_t status = cudaMalloc(&made, sizeof zero);
-  // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
-  if (status == cudaSuccess) {
-    status = cudaMemcpyAsync(made, &zero, sizeof zero, cudaMemcpyHostToDevice, cudaStreamPerThread);
-  }
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("a word of GPU memory", status));
-  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, timeout_s, "the end of a copy to the GPU"));
-  return word = static_cast<uint64_t*>(made);
-}
-
-// The number of ranks of each node: consecutive ranks that address each other's memory, of which NCCL forms LSA teams
-// of equal size. As on CPUs, every rank is a node of its own if the nodes would be uneven. `name`: ranks with different
-// names are on different nodes. Collective.
-StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name) {
-  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> names, bootstrap.AllGather(name));
-  const int32_t team_size = bootstrap.size() / properties.nLsaTeams;
-  const auto node_of = [&](int32_t r) { return std::pair(names[r], r / team_size); };
-  std::vector<int32_t> lengths;
-  for (int32_t r = 0; r < bootstrap.size(); ++r) {
-    if (r == 0 || node_of(r) != node_of(r - 1)) lengths.push_back(0);
-    ++lengths.back();
-  }
-  const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
-  return even ? lengths[0] : 1;
 }
 
 }  // namespace
