@@ -22,15 +22,20 @@ def resharded(x, spec):
 
 
 def resharding_runs():
-    """Moves an array between two shardings in a loop, until a peer fails."""
+    """Moves an array between two shardings in a loop, until a peer fails. Both moves are compiled before."""
     rows = np.arange(1 << 22, dtype=np.float32).reshape(1 << 11, 1 << 11)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("i",)), P("i"))
     x = jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
 
+    def there_and_back(x):
+        for spec in (P(None, "i"), P("i")):
+            x = jax.block_until_ready(resharded(x, spec))
+        return x
+
     def run():
         moved = x
         while True:
-            for spec in (P(None, "i"), P("i")):
-                moved = jax.block_until_ready(resharded(moved, spec))
+            moved = there_and_back(moved)
 
+    there_and_back(x)
     return run
