@@ -170,7 +170,14 @@ void InterProcessCall::Check(Clock::time_point now) {
     if (failed()) return;
   }
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
-  if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
+  if (wait_.Expired(now, grace)) {
+    const std::string late = DescribeLate(wait_.WithinTimeout());
+    // A process whose wait expired at the same time may have left its call before it could be described.
+    for (const Other& other : others_) {
+      if (other.peer->control_segment().FindFailure(spec_.run.run_id)) return FailLike(other);
+    }
+    return Fail(Wrong(StatusCode::kDeadlineExceeded, late));
+  }
   if (now >= next_record_ && phase_.load() == Phase::kRunning) {
     const auto [rank, peer] = execution_->WaitingPair();
     const auto& ranks = spec_.names->ranks;
