@@ -35,8 +35,8 @@ def insert(
         cache as it was.
 
     Returns:
-      The cache with the new pages. With "mask", also an int32 array: 1 for each of `pages` that did not arrive, to be
-      computed again.
+      The cache with the new pages. With "mask", also an int32 array, with 1 for each of `pages` that did not arrive and
+      is to be computed again.
 
     Raises, when the result is used:
       jax.errors.JaxRuntimeError: the pull failed, or the layer did not arrive in time. With "mask": a page or the layer
