@@ -16,7 +16,7 @@ TOOL = ROOT / "tests" / "cuda" / "tools" / "bring_up.py"
 
 def climb(name, out, *more):
     done = subprocess.run(
-        (sys.executable, TOOL, name, out, *more), capture_output=True, text=True, timeout=250, cwd=out,
+        (sys.executable, TOOL, name, out, *more), capture_output=True, text=True, timeout=900, cwd=out,
         env={**os.environ, "JAXCOMM_TIMEOUT_S": "60"},
     )  # fmt: skip
     return done.returncode, json.loads((out / f"{name}.json").read_text()), done.stdout + done.stderr

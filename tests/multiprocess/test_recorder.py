@@ -61,7 +61,7 @@ ERRORS = {
 
 
 def analyzed(folder, expected, **options):
-    """Waits for the verdict. Before it, the processes have not come so far."""
+    """Waits for the verdict. Before it, the processes have not come so far. processes None: any may have noticed it."""
     verdict, processes, behind, part = expected
     deadline = time.monotonic() + DEADLINE_S
     while True:
@@ -72,7 +72,8 @@ def analyzed(folder, expected, **options):
         else:
             first = report.findings[0]
             found = first.verdict.value, first.processes, tuple(sorted(first.behind))
-            if found == (verdict, processes, behind) and part in str(report):
+            right = found == (verdict, processes, behind) or (processes is None and found[0] == verdict)
+            if right and part in str(report):
                 return report
         assert time.monotonic() < deadline, str(report)
         time.sleep(0.2)
@@ -171,7 +172,7 @@ def test_errors_of_calls_that_differ(start, tmp_path):
 SERIES = {
     "different_shapes": (1, ERRORS["different_shapes"], {"STARTED": "1"}),
     "wrong_routing": (1, ("failed call", (1,), (2, 3), "does not belong to this rank"), {}),
-    "tampered_routings": (8, ("failed call", (1,), (2, 3), "process 1: jaxcomm: moe."), {}),
+    "tampered_routings": (8, ("failed call", None, None, ": jaxcomm: moe."), {}),
     "moe_of_different_numbers": (10, ("other call", (0, 1), BOTH, "is in moe.route"), {}),
 }
 

@@ -1,5 +1,6 @@
 // Plans of permute: rank r ends with the block of source_of[r], or zeros.
 #include "plan/builder.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {

@@ -23,7 +23,8 @@ from runner import Part, Runner
 from jaxcomm._processes import launchers
 
 LIMIT_S = 180
-SELFTEST = ("-m", "jaxcomm.selftest", "--timeout", "150")
+SELFTEST = ("-m", "jaxcomm.selftest")
+SELFTEST_S = 150
 CLIQUES = (str(GPU / "cliques.py"),)
 PROCESSES = ("-m", "jaxcomm.run", "-n", "8", "--grace", "2")
 
@@ -81,7 +82,8 @@ def climb(name: str, out: pathlib.Path, platform: str, patience: float) -> int:
         environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1" if rung.processes else "8"}
         environment["XLA_FLAGS"] = ""  # XLA refuses flags of GPUs
     selftest = rung.program is SELFTEST
-    command = (*rung.command(), *(("--json", str(report)) if selftest else ()))
+    options = ("--timeout", f"{patience * SELFTEST_S:g}", "--json", str(report)) if selftest else ()
+    command = (*rung.command(), *options)
     facts = machine.facts() | {"rung": name, "what": rung.what, "environment": dict(rung.environment)}
     runner = Runner(name, out, out / "work", facts, LIMIT_S, patience)
     missing = machine.no_gpu if platform == "cuda" else ""
