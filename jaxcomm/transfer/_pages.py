@@ -244,7 +244,7 @@ class Pull:
     def __init__(
         self, pool: PagePool, pages: list[int], leases: Sequence[Lease], reads: list[list[tuple[Lease, Any]]]
     ) -> None:
-        self._pool, self._pages, self._leases, self._reads = pool, pages, leases, reads
+        self._pool, self._leases, self._reads = pool, leases, reads
         calls = [[read for _, read in of_layer] for of_layer in reads]
         self.handle = _native.add_pull(pool.endpoint._native, calls, pool._arguments(pages))
         self._end = weakref.finalize(self, _end_pull, leases, reads, self.handle, pool.arrays)

@@ -243,12 +243,14 @@ def test_programs_fail_with_the_pull(pair):
     with pytest.raises(jax.errors.JaxRuntimeError, match="no answer within the limit of the program"):
         run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
     masked = jax.jit(functools.partial(transfer.insert, layout=LAYOUT, on_error="mask"), donate_argnums=0)
-    arrived = transfer.pull(reader, transfer.offer(source, source.allocate(1)).ticket, reader.allocate(1))
+    sent = source.allocate(1)
+    source.arrays[0][sent] = np.random.default_rng(1).integers(10, 1 << 20, source.arrays[0][sent].shape)
+    arrived = transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1))
     pull.cancel()
     for each, bad in ((pull, 1), (arrived, 0)):
         result, mask = masked(cache() + 5, each.handle, np.array([2]), 0)
         assert mask.tolist() == [bad]
-        np.testing.assert_array_equal(result[2], 5 if bad else reader.arrays[0][arrived._pages[0]])
+        np.testing.assert_array_equal(result[2], 5 if bad else source.arrays[0][sent[0]])
         assert (np.delete(np.asarray(result), 2, 0) == 5).all()
     with pytest.raises(ValueError, match="on_error must be"):
         transfer.insert(cache(), pull.handle, np.array([0]), 0, layout=LAYOUT, on_error="ignore")
