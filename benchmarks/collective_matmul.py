@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm.bench import records
 
-SIDES = ("lax", "unfused", "direct", "ring")
+SIDES = ("lax", "unfused", "ring")
 # Rows of a block, width of the model, width of the hidden layer on one rank.
 SHAPES = ("32x256x256", "128x512x512", "512x512x512")
 

@@ -12,7 +12,7 @@ are network namespaces, whose links have the given rate (bits per second) and on
 | lax | jax.lax |
 | synchronous | jaxcomm; a start is the synchronous operation; products are not split |
 | start | jaxcomm, as the script calls it |
-| ring, direct | jaxcomm, with this algorithm of collective matmul |
+| ring | jaxcomm, with this algorithm of collective matmul |
 | dropless | jaxcomm.moe, which drops no choice of an expert; other sides of moe have slots for a capacity |
 | stub | none: the same shapes without transfers. Its losses mean nothing |
 
@@ -59,7 +59,7 @@ from models.zero import parallel as zero
 # name: (module, options, sides of jaxcomm)
 SCRIPTS = {
     "moe": (moe, {"moe": "capacity"}, ("start", "dropless")),
-    "tp": (tp, {}, ("synchronous", "ring", "direct")),
+    "tp": (tp, {}, ("synchronous", "ring")),
     "zero1": (zero, {"stage": 1}, ("synchronous",)),
     "zero2": (zero, {"stage": 2}, ("synchronous",)),
     "zero3": (zero, {"stage": 3}, ("synchronous", "start")),
@@ -209,7 +209,7 @@ def measure(name, arguments):
         if side == "dropless":
             more["moe"] = "dropless"
         if module is tp and side != "lax":
-            more["matmul"] = side if side in ("ring", "direct") else "unfused"
+            more["matmul"] = "ring" if side == "ring" else "unfused"
         sides[side] = side_of(module, side, dataclasses.replace(config, **more), mesh)
     sides["alone"] = alone(of_step(module, config, mesh), mesh)
     order, seconds = list(sides), {side: [] for side in sides}

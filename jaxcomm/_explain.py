@@ -22,7 +22,7 @@ _PARTS = {"all_gather_matmul": ("all_gather", "rows"), "matmul_psum_scatter": ("
 def algorithms(op: str) -> tuple[str, ...]:
     """Names that the keyword ``algorithm`` of an op accepts, in order of preference; "xla" is accepted too.
 
-    Those of all_gather_matmul and matmul_psum_scatter are "unfused", "direct" and "ring".
+    Those of all_gather_matmul and matmul_psum_scatter are "unfused" and "ring".
 
     Not every algorithm supports every group. Recursive halving requires a power of two of ranks, and a hierarchical
     plan requires several nodes of several ranks.
@@ -104,19 +104,6 @@ class Explanation:
         Offsets and counts are in elements.
         """
         return str(plan.build(self._request, self._plan)[rank])
-
-    def exposed_time_s(self, beside_s: float) -> float:
-        """The part of the predicted time that computations beside the transfer do not hide.
-
-        Args:
-          beside_s: time of the computations between start and done; at least 0.
-
-        Raises:
-          ValueError: negative time.
-        """
-        if not beside_s >= 0:
-            raise ValueError(f"{self.op}: beside_s must be at least 0, got {beside_s!r}")
-        return max(0.0, self.predicted_time_s - beside_s)
 
     def __str__(self) -> str:
         links = [
@@ -204,31 +191,24 @@ def _explain_matmul(
         reason += f"; {collective} by {whole.algorithm}: {whole.reason}"
         return dataclasses.replace(whole, algorithm=algorithm, reason=reason)
     block = x if collective == "all_gather" else jax.ShapeDtypeStruct((math.prod(x.shape) // n,), x.dtype)
-    shifts = [1] * (n - 1) if algorithm == "ring" else range(1, n)
-    of_shift = {
-        shift: explain("ppermute", block, axis_sizes, perm=[(r, (r + shift) % n) for r in range(n)], **options)
-        for shift in {1, *shifts}
-    }
-    parts = [of_shift[shift] for shift in shifts]
+    step = explain("ppermute", block, axis_sizes, **options)  # to the next rank
     return dataclasses.replace(
-        of_shift[1],
+        step,
         op=op,
         algorithm=algorithm,
         reason=f"{reason}; {n - 1} ppermute, one after the other",
         input_bytes=whole.input_bytes,
         output_bytes=whole.output_bytes,
-        steps=sum(part.steps for part in parts),
-        messages={link: sum(part.messages[link] for part in parts) for link in whole.messages},
-        bytes={link: sum(part.bytes[link] for part in parts) for link in whole.bytes},
-        signals={link: sum(part.signals[link] for part in parts) for link in whole.signals},
-        predicted_time_s=sum(part.predicted_time_s for part in parts),
+        steps=(n - 1) * step.steps,
+        messages={link: (n - 1) * count for link, count in step.messages.items()},
+        bytes={link: (n - 1) * count for link, count in step.bytes.items()},
+        signals={link: (n - 1) * count for link, count in step.signals.items()},
+        predicted_time_s=(n - 1) * step.predicted_time_s,
     )
 
 
-def _replace(
-    op: str, machine: Any, links: Sequence[Link], launch_s: float | None, sync_overhead_s: float | None
-) -> None:
-    """Sets those parameters of the machine that the caller has passed."""
+def _replace(op: str, machine: Any, links: Sequence[Link]) -> None:
+    """Sets the links of the machine that the caller has passed."""
     rows = {link.name: (link.overhead_s, link.bytes_per_s, link.latency_s) for link in links_of(machine)}
     for link in links:
         if link.name not in rows:
@@ -239,8 +219,6 @@ def _replace(
     if (ll := rows.pop("ll", None)) is not None:
         machine.ll = machine.ll_two_shot = ll
     machine.links = [(name, *row) for name, row in rows.items()]
-    machine.launch_s = machine.launch_s if launch_s is None else launch_s
-    machine.sync_overhead_s = machine.sync_overhead_s if sync_overhead_s is None else sync_overhead_s
 
 
 def explain(
@@ -259,16 +237,14 @@ def explain(
     gin: bool = True,
     symmetric_buffers: bool = False,
     links: Sequence[Link] = (),
-    launch_s: float | None = None,
-    sync_overhead_s: float | None = None,
     num_experts: int | None = None,
     choices: int | None = None,
 ) -> Explanation:
     """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
     On CPUs, a program selects the same plan for the same arguments. On GPUs, this is the plan that runs where jaxcomm's
-    kernels do; `Explanation.default` says whether they do. `links`, `launch_s` and `sync_overhead_s` change only the
-    prediction. `algorithm` selects another plan.
+    kernels do; `Explanation.default` says whether they do. `links` change only the prediction. `algorithm`
+    selects another plan.
 
     Args:
       op: public name, such as "all_to_all", "psum" or "psum_start".
@@ -298,7 +274,6 @@ def explain(
         (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena, as that of "ragged_all_to_all"
         always does.
       links: link parameters that replace those of the same name in `Explanation.links`.
-      launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
       num_experts, choices: of "moe.dispatch" and "moe.combine": E, and the experts of a token.
 
     Returns:
@@ -322,8 +297,6 @@ def explain(
             gin=gin,
             symmetric_buffers=symmetric_buffers,
             links=links,
-            launch_s=launch_s,
-            sync_overhead_s=sync_overhead_s,
         )
     of_boxes = _of_boxes(op)
     native = "reshard" if of_boxes else _request.native_name(op, moe=True)
@@ -400,7 +373,7 @@ def explain(
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
-    _replace(op, machine, links, launch_s, sync_overhead_s)
+    _replace(op, machine, links)
     default = ""
     if on_gpus:
         own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
@@ -424,8 +397,7 @@ def explain(
         for link in shown
         if link.name != "ll"
     ]
-    given = once != 1 or links or launch_s is not None or sync_overhead_s is not None
-    cost = resolution.call_cost(machine if given else None)
+    cost = resolution.call_cost(machine if once != 1 or links else None)
     traffic_of = {"self": cost.self, "node": cost.node, "network": cost.network}
     bytes_of = {name: traffic.bytes for name, traffic in traffic_of.items()}
     bytes_of["network"] = round(bytes_of["network"] * once)

@@ -218,12 +218,10 @@ def test_parameters_as_arguments(platform):
         next(link for link in asked.links if link.name == "network"),
         overhead_s=2e-6, latency_s=10e-6, bytes_per_s=96e9,
     )  # fmt: skip
-    given = jaxcomm.explain(
-        "ppermute", operand(1024), 2, links=[network], launch_s=1.0, sync_overhead_s=2.0, **arguments
-    )
-    assert given.predicted_time_s == pytest.approx(3 + 2e-6 + 4096 / 96e9 + 10e-6, rel=1e-9)
+    given = jaxcomm.explain("ppermute", operand(1024), 2, links=[network], **arguments)
+    start = given.launch_s + given.sync_overhead_s
+    assert given.predicted_time_s == pytest.approx(start + 2e-6 + 4096 / 96e9 + 10e-6, rel=1e-9)
     assert network in given.links
-    assert (given.launch_s, given.sync_overhead_s) == (1.0, 2.0)
     assert (given.algorithm, given.reason, given.messages) == (asked.algorithm, asked.reason, asked.messages)
     assert (given.sms > 0) == (platform == "cuda")
 
@@ -266,16 +264,15 @@ def test_collective_matmul_is_its_transfers(op, collective, parts, platform):
         "unfused", whole.predicted_time_s, whole.bytes,
     )  # fmt: skip
     assert default.steps_text(3) == whole.steps_text(3)
-    for algorithm in ("ring", "direct"):
-        asked = jaxcomm.explain(op, x, 8, algorithm=algorithm, platform=platform)
-        assert asked.predicted_time_s == pytest.approx(7 * one.predicted_time_s)
-        assert asked.bytes["node"] == 7 * (4 << 20) // parts
-        assert (asked.input_bytes, asked.output_bytes) == (whole.input_bytes, whole.output_bytes)
-        assert asked.steps_text(3) and f"{op} over 1 node(s) of 8 rank(s)" in str(asked)
+    asked = jaxcomm.explain(op, x, 8, algorithm="ring", platform=platform)
+    assert asked.predicted_time_s == pytest.approx(7 * one.predicted_time_s)
+    assert asked.bytes["node"] == 7 * (4 << 20) // parts
+    assert (asked.input_bytes, asked.output_bytes) == (whole.input_bytes, whole.output_bytes)
+    assert asked.steps_text(3) and f"{op} over 1 node(s) of 8 rank(s)" in str(asked)
     if platform == "cpu":  # the default of a call
         chosen = "ring" if op == "all_gather_matmul" else "unfused"
         assert jaxcomm.explain(op, x, 8, scope="node").algorithm == chosen
-    with pytest.raises(ValueError, match=f"{op}: unknown algorithm 'tree'; pass one of unfused, direct, ring"):
+    with pytest.raises(ValueError, match=f"{op}: unknown algorithm 'tree'; pass one of unfused, ring"):
         jaxcomm.explain(op, x, 8, algorithm="tree")
 
 
@@ -329,17 +326,6 @@ def test_mesh_keeps_the_order_of_devices():
     assert mesh.devices.tolist() == np.array(jax.devices()[2:]).reshape(2, 3).tolist()
     with pytest.raises(ValueError, match="need 9 devices, got 8"):
         jaxcomm.make_mesh((3, 3), ("node", "gpu"))
-
-
-def test_time_that_computations_do_not_hide():
-    explanation = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 20,), "float32"), 8)
-    time = explanation.predicted_time_s
-    assert explanation.exposed_time_s(0) == time > 0
-    assert explanation.exposed_time_s(time / 4) == pytest.approx(0.75 * time)
-    assert explanation.exposed_time_s(2 * time) == 0
-    for wrong in (-1e-9, float("nan")):
-        with pytest.raises(ValueError, match="psum: beside_s must be at least 0, got"):
-            explanation.exposed_time_s(wrong)
 
 
 def test_a_started_transfer_uses_the_channels_of_the_asynchronous_lane():

@@ -23,7 +23,6 @@ def all_gather_matmul(
     axis: int = 0,
     axis_index_groups: AxisIndexGroups | None = None,
     algorithm: str | None = None,
-    chunks: int | None = None,
     max_sms: int | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -37,8 +36,7 @@ def all_gather_matmul(
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
       axis: position of m; any dimension of x but the last. Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: "unfused", "ring", "direct", or "xla" for XLA's own all-gather. None lets jaxcomm choose.
-      chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
+      algorithm: "unfused", "ring", or "xla" for XLA's own all-gather. None lets jaxcomm choose.
       max_sms: the most multiprocessors of a GPU that each transfer occupies.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result, as in jax.lax.dot_general.
@@ -50,12 +48,12 @@ def all_gather_matmul(
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: invalid shapes, axis, groups, chunks or algorithm (when tracing).
+      ValueError: invalid shapes, axis, groups or algorithm (when tracing).
       TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
       jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
         run time).
 
-    Cost: (n - 1) * m * k elements sent per rank; n - 1 messages per chunk with all but "unfused". The derivative for
+    Cost: (n - 1) * m * k elements sent per rank; n - 1 messages with "ring". The derivative for
       x sends as much. The derivative for w sends as much again, unless `save_gathered` is true.
     Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959.
     """
@@ -66,11 +64,10 @@ def all_gather_matmul(
         raise ValueError(f"{op}: w must be an array or a tuple of at least one array, got {w!r}")
     x, weights, dtypes, precision = _operands(op, call, x, weights, precision, preferred_element_type)
     dimension = _row_dimension(op, "axis", axis, x)
-    parts = _chunks(op, chunks, x.shape[dimension])
     products = gather_p.bind(
         x,
         *weights,
-        spec=Spec(call, dimension, 0, parts, precision),
+        spec=Spec(call, dimension, 0, precision),
         num_weights=len(weights),
         dtypes=dtypes,
         keep=False,
@@ -87,7 +84,6 @@ def matmul_psum_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: AxisIndexGroups | None = None,
     algorithm: str | None = None,
-    chunks: int | None = None,
     max_sms: int | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -100,24 +96,23 @@ def matmul_psum_scatter(
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
       scatter_dimension: position of n * m; any dimension of x but the last. Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: "unfused", "ring", "direct", or "xla" for XLA's own reduce-scatter. None lets jaxcomm choose.
-      chunks: parts in which "ring" and "direct" send a block; divides m. None means 1.
+      algorithm: "unfused", "ring", or "xla" for XLA's own reduce-scatter. None lets jaxcomm choose.
       max_sms: the most multiprocessors of a GPU that each transfer occupies.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result and of the parts that ranks send.
 
     Returns:
-      (..., m, ..., f). "direct" adds the parts in rank order; "ring" adds those of ranks r + 1, r + 2, ...,
-      r in this order. 8- and 16-bit floats are added in f32; "ring" rounds once per rank.
+      (..., m, ..., f). "ring" adds the parts of ranks r + 1, r + 2, ..., r in this order. 8- and 16-bit floats are
+      added in f32; "ring" rounds once per rank.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: invalid shapes, dimension, groups, chunks or algorithm (when tracing).
+      ValueError: invalid shapes, dimension, groups or algorithm (when tracing).
       TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
       jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
         run time).
 
-    Cost: (n - 1) * m * f elements sent per rank; n - 1 messages per chunk with all but "unfused". The derivatives for
+    Cost: (n - 1) * m * f elements sent per rank; n - 1 messages with "ring". The derivatives for
       x and w together send as much: each block of the cotangent is used for both when it arrives.
     Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959.
     """
@@ -129,8 +124,7 @@ def matmul_psum_scatter(
     dimension = _row_dimension(op, "scatter_dimension", scatter_dimension, x)
     n = _check.group_size(call.axes, call.groups)
     _check.divisible(op, "scatter_dimension", dimension, x.shape, n, call.axes)
-    parts = _chunks(op, chunks, x.shape[dimension] // n)
-    return scatter_p.bind(x, *weights, spec=Spec(call, dimension, 0, parts, precision), dtype=dtype)[0]
+    return scatter_p.bind(x, *weights, spec=Spec(call, dimension, 0, precision), dtype=dtype)[0]
 
 
 def _call(op: str, axis_name: Any, axis_index_groups: Any, algorithm: str | None, max_sms: int | None) -> Call:
@@ -184,14 +178,3 @@ def _row_dimension(op: str, name: str, value: Any, x: Any) -> int:
     if dimension == x.ndim - 1:
         raise ValueError(f"{op}: {name}={value} is the last dimension of x, which the product contracts; name another")
     return dimension
-
-
-def _chunks(op: str, chunks: Any, block: int) -> int:
-    if chunks is None:
-        return 1
-    number = _check.integer(op, "chunks", chunks)
-    if isinstance(chunks, bool) or number < 1 or block % number:
-        raise ValueError(
-            f"{op}: chunks must be a positive number that divides the {block} rows of a block, got {chunks!r}"
-        )
-    return number

@@ -10,8 +10,7 @@ have two dimensions after the batch dimensions.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ from jaxcomm.ops.ppermute import permute_p
 from jaxcomm.ops.psum_scatter import reduce_scatter_p
 
 # Names that the keyword `algorithm` accepts, besides "xla".
-ALGORITHMS = ("unfused", "direct", "ring")
+ALGORITHMS = ("unfused", "ring")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +34,15 @@ class Spec:
     """Static arguments that both primitives share.
 
     Attributes:
-      call: op, axes, groups, algorithm (unfused, ring, direct, xla or None), max_sms and call site.
+      call: op, axes, groups, algorithm (unfused, ring, xla or None), max_sms and call site.
       axis: row dimension that is split into blocks.
       num_batch: number of leading batch dimensions.
-      chunks: number of parts in which all algorithms but `unfused` send a block.
       precision: precision of the products, as in jax.lax.dot_general.
     """
 
     call: Call
     axis: int
     num_batch: int
-    chunks: int
     precision: Any
 
     def with_row_dimension(self) -> "Spec":
@@ -89,25 +86,22 @@ def columns_product(x: Any, y: Any, spec: Spec, dtype: Any) -> Any:
     return _product(x, y, (rows, rows), spec, dtype)
 
 
-def _send(x: Any, shift: int, spec: Spec) -> Any:
-    """Sends x to the rank `shift` further in the group; returns the array of the rank `shift` before."""
+def _send(x: Any, spec: Spec) -> Any:
+    """Sends x to the next rank in the group; returns the array of the one before."""
     call = spec.transfer
     groups = call.groups or (tuple(range(spec.group_size)),)
-    pairs = tuple((group[i], group[(i + shift) % len(group)]) for group in groups for i in range(len(group)))
+    pairs = tuple((group[i], group[(i + 1) % len(group)]) for group in groups for i in range(len(group)))
     return permute_p.bind(x, call=dataclasses.replace(call, groups=None), perm=pairs)
 
 
 def _arrivals(x: Any, spec: Spec) -> Iterator[Any]:
     """The blocks of ranks r, r - 1, r - 2, ...
 
-    `ring` forwards a block before it is returned, so that the transfer may run beside the product.
+    A block is forwarded before it is returned, so that the transfer may run beside the product.
     """
     n = spec.group_size
-    if spec.call.algorithm == "direct":
-        yield from [x, *(_send(x, shift, spec) for shift in range(1, n))]
-        return
     for step in range(n):
-        block, x = x, _send(x, 1, spec) if step + 1 < n else None
+        block, x = x, _send(x, spec) if step + 1 < n else None
         yield block
 
 
@@ -138,25 +132,22 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
         products = [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
         return [*products, gathered] if keep else products
     axis, n, me = spec.axis, spec.group_size, rank_in_group(spec.call)
-    block, chunk = x.shape[axis], x.shape[axis] // spec.chunks
+    size = x.shape[axis]
     weights, others = list(zip(ys, dtypes, strict=True))[:num_weights], ys[num_weights:]
-    rows = [_zeros(x, spec, n * block, w.shape[-1], dtype) for w, dtype in weights]
-    gathered = _zeros(x, spec, n * block, x.shape[-1], x.dtype) if keep else None
+    rows = [_zeros(x, spec, n * size, w.shape[-1], dtype) for w, dtype in weights]
+    gathered = _zeros(x, spec, n * size, x.shape[-1], x.dtype) if keep else None
     sums: list[Any] = [None] * len(others)
-    pieces = [lax.slice_in_dim(x, c * chunk, (c + 1) * chunk, axis=axis) for c in range(spec.chunks)]
-    for shift, arrived in enumerate(zip(*(_arrivals(piece, spec) for piece in pieces), strict=True)):
-        owner = (me + (n - shift)) % n
-        for c, piece in enumerate(arrived):
-            start = owner * block + c * chunk
-            for i, (w, dtype) in enumerate(weights):
-                product = rows_product(piece, w, spec, dtype)
-                rows[i] = lax.dynamic_update_slice_in_dim(rows[i], product, start, axis)
-            for i, y in enumerate(others):
-                part = lax.dynamic_slice_in_dim(y, start, chunk, axis)
-                product = columns_product(piece, part, spec, accumulator_type(dtypes[num_weights + i]))
-                sums[i] = product if sums[i] is None else sums[i] + product
-            if keep:
-                gathered = lax.dynamic_update_slice_in_dim(gathered, piece, start, axis)
+    for step, block in enumerate(_arrivals(x, spec)):
+        start = (me + (n - step)) % n * size
+        for i, (w, dtype) in enumerate(weights):
+            product = rows_product(block, w, spec, dtype)
+            rows[i] = lax.dynamic_update_slice_in_dim(rows[i], product, start, axis)
+        for i, y in enumerate(others):
+            part = lax.dynamic_slice_in_dim(y, start, size, axis)
+            product = columns_product(block, part, spec, accumulator_type(dtypes[num_weights + i]))
+            sums[i] = product if sums[i] is None else sums[i] + product
+        if keep:
+            gathered = lax.dynamic_update_slice_in_dim(gathered, block, start, axis)
     products = rows + [total.astype(dtype) for total, dtype in zip(sums, dtypes[num_weights:], strict=True)]
     return [*products, gathered] if keep else products
 
@@ -180,36 +171,14 @@ def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> 
         return reduce_scatter_p.bind(part(xs).astype(dtype), call=spec.transfer, axis=spec.axis)
     axis, n, me = spec.axis, spec.group_size, rank_in_group(spec.call)
     block = xs[0].shape[axis] // n
-    chunk = block // spec.chunks
 
-    def part_of(c, rank):
-        start = rank * block + c * chunk
-        return part([lax.dynamic_slice_in_dim(x, start, chunk, axis) for x in xs])
+    def part_of(rank):
+        return part([lax.dynamic_slice_in_dim(x, rank * block, block, axis) for x in xs])
 
-    chunks = [_scatter_chunk(functools.partial(part_of, c), me, spec, dtype) for c in range(spec.chunks)]
-    return lax.concatenate(chunks, axis) if len(chunks) > 1 else chunks[0]
-
-
-def _scatter_chunk(part_of: Callable[[Any], Any], me: Any, spec: Spec, dtype: Any) -> Any:
-    """The sum over ranks of part_of(rank), for the own rank."""
-    n = spec.group_size
-    if spec.call.algorithm == "ring":  # a partial sum of block j goes from rank j + 1 around the ring to rank j
-        total = part_of((me + (n - 1)) % n)
-        for step in range(1, n):
-            arrived = _send(total.astype(dtype), 1, spec)
-            part = part_of((me + (n - 1 - step)) % n)
-            total = arrived.astype(part.dtype) + part
-        return total.astype(dtype)
-    parts = [_send(part_of((me + shift) % n).astype(dtype), shift, spec) for shift in range(1, n)]
-    # Part s came from rank me - s. Parts are added in rank order, as `direct` of psum_scatter does.
-    stack = lax.concatenate([lax.expand_dims(p, (0,)) for p in (part_of(me).astype(dtype), *parts)], 0)
-    by_rank = [lax.dynamic_index_in_dim(stack, (me + (n - rank)) % n, 0, keepdims=False) for rank in range(n)]
-    return sum_in_rank_order(by_rank, dtype)
-
-
-def sum_in_rank_order(parts: Sequence[Any], dtype: Any) -> Any:
-    """The sum of the parts of all ranks, as `direct` of psum_scatter adds them."""
-    total = parts[0].astype(accumulator_type(dtype))
-    for part in parts[1:]:
-        total = total + part.astype(total.dtype)
+    # A partial sum of block j goes from rank j + 1 around the ring to rank j.
+    total = part_of((me + (n - 1)) % n)
+    for step in range(1, n):
+        arrived = _send(total.astype(dtype), spec)
+        own = part_of((me + (n - 1 - step)) % n)
+        total = arrived.astype(own.dtype) + own
     return total.astype(dtype)

@@ -47,7 +47,7 @@ class Config(BaseConfig):
     matmul: str = option(
         "",
         'algorithm of the collective matmuls of jaxcomm; "" selects it by size',
-        choices=("", "unfused", "ring", "direct"),
+        choices=("", "unfused", "ring"),
     )
 
     def __post_init__(self):

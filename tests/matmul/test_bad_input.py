@@ -32,15 +32,7 @@ def outcome(f):
         (lambda: scatters(scatter_dimension=1)(X, W), ValueError, "scatter_dimension=1 is the last dimension of x"),
         (lambda: scatters()(X[:6], W), ValueError, r"scatter_dimension=0 .*\(6, 3\) .*cannot be split into 4"),
         (lambda: scatters()(X, (W, W)), TypeError, "w must be one array, got 2; only all_gather_matmul"),
-        (lambda: gathers(chunks=3)(X, W), ValueError, "chunks .* divides the 8 rows of a block, got 3"),
-        (lambda: scatters(chunks=3)(X, W), ValueError, "chunks .* divides the 2 rows of a block, got 3"),
-        (lambda: gathers(chunks=0)(X, W), ValueError, "chunks must be a positive number"),
-        (lambda: gathers(chunks=True)(X, W), ValueError, "chunks must be a positive number"),
-        (
-            lambda: gathers(algorithm="flags")(X, W),
-            ValueError,
-            "'flags'; pass one of unfused, direct, ring, xla",
-        ),
+        (lambda: gathers(algorithm="flags")(X, W), ValueError, "'flags'; pass one of unfused, ring, xla"),
         (lambda: gathers(max_sms=0)(X, W), ValueError, "max_sms must be a positive integer"),
         (lambda: gathers()(X > 0, W > 0), TypeError, "element type bool"),
         (lambda: scatters(axis_index_groups=[[0, 1], [2]])(X, W), ValueError, "axis_index_groups must have each index"),
@@ -55,9 +47,9 @@ def test_messages(call, error, message):
 
 def test_traced_arguments():
     def body(x):
-        return gathers(chunks=x[0].astype(int))(X, W)
+        return gathers(axis=x[0].astype(int))(X, W)
 
-    with pytest.raises(TypeError, match="all_gather_matmul: chunks must be known when tracing"):
+    with pytest.raises(TypeError, match="all_gather_matmul: axis must be known when tracing"):
         jax.eval_shape(on_ranks(body, line_of(4)), np.zeros((4, 1), np.float32))
 
 

@@ -12,7 +12,7 @@ from jaxcomm._processes import placement
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_psum_scatter"])
 def test_names(op):
-    assert sorted(jaxcomm.algorithms(op)) == ["direct", "ring", "unfused"]
+    assert sorted(jaxcomm.algorithms(op)) == ["ring", "unfused"]
     assert "Raises:" in getattr(jaxcomm, op).__doc__
 
 

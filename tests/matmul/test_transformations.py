@@ -8,7 +8,6 @@ from harness import assert_same, run, value
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from products import (
-    CHUNKED,
     collectives,
     gathers,
     lax_gathers,
@@ -21,7 +20,7 @@ from products import (
 )
 
 N, M, K, F = 3, 2, 6, 3
-NAMES = ("unfused", *CHUNKED)
+NAMES = ("unfused", "ring")
 
 
 def operands(rng):
@@ -67,7 +66,7 @@ def test_gradients_are_those_of_one_device(rng, check_vma):
         found = [jax.value_and_grad(layer(*side), (0, 1, 2))(x, w, v) for side in sides]
         return [(lax.psum(loss, "i"), grads) for loss, grads in found]
 
-    out_specs = [(P(), specs)] * 4
+    out_specs = [(P(), specs)] * 3
     f = jax.shard_map(body, mesh=line_of(N), in_specs=specs, out_specs=out_specs, check_vma=check_vma)
     for loss, grads in value(jax.jit(f)(x, w, v)):
         assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
@@ -169,13 +168,11 @@ def test_vmap_over_an_axis_of_the_group(rng):
     assert_same(np.asarray(got), np.stack([x.reshape(N * M, K) @ w[0]] * N), rtol=2e-5)
 
 
-def test_direct_sends_to_all_ranks_and_ring_to_one(rng):
+def test_the_ring_sends_to_one_rank(rng):
     x, w, y, u = operands(rng)
     ring = tuple((r - 1) % N for r in range(N))
-    shifts = [tuple((r - s) % N for r in range(N)) for s in range(1, N)]
     for f, xs, block in ((gathers, (x, w), (M, K)), (scatters, (y, u), (M, F))):
         assert transfers(f(algorithm="ring"), line_of(N), *xs) == [(ring, block)] * (N - 1)
-        assert transfers(f(algorithm="direct"), line_of(N), *xs) == [(shift, block) for shift in shifts]
     batched = jax.vmap(gathers(algorithm="ring"), (None, 0))  # x is sent once for all weights
     assert transfers(batched, line_of(N), x, stack(w, 1)) == [(ring, (M, K))] * (N - 1)
 
@@ -188,12 +185,11 @@ def total(*rows):
     ("options", "gathered", "scattered"),
     [
         ({"algorithm": "ring"}, {"permute": N - 1}, {"permute": N - 1}),
-        ({"algorithm": "direct", "chunks": 2}, {"permute": 2 * (N - 1)}, {"permute": 2 * (N - 1)}),
-        ({"algorithm": "unfused", "chunks": 2}, {"all_gather": 1}, {"reduce_scatter": 1}),
+        ({"algorithm": "unfused"}, {"all_gather": 1}, {"reduce_scatter": 1}),
         ({"algorithm": None}, {"all_gather": 1}, {"reduce_scatter": 1}),
         ({"algorithm": "xla"}, {"xla all_gather": 1}, {"xla reduce_scatter": 1}),
     ],
-    ids=["ring", "direct", "unfused", "None", "xla"],
+    ids=["ring", "unfused", "None", "xla"],
 )
 def test_collectives_of_programs(rng, options, gathered, scattered):
     """Exactly these calls: none twice, none for a gradient that is not asked for, and no others.

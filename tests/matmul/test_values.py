@@ -8,35 +8,32 @@ import numpy as np
 import pytest
 from harness import assert_same, on_ranks, run
 from jax import lax
-from products import CHUNKED, exact, gathers, line_of, normal, scatters
+from products import exact, gathers, line_of, normal, scatters
 
 import jaxcomm
 
 
-@pytest.mark.parametrize("algorithm", CHUNKED)
-def test_blocks_have_the_bits_of_one_device(algorithm, rng):
+def test_blocks_have_the_bits_of_one_device(rng):
     """Rows, sums over ranks, and sums over the rows of all ranks, in the documented order."""
     n, m, k, f = 4, 8, 33, 17
     x, w, y, u = normal(rng, n, m, k), normal(rng, n, k, f), normal(rng, n, n * m, k), normal(rng, n, k, f)
     ct = normal(rng, n, n * m, f)
 
     def body(x, w, y, u, ct):
-        rows, pull = jax.vjp(gathers(algorithm=algorithm), x, w)
+        rows, pull = jax.vjp(gathers(algorithm="ring"), x, w)
         dx, dw = pull(ct)
         parts = jnp.concatenate([y[j * m : (j + 1) * m] @ u for j in range(n)])
-        theirs = jaxcomm.psum_scatter(parts, "i", tiled=True, algorithm=algorithm)
-        return rows, dx, dw, scatters(algorithm=algorithm)(y, u), theirs
+        theirs = jaxcomm.psum_scatter(parts, "i", tiled=True, algorithm="ring")
+        return rows, dx, dw, scatters(algorithm="ring")(y, u), theirs
 
     rows, dx, dw, sums, theirs = run(body, line_of(n), x, w, y, u, ct)
     dot, columns = jax.jit(jnp.matmul), jax.jit(lambda a, b: lax.dot_general(a, b, (((0,), (0,)), ((), ()))))
     add = jax.jit(jnp.add)
-    order = (lambda r: range(n)) if algorithm == "direct" else (lambda r: [(r + 1 + s) % n for s in range(n)])
-
     transposed = jax.jit(lambda a, b: a @ b.T)
 
     def scattered(dot, x, w, r):
         block = slice(r * m, (r + 1) * m)
-        return functools.reduce(add, [dot(x[j][block], w[j]) for j in order(r)])
+        return functools.reduce(add, [dot(x[(r + 1 + s) % n][block], w[(r + 1 + s) % n]) for s in range(n)])
 
     for r in range(n):
         assert_same(rows[r], np.concatenate([dot(x[j], w[r]) for j in range(n)]), bits=True)
@@ -48,7 +45,7 @@ def test_blocks_have_the_bits_of_one_device(algorithm, rng):
     assert_same(sums, theirs, bits=True)
 
 
-@pytest.mark.parametrize("algorithm", ["unfused", "ring", pytest.param("direct", marks=pytest.mark.full)])
+@pytest.mark.parametrize("algorithm", ["unfused", "ring"])
 def test_element_types(algorithm, rng):
     """Sums of 16-bit floats are accumulated in f32 and rounded at most once per rank."""
     n, m, k, f = 4, 2, 8, 3  # n * m = k: the integers are rows and weights
@@ -83,8 +80,7 @@ def test_element_types(algorithm, rng):
             np.testing.assert_allclose(a.astype(np.complex128), b, rtol=limit, atol=4 * limit)
 
 
-@pytest.mark.parametrize("algorithm", CHUNKED)
-def test_sums_of_bfloat16(algorithm, rng):
+def test_sums_of_bfloat16(rng):
     """Integers, so that float32 is exact: the roundings are those of the parts that ranks send, and of the result."""
     n, m, k, f = 4, 8, 16, 5
     y, u, ct = (rng.integers(0, 16, shape).astype(np.float32) for shape in ((n, n * m, k), (n, k, f), (n, n * m, f)))
@@ -92,8 +88,8 @@ def test_sums_of_bfloat16(algorithm, rng):
 
     def body(*operands):
         x, y, u, ct = (a.astype(jnp.bfloat16) for a in operands)
-        _, pull = jax.vjp(lambda u: gathers(algorithm=algorithm)(x, u), u)
-        return scatters(algorithm=algorithm)(y, u), *pull(ct)
+        _, pull = jax.vjp(lambda u: gathers(algorithm="ring")(x, u), u)
+        return scatters(algorithm="ring")(y, u), *pull(ct)
 
     def rounded(a):
         return np.float32(a.astype(jnp.bfloat16))
@@ -102,12 +98,9 @@ def test_sums_of_bfloat16(algorithm, rng):
     assert_same(dw, np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct).astype(jnp.bfloat16))
     parts = (y @ u).reshape(n, n, m, f)  # (rank, block, m, f)
     for r in range(n):
-        if algorithm == "direct":
-            want = sum(rounded(parts[j, r]) for j in range(n))
-        else:
-            want = parts[(r + 1) % n, r]
-            for s in range(2, n + 1):
-                want = rounded(want) + parts[(r + s) % n, r]
+        want = parts[(r + 1) % n, r]
+        for s in range(2, n + 1):
+            want = rounded(want) + parts[(r + s) % n, r]
         assert_same(sums[r], want.astype(jnp.bfloat16))
 
 
@@ -116,18 +109,16 @@ def test_empty_operands_and_one_rank():
 
     def body(_):
         one = []
-        for a in CHUNKED:
-            for x, w in shapes:
-                one.append(gathers(algorithm=a)(jnp.ones(x), jnp.ones(w)))
-                one.append(scatters(algorithm=a)(jnp.ones(x), jnp.ones(w)))
+        for x, w in shapes:
+            one.append(gathers(algorithm="ring")(jnp.ones(x), jnp.ones(w)))
+            one.append(scatters(algorithm="ring")(jnp.ones(x), jnp.ones(w)))
         return one
 
     for n in (1, 2):
         found = iter(run(body, line_of(n), np.zeros(n, np.float32)))
-        for _ in CHUNKED:
-            for (m, k), (_, f) in shapes:
-                assert_same(next(found), np.full((n, n * m, f), k, np.float32))
-                assert_same(next(found), np.full((n, m // n, f), n * k, np.float32))
+        for (m, k), (_, f) in shapes:
+            assert_same(next(found), np.full((n, n * m, f), k, np.float32))
+            assert_same(next(found), np.full((n, m // n, f), n * k, np.float32))
     x, w = np.float32([[[1, 2]]]), np.float32([[[3], [4]]])
     assert_same(run(lambda x, w: gathers(algorithm="ring")(x, w), line_of(1), x, w), x @ w)
 
