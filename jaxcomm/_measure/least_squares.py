@@ -8,6 +8,8 @@ import scipy.optimize
 
 # Errors of this size (log) count in full; larger ones grow linearly only (soft L1).
 SCALE = 0.1
+# Of a derivative. SciPy's own steps are relative to theta, and vanish where a parameter is close to one.
+_STEP = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,5 +48,9 @@ def minimize(
         rows[:, : len(target)] = weight * np.stack([2 * (times**0.5 - 1), times**-0.5, -0.5 * times**-1.5])
         return rows
 
-    found = scipy.optimize.least_squares(errors, start, loss=loss, diff_step=1e-4, ftol=1e-4, max_nfev=60)
+    def jacobian(theta: np.ndarray) -> np.ndarray:
+        base = errors(theta)
+        return np.stack([(errors(theta + step) - base) / _STEP for step in _STEP * np.eye(len(theta))], axis=1)
+
+    found = scipy.optimize.least_squares(errors, start, jac=jacobian, loss=loss, ftol=1e-4, max_nfev=60)
     return Fit(found.x, 2 * float(found.cost), np.diag(np.linalg.inv(found.jac.T @ found.jac)))

@@ -7,6 +7,8 @@ the work since the last checkpoint. Source: Daly, Future Generation Computer Sys
 import dataclasses
 import math
 
+import scipy.special
+
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
@@ -55,12 +57,7 @@ def _time(work_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -
 
 def _best(checkpoint_s: float, mtbf_s: float) -> float:
     """The interval of the highest goodput: the root of exp(x) (x - 1) = -exp(-C / M), with x = interval / M."""
-    low, high = 0.0, 1.0
-    goal = -math.exp(-checkpoint_s / mtbf_s)
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if math.exp(middle) * (middle - 1) < goal else (low, middle)
-    return high * mtbf_s
+    return mtbf_s * (1 + float(scipy.special.lambertw(-math.exp(-checkpoint_s / mtbf_s - 1)).real))
 
 
 def goodput(

@@ -45,14 +45,16 @@ def test_parameters_without_data_stay_at_their_prior(tmp_path):
 
 
 def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
-    """Small errors: soft L1 is quadratic, so that normal equations give the answer."""
+    """Small errors: soft L1 is quadratic, so that normal equations give the answer. The last parameter has no data."""
     random = np.random.default_rng(0)
-    a, target = random.normal(size=(20, 3)), 1e-4 * random.normal(size=20)
+    a, target = random.normal(size=(20, 3)) * [1, 1, 0], 1e-4 * random.normal(size=20)
     mean, spread = 1e-4 * np.ones(3), np.array([0.1, 1.0, 10.0])
-    found = least_squares.minimize(lambda t: a @ t, target, mean, spread, np.zeros(3))
+    found = least_squares.minimize(lambda t: a @ t, target, mean, spread, np.array([0, 1e-3, 1e-18]))
     precision, weight = np.diag(1 / spread**2), 1 / least_squares.SCALE**2
     expected = np.linalg.solve(weight * a.T @ a + precision, weight * a.T @ target + precision @ mean)
     np.testing.assert_allclose(found.theta, expected, atol=1e-7)
+    inverse = np.linalg.inv(weight * a.T @ a + precision)
+    np.testing.assert_allclose(found.variance, np.diag(inverse), rtol=1e-2)
 
 
 def test_a_measured_point_returns_itself(tmp_path):
