@@ -263,20 +263,17 @@ def calibrate(keep: bool = True) -> Calibration:
 
     Args:
       keep: save the parameters in JAXCOMM_CALIBRATION, by default jaxcomm/calibration-<host>.json in the user's cache
-        folder.
+        folder. If that fails, a warning says so.
 
     Returns:
       Measured and predicted times; print it.
 
     Raises:
-      OSError: the file can't be written. All processes check this before they measure. If the file can't be written
-        after that, a warning says so, and the result is returned.
       RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S, or the measurement failed in another
         process. The latter is detected after ten minutes.
     """
     number = next(_numbers)
     writers = [processes[0] for processes in placement.nodes()] if keep else []
-    _check_files(number, writers)
     _cost_params.load()
     found, cells = {}, []
     for group in _groups():
@@ -290,15 +287,3 @@ def calibrate(keep: bool = True) -> Calibration:
         warnings.warn(f"jaxcomm.calibrate: the parameters were not saved in {path}: {error}", stacklevel=2)
         path = None
     return Calibration(tuple(cells), path)
-
-
-def _check_files(number: int, writers: Sequence[int]) -> None:
-    """Raises in all processes if one of the writers can't write its file."""
-    own, key = jax.process_index(), f"calibrate/{number}/file"
-    problems = [_cost_params.why_not_writable()] if own in writers else []
-    if jax.process_count() > 1:
-        if problems:
-            kv_store.kv_set(f"{key}/{own}", problems[0] or "writable")
-        problems = [kv_store.kv_get_of_process(key, process).removesuffix("writable") for process in writers]
-    for problem in filter(None, problems):
-        raise OSError(f"jaxcomm.calibrate: {problem}")

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import platform
-import tempfile
 import warnings
 from typing import Any
 
@@ -35,21 +34,6 @@ def apply(cost_params: dict[str, Any]) -> None:
     for scope, values in cost_params.items():
         _core.set_cost_params(scope, _machine(values))
         measured.add(scope)
-
-
-def why_not_writable() -> str:
-    """Why path() can't be written, with the remedy; "" if it can."""
-    if (file := path()) is None:
-        return ""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=file.parent):
-            pass
-        if file.is_dir():
-            raise IsADirectoryError("it is a folder")
-    except OSError as error:
-        return f"{file} can't be written ({error}): set JAXCOMM_CALIBRATION to another file, or pass keep=False"
-    return ""
 
 
 def save(cost_params: dict[str, Any]) -> None:

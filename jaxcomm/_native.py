@@ -182,6 +182,18 @@ def cuda() -> ModuleType:
     return module
 
 
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+
+
+def kernel_driver() -> str:
+    """Version of NVIDIA's kernel driver; empty if there is none."""
+    try:
+        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
 def driver_problem(module: ModuleType) -> str:
     """Why the driver does not run code of the module's CUDA version; empty if it does."""
     driver, built = module.driver_version(), module.built()["cuda"]

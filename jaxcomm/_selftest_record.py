@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +22,6 @@ from jaxcomm._core import plan
 from jaxcomm._processes import kv_store
 
 _FORMAT = 3
-_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _NICS = pathlib.Path("/sys/class/infiniband")
 # Settings that change which kernels run, and how.
 _SETTINGS = ("JAXCOMM_BULK_COPY", "JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "NCCL_GIN_ENABLE", "NCCL_NVLS_ENABLE")
@@ -103,7 +101,7 @@ def key() -> dict[str, str] | None:
         "gpus": ", ".join(sorted({gpu.device_kind for gpu in gpus})),
         "hosts": "one" if len(hosts) == 1 and None not in hosts else "several",
         "network": _network(),
-        "driver": _driver() or str(module.driver_version()),
+        "driver": _native.kernel_driver() or str(module.driver_version()),
         "nccl": str(nccl),
         "built": " ".join(f"{name}={value}" for name, value in sorted(module.built().items())),
         "settings": " ".join(settings),
@@ -120,14 +118,6 @@ def problem() -> str:
     except (ImportError, RuntimeError) as error:
         return str(error)
     return _native.driver_problem(module)
-
-
-def _driver() -> str:
-    try:
-        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text())
-    except OSError:
-        return ""
-    return found[1] if found else ""
 
 
 def _network() -> str:

@@ -107,35 +107,6 @@ def test_the_first_process_of_each_node_saves_the_parameters(kept, monkeypatch, 
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("target", ["folder", "under a file"])
-def test_a_file_that_cannot_be_written_is_reported_before_the_measurement(kept, monkeypatch, target):
-    if target == "folder":
-        kept.mkdir(parents=True)
-    else:
-        kept.parent.write_text("")
-    monkeypatch.setattr(calibration, "_groups", lambda: pytest.fail("measured first"))
-    with pytest.raises(OSError, match="set JAXCOMM_CALIBRATION to another file, or pass keep=False") as error:
-        jaxcomm.calibrate()
-    assert f"{kept} can't be written" in str(error.value)
-    with monkeypatch.context() as patch:
-        patch.setattr(calibration, "_groups", list)
-        patch.setattr(_cost_params, "load", lambda: None)
-        assert jaxcomm.calibrate(keep=False).path is None
-
-
-def test_all_processes_report_a_file_that_one_of_them_cannot_write(monkeypatch):
-    said = {"calibrate/3/file/2": "the disk is full"}
-    monkeypatch.setattr(_cost_params, "why_not_writable", lambda: "")
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    monkeypatch.setattr(calibration.kv_store, "kv_set", said.__setitem__)
-    monkeypatch.setattr(calibration.kv_store, "kv_get_of_process", lambda key, process: said[f"{key}/{process}"])
-    with pytest.raises(OSError, match="the disk is full"):
-        calibration._check_files(3, [0, 2])
-    said["calibrate/3/file/2"] = "writable"
-    calibration._check_files(3, [0, 2])
-    assert said["calibrate/3/file/0"] == "writable"
-
-
 def test_a_measurement_that_cannot_be_saved_is_returned(kept, monkeypatch):
     def fail(cost_params):
         raise OSError("the disk is full")

@@ -338,7 +338,7 @@ def test_the_key_of_the_record(monkeypatch, tmp_path):
     monkeypatch.setenv("NCCL_GIN_ENABLE", "0")
     monkeypatch.setattr(jax, "devices", lambda platform: gpus)
     monkeypatch.setattr(_native, "cuda", Module)
-    monkeypatch.setattr(_selftest_record, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(_native, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(_selftest_record, "_NICS", tmp_path / "nics")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n")
     (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxcomm._measure import size_text
 from jaxcomm.bench import records, report
-from jaxcomm.bench.records import KIB, MIB, Record, size_text
+from jaxcomm.bench.records import KIB, MIB, Record
 
 _TABLE_SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 _MODES = ("chain", "call")
@@ -27,7 +28,7 @@ def _ratio(r: Record) -> str:
 
 
 def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
-    out = ["| op | " + " | ".join(size_text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    out = ["| op | " + " | ".join(size_text.text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
     for op in report.in_order(r.op for r in rows):
         cells = []
         for size in sizes:

@@ -1,4 +1,4 @@
-"""Sizes in bytes as command lines give them."""
+"""Sizes in bytes, as command lines give them and as tables show them."""
 
 import argparse
 import re
@@ -25,6 +25,14 @@ def parse(text: str) -> int:
     raise SizeError(
         f"got {text!r}, expected a number of bytes up to 16 TiB, such as 256, 64K or 64KiB (65,536), or 64KB (64,000)"
     )
+
+
+def text(size_bytes: int) -> str:
+    """The bytes with the largest binary unit that is not above them."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes} B"
 
 
 def parse_list(text: str) -> tuple[int, ...]:

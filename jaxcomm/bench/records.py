@@ -68,13 +68,6 @@ def _quotient(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else a / b
 
 
-def size_text(size_bytes: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", KIB)):
-        if size_bytes >= scale and size_bytes % scale == 0:
-            return f"{size_bytes // scale} {unit}"
-    return f"{size_bytes} B"
-
-
 def _git(*arguments: str) -> str | None:
     folder = pathlib.Path(__file__).parent
     try:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxcomm.bench.records import MIB, Record, size_text
+from jaxcomm._measure import size_text
+from jaxcomm.bench.records import MIB, Record
 
 _COLUMNS = (
     # title, unit, width
@@ -111,11 +112,11 @@ def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
     if compared := [r for r in rows if r.speedup]:
         slowest = min(compared, key=lambda r: r.speedup or 0)
         name = "lax" if slowest.processes == 1 else slowest.baseline
-        parts.append(f"{name}/ours {slowest.speedup:6.2f} at {size_text(slowest.size_bytes)}")
+        parts.append(f"{name}/ours {slowest.speedup:6.2f} at {size_text.text(slowest.size_bytes)}")
     limited = [r for r in rows if r.size_bytes >= MIB and r.over_limit is not None]
     if limited:
         farthest = max(limited, key=lambda r: r.over_limit or 0)
-        parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text(farthest.size_bytes)}")
+        parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text.text(farthest.size_bytes)}")
     return f"  {mode:5} {op:12} " + "   ".join(parts) if parts else None
 
 

@@ -18,7 +18,7 @@ class Info:
     Attributes:
       versions: name -> version of jaxcomm and its dependencies, or the reason why one is missing.
       devices: descriptions of the devices of this process, in JAX's order.
-      nvlink: whether NVLink connects GPUs of this host, and which ones.
+      nvlink: links between the GPUs of this host, or the reason why they are unknown: lines of `nvidia-smi topo -m`.
       nics: descriptions of the ports of RDMA devices of this host.
       capabilities: name -> whether kernels and NCCL have it on the GPUs of this process, and the reason.
       collectives: op and bytes of the operand -> the default algorithm over the devices of this process, and the
@@ -27,7 +27,7 @@ class Info:
 
     versions: dict[str, str]
     devices: tuple[str, ...]
-    nvlink: Answer
+    nvlink: tuple[str, ...]
     nics: tuple[str, ...]
     capabilities: dict[str, Answer]
     collectives: dict[str, str]
@@ -36,7 +36,7 @@ class Info:
         parts = {
             "versions": [f"{name:26} {text}" for name, text in self.versions.items()],
             "devices": list(self.devices),
-            "NVLink": [str(self.nvlink)],
+            "NVLink": list(self.nvlink),
             "NICs": list(self.nics) or ["no device in /sys/class/infiniband"],
             "capabilities": [f"{name:26} {answer}" for name, answer in self.capabilities.items()],
             "collectives": [f"{call:32} {text}" for call, text in self.collectives.items()],
@@ -45,10 +45,10 @@ class Info:
 
 
 def _driver(cuda: _capabilities.Cuda) -> str:
-    found, problem = _machine.driver()
+    found = _native.kernel_driver()
     served = cuda.module.driver_version() if cuda.module else 0
     if not found and not served:
-        return f"no: {problem}"
+        return "no"
     return (found or "version unknown") + (f", serves CUDA {version(served, 1000)}" if served else "")
 
 
@@ -96,14 +96,11 @@ def info(communicator: bool = False) -> Info:
     except RuntimeError as error:  # JAX_PLATFORMS names a back end that is missing
         devices, names = (), (f"none: {error}",)
     cuda = _capabilities.find_cuda()
-    groups, sentence = _machine.nvlink()
-    joined = any(len(group) > 1 for group in groups) if groups else None if cuda.devices else False
-    nics = _machine.nics()
     return Info(
         _versions(cuda),
         names,
-        Answer(joined, sentence),
-        nics,
-        _capabilities.capabilities(cuda, devices, nics, communicator),
+        _machine.nvlink(),
+        _machine.nics(),
+        _capabilities.capabilities(cuda, devices, communicator),
         _collectives.defaults(devices),
     )

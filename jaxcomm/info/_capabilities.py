@@ -1,13 +1,7 @@
-"""Capabilities of the GPUs, the driver, NCCL and XLA of this process: yes, no or unknown, and the reason.
-
-docs/guide/gpu-install.md lists NCCL's conditions and their sources.
-"""
+"""Capabilities of the GPUs, the driver, NCCL and XLA of this process: yes, no or unknown, and the reason."""
 
 import dataclasses
 import importlib.metadata
-import itertools
-import os
-import pathlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -16,10 +10,7 @@ import jax
 
 from jaxcomm import _native
 
-_MULTIMEM = (9, 0)  # the oldest GPUs with NVLink SHARP
-_HOST_RMA_DRIVER = 12050
-_SOCKET_GIN = 23203
-_GDRDRV = pathlib.Path("/dev/gdrdrv")
+_OF_COMMUNICATOR = ("windows", "LSA", "multimem", "GIN")  # what only a communicator knows
 _GIN_KINDS = {0: "none", 2: "proxy", 3: "GDAKI", 4: "GPI"}  # ncclGinType_t of 2.30.7
 _UNKNOWN = "depends on the communicator: call info(communicator=True)"
 
@@ -103,25 +94,13 @@ def _xla_collectives() -> Answer:
     return Answer(True, f"{found[0]}.{found[1]} by jaxlib's headers; {name} {plugin_version}")
 
 
-def _disabled(*names: str) -> str:
-    return next((f"{name}=0 is set" for name in names if os.environ.get(name) == "0"), "")
-
-
-def _apart(cuda: Cuda, numbers: Sequence[int]) -> str:
-    for one, other in itertools.permutations(numbers, 2):
-        if other not in cuda.devices[one]["peers"]:
-            return f"GPU {one} can't reach GPU {other}"
-    return ""
-
-
-def _gin_problem(cuda: Cuda, nics: Sequence[str]) -> str:
+def _gin_problem(cuda: Cuda) -> str:
+    """Why jaxcomm's kernels cannot use this NCCL's GIN, wherever the GPUs are; empty if they can."""
     assert cuda.module is not None and cuda.nccl is not None
     found, built = cuda.nccl["version"], cuda.module.built()["gin"]
-    if version(found) not in built.split(", "):
-        return f"kernels that use it need the NCCL that they were built with, {built}; found {version(found)}"
-    if not nics and not (found >= _SOCKET_GIN and _GDRDRV.exists()):
-        return "there is no device in /sys/class/infiniband"
-    return ""
+    if version(found) in built.split(", "):
+        return ""
+    return f"kernels that use it need the NCCL that they were built with, {built}; found {version(found)}"
 
 
 def _kernels(cuda: Cuda, numbers: Sequence[int]) -> Answer:
@@ -136,54 +115,29 @@ def _kernels(cuda: Cuda, numbers: Sequence[int]) -> Answer:
     return Answer(True, f"there is code for {built}")
 
 
-def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
-    """Answers without a communicator: False for capabilities that some condition rules out, else unknown."""
-    assert cuda.module is not None
-    windows = _disabled("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE") or _apart(cuda, numbers)
-    old = [number for number in numbers if tuple(cuda.devices[number]["capability"]) < _MULTIMEM]
-    multimem = windows or _disabled("NCCL_NVLS_ENABLE") or (f"GPU {old[0]} is older than Hopper" if old else "")
-    driver = cuda.module.driver_version()
-    rma = (
-        "" if driver >= _HOST_RMA_DRIVER else f"it needs a driver for CUDA 12.5 or later, found {version(driver, 1000)}"
-    )
-    problems = {
-        "windows": windows,
-        "LSA": windows,
-        "multimem": multimem,
-        "GIN": _gin_problem(cuda, nics),
-        "host RMA": windows or rma,
-    }
-    return {name: Answer(False, problem) if problem else Answer(None, _UNKNOWN) for name, problem in problems.items()}
-
-
-def _queried(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
+def _queried(cuda: Cuda, numbers: Sequence[int]) -> dict[str, Answer]:
     """Answers from a temporary communicator over these GPUs."""
     assert cuda.module is not None
-    names = ("windows", "LSA", "multimem", "GIN", "host RMA")
     try:
         found = cuda.module.communicator_properties(_native.nccl_wheel(), list(numbers))
     except RuntimeError as error:
-        return dict.fromkeys(names, Answer(None, f"NCCL could not create a communicator: {error}"))
+        return dict.fromkeys(_OF_COMMUNICATOR, Answer(None, f"NCCL could not create a communicator: {error}"))
     whose = f"by a communicator of {len(numbers)} GPU(s) of this process"
     kind, railed = (_GIN_KINDS.get(found[key], f"kind {found[key]}") for key in ("gin", "railed_gin"))
     gin = Answer(True, f"{kind}, on rails {railed}, {whose}")
     if not found["gin_usable"]:
-        problem = _gin_problem(cuda, nics) or "it is needed between all GPUs"
-        gin = Answer(False, f"{kind}, on rails {railed}, but {problem}")
+        gin = Answer(False, f"{kind}, on rails {railed}, but {_gin_problem(cuda) or 'it is needed between all GPUs'}")
     return {
         "windows": Answer(found["device_api"], whose),
         "LSA": Answer(found["device_api"], f"{found['num_lsa_teams']} team(s), {whose}"),
         "multimem": Answer(found["multimem"], whose),
         "GIN": gin,
-        "host RMA": Answer(found["host_rma"], whose),
     }
 
 
-def capabilities(
-    cuda: Cuda, devices: Sequence[jax.Device], nics: Sequence[str], communicator: bool
-) -> dict[str, Answer]:
+def capabilities(cuda: Cuda, devices: Sequence[jax.Device], communicator: bool) -> dict[str, Answer]:
     """One answer for each capability."""
-    names = ("kernels", "windows", "LSA", "multimem", "GIN", "host RMA")
+    names = ("kernels", *_OF_COMMUNICATOR)
     xla = {"XLA collectives extension": _xla_collectives()}
     if cuda.obstacle:
         return dict.fromkeys(names, Answer(False, cuda.obstacle)) | xla
@@ -192,4 +146,9 @@ def capabilities(
     if not numbers:
         return dict.fromkeys(names, Answer(None, "JAX uses no GPU in this process")) | xla
     answers = {"kernels": _kernels(cuda, numbers)}
-    return answers | (_queried if communicator else _conditions)(cuda, numbers, nics) | xla
+    if communicator:
+        return answers | _queried(cuda, numbers) | xla
+    answers |= dict.fromkeys(_OF_COMMUNICATOR, Answer(None, _UNKNOWN))
+    if problem := _gin_problem(cuda):
+        answers["GIN"] = Answer(False, problem)
+    return answers | xla

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if "time" in drawn:
         plots.collectives(drawn["time"], f"{args.op} on {clusters[''].name}", points)
     if "waterfall" in drawn:
-        title = f"{args.op} of {plots.size(args.bytes[0])} among {numbers[0]} ranks of {clusters[''].name}"
+        title = f"{args.op} of {size_text.text(args.bytes[0])} among {numbers[0]} ranks of {clusters[''].name}"
         options.waterfall(drawn["waterfall"], title, {name: times[name] for name in clusters})
     return 0
 

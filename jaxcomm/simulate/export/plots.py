@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxcomm._measure import size_text
+from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.step.result import Step
 
 
@@ -42,14 +44,6 @@ def _axes(height: float, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def size(num_bytes: float) -> str:
-    """Bytes with a binary unit."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:.4g} {unit}"
-    return f"{num_bytes:.4g} bytes"
-
-
 def _time_unit(largest_s: float) -> tuple[float, str]:
     return next((s, unit) for s, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if largest_s >= s or unit == "us")
 
@@ -65,7 +59,7 @@ def collectives(path: str, title: str, points: Sequence[Point]) -> None:
     by_ranks = len({point.bytes for point in points}) < len({point.ranks for point in points})
     lines: dict[str, list[tuple[int, Point]]] = {}
     for point in points:
-        place, other = (point.ranks, size(point.bytes)) if by_ranks else (point.bytes, f"{point.ranks} ranks")
+        place, other = (point.ranks, size_text.text(point.bytes)) if by_ranks else (point.bytes, f"{point.ranks} ranks")
         lines.setdefault(f"{point.series}, {other}", []).append((place, point))
     for label, members in lines.items():
         places = [place for place, _ in members]
@@ -76,17 +70,12 @@ def collectives(path: str, title: str, points: Sequence[Point]) -> None:
     every = sorted({place for members in lines.values() for place, _ in members})
     ticks = every[:: -(-len(every) // 8)]
     axes.set(xscale="log", yscale="log", ylabel="predicted time", xlabel="ranks" if by_ranks else "operand")
-    axes.set_xticks(ticks, [f"{place:,}" if by_ranks else size(place) for place in ticks])
+    axes.set_xticks(ticks, [f"{place:,}" if by_ranks else size_text.text(place) for place in ticks])
     axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: _text(time_s)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: time_text(time_s)))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, dpi=120, format="png")
-
-
-def _text(time_s: float) -> str:
-    scale, unit = _time_unit(time_s)
-    return f"{time_s / scale:.4g} {unit}"
 
 
 def _bars(axes: Any, names: Sequence[str], largest_s: float) -> tuple[float, str]:
@@ -106,7 +95,7 @@ def waterfall(path: str, title: str, base_s: float, alone: Mapping[str, float], 
     for place, (start_s, end_s) in enumerate(rows.values()):
         colour = "tab:gray" if not start_s else "tab:green" if end_s < start_s else "tab:red"
         axes.barh(place, (end_s - start_s) / scale, 0.6, left=start_s / scale, color=colour)
-        text = _text(end_s) + (f" ({round(end_s / base_s - 1, 3) + 0:+.1%})" if place else "")
+        text = time_text(end_s) + (f" ({round(end_s / base_s - 1, 3) + 0:+.1%})" if place else "")
         axes.annotate(
             text,
             (max(start_s, end_s) / scale, place),
@@ -129,7 +118,7 @@ def steps(path: str, title: str, found: Mapping[str, Step]) -> None:
     exposed = [step.exposed_s / scale for step in steps]
     axes.barh(range(len(steps)), rest, 0.6, label="computation")
     bars = axes.barh(range(len(steps)), exposed, 0.6, left=rest, label="communication without computation")
-    texts = [f"{_text(step.time_s)} ({_text(step.interval[0])} to {_text(step.interval[1])})" for step in steps]
+    texts = ["{} ({} to {})".format(*map(time_text, (step.time_s, *step.interval))) for step in steps]
     axes.bar_label(bars, texts, padding=4, fontsize="small")
     axes.set(xlabel=f"predicted time of a step ({unit}), with its interval")
     figure.legend(loc="outside lower center", fontsize="small", ncols=2, frameon=False)
