@@ -26,7 +26,6 @@ def all_gather_matmul(
     max_sms: int | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
-    save_gathered: bool = False,
 ) -> Any:
     """Multiplies the rows of all ranks by this rank's weights: ``all_gather(x, axis, tiled=True) @ w``.
 
@@ -40,8 +39,6 @@ def all_gather_matmul(
       max_sms: the most multiprocessors of a GPU that each transfer occupies.
       precision: precision of the products, as in jax.lax.dot_general, also in derivatives.
       preferred_element_type: element type of the result, as in jax.lax.dot_general.
-      save_gathered: keep the gathered x, n times the size of x, for the derivative for w, which otherwise gathers x
-        again.
 
     Returns:
       (..., n * m, ..., f); a tuple of them if w is a tuple.
@@ -54,7 +51,7 @@ def all_gather_matmul(
         run time).
 
     Cost: (n - 1) * m * k elements sent per rank; n - 1 messages with "ring". The derivative for
-      x sends as much. The derivative for w sends as much again, unless `save_gathered` is true.
+      x sends as much, and so does that for w, which gathers x again.
     Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959.
     """
     op = "all_gather_matmul"
@@ -70,8 +67,6 @@ def all_gather_matmul(
         spec=Spec(call, dimension, 0, precision),
         num_weights=len(weights),
         dtypes=dtypes,
-        keep=False,
-        save=bool(_check.static(op, "save_gathered", save_gathered)),
     )
     return tuple(products) if isinstance(w, tuple | list) else products[0]
 

@@ -112,7 +112,7 @@ def _zeros(like: Any, spec: Spec, size: int, columns: int, dtype: Any) -> Any:
     return _compat.make_varying(jnp.zeros(shape, dtype), tuple(_compat.varying_axes(like)))
 
 
-def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: Sequence[Any], keep: bool) -> list:
+def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: Sequence[Any]) -> list:
     """Products with the rows of all ranks.
 
     Args:
@@ -121,21 +121,18 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
       spec: static arguments.
       num_weights: number of weights in ys.
       dtypes: element types of the products.
-      keep: also return the gathered rows.
 
     Returns:
-      gathered x @ w for each weight; gathered x^T @ y for each other array; gathered x if `keep`.
+      gathered x @ w for each weight; gathered x^T @ y for each other array.
     """
     if spec.call.algorithm in ("unfused", "xla"):
         gathered: Any = all_gather_p.bind(x, call=spec.transfer, axis=spec.axis)
         of = [rows_product] * num_weights + [columns_product] * (len(ys) - num_weights)
-        products = [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
-        return [*products, gathered] if keep else products
+        return [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
     axis, n, me = spec.axis, spec.group_size, rank_in_group(spec.call)
     size = x.shape[axis]
     weights, others = list(zip(ys, dtypes, strict=True))[:num_weights], ys[num_weights:]
     rows = [_zeros(x, spec, n * size, w.shape[-1], dtype) for w, dtype in weights]
-    gathered = _zeros(x, spec, n * size, x.shape[-1], x.dtype) if keep else None
     sums: list[Any] = [None] * len(others)
     for step, block in enumerate(_arrivals(x, spec)):
         start = (me + (n - step)) % n * size
@@ -146,10 +143,7 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
             part = lax.dynamic_slice_in_dim(y, start, size, axis)
             product = columns_product(block, part, spec, accumulator_type(dtypes[num_weights + i]))
             sums[i] = product if sums[i] is None else sums[i] + product
-        if keep:
-            gathered = lax.dynamic_update_slice_in_dim(gathered, block, start, axis)
-    products = rows + [total.astype(dtype) for total, dtype in zip(sums, dtypes[num_weights:], strict=True)]
-    return [*products, gathered] if keep else products
+    return rows + [total.astype(dtype) for total, dtype in zip(sums, dtypes[num_weights:], strict=True)]
 
 
 def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> Any:

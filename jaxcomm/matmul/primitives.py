@@ -54,43 +54,34 @@ def _product_aval(f: Callable[..., Any], a: Any, b: Any, spec: Spec, dtype: Any)
     return _compat.dot_general_type(a, b, contract, tuple(range(spec.num_batch)), dtype)
 
 
-# gather_p: operands x, *ys; see loops.gather. With `save`, the derivative for ys keeps the gathered rows of x instead
-# of gathering them again.
+# gather_p: operands x, *ys; see loops.gather.
 
 
-def _gather_types(x, *ys, spec, num_weights, dtypes, keep, save):
+def _gather_types(x, *ys, spec, num_weights, dtypes):
     _unsharded(spec, (x, *ys))
     gathered, _ = all_gather_p.abstract_eval(x, call=spec.transfer, axis=spec.axis)
     of = [loops.rows_product] * num_weights + [loops.columns_product] * (len(ys) - num_weights)
-    types = [_product_aval(f, gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
-    return [*types, gathered] if keep else types
+    return [_product_aval(f, gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
 
 
-def _gather_jvp(primals, tangents, *, spec, num_weights, dtypes, keep, save):
+def _gather_jvp(primals, tangents, *, spec, num_weights, dtypes):
     (x, *ys), (dx, *dys) = primals, tangents
     moving = [i for i, dy in enumerate(dys) if not _is_zero(dy)]
-    keeps = keep or (save and bool(moving))
-    params = {"spec": spec, "num_weights": num_weights, "dtypes": dtypes, "save": save}
-    outs = gather_p.bind(x, *ys, **params, keep=keeps)
-    gathered = outs[-1] if keeps else None
-    outs = outs if keep or not keeps else outs[:-1]
+    params = {"spec": spec, "num_weights": num_weights, "dtypes": dtypes}
+    outs = gather_p.bind(x, *ys, **params)
     changes = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
     if not _is_zero(dx):
-        changes = gather_p.bind(dx, *ys, **params, keep=keep)
-    if moving and save:
-        of = [loops.rows_product if i < num_weights else loops.columns_product for i in moving]
-        parts = [f(gathered, dys[i], spec, dtypes[i]) for f, i in zip(of, moving, strict=True)]
-    elif moving:
+        changes = gather_p.bind(dx, *ys, **params)
+    if moving:
         weights = sum(i < num_weights for i in moving)
         params |= {"num_weights": weights, "dtypes": tuple(dtypes[i] for i in moving)}
-        parts = gather_p.bind(x, *[dys[i] for i in moving], **params, keep=False)
-    for i, part in zip(moving, parts if moving else (), strict=True):
-        changes[i] = ad.add_tangents(changes[i], part)
+        parts = gather_p.bind(x, *[dys[i] for i in moving], **params)
+        for i, part in zip(moving, parts, strict=True):
+            changes[i] = ad.add_tangents(changes[i], part)
     return outs, changes
 
 
-def _gather_transpose(cotangents, x, *ys, spec, num_weights, dtypes, keep, save):
-    products, (kept,) = (cotangents[:-1], cotangents[-1:]) if keep else (cotangents, (None,))
+def _gather_transpose(products, x, *ys, spec, num_weights, dtypes):
     found = [i for i, ct in enumerate(products) if not _is_zero(ct)]
     if ad.is_undefined_primal(x):
         terms = [
@@ -100,9 +91,6 @@ def _gather_transpose(cotangents, x, *ys, spec, num_weights, dtypes, keep, save)
         if terms:
             xs, ws = zip(*terms, strict=True)
             (total,) = scatter_p.bind(*xs, *ws, spec=spec, dtype=x.aval.dtype)
-        if keep and not _is_zero(kept):
-            call = spec.transfer
-            total = ad.add_tangents(total, reduce_scatter_p.bind(kept, call=call, axis=spec.axis))
         return [total, *[None] * len(ys)]
     undefined = [i for i, y in enumerate(ys) if ad.is_undefined_primal(y)]
     results = [ad.Zero(y.aval) if ad.is_undefined_primal(y) else None for y in ys]
@@ -115,8 +103,6 @@ def _gather_transpose(cotangents, x, *ys, spec, num_weights, dtypes, keep, save)
             spec=spec,
             num_weights=sum(i >= num_weights for i in order),
             dtypes=tuple(ys[i].aval.dtype for i in order),
-            keep=False,
-            save=save,
         )
         for i, grad in zip(order, grads, strict=True):
             results[i] = grad
@@ -142,14 +128,14 @@ def _to(x: Any, dimension: int | None, position: int, size: int) -> Any:
     )
 
 
-def _gather_batch(axis_data, args, dimensions, *, spec, num_weights, keep, **params):
-    params |= {"num_weights": num_weights, "keep": keep}
+def _gather_batch(axis_data, args, dimensions, *, spec, num_weights, **params):
+    params |= {"num_weights": num_weights}
     if axis_data.name in spec.call.axes:
         return _batch_named(_run_gather, axis_data, args, dimensions, spec=spec, **params)
     (x, *ys), (dx, *dys), size = args, dimensions, axis_data.size
     if dx is None:  # x is sent once: the batch dimension becomes columns
         outs = gather_p.bind(x, *map(_fold_columns, ys, dys), spec=spec, **params)
-        batched = [*(d is not None for d in dys), *[False] * keep]
+        batched = [d is not None for d in dys]
         outs = [
             out.reshape(*out.shape[:-1], out.shape[-1] // size, size) if b else out
             for out, b in zip(outs, batched, strict=True)
@@ -215,8 +201,6 @@ def _scatter_transpose(cotangents, *operands, spec, dtype):
         spec=spec,
         num_weights=len(of_x),
         dtypes=tuple(operands[i].aval.dtype for i in targets),
-        keep=False,
-        save=False,
     )
     for i, grad in zip(targets, grads, strict=True):
         results[i] = grad if i < half else _transposed(grad)
@@ -237,7 +221,7 @@ def _scatter_batch(axis_data, args, dimensions, *, spec, dtype):
     return scatter_p.bind(*args, spec=spec.with_batch_dimension(), dtype=dtype), [0]
 
 
-def _run_gather(x, *ys, spec, save, **params):
+def _run_gather(x, *ys, spec, **params):
     return loops.gather(x, ys, spec=spec, **params)
 
 
@@ -258,7 +242,7 @@ def _lower(ctx, *operands, platform, run, product, spec, **params):
 
 
 def _product_of_gather(operands, params):
-    return "rows" if params["num_weights"] == len(operands) - 1 and not params["keep"] else "sums"
+    return "rows" if params["num_weights"] == len(operands) - 1 else "sums"
 
 
 gather_p = register(

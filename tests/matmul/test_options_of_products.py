@@ -24,7 +24,6 @@ OPTIONS = {
     "axis": [0, 1, -3],
     "rows": [2, 0],
     "weights": ["one", "two"],
-    "save": [False, True],
     "batch": ["alone", "x", "w", "both", "cotangents"],
     "within": ["call", "jit", "scan", "cond"],
 }
@@ -34,7 +33,7 @@ K, F, B = 3, 2, 2
 
 def allowed(case):
     return not (
-        (case["op"] == "scatter" and (case["weights"] == "two" or case["save"]))
+        (case["op"] == "scatter" and case["weights"] == "two")
         or (case["groups"] == "pairs" and len(case["axes"]) == 1)
         or (case["rows"] == 0 and case["mesh"] == "explicit")  # XLA loses the sharding of empty arrays
     )
@@ -101,9 +100,7 @@ def test_options(rng, case, number):
         x = jnp.moveaxis(x, 0, at)
         if gathers:
             ws = (w, 2 * w) if case["weights"] == "two" else w
-            y = jaxcomm.all_gather_matmul(
-                x, ws, case["axes"], axis=case["axis"], algorithm=case["algorithm"], save_gathered=case["save"], **more
-            )
+            y = jaxcomm.all_gather_matmul(x, ws, case["axes"], axis=case["axis"], algorithm=case["algorithm"], **more)
             y = y[0] + y[1] if case["weights"] == "two" else y
         else:
             y = jaxcomm.matmul_psum_scatter(

@@ -62,11 +62,11 @@ def test_gradients_are_those_of_one_device(rng, check_vma):
         def layer(gather, scatter):
             return lambda x, w, v: jnp.sum(jnp.sin(scatter(jnp.tanh(gather(x, w)), v)))
 
-        sides = [*map(pair, NAMES), (gathers(algorithm="ring", save_gathered=True), scatters())]
+        sides = [*map(pair, NAMES)]
         found = [jax.value_and_grad(layer(*side), (0, 1, 2))(x, w, v) for side in sides]
         return [(lax.psum(loss, "i"), grads) for loss, grads in found]
 
-    out_specs = [(P(), specs)] * 3
+    out_specs = [(P(), specs)] * 2
     f = jax.shard_map(body, mesh=line_of(N), in_specs=specs, out_specs=out_specs, check_vma=check_vma)
     for loss, grads in value(jax.jit(f)(x, w, v)):
         assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
@@ -100,27 +100,6 @@ def test_higher_and_forward_derivatives(rng):
         return found
 
     against_lax(program, rng, "ring", rtol=1e-4)
-
-
-def test_derivatives_of_saved_rows(rng):
-    """save_gathered gives the same derivatives of every order."""
-
-    def program(gather, _, x, w, y, u):
-        dx, dw = jnp.cos(x), jnp.sin(w)
-        grad = jax.grad(square_loss(gather), (0, 1))
-
-        def change(x, w):
-            return jax.jvp(gather, (x, w), (dx, dw))
-
-        return change(x, w), jax.jvp(grad, (x, w), (dx, dw)), jax.grad(square_loss(change), (0, 1))(x, w)
-
-    def body(x, w, y, u):
-        sides = [lax_gathers, gathers(algorithm="ring", save_gathered=True)]
-        return [program(side, None, x, w, y, u) for side in sides]
-
-    want, *got = run(body, line_of(N), *operands(rng))
-    for result in got:
-        assert_same(result, want, rtol=1e-4)
 
 
 def stack(x, at=0):
@@ -197,7 +176,7 @@ def test_collectives_of_programs(rng, options, gathered, scattered):
     The gradients of a gather send one block per rank for x and one for w. Those of a scatter share their transfers.
     """
     x, w, y, u = operands(rng)
-    gather, scatter, saving = gathers(**options), scatters(**options), gathers(**options, save_gathered=True)
+    gather, scatter = gathers(**options), scatters(**options)
 
     def several(x, w):
         return gather(x, (w, 2 * w))
@@ -209,7 +188,6 @@ def test_collectives_of_programs(rng, options, gathered, scattered):
         (jax.grad(square_loss(several), (0, 1)), (x, w), total(gathered, scattered, gathered)),
         (jax.grad(square_loss(gather), 0), (x, w), total(gathered, scattered)),
         (jax.grad(square_loss(gather), 1), (x, w), total(gathered, gathered)),
-        (jax.grad(square_loss(saving), (0, 1)), (x, w), total(gathered, scattered)),
         (scatter, (y, u), scattered),
         (jax.grad(square_loss(scatter), (0, 1)), (y, u), total(scattered, gathered)),
         (jax.grad(square_loss(jax.vmap(scatter)), (0, 1)), (stack(y, 1), stack(u, 1)), total(scattered, gathered)),
