@@ -154,7 +154,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
     """
     machine, measured = group.machine(), []
     for op, num_bytes in itertools.product(_OPS, _SIZES):
-        if op == "barrier" and num_bytes != _SIZES[0]:
+        if not COLLECTIVES[op].sized and num_bytes != _SIZES[0]:
             continue
         request = group.request(op, num_bytes)
         choices = {}
@@ -170,7 +170,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
                 continue
             done.add(what)
             time_s = _median_s(group, op, choice.algorithm, num_bytes, f"{key}/{op}/{num_bytes}/{choice.algorithm}")
-            cell = Cell(group.scope, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
+            cell = Cell(group.scope, op, choice.algorithm, num_bytes if COLLECTIVES[op].sized else 0, time_s, 0.0)
             measured.append((choice.request, choice.algorithm, cell))
     return measured
 

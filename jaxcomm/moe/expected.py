@@ -21,12 +21,10 @@ class Rows:
     """Rows of one rank. On GPUs of one node, dispatch() moves the row of a token once to each rank that needs it.
 
     Attributes:
-      choices: rows of all choices of the rank's tokens.
+      choices: rows of all choices of the rank's tokens, and the expected number of slots that a rank fills.
       sent: expected number of them for other ranks. As many come back in combine() on one node.
       tokens_sent: expected number of rows for other ranks, once per token and rank: those of dispatch() on one node.
-      most_sent: in the worst case, all choices.
-      received: expected number of slots that a rank fills, those of its own tokens included.
-      most_received: in the worst case; the default capacity without `align`.
+      most_received: slots that it fills in the worst case; the default capacity without `align`.
       between_nodes: expected number for other nodes, once per token and node; 0 for one node. As many sums come back in
         combine() with ``reduce="node"``.
     """
@@ -34,14 +32,12 @@ class Rows:
     choices: int
     sent: float
     tokens_sent: float
-    most_sent: int
-    received: float
     most_received: int
     between_nodes: float = 0.0
 
     def __str__(self) -> str:
         return (
-            f"rows      {self._in_dispatch()}; {self._in_combine()}; slots for {self.received:.0f}, "
+            f"rows      {self._in_dispatch()}; {self._in_combine()}; slots for {self.choices}, "
             f"worst case {self.most_received}; assumes that tokens choose experts evenly"
         )
 
@@ -56,7 +52,7 @@ class Rows:
     def _in_combine(self) -> str:
         if self.between_nodes:
             return f"{self.between_nodes:.0f} sums back in combine, one per token and node"
-        return f"{self.sent:.0f} of {self.choices} choices back in combine, worst case {self.most_sent}"
+        return f"{self.sent:.0f} of {self.choices} choices back in combine"
 
 
 def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int, num_nodes: int = 1) -> Rows:
@@ -75,8 +71,6 @@ def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int, num_nod
         choices=tokens * choices,
         sent=tokens * choices * other,
         tokens_sent=tokens * groups_of_token(num_ranks, num_experts, choices) * other,
-        most_sent=tokens * choices if num_ranks > 1 else 0,
-        received=float(tokens * choices),
         most_received=num_ranks * tokens * min(choices, local),
         between_nodes=tokens * groups_of_token(num_nodes, num_experts, choices) * (num_nodes - 1) / num_nodes,
     )

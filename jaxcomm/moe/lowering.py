@@ -24,7 +24,7 @@ def split(operands: Sequence[Any]) -> tuple[list[Any], Assignment]:
 
 
 def lower_dispatch(ctx: Any, *operands: Any, platform: str, call: Any, per_choice: bool) -> Any:
-    move = _exchange(ctx, platform, call, per_choice, "dispatch")
+    move = _exchange(ctx, platform, call, per_choice, "dispatch", split(ctx.avals_in)[0])
 
     def run(*operands):
         xs, assignment = split(operands)
@@ -36,9 +36,9 @@ def lower_dispatch(ctx: Any, *operands: Any, platform: str, call: Any, per_choic
 
 
 def lower_combine(ctx: Any, *operands: Any, platform: str, call: Any, per_choice: bool) -> Any:
-    weighted = len(split(ctx.avals_in)[0]) > 1
-    order = {"home": int(call.reduce == "home"), "weighted": int(weighted)}
-    move = _exchange(ctx, platform, call, per_choice, "combine", **order)
+    (rows, *weights), _ = split(ctx.avals_in)
+    order = {"home": int(call.reduce == "home"), "weighted": len(weights)}
+    move = _exchange(ctx, platform, call, per_choice, "combine", [rows], **order)
 
     def run(*operands):
         (rows, *weights), assignment = split(operands)
@@ -50,15 +50,14 @@ def lower_combine(ctx: Any, *operands: Any, platform: str, call: Any, per_choice
 
 
 def _exchange(
-    ctx: Any, platform: str, call: Any, per_choice: bool, collective: str, **attributes: int
+    ctx: Any, platform: str, call: Any, per_choice: bool, collective: str, rows: list[Any], **attributes: int
 ) -> "_Exchange | None":
-    """What runs a call; None if there are no choices of experts, so that no row moves."""
-    rows, assignment = split(ctx.avals_in)
-    shape = assignment.slot.shape
+    """What runs a call that moves these rows; None if there are no choices of experts, so that no row moves."""
+    shape = split(ctx.avals_in)[1].slot.shape
     if not shape[1] or not _compat.in_spmd_region(ctx.module_context.axis_context):  # lower_manual raises
         return None
     site = _lowering.Site(ctx, call, platform)
-    width, dtype = joined_type(rows[:1] if collective == "combine" else rows)
+    width, dtype = joined_type(rows)
     numbers = (rows[0].shape[0], ctx.avals_out[0].shape[0])
     found = choose(site, collective, shape, numbers, width, dtype, per_choice=per_choice, **attributes)
     return _Exchange(ctx, site, per_choice, found)

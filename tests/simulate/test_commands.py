@@ -96,7 +96,7 @@ def test_a_what_if_of_a_collective_scales_what_it_should(capsys):
     assert f"compared    {slow['time_s'] / base['time_s']:.3f} times the first time" in capsys.readouterr().out
 
 
-def test_the_order_of_the_axes_decides_and_the_best_one_is_named(program, capsys):
+def test_the_order_of_the_axes_decides(program, capsys):
     """The three sums over `model` stay inside a domain of 8 only if this axis is the last one."""
     run = ["step", f"{program}:step", "--cluster", "dgx-h100", "--json"]
     found = {}
@@ -104,10 +104,7 @@ def test_the_order_of_the_axes_decides_and_the_best_one_is_named(program, capsys
         assert cli.main([*run, "--mesh", mesh]) == 0
         [found[mesh]] = _rows(capsys)
     outer, inner = found.values()
-    assert inner["time_s"] < 0.7 * outer["time_s"] and "best_order" not in inner
-    assert outer["best_order"] == {"mesh": "data=16,model=8", "time_s": inner["time_s"]}
-    assert cli.main([*run[:-1], "--mesh", "model=8,data=16"]) == 0
-    assert "order of axes  --mesh data=16,model=8 would take " in capsys.readouterr().out
+    assert inner["time_s"] < 0.7 * outer["time_s"]
 
 
 def test_other_clusters_are_compared(program, capsys):

@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import importlib.util
-import itertools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -13,15 +12,10 @@ import jax
 
 from jaxcomm.simulate.cli import options
 from jaxcomm.simulate.cluster.model import Cluster
-from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.step import hlo, predict
 from jaxcomm.simulate.step.result import Step
 from jaxcomm.simulate.step.tasks import StepError
-
-# Axes of which all orders are tried, and the gain from which another order is worth a line.
-_MAX_ORDERED = 3
-_LEAST_GAIN = 0.02
 
 
 def add_command(commands: Any) -> None:
@@ -116,25 +110,6 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster, dict[str, int] | N
     return of_target
 
 
-def _best_order(
-    workload: Callable[[Cluster, dict[str, int] | None], Step], cluster: Cluster, mesh: dict[str, int], found: Step
-) -> tuple[str, float] | None:
-    """The order of the axes with the shortest step, as --mesh gets it, and its time; None if it is that of `mesh`."""
-    best, best_s = "", found.time_s
-    if sum(size > 1 for size in mesh.values()) > _MAX_ORDERED:
-        return None
-    for order in itertools.permutations(mesh):
-        if order == tuple(mesh):
-            continue
-        try:
-            time_s = workload(cluster, {axis: mesh[axis] for axis in order}).time_s
-        except ValueError:  # its groups do not fit the levels of the cluster
-            continue
-        if time_s < best_s * (1 - _LEAST_GAIN):
-            best, best_s = ",".join(f"{axis}={mesh[axis]}" for axis in order), time_s
-    return (best, best_s) if best else None
-
-
 def run(args: argparse.Namespace) -> int:
     clusters, drawn = options.clusters(args), options.outputs(args)
     made_of = tuple(clusters)
@@ -145,13 +120,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Step] = {}
     for label, cluster in clusters.items():
         found[label] = workload(cluster, mesh)
-        row = found[label].row()
-        best = _best_order(workload, cluster, mesh, found[label]) if mesh and args.target and not label else None
-        if best:
-            row["best_order"] = {"mesh": best[0], "time_s": best[1]}
-        options.print_one(args, label, found[label], row, found[""].time_s)
-        if best and not args.json:
-            print(f"order of axes  --mesh {best[0]} would take {time_text(best[1])}")
+        options.print_one(args, label, found[label], found[label].row(), found[""].time_s)
     if args.trace:
         options.write(args.trace, perfetto.of_step(list(found.values())[-1]))
     title = f"step on {' x '.join(f'{name} {size}' for name, size in found[''].mesh.items())} of {clusters[''].name}"
