@@ -6,84 +6,50 @@
 
 namespace jaxcomm {
 
-// The values are internal to jaxcomm. FromFfi (attributes.h) converts XLA's types.
+// X(name, bytes, name in NumPy or ml_dtypes, name in XLA) for each type. The values of DType are internal to jaxcomm.
+#define JAXCOMM_DTYPES(X)                                  \
+  X(Bool, 1, "bool", PRED)                                 \
+  X(S8, 1, "int8", S8)                                     \
+  X(S16, 2, "int16", S16)                                  \
+  X(S32, 4, "int32", S32)                                  \
+  X(S64, 8, "int64", S64)                                  \
+  X(U8, 1, "uint8", U8)                                    \
+  X(U16, 2, "uint16", U16)                                 \
+  X(U32, 4, "uint32", U32)                                 \
+  X(U64, 8, "uint64", U64)                                 \
+  X(F16, 2, "float16", F16)                                \
+  X(BF16, 2, "bfloat16", BF16)                             \
+  X(F32, 4, "float32", F32)                                \
+  X(F64, 8, "float64", F64)                                \
+  X(C64, 8, "complex64", C64)                              \
+  X(C128, 16, "complex128", C128)                          \
+  X(F8E5M2, 1, "float8_e5m2", F8E5M2)                      \
+  X(F8E4M3FN, 1, "float8_e4m3fn", F8E4M3FN)                \
+  X(F8E4M3, 1, "float8_e4m3", F8E4M3)                      \
+  X(F8E3M4, 1, "float8_e3m4", F8E3M4)                      \
+  X(F8E4M3B11FNUZ, 1, "float8_e4m3b11fnuz", F8E4M3B11FNUZ) \
+  X(F8E5M2FNUZ, 1, "float8_e5m2fnuz", F8E5M2FNUZ)          \
+  X(F8E4M3FNUZ, 1, "float8_e4m3fnuz", F8E4M3FNUZ)          \
+  X(F8E8M0FNU, 1, "float8_e8m0fnu", F8E8M0FNU)
+
 enum class DType : uint8_t {
-  kBool,
-  kS8,
-  kS16,
-  kS32,
-  kS64,
-  kU8,
-  kU16,
-  kU32,
-  kU64,
-  kF16,
-  kBF16,
-  kF32,
-  kF64,
-  kC64,
-  kC128,
-  kF8E5M2,
-  kF8E4M3FN,
-  kF8E4M3,
-  kF8E3M4,
-  kF8E4M3B11FNUZ,
-  kF8E5M2FNUZ,
-  kF8E4M3FNUZ,
-  kF8E8M0FNU,
+#define JAXCOMM_ENUMERATOR(name, ...) k##name,
+  JAXCOMM_DTYPES(JAXCOMM_ENUMERATOR)
+#undef JAXCOMM_ENUMERATOR
 };
 
 constexpr int64_t ItemBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kS16:
-    case DType::kU16:
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kS32:
-    case DType::kU32:
-    case DType::kF32:
-      return 4;
-    case DType::kS64:
-    case DType::kU64:
-    case DType::kF64:
-    case DType::kC64:
-      return 8;
-    case DType::kC128:
-      return 16;
-    default:
-      return 1;
-  }
+#define JAXCOMM_BYTES(name, bytes, ...) bytes,
+  constexpr int64_t kBytes[] = {JAXCOMM_DTYPES(JAXCOMM_BYTES)};
+#undef JAXCOMM_BYTES
+  return kBytes[static_cast<size_t>(dtype)];
 }
 
-// The name in NumPy or ml_dtypes, for messages.
+// For messages.
 constexpr const char* Name(DType dtype) {
-  constexpr const char* kNames[] = {
-      "bool",
-      "int8",
-      "int16",
-      "int32",
-      "int64",
-      "uint8",
-      "uint16",
-      "uint32",
-      "uint64",
-      "float16",
-      "bfloat16",
-      "float32",
-      "float64",
-      "complex64",
-      "complex128",
-      "float8_e5m2",
-      "float8_e4m3fn",
-      "float8_e4m3",
-      "float8_e3m4",
-      "float8_e4m3b11fnuz",
-      "float8_e5m2fnuz",
-      "float8_e4m3fnuz",
-      "float8_e8m0fnu",
-  };
-  static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(DType::kF8E8M0FNU) + 1, "one name per type");
+#define JAXCOMM_TEXT(name, bytes, text, ...) text,
+  constexpr const char* kNames[] = {JAXCOMM_DTYPES(JAXCOMM_TEXT)};
+#undef JAXCOMM_TEXT
   return kNames[static_cast<size_t>(dtype)];
 }
 

@@ -59,6 +59,25 @@ inline bool Pulls(const Geometry& geometry, int32_t reader, int32_t owner) {
   return geometry.pull && CanRead(geometry, reader, owner);
 }
 
+// Where a rank is in its node and on its rail, for hierarchical plans.
+struct RailPosition {
+  RailPosition(const Geometry& geometry, int32_t rank)
+      : nodes(geometry.num_nodes),
+        locals(geometry.ranks_per_node),
+        node(geometry.node(rank)),
+        local(geometry.local(rank)) {}
+
+  // The rank on the rail that is `distance` nodes away, and the rank of the node that is `distance` ranks away; modulo
+  // their numbers, which a negative distance must not exceed.
+  int32_t RailPeer(int64_t distance) const { return NodeAt(distance) * locals + local; }
+  int32_t NodePeer(int64_t distance) const {
+    return node * locals + static_cast<int32_t>((local + locals + distance) % locals);
+  }
+  int32_t NodeAt(int64_t distance) const { return static_cast<int32_t>((node + nodes + distance) % nodes); }
+
+  const int32_t nodes, locals, node, local;
+};
+
 // Binomial tree over 0 .. n-1 with root 0. The subtree of v is v .. v + lowbit(v) - 1, so sums up the tree are in rank
 // order. Children are in ascending order, which is also the order of the sizes of their subtrees.
 inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {

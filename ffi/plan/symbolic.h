@@ -110,8 +110,6 @@ class Memory {
     extents_[begin] = extent;
   }
 
-  int64_t count() const { return count_; }
-
  private:
   void Cut(int64_t at) {
     if (at <= 0 || at >= count_) return;

@@ -27,7 +27,6 @@ class Fold {
   // Looks for symmetries; if there are none and the plans are short, refines colours.
   static Fold Find(const Topology& topology, const Algorithm& algorithm, const Request& request);
 
-  const std::vector<Symmetry>& symmetries() const { return symmetries_; }  // by digit
   bool HasColours() const { return !representative_.empty(); }
   std::vector<int32_t> Representatives() const;
   int32_t RepresentativeOf(int32_t rank) const;
@@ -64,8 +63,8 @@ class Fold {
   uint64_t GroupColour(const LinkId& link) const;
 
   const Topology* topology_;
-  std::vector<Symmetry> symmetries_;
-  int64_t multiplicity_ = 1;  // of symmetries
+  std::vector<Symmetry> symmetries_;  // by digit
+  int64_t multiplicity_ = 1;          // of symmetries
   // Of colour refinement, else empty: by rank.
   std::vector<int32_t> representative_;
   std::unordered_map<int32_t, int64_t> sizes_;                        // by representative

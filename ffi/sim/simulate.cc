@@ -129,12 +129,10 @@ bool OnLine(double first, double second, double third, int64_t more = 1) {
 std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, const Request& request, double item_bytes,
                                                  const Cluster& cluster, const Topology& topology, int64_t max_steps) {
   const std::vector<Level>& levels = topology.cluster().levels;
-  const LevelKind top = levels.back().kind;
-  const bool is_like = top == LevelKind::kSwitch || top == LevelKind::kFatTree || top == LevelKind::kRails;
   const int64_t n = topology.num_ranks(), size = levels.size() > 1 ? levels[levels.size() - 2].ranks : 1;
   const Algorithm* ring_algorithm = FindAlgorithm(request.collective, "ring");
   if (ring_algorithm == nullptr || ring_algorithm->build != algorithm.build ||
-      TraitsOf(request.collective).TakesRoot() || !is_like || topology.HasFaults() || request.staged_count > 0 ||
+      TraitsOf(request.collective).TakesRoot() || topology.HasFaults() || request.staged_count > 0 ||
       request.geometry.num_ranks() != n ||
       (request.geometry.num_nodes > 1 && size % request.geometry.ranks_per_node != 0)) {
     return std::nullopt;

@@ -13,6 +13,9 @@ void Cross(uint8_t level, int32_t from, int32_t to, std::vector<LinkId>* links) 
   links->push_back({LinkType::kIn, level, to});
 }
 
+// Whether groups of ranks share the link.
+bool IsUplink(const LinkId& link) { return link.type == LinkType::kUp || link.type == LinkType::kDown; }
+
 uint64_t ShareKey(LinkType type, int32_t level, int32_t owner) {
   return static_cast<uint64_t>(type) << 40 | static_cast<uint64_t>(level) << 32 | static_cast<uint32_t>(owner);
 }
@@ -224,66 +227,27 @@ void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkId>* links
 }
 
 double Topology::Capacity(const LinkId& link) const {
-  const double whole = WholeCapacity(link);
-  if (shares_.empty()) return whole;
-  const auto share = [&](LinkType type, int32_t owner) {
-    const auto found = shares_.find(ShareKey(type, link.level, owner));
-    return found == shares_.end() ? 1 : found->second;
-  };
-  switch (link.type) {
-    case LinkType::kOut:
-    case LinkType::kIn:
-    case LinkType::kUp:
-    case LinkType::kDown:
-      return whole * share(link.type, link.owner);
-    default:
-      return whole;
-  }
+  const auto share = shares_.find(ShareKey(link.type, link.level, link.owner));
+  return WholeCapacity(link) * (share == shares_.end() ? 1 : share->second);
 }
 
 double Topology::WholeCapacity(const LinkId& link) const {
+  if (link.type == LinkType::kMemory) return cluster_.memory_bytes_per_s;
   const Level& level = cluster_.levels[link.level];
-  switch (link.type) {
-    case LinkType::kMemory:
-      return cluster_.memory_bytes_per_s;
-    case LinkType::kOut:
-    case LinkType::kIn:
-      return level.bytes_per_s;
-    default:
-      break;
-  }
+  if (!IsUplink(link)) return level.bytes_per_s;
   return static_cast<double>(RanksBelow(link.level)) * cluster_.levels[1].bytes_per_s / level.taper;
 }
 
 uint32_t Topology::OwnerDigits(const LinkId& link) const {
   const uint32_t all = (1U << digits_.size()) - 1;
-  switch (link.type) {
-    case LinkType::kOut:
-    case LinkType::kIn:
-      return all;
-    case LinkType::kUp:
-    case LinkType::kDown:
-      return (all & ~((1U << link.level) - 1)) | (link.level == 2 && Rails() ? 1U : 0);
-    default:
-      return all;
-  }
+  if (!IsUplink(link)) return all;
+  return (all & ~((1U << link.level) - 1)) | (link.level == 2 && Rails() ? 1U : 0);
 }
 
 std::string Topology::Name(const LinkId& link) const {
-  const std::string& level = cluster_.levels[link.level].name;
-  switch (link.type) {
-    case LinkType::kMemory:
-      return "memory";
-    case LinkType::kOut:
-      return level + " out";
-    case LinkType::kIn:
-      return level + " in";
-    case LinkType::kUp:
-      return level + " up";
-    case LinkType::kDown:
-      return level + " down";
-  }
-  return level;
+  constexpr const char* kNames[] = {"memory", " out", " in", " up", " down"};
+  const char* const name = kNames[static_cast<size_t>(link.type)];
+  return link.type == LinkType::kMemory ? name : cluster_.levels[link.level].name + name;
 }
 
 }  // namespace jaxcomm

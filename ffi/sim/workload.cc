@@ -29,12 +29,8 @@ WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, con
                                  double bytes_per_item, const ArenaCopies& copies)
     : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item), copies_(copies) {
   counter_row_.assign(static_cast<size_t>(topology.num_ranks()), -1);
-  const std::vector<Level>& levels = topology.cluster().levels;
-  by_crossed_.resize(size_t{2} << levels.size());
-  by_role_ =
-      !fold.HasColours() && !topology.HasFaults() && std::all_of(levels.begin(), levels.end(), [](const Level& level) {
-        return level.kind == LevelKind::kSwitch || level.kind == LevelKind::kRails || level.kind == LevelKind::kFatTree;
-      });
+  by_crossed_.resize(size_t{2} << topology.cluster().levels.size());
+  by_role_ = !fold.HasColours() && !topology.HasFaults();
 }
 
 WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) const {

@@ -55,13 +55,6 @@ class Receiver {
 // The data may be reused. `ok`: the message arrives unless the peer is lost. Not ok: the peer is lost.
 using SentFn = std::function<void(bool ok)>;
 
-struct PeerTraffic {
-  uint64_t messages_sent = 0;
-  uint64_t bytes_sent = 0;  // of payloads, as below
-  uint64_t messages_received = 0;
-  uint64_t bytes_received = 0;
-};
-
 // Thread-safe. The destructor notifies the peers, completes every outstanding Send and makes no further call to the
 // receiver. It must not run on the progress thread.
 class Network {
@@ -87,8 +80,6 @@ class Network {
   // Ends the connection from this side, including transfers in progress. OnPeerLost follows on both sides, here at
   // once.
   virtual void Drop(int process, const std::string& why) = 0;
-
-  virtual PeerTraffic traffic(int process) const = 0;
 
   // Messages that were dropped because they do not belong to this job.
   virtual uint64_t rejected() const = 0;

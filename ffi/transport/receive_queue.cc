@@ -85,7 +85,7 @@ void ReceiveQueue::Announce(Peer& peer, const Envelope& envelope, size_t bytes, 
   void* const destination = bytes > 0 ? receiver_->OnMessage(MessageOf(envelope, bytes)) : nullptr;
   if (destination && data) std::memcpy(destination, data, bytes);
   const bool ready = bytes == 0 || (destination && data);
-  if (ready && !peer.channels.count(envelope.channel)) return Deliver(peer, envelope, bytes);
+  if (ready && !peer.channels.count(envelope.channel)) return Deliver(envelope, bytes);
 
   const uint64_t sequence = envelope.sequence;
   Held& held = peer.held[sequence];
@@ -137,7 +137,7 @@ void ReceiveQueue::DeliverChannel(Peer& peer, uint64_t channel) {
   while (!queue.empty()) {
     const auto first = peer.held.find(queue.front());
     if (!first->second.ready) return;
-    if (!first->second.dropped) Deliver(peer, first->second.envelope, first->second.bytes);
+    if (!first->second.dropped) Deliver(first->second.envelope, first->second.bytes);
     peer.held.erase(first);
     queue.pop_front();
   }
@@ -145,9 +145,7 @@ void ReceiveQueue::DeliverChannel(Peer& peer, uint64_t channel) {
   if (peer.disconnected && peer.held.empty()) Lose(static_cast<int>(&peer - peers_.data()), "it disconnected");
 }
 
-void ReceiveQueue::Deliver(Peer& peer, const Envelope& envelope, size_t bytes) {
-  peer.messages.fetch_add(1, std::memory_order_relaxed);
-  peer.bytes.fetch_add(bytes, std::memory_order_relaxed);
+void ReceiveQueue::Deliver(const Envelope& envelope, size_t bytes) {
   if (!muted_) receiver_->OnDelivered(MessageOf(envelope, bytes));
 }
 

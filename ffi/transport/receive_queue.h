@@ -79,8 +79,6 @@ class ReceiveQueue {
 
   // Thread-safe. A peer becomes lost by Lose, its disconnect or a failed fetch.
   bool lost(int process) const { return peers_[process].lost; }
-  uint64_t messages(int process) const { return peers_[process].messages; }
-  uint64_t bytes(int process) const { return peers_[process].bytes; }
   uint64_t rejected() const { return rejected_; }
 
  private:
@@ -103,8 +101,6 @@ class ReceiveQueue {
     bool reported = false;
     std::string why;
     std::atomic<bool> lost{false};
-    std::atomic<uint64_t> messages{0};
-    std::atomic<uint64_t> bytes{0};
   };
 
   void Announce(Peer& peer, const Envelope& envelope, size_t bytes, const void* data,
@@ -112,7 +108,7 @@ class ReceiveQueue {
   void Place(Peer& peer, uint64_t sequence, void* destination);
   void Fetched(Peer& peer, uint64_t sequence, bool ok);
   void DeliverChannel(Peer& peer, uint64_t channel);
-  void Deliver(Peer& peer, const Envelope& envelope, size_t bytes);
+  void Deliver(const Envelope& envelope, size_t bytes);
   void ReportIfQuiet(Peer& peer);
   void Reject();
   void WarnOfRejected();

@@ -50,7 +50,6 @@ class UcxNetwork : public Network {
             SentFn sent) override;
   void Accept(int process, uint64_t id, void* destination) override;
   void Drop(int process, const std::string& why) override;
-  PeerTraffic traffic(int process) const override;
   uint64_t rejected() const override { return receive_queue_.rejected(); }
 
  private:
@@ -78,8 +77,6 @@ class UcxNetwork : public Network {
     bool disconnecting = false;
     std::atomic<bool> connected{false};
     std::atomic<bool> failed{false};
-    std::atomic<uint64_t> messages{0};
-    std::atomic<uint64_t> bytes{0};
   };
 
   void Do(std::function<void()> task);
@@ -257,11 +254,6 @@ void UcxNetwork::Drop(int process, const std::string& why) {
   });
 }
 
-PeerTraffic UcxNetwork::traffic(int process) const {
-  const Peer& peer = peers_[process];
-  return {peer.messages, peer.bytes, receive_queue_.messages(process), receive_queue_.bytes(process)};
-}
-
 void UcxNetwork::Do(std::function<void()> task) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -361,11 +353,6 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
 
 void UcxNetwork::Finish(Outgoing* message, ucp::Status status) {
   sends_.erase(message);
-  if (status == ucp::kOk && message->envelope.kind == Envelope::kMessage) {
-    Peer& peer = peers_[message->process];
-    peer.messages.fetch_add(1, std::memory_order_relaxed);
-    peer.bytes.fetch_add(message->bytes, std::memory_order_relaxed);
-  }
   if (message->sent) message->sent(status == ucp::kOk && !peers_[message->process].failed);
   delete message;
 }

@@ -309,7 +309,7 @@ void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
       auto call = (p == 0 ? one : other).CallOf(slow.world, p, now, results);
       call->Enter();
       slow.world.progress_thread(p).Add(call);
-      const auto sent = [&] { return slow.world.active_messages(0)->network()->traffic(1).bytes_sent > 0; };
+      const auto sent = [&] { return slow.world.fabric().bytes_sent(0, 1) > 0; };
       if (late) slow.StepUntil(sent);
     }
     slow.StepUntil([&] { return results.num_ended() == 2; });
@@ -337,7 +337,7 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
     world.progress_thread(p).Add(calls[p]);
   }
   for (const int32_t p : {0, 1}) {
-    slow.StepUntil([&] { return world.active_messages(p)->network()->traffic(1 - p).bytes_sent > SlowLink::kBlock; });
+    slow.StepUntil([&] { return world.fabric().bytes_sent(p, 1 - p) > SlowLink::kBlock; });
   }
   while (world.fabric().Step(SlowLink::kSoon_ns)) {
   }

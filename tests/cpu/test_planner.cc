@@ -101,18 +101,6 @@ TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
   CHECK(made > 1500);
 }
 
-TEST_CASE("a request is fragmented if the operand or the result is") {
-  for (const int64_t input : {0, 2, 6}) {
-    for (const int64_t output : {0, 3, 6}) {
-      CallSpec spec = SpecOf(Collective::kAllToAll);
-      spec.input_contiguous_count = input;
-      spec.output_contiguous_count = output;
-      const Request request = ValueOf(MakeRequest(spec, CpuGeometry(Scope::kProcess, kRanks, kRanks), 24, 24));
-      CHECK(request.fragmented == (input == 2 || output == 3));
-    }
-  }
-}
-
 // One thread runs all ranks in turns. Each rank has its own scratch.
 TEST_CASE("sums by every algorithm that one process supports") {
   for (const int64_t ranks_per_node : {4, 2}) {

@@ -134,6 +134,8 @@ TEST_CASE("requests are well formed up to their limits") {
   CHECK(fits(Request()) && Request().geometry.num_ranks() == 1);
   CHECK(fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16)) && !fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16 + 1)));
   CHECK(fits(Ask(Collective::kBarrier, 46340, 46340, 0)) && !fits(Ask(Collective::kBarrier, 46341, 46341, 0)));
+  constexpr int32_t kMostRanks = std::numeric_limits<int32_t>::max();
+  CHECK(fits(Ask(Collective::kBarrier, kMostRanks, 1, 0)) && fits(Ask(Collective::kBarrier, 1, kMostRanks, 0)));
   CHECK(!fits(Ask(Collective::kBarrier, 0, 4, 0)) && !fits(Ask(Collective::kBarrier, 4, 0, 0)));
   CHECK(!fits(Ask(Collective::kAllGather, 1, 4, -1)) && !fits(Ask(Collective::kAllGather, 1, 4, 1, -1)));
   Request request = Ask(Collective::kBroadcast, 1, 4, 1);

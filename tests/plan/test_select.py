@@ -1,8 +1,10 @@
 """Selection: by name, by lowest cost, and the reasons why an algorithm cannot be used."""
 
+import numpy as np
 import pytest
 
 from jaxcomm._core import plan
+from jaxcomm.ops import all_to_all
 
 COLLECTIVES = [row.name for row in plan.collectives() if row.elements != "boxes"]
 
@@ -137,3 +139,19 @@ def test_ll_two_shot_suits_longer_blocks():
     machine.ll_two_shot = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
     assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
+
+
+@pytest.mark.parametrize(("split", "concat"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_an_exchange_is_staged_if_numpy_says_that_the_blocks_of_both_arrays_are_contiguous(split, concat):
+    # On 72 ranks, a chunk of a block has 3.5 KiB: as one move or, at less than 32 KiB, as none.
+    n = 72
+    x = np.broadcast_to(np.float32(0), (2 * n, 1024 * n))
+    parts = np.split(np.empty_like(x, order="C"), n, split)
+    y = np.concatenate(parts, concat)
+    contiguous = [block.flags.c_contiguous for block in (parts[1], np.split(y, n, concat)[1])]
+    attributes = all_to_all._attributes(x, n, split_axis=split, concat_axis=concat)
+    able = plan.Capabilities("cuda", setting="plans", max_channels=1)
+    attributes |= {"group_size": n, "ranks_per_node": n, "algorithm": "direct"}
+    placement = plan.Placement(ranks_per_node=n)
+    found = plan.resolve("all_to_all", attributes, "float32", x.size, y.size, placement, able)
+    assert (found.request.staged_count > 0) == all(contiguous)

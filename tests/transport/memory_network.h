@@ -45,6 +45,7 @@ class MemoryFabric {
   // Starts a thread that steps as fast as it can.
   void Start();
   int64_t now_ns() const;
+  uint64_t bytes_sent(int from, int to) const;  // of payloads
 
   // Simulates the death of the process: it sends and receives nothing more, and the others get OnPeerLost after
   // `loss_detection_ns`.

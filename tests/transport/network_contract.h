@@ -250,16 +250,6 @@ inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place) {
     CHECK(process->WaitSent(kExpected));
     CHECK(process->unsent() == 0);
   }
-  for (int p = 0; p < kProcesses; ++p) {
-    for (int q = 0; q < kProcesses; ++q) {
-      if (p == q) continue;
-      // Counted when sent and when delivered.
-      const PeerTraffic sent = processes[p]->network().traffic(q);
-      const PeerTraffic received = processes[q]->network().traffic(p);
-      CHECK(received.messages_received == 2 * kMessages);
-      CHECK(sent.messages_sent == received.messages_received && sent.bytes_sent == received.bytes_received);
-    }
-  }
   LeaveAll(processes);
 }
 

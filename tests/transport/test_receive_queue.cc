@@ -91,7 +91,6 @@ TEST_CASE("messages are delivered in the order of their numbers") {
   connection.Send(Connection::EnvelopeOf(0, 7));
   CHECK((connection.receiver.TakeCalls() == Calls{"0 in 7", "destination of 1", "1 in 6", "2 in 5"}));
   CHECK(place[99] == 0);
-  CHECK(connection.queue.messages(1) == 3 && connection.queue.bytes(1) == kBytes && connection.queue.messages(2) == 0);
 }
 
 TEST_CASE("duplicates and messages of other jobs are dropped and counted") {
@@ -181,7 +180,6 @@ TEST_CASE("a payload without a destination delays only its channel") {
   connection.Send(Connection::EnvelopeOf(4, 5));
   connection.queue.Accept(1, 3, nullptr);  // drops it
   CHECK((connection.receiver.TakeCalls() == Calls{"destination of 3", "4 in 5"}));
-  CHECK(connection.queue.messages(1) == 4 && connection.queue.bytes(1) == kBytes);
 }
 
 TEST_CASE("a large payload is fetched once it has a destination, or dropped") {

@@ -92,46 +92,38 @@ Plan BruckAllGather(const Request& request, int32_t rank) {
 // stage t + 1 is issued before the forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no
 // scratch. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
 Plan HierarchicalAllGather(const Request& request, int32_t rank) {
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const int64_t b = request.block_count;
   const int64_t chunks = NumChunks(b, request.chunk_count);
-  const int64_t stages = (nodes - 1) * chunks;
+  const int64_t stages = (at.nodes - 1) * chunks;
   Builder plan(request, rank);
 
   const auto send = [&](int64_t t) {
     const Range part = Subrange({0, b}, chunks, t % chunks);
-    const auto peer = static_cast<int32_t>((node + 1 + t / chunks) % nodes * locals + local);
+    const int32_t peer = at.RailPeer(1 + t / chunks);
     plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, rank * b + part.begin), part.count);
     plan.Signal(peer);
   };
   // Puts `count` elements from `src` to `offset` of the outputs of all local peers.
   const auto spread = [&](Place src, int64_t offset, int64_t count) {
-    for (int32_t i = 1; i < locals; ++i) {
-      const int32_t peer = node * locals + (local + i) % locals;
-      plan.Move(src, Builder::At(peer, Space::kOutput, offset), count);
-    }
+    for (int32_t i = 1; i < at.locals; ++i) plan.Move(src, Builder::At(at.NodePeer(i), Space::kOutput, offset), count);
   };
   // The range of the output that local rank l receives from its rail in stage t. The same in all outputs.
   const auto got = [&](int64_t t, int32_t l) {
     const Range part = Subrange({0, b}, chunks, t % chunks);
-    const int64_t from = (node + nodes - 1 - t / chunks) % nodes * locals + l;
+    const int64_t from = int64_t{at.NodeAt(-1 - t / chunks)} * at.locals + l;
     return Range{from * b + part.begin, part.count};
   };
   const auto forward = [&](int64_t t) {
-    const Range part = got(t, local);
+    const Range part = got(t, at.local);
     plan.Wait(static_cast<int32_t>(part.begin / b));  // the rank whose block it is
-    if (!geometry.pull) return spread(plan.Output(part.begin), part.begin, part.count);
-    for (int32_t i = 1; i < locals; ++i) plan.Signal(node * locals + (local + i) % locals);
+    if (!request.geometry.pull) return spread(plan.Output(part.begin), part.begin, part.count);
+    for (int32_t i = 1; i < at.locals; ++i) plan.Signal(at.NodePeer(i));
   };
   const auto collect = [&](int64_t t) {
-    for (int32_t i = 1; i < locals && geometry.pull; ++i) {
-      const int32_t l = (local + locals - i) % locals;
-      const int32_t peer = node * locals + l;
-      const Range part = got(t, l);
+    for (int32_t i = 1; i < at.locals && request.geometry.pull; ++i) {
+      const int32_t peer = at.NodePeer(-i);
+      const Range part = got(t, request.geometry.local(peer));
       plan.Wait(peer);
       plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
     }
@@ -141,9 +133,9 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   const auto spread_own = [&](int64_t c) {
     const Range part = Subrange({0, b}, chunks, c);
     plan.Move(plan.Input(part.begin), plan.Output(rank * b + part.begin), part.count);
-    if (!geometry.pull) return spread(plan.Input(part.begin), rank * b + part.begin, part.count);
-    for (int32_t i = 1; i < locals; ++i) {
-      const int32_t peer = node * locals + (local + locals - i) % locals;
+    if (!request.geometry.pull) return spread(plan.Input(part.begin), rank * b + part.begin, part.count);
+    for (int32_t i = 1; i < at.locals; ++i) {
+      const int32_t peer = at.NodePeer(-i);
       plan.Move(Builder::At(peer, Space::kInput, part.begin), plan.Output(peer * b + part.begin), part.count);
     }
   };

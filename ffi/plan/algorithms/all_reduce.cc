@@ -267,86 +267,79 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   constexpr int64_t kAhead = 2;
   constexpr int64_t kSlots = 2 * kAhead + 1;
   constexpr int64_t kSendSlots = 2;  // a put may still read one slot while the next sum is written to the other
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const Range block = {0, request.block_count};
-  const int64_t max_count = CeilDiv(CeilDiv(block.count, locals), nodes);  // of a sub-piece
-  const int64_t chunks = NumChunks(max_count, request.chunk_count);        // equal on all ranks
+  const int64_t max_count = CeilDiv(CeilDiv(block.count, at.locals), at.nodes);  // of a sub-piece
+  const int64_t chunks = NumChunks(max_count, request.chunk_count);              // equal on all ranks
   const int64_t max_chunk = MaxChunk(max_count, chunks);
   const int64_t slots = std::min(kSlots, chunks);
   Builder plan(request, rank);
   // On each rail two exchanges of sums, signals and waits; in the node results come by pulls or go by puts.
-  plan.Reserve(chunks * (nodes + 2) * (locals + 6), chunks * nodes * (locals + 1));
+  plan.Reserve(chunks * (at.nodes + 2) * (at.locals + 6), chunks * at.nodes * (at.locals + 1));
 
   const auto part_at = [&](int32_t l, int32_t g, int64_t c) {
-    return Subrange(Subrange(Subrange(block, locals, l), nodes, g), chunks, c);
+    return Subrange(Subrange(Subrange(block, at.locals, l), at.nodes, g), chunks, c);
   };
-  const auto part_of = [&](int32_t g, int64_t c) { return part_at(local, g, c); };
-  const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
-  const int64_t send_area = slots * nodes * max_chunk;
+  const auto part_of = [&](int32_t g, int64_t c) { return part_at(at.local, g, c); };
+  const auto received = [&](int64_t c, int32_t from) { return (c % slots * at.nodes + from) * max_chunk; };
+  const int64_t send_area = slots * at.nodes * max_chunk;
   int64_t sent = 0;
   std::vector<Place> sources;
   const auto node_sum = [&](Range part, Place to) {
     sources.clear();
-    for (int32_t i = 0; i < locals; ++i) {
-      sources.push_back(Builder::At(node * locals + i, Space::kInput, part.begin));
+    for (int32_t i = 0; i < at.locals; ++i) {
+      sources.push_back(Builder::At(at.node * at.locals + i, Space::kInput, part.begin));
     }
     plan.Reduce(sources, to, part.count);
   };
   const auto put_to_node = [&](Range part) {
-    for (int32_t i = 1; i < locals && !geometry.pull; ++i) {
-      const int32_t peer = node * locals + (local + i) % locals;
-      plan.Move(plan.Output(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
+    for (int32_t i = 1; i < at.locals && !request.geometry.pull; ++i) {
+      plan.Move(plan.Output(part.begin), Builder::At(at.NodePeer(i), Space::kOutput, part.begin), part.count);
     }
   };
-  const auto rail_peer = [&](int32_t d) { return (node + nodes + d) % nodes * locals + local; };
 
   const auto scatter = [&](int64_t c) {
-    for (int32_t d = 1; d < nodes; ++d) {
-      const Range part = part_of((node + d) % nodes, c);
+    for (int32_t d = 1; d < at.nodes; ++d) {
+      const Range part = part_of(at.NodeAt(d), c);
       const Place sum = plan.Scratch(send_area + sent++ % kSendSlots * max_chunk);
       node_sum(part, sum);
-      plan.Move(sum, Builder::At(rail_peer(d), Space::kScratch, received(c, node)), part.count);
-      plan.Signal(rail_peer(d));
+      plan.Move(sum, Builder::At(at.RailPeer(d), Space::kScratch, received(c, at.node)), part.count);
+      plan.Signal(at.RailPeer(d));
     }
-    node_sum(part_of(node, c), plan.Scratch(received(c, node)));
+    node_sum(part_of(at.node, c), plan.Scratch(received(c, at.node)));
   };
   const auto combine = [&](int64_t c) {
-    const Range part = part_of(node, c);
-    for (int32_t d = 1; d < nodes; ++d) plan.Wait(rail_peer(-d));
+    const Range part = part_of(at.node, c);
+    for (int32_t d = 1; d < at.nodes; ++d) plan.Wait(at.RailPeer(-d));
     sources.clear();
-    for (int32_t from = 0; from < nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
+    for (int32_t from = 0; from < at.nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
     plan.Reduce(sources, plan.Output(part.begin), part.count);
-    for (int32_t d = 1; d < nodes; ++d) {
-      plan.Move(plan.Output(part.begin), Builder::At(rail_peer(d), Space::kOutput, part.begin), part.count);
-      plan.Signal(rail_peer(d));
+    for (int32_t d = 1; d < at.nodes; ++d) {
+      plan.Move(plan.Output(part.begin), Builder::At(at.RailPeer(d), Space::kOutput, part.begin), part.count);
+      plan.Signal(at.RailPeer(d));
     }
     put_to_node(part);
   };
   const auto spread = [&](int64_t c) {
-    for (int32_t d = 1; d < nodes; ++d) {
-      plan.Wait(rail_peer(-d));
-      put_to_node(part_of((node + nodes - d) % nodes, c));
+    for (int32_t d = 1; d < at.nodes; ++d) {
+      plan.Wait(at.RailPeer(-d));
+      put_to_node(part_of(at.NodeAt(-d), c));
     }
-    for (int32_t i = 1; i < locals && geometry.pull; ++i) plan.Signal(node * locals + (local + i) % locals);
+    for (int32_t i = 1; i < at.locals && request.geometry.pull; ++i) plan.Signal(at.NodePeer(i));
   };
   const auto collect = [&](int64_t c) {
-    for (int32_t i = 1; i < locals && geometry.pull; ++i) {
-      const int32_t l = (local + locals - i) % locals;
-      const int32_t peer = node * locals + l;
+    for (int32_t i = 1; i < at.locals && request.geometry.pull; ++i) {
+      const int32_t peer = at.NodePeer(-i);
       plan.Wait(peer);
-      for (int32_t g = 0; g < nodes; ++g) {
-        const Range part = part_at(l, g, c);
+      for (int32_t g = 0; g < at.nodes; ++g) {
+        const Range part = part_at(request.geometry.local(peer), g, c);
         plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
       }
     }
   };
 
   RunPipeline(chunks, {{0, scatter}, {kAhead, combine}, {2 * kAhead, spread}, {2 * kAhead + 1, collect}});
-  return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
+  return std::move(plan).Finish(send_area + std::min(kSendSlots, (at.nodes - 1) * chunks) * max_chunk);
 }
 
 }  // namespace

@@ -96,42 +96,36 @@ Plan BruckAllToAll(const Request& request, int32_t rank) {
 // arXiv:2206.03382 (two-dimensional hierarchical all-to-all).
 Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
   constexpr int64_t kSlots = 4;
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const int64_t b = request.block_count;
   const int64_t chunks = NumChunks(b, request.chunk_count);
   const int64_t max_chunk = MaxChunk(b, chunks);
-  const int64_t stages = (nodes - 1) * chunks;
+  const int64_t stages = (at.nodes - 1) * chunks;
   const int64_t slots = std::min(kSlots, stages);
   Builder plan(request, rank);
 
-  const auto target = [&](int64_t t) { return static_cast<int32_t>((node + 1 + t / chunks) % nodes); };
   const auto chunk = [&](int64_t t) { return Subrange({0, b}, chunks, t % chunks); };
   // The offset in scratch of the data from local rank `from`. Whole blocks are contiguous, in the order of the output.
-  const auto slot = [&](int64_t t, int32_t from) { return (t % slots * locals + from) * max_chunk; };
+  const auto slot = [&](int64_t t, int32_t from) { return (t % slots * at.locals + from) * max_chunk; };
   const auto gather = [&](int64_t t) {
     const Range part = chunk(t);
-    for (int32_t i = 1; i <= locals; ++i) {
-      const int32_t rail = (local + i) % locals;
-      const int32_t peer = node * locals + rail;
-      const int64_t block = target(t) * locals + rail;
-      plan.Move(plan.Input(block * b + part.begin), Builder::At(peer, Space::kScratch, slot(t, local)), part.count);
+    for (int32_t i = 1; i <= at.locals; ++i) {
+      const int32_t peer = at.NodePeer(i);
+      const int64_t block = at.NodeAt(1 + t / chunks) * at.locals + request.geometry.local(peer);
+      plan.Move(plan.Input(block * b + part.begin), Builder::At(peer, Space::kScratch, slot(t, at.local)), part.count);
       if (peer != rank) plan.Signal(peer);
     }
   };
   const auto send = [&](int64_t t) {
-    for (int32_t i = 1; i < locals; ++i) plan.Wait(node * locals + (local + locals - i) % locals);
+    for (int32_t i = 1; i < at.locals; ++i) plan.Wait(at.NodePeer(-i));
     const Range part = chunk(t);
-    const int32_t peer = target(t) * locals + local;
-    const int64_t first_block = node * locals;
+    const int32_t peer = at.RailPeer(1 + t / chunks);
+    const int64_t first_block = at.node * at.locals;
     if (chunks == 1) {
-      plan.Move(plan.Scratch(slot(t, 0)), Builder::At(peer, Space::kOutput, first_block * b), locals * b);
+      plan.Move(plan.Scratch(slot(t, 0)), Builder::At(peer, Space::kOutput, first_block * b), at.locals * b);
       return;
     }
-    for (int32_t from = 0; from < locals; ++from) {
+    for (int32_t from = 0; from < at.locals; ++from) {
       plan.Move(plan.Scratch(slot(t, from)), Builder::At(peer, Space::kOutput, (first_block + from) * b + part.begin),
                 part.count);
     }
@@ -139,10 +133,8 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
 
   RunPipeline(stages, {{0, gather}, {1, send}});
   // Blocks for the own node come last: no rank waits for them, and the last messages are still in flight.
-  for (int32_t i = 0; i < locals; ++i) {
-    Exchange(plan, request, rank, node * locals + (local + i) % locals);
-  }
-  return std::move(plan).Finish(slots * locals * max_chunk);
+  for (int32_t i = 0; i < at.locals; ++i) Exchange(plan, request, rank, at.NodePeer(i));
+  return std::move(plan).Finish(slots * at.locals * max_chunk);
 }
 
 }  // namespace

@@ -102,60 +102,53 @@ Plan RingBroadcast(const Request& request, int32_t rank) {
 // chunks. Each rank of the root's node sends ceil(log2 G) * b / L between nodes. No scratch. Source: Traeff, Hunold,
 // IEEE Cluster 2020, arXiv:1910.13373 (full-lane broadcast).
 Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t root_node = geometry.node(request.root);
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
-  const int32_t v = (node + nodes - root_node) % nodes;
-  const auto rail_peer = [&](int32_t u) { return (u + root_node) % nodes * locals + local; };
-  const std::vector<int32_t> children = TreeChildren(v, nodes);
+  const RailPosition at(request.geometry, rank);
+  const int32_t v = at.NodeAt(-request.geometry.node(request.root));  // the number of this node in the tree
+  const std::vector<int32_t> children = TreeChildren(v, at.nodes);
   const Range block = {0, request.block_count};
-  const int64_t chunks = NumChunks(CeilDiv(block.count, locals), request.chunk_count);
+  const int64_t chunks = NumChunks(CeilDiv(block.count, at.locals), request.chunk_count);
   const bool is_root = rank == request.root;
-  const bool pull = geometry.pull;
+  const bool pull = request.geometry.pull;
   Builder plan(request, rank);
-  const auto part_of = [&](int32_t l, int64_t c) { return Subrange(Subrange(block, locals, l), chunks, c); };
+  const auto part_of = [&](int32_t l, int64_t c) { return Subrange(Subrange(block, at.locals, l), chunks, c); };
   const auto read_root = [&](Range part) {
     plan.Move(Builder::At(request.root, Space::kInput, part.begin), plan.Output(part.begin), part.count);
   };
   const auto collect = [&](int64_t c) {
     if (!pull || is_root) return;
-    for (int32_t i = 1; i < locals; ++i) {
-      const int32_t l = (local + locals - i) % locals;
-      const Range part = part_of(l, c);
+    for (int32_t i = 1; i < at.locals; ++i) {
+      const int32_t peer = at.NodePeer(-i);
+      const Range part = part_of(request.geometry.local(peer), c);
       if (v == 0) {
         read_root(part);
         continue;
       }
-      const int32_t peer = node * locals + l;
       plan.Wait(peer);
       plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
     }
   };
   const auto forward = [&](int64_t c) {
     if (v == 0 && pull) {
-      if (!is_root) read_root(part_of(local, c));
+      if (!is_root) read_root(part_of(at.local, c));
     } else if (is_root) {
-      for (int32_t i = 1; i < locals; ++i) {
-        const int32_t other = (local + i) % locals;
-        const Range part = part_of(other, c);
-        const int32_t peer = node * locals + other;
+      for (int32_t i = 1; i < at.locals; ++i) {
+        const int32_t peer = at.NodePeer(i);
+        const Range part = part_of(request.geometry.local(peer), c);
         plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
         plan.Signal(peer);
       }
     } else {
-      plan.Wait(v == 0 ? request.root : rail_peer(TreeParent(v)));
+      plan.Wait(v == 0 ? request.root : at.RailPeer(TreeParent(v) - v));
     }
-    const Range part = part_of(local, c);
+    const Range part = part_of(at.local, c);
     const Place src = is_root ? plan.Input(part.begin) : plan.Output(part.begin);
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
-      plan.Move(src, Builder::At(rail_peer(*child), Space::kOutput, part.begin), part.count);
-      plan.Signal(rail_peer(*child));
+      const int32_t peer = at.RailPeer(*child - v);
+      plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
+      plan.Signal(peer);
     }
-    for (int32_t i = 1; i < locals; ++i) {
-      const int32_t peer = node * locals + (local + i) % locals;
+    for (int32_t i = 1; i < at.locals; ++i) {
+      const int32_t peer = at.NodePeer(i);
       if (pull) {
         if (v > 0) plan.Signal(peer);
       } else if (peer != request.root) {  // the root has the whole block

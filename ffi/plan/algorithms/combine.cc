@@ -40,48 +40,44 @@ Plan DirectCombine(const Request& request, int32_t rank) {
 // are read. No area of scratch is used twice.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_combine.cuh.
 Plan HierarchicalCombine(const Request& request, int32_t rank) {
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const int64_t b = request.block_count;
   Builder plan(request, rank);
 
-  const RowAreas areas = {nodes};
-  const auto area = [&](RowAreas::Area which, int32_t at, int32_t other) {
-    return areas.PlaceOf(which, at, other) * b;
+  const RowAreas areas = {at.nodes};
+  const auto area = [&](RowAreas::Area which, int32_t owner, int32_t other) {
+    return areas.PlaceOf(which, owner, other) * b;
   };
-  const auto rail = [&](int32_t d) { return (node + d) % nodes * locals + local; };
-  for (int32_t d = 1; d < nodes; ++d) {
-    const int32_t target = (node + d) % nodes;
-    plan.Move(plan.Input(rank * b), Builder::At(rail(d), Space::kScratch, area(RowAreas::kReceivedLists, target, node)),
-              b);
-    plan.Signal(rail(d));
+  for (int32_t d = 1; d < at.nodes; ++d) {
+    const int32_t peer = at.RailPeer(d);
+    plan.Move(plan.Input(rank * b),
+              Builder::At(peer, Space::kScratch, area(RowAreas::kReceivedLists, at.NodeAt(d), at.node)), b);
+    plan.Signal(peer);
   }
-  for (int32_t d = nodes - 1; d > 0; --d) {
-    const int32_t home = (node + d) % nodes;
-    plan.Wait(rail(d));
-    plan.Move(plan.Scratch(area(RowAreas::kReceivedLists, node, home)),
-              plan.Scratch(area(RowAreas::kLists, node, home)), b);
+  const auto add_rows = [&](int64_t list, std::vector<Place>* sources) {  // of this node
+    for (int32_t i = 0; i < at.locals; ++i) {
+      sources->push_back(Builder::At(at.node * at.locals + i, Space::kInput, list * b));
+    }
+  };
+  for (int32_t d = at.nodes - 1; d > 0; --d) {
+    const int32_t home = at.NodeAt(d), peer = at.RailPeer(d);
+    plan.Wait(peer);
+    plan.Move(plan.Scratch(area(RowAreas::kReceivedLists, at.node, home)),
+              plan.Scratch(area(RowAreas::kLists, at.node, home)), b);
     std::vector<Place> sources;
-    for (int32_t i = 0; i < locals; ++i) {
-      sources.push_back(Builder::At(node * locals + i, Space::kInput, rail(d) * b));
-    }
-    const Place sums = plan.Scratch(area(RowAreas::kSums, node, home));
+    add_rows(peer, &sources);
+    const Place sums = plan.Scratch(area(RowAreas::kSums, at.node, home));
     plan.Reduce(sources, sums, b);
-    plan.Move(sums, Builder::At(rail(d), Space::kScratch, area(RowAreas::kReceivedSums, home, node)), b);
-    plan.Signal(rail(d));
+    plan.Move(sums, Builder::At(peer, Space::kScratch, area(RowAreas::kReceivedSums, home, at.node)), b);
+    plan.Signal(peer);
   }
-  for (int32_t d = 1; d < nodes; ++d) plan.Wait(rail(d));
+  for (int32_t d = 1; d < at.nodes; ++d) plan.Wait(at.RailPeer(d));
   std::vector<Place> sources;
-  for (int32_t from = 0; from < nodes; ++from) {
-    if (from != node) {
-      sources.push_back(plan.Scratch(area(RowAreas::kReceivedSums, node, from)));
-      continue;
-    }
-    for (int32_t i = 0; i < locals; ++i) {
-      sources.push_back(Builder::At(node * locals + i, Space::kInput, rank * b));
+  for (int32_t from = 0; from < at.nodes; ++from) {
+    if (from == at.node) {
+      add_rows(rank, &sources);
+    } else {
+      sources.push_back(plan.Scratch(area(RowAreas::kReceivedSums, at.node, from)));
     }
   }
   plan.Reduce(sources, plan.Output(0), b);

@@ -14,53 +14,47 @@ namespace {
 // their rows from its scratch.
 // Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_dispatch.cuh.
 Plan HierarchicalDispatch(const Request& request, int32_t rank) {
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const int64_t b = request.block_count;
   Builder plan(request, rank);
 
   // At a rank of node `at`: the scratch for the message from node `from`.
-  const RowAreas areas = {nodes};
-  const auto area = [&](int32_t at, int32_t from) { return areas.PlaceOf(at, from) * locals * b; };
-  for (int32_t d = 1; d < nodes; ++d) {
-    const int32_t target = (node + d) % nodes;
-    const int32_t peer = target * locals + local;
-    plan.Move(plan.Input(int64_t{target} * locals * b), Builder::At(peer, Space::kScratch, area(target, node)),
-              locals * b);
+  const RowAreas areas = {at.nodes};
+  const auto area = [&](int32_t receiver, int32_t from) { return areas.PlaceOf(receiver, from) * at.locals * b; };
+  for (int32_t d = 1; d < at.nodes; ++d) {
+    const int32_t target = at.NodeAt(d), peer = at.RailPeer(d);
+    plan.Move(plan.Input(int64_t{target} * at.locals * b), Builder::At(peer, Space::kScratch, area(target, at.node)),
+              at.locals * b);
     plan.Signal(peer);
   }
-  for (int32_t i = 0; i < locals; ++i) {
-    const int32_t peer = node * locals + (local + i) % locals;
-    if (Pulls(geometry, rank, peer)) {
+  for (int32_t i = 0; i < at.locals; ++i) {
+    const int32_t peer = at.NodePeer(i);
+    if (Pulls(request.geometry, rank, peer)) {
       plan.Move(Builder::At(peer, Space::kInput, rank * b), plan.Output(peer * b), b);
     } else {
       plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
     }
   }
-  for (int32_t d = 1; d < nodes; ++d) {
-    const int32_t source = (node + nodes - d) % nodes;
-    const int32_t rail = source * locals + local;
+  for (int32_t d = 1; d < at.nodes; ++d) {
+    const int32_t source = at.NodeAt(-d), rail = at.RailPeer(-d);
     plan.Wait(rail);
-    for (int32_t i = 0; i < locals; ++i) {
-      const int32_t peer = node * locals + (local + i) % locals;
-      if (peer != rank && geometry.pull) {
+    for (int32_t i = 0; i < at.locals; ++i) {
+      const int32_t peer = at.NodePeer(i);
+      if (peer != rank && request.geometry.pull) {
         plan.Signal(peer);
       } else {
-        plan.Move(plan.Scratch(area(node, source) + peer % locals * b), Builder::At(peer, Space::kOutput, rail * b), b);
+        plan.Move(plan.Scratch(area(at.node, source) + peer % at.locals * b),
+                  Builder::At(peer, Space::kOutput, rail * b), b);
       }
     }
-    for (int32_t i = 1; i < locals && geometry.pull; ++i) {
-      const int32_t other = (local + i) % locals;
-      const int32_t peer = node * locals + other;
+    for (int32_t i = 1; i < at.locals && request.geometry.pull; ++i) {
+      const int32_t peer = at.NodePeer(i);
       plan.Wait(peer);
-      plan.Move(Builder::At(peer, Space::kScratch, area(node, source) + local * b),
-                plan.Output((int64_t{source} * locals + other) * b), b);
+      plan.Move(Builder::At(peer, Space::kScratch, area(at.node, source) + at.local * b),
+                plan.Output((int64_t{source} * at.locals + peer % at.locals) * b), b);
     }
   }
-  return std::move(plan).Finish(int64_t{nodes - 1} * locals * b);
+  return std::move(plan).Finish(int64_t{at.nodes - 1} * at.locals * b);
 }
 
 }  // namespace

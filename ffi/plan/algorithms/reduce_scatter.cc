@@ -96,50 +96,44 @@ Plan RecursiveHalvingReduceScatter(const Request& request, int32_t rank) {
 Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
   constexpr int64_t kSlots = 4;
   constexpr int64_t kSendSlots = 2;  // a put may still read one slot while the next sum is written to the other
-  const Geometry& geometry = request.geometry;
-  const int32_t nodes = geometry.num_nodes;
-  const int32_t locals = geometry.ranks_per_node;
-  const int32_t node = geometry.node(rank);
-  const int32_t local = geometry.local(rank);
+  const RailPosition at(request.geometry, rank);
   const int64_t b = request.block_count;
   const int64_t chunks = NumChunks(b, request.chunk_count);
   const int64_t max_chunk = MaxChunk(b, chunks);
   const int64_t slots = std::min(kSlots, chunks);
   Builder plan(request, rank);
 
-  const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
-  const int64_t send_area = slots * nodes * max_chunk;
+  const auto received = [&](int64_t c, int32_t from) { return (c % slots * at.nodes + from) * max_chunk; };
+  const int64_t send_area = slots * at.nodes * max_chunk;
   int64_t sent = 0;
-  const auto node_sum = [&](int32_t target, Range part, Place to) {
+  const auto node_sum = [&](int64_t target, Range part, Place to) {
     std::vector<Place> sources;
-    for (int32_t i = 0; i < locals; ++i) {
-      const int64_t block = target * locals + local;
-      sources.push_back(Builder::At(node * locals + i, Space::kInput, block * b + part.begin));
+    for (int32_t i = 0; i < at.locals; ++i) {
+      sources.push_back(Builder::At(at.node * at.locals + i, Space::kInput, target * b + part.begin));
     }
     plan.Reduce(sources, to, part.count);
   };
   const auto scatter = [&](int64_t c) {
     const Range part = Subrange({0, b}, chunks, c);
-    for (int32_t d = 1; d < nodes; ++d) {
-      const int32_t target = (node + d) % nodes;
-      const int32_t peer = target * locals + local;
+    for (int32_t d = 1; d < at.nodes; ++d) {
+      const int32_t peer = at.RailPeer(d);
       const Place sum = plan.Scratch(send_area + sent++ % kSendSlots * max_chunk);
-      node_sum(target, part, sum);
-      plan.Move(sum, Builder::At(peer, Space::kScratch, received(c, node)), part.count);
+      node_sum(peer, part, sum);
+      plan.Move(sum, Builder::At(peer, Space::kScratch, received(c, at.node)), part.count);
       plan.Signal(peer);
     }
-    node_sum(node, part, plan.Scratch(received(c, node)));
+    node_sum(rank, part, plan.Scratch(received(c, at.node)));
   };
   const auto finish = [&](int64_t c) {
     const Range part = Subrange({0, b}, chunks, c);
-    for (int32_t d = 1; d < nodes; ++d) plan.Wait((node + nodes - d) % nodes * locals + local);
+    for (int32_t d = 1; d < at.nodes; ++d) plan.Wait(at.RailPeer(-d));
     std::vector<Place> sources;
-    for (int32_t from = 0; from < nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
+    for (int32_t from = 0; from < at.nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
     plan.Reduce(sources, plan.Output(part.begin), part.count);
   };
 
   RunPipeline(chunks, {{0, scatter}, {1, finish}});
-  return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
+  return std::move(plan).Finish(send_area + std::min(kSendSlots, (at.nodes - 1) * chunks) * max_chunk);
 }
 
 }  // namespace
