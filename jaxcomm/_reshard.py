@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,7 +61,7 @@ def reshard(
       max_bytes: limit on the bytes that a device receives at once. Arrays are moved in groups, one after the other; a
         group has at least one array. None means all at once.
       timeout_s: limit of the wait for other processes; None means JAXCOMM_TIMEOUT_S, which also limits the wait for a
-        process that has not yet connected.
+        process that has not yet connected. An error where XLA moves arrays between processes.
 
     Returns:
       Arrays of the same shapes and values, with the given shardings and element types.
@@ -83,14 +84,31 @@ def reshard(
         raise ValueError(f"{op}: timeout_s must be positive, got {timeout_s!r}")
     paths, leaves, targets, structure = _pair(tree, shardings)
     moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
+    if timeout_s is not None:
+        _check_limit(paths, moves, algorithm)
+    with _numbered(move.devices for move in moves) as number_of:
+        # Processes may differ in the checks of their own arrays. They have counted the call by then.
+        for path, leaf in zip(paths, leaves, strict=True):
+            _check_own(path, leaf)
+        if donate:
+            _check_donated(paths, leaves)
+        timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
+        moved = _run(paths, leaves, moves, number_of, donate, algorithm, max_bytes, timeout_ms)
+    return jax.tree.unflatten(structure, moved)
+
+
+def _run(
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    moves: Sequence["_Move"],
+    number_of: dict[tuple[int, ...], int],
+    donate: bool,
+    algorithm: str | None,
+    max_bytes: int | None,
+    timeout_ms: int,
+) -> list[Any]:
     results: list[Any] = [None] * len(leaves)
     groups: dict[tuple[_Device, ...], list[int]] = {}  # arrays with the same devices move in one program
-    number_of = _number(move.devices for move in moves)
-    # Processes may differ in the checks of their own arrays. They have counted the call by then.
-    for path, leaf in zip(paths, leaves, strict=True):
-        _check_own(path, leaf)
-    if donate:
-        _check_donated(paths, leaves)
     for i, move in enumerate(moves):
         if move.in_place:
             results[i] = _without_program(leaves[i], move)
@@ -99,7 +117,6 @@ def reshard(
         else:
             _check_memory(paths[i], leaves[i], move)
             groups.setdefault(move.devices, []).append(i)
-    timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
     wait = donate or max_bytes is not None
     buckets = [(d, bucket) for d, members in groups.items() for bucket in _buckets(members, moves, max_bytes)]
     with _progress(sum(moves[i].size_bytes for _, bucket in buckets for i in bucket), wait) as advance:
@@ -113,7 +130,7 @@ def reshard(
                 if donate and isinstance(leaves[i], jax.Array):
                     leaves[i].delete()
                 advance(moves[i].size_bytes)
-    return jax.tree.unflatten(structure, results)
+    return results
 
 
 @contextlib.contextmanager
@@ -155,25 +172,32 @@ def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[A
     return [jax.tree_util.keystr(path) or "x" for path, _ in with_paths], [x for _, x in with_paths], targets, structure
 
 
-_counts: dict[tuple[int, ...], int] = {}  # calls so far, by the processes of their devices
-_counting = threading.Lock()
+# The turn of a thread, and the numbers of the calls, by the processes of their devices.
+_calls: dict[tuple[int, ...], tuple[threading.Lock, Iterator[int]]] = {}
 
 
 def _processes(devices: Iterable[_Device]) -> tuple[int, ...]:
     return tuple(sorted({device.process_index for device in devices}))
 
 
-def _number(calls: Iterable[Sequence[_Device]]) -> dict[tuple[int, ...], int]:
+@contextlib.contextmanager
+def _numbered(calls: Iterable[Sequence[_Device]]) -> Iterator[dict[tuple[int, ...], int]]:
     """The number of this call of reshard() among those of each set of processes: the same in all of them.
 
     A call has its number whether it succeeds or fails, so calls after an error meet again. XLA's run ids part if an
     error keeps one process from executing a program.
+
+    Threads take turns. A process in a later call is otherwise taken for one that lacks the earlier one, if another
+    thread still compiles that.
     """
-    with _counting:
+    with contextlib.ExitStack() as turns:
         numbers = {}
-        for processes in {_processes(devices) for devices in calls}:
-            numbers[processes] = _counts[processes] = _counts.get(processes, 0) + 1
-        return numbers
+        for processes in sorted({_processes(devices) for devices in calls}):
+            turn, count = _calls.setdefault(processes, (threading.Lock(), itertools.count(1)))
+            if len(processes) > 1:
+                turns.enter_context(turn)
+            numbers[processes] = next(count)
+        yield numbers
 
 
 def _check_own(path: str, leaf: Any) -> None:
@@ -191,6 +215,13 @@ def _check_donated(paths: Sequence[str], leaves: Sequence[Any]) -> None:
         if id(leaf) in seen:
             raise ValueError(f"reshard: {seen[id(leaf)]} and {path} are the same array, which can't be donated twice")
         seen[id(leaf)] = path
+
+
+def _check_limit(paths: Sequence[str], moves: Sequence["_Move"], algorithm: str | None) -> None:
+    for path, move in zip(paths, moves, strict=True):
+        reason = _why_xla(move.devices[0].platform, algorithm)
+        if reason and len(_processes(move.devices)) > 1 and not move.in_place:
+            raise ValueError(f"reshard: timeout_s does not limit XLA's collectives, which move {path} ({reason})")
 
 
 def _check_memory(path: str, leaf: Any, move: "_Move") -> None:

@@ -1,4 +1,4 @@
-"""Programs of several processes: bootstrap, global arrays, common decisions, failures. No effect in one process."""
+"""Programs of several processes: bootstrap, global arrays, checkpoints, common decisions, failures."""
 
 import contextlib
 import os
@@ -8,7 +8,8 @@ import traceback
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 
@@ -31,6 +32,31 @@ def put(array, sharding):
     jax.device_put would first compare the arrays of all processes.
     """
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def restore(checkpoints, step, shapes, shardings, comm):
+    """Returns the tree of a checkpoint with these shardings, whatever the mesh that saved it.
+
+    Each array is read once, by one device: the largest array by the device that has read least. comm.reshard moves it
+    from there to all others. jax.device_put can't, so with --comm lax each process reads its own shards.
+    """
+    leaves, structure = jax.tree.flatten(shapes)
+    readers = targets = jax.tree.leaves(shardings)
+    if comm.reshard is not jax.device_put:
+        num_read = dict.fromkeys(targets[0].mesh.devices.flat, 0)
+        readers = list(targets)
+        for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
+            device = min(num_read, key=num_read.get)
+            num_read[device] += leaves[i].size
+            readers[i] = SingleDeviceSharding(device)
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, readers, strict=True)]
+    asked = [x if x.sharding.addressable_devices else ocp.PLACEHOLDER for x in arrays]
+    tree = structure.unflatten(asked)
+    options = ocp.checkpoint_utils.construct_restore_args(tree)
+    read = checkpoints.restore(step, args=ocp.args.PyTreeRestore(tree, restore_args=options))
+    # A process has the shape of an array that another one reads.
+    known = [x if y is ocp.PLACEHOLDER else y for x, y in zip(arrays, structure.flatten_up_to(read), strict=True)]
+    return comm.reshard(structure.unflatten(known), shardings, donate=True)
 
 
 def make_any(mesh, comm):

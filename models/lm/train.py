@@ -14,7 +14,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 from . import comm as comm_lib
@@ -91,27 +90,16 @@ class Run:
 
     def save(self):
         if self.checkpoints.latest_step() != self.step:
-            self.checkpoints.save(self.step, args=ocp.args.StandardSave(self.state))
+            self.checkpoints.save(self.step, args=ocp.args.PyTreeSave(self.state))
             self.checkpoints.wait_until_finished()  # the next step donates these arrays
 
     def restore(self, shardings):
-        """Loads the last checkpoint and the metrics up to its step. Drops metrics that were logged later.
-
-        Every rank reads an equal part of each large array, whatever the mesh that saved it. Replicas come from there.
-        """
+        """Loads the last checkpoint and the metrics up to its step. Drops metrics that were logged later."""
         step = self.checkpoints.latest_step()
         if step is None:
             raise ValueError(f"--resume: no checkpoint in {self.out / 'checkpoints'}. Start without --resume.")
         shapes = jax.eval_shape(self.program.init)
-
-        def part(x):
-            spec = next(
-                (P(*[None] * d, self.config.axes) for d, n in enumerate(x.shape) if n % self.mesh.size == 0), P()
-            )
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
-
-        parts = self.checkpoints.restore(step, args=ocp.args.StandardRestore(jax.tree.map(part, shapes)))
-        self.state = self.comm.reshard(parts, shardings, donate=True)
+        self.state = distributed.restore(self.checkpoints, step, shapes, shardings, self.comm)
         lines = (self.out / "metrics.jsonl").read_text().splitlines()
         self.step, self.records = step, [r for r in map(json.loads, lines) if r["step"] <= step]
         multihost_utils.sync_global_devices("metrics are read")

@@ -43,17 +43,14 @@ def parse(argv):
         parser.error(str(error))
 
 
-def load_params(program, mesh, out):
+def load_params(program, mesh, out, comm):
     """The parameters of the last checkpoint, partitioned over the mesh."""
-    target = jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(program.init), program.specs,
-    )  # fmt: skip
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), program.specs)
     with ocp.CheckpointManager((pathlib.Path(out) / "checkpoints").absolute()) as checkpoints:
         if checkpoints.latest_step() is None:
             raise ValueError(f"--out: no checkpoint in {out}/checkpoints. Train a model first.")
-        state = checkpoints.restore(checkpoints.latest_step(), args=ocp.args.StandardRestore(target))
-    return state[0]
+        shapes = jax.eval_shape(program.init)
+        return distributed.restore(checkpoints, checkpoints.latest_step(), shapes, shardings, comm)[0]
 
 
 def main(argv=None):
@@ -63,7 +60,7 @@ def main(argv=None):
         mesh = make_mesh(config)
         comm = load_comm(config)
         program = build(config, mesh, comm)
-        params, decode = load_params(program, mesh, options.out), make_decode(config, mesh, program, comm)
+        params, decode = load_params(program, mesh, options.out, comm), make_decode(config, mesh, program, comm)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     leads = jax.process_index() == 0

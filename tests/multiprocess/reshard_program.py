@@ -7,6 +7,7 @@ import pathlib
 import resource
 import signal
 import sys
+import threading
 import time
 
 import jax
@@ -18,6 +19,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 import resharding
 
 import jaxcomm
+from jaxcomm import _reshard
+from jaxcomm._processes import kv_store
 
 jax.config.update("jax_num_cpu_devices", int(os.environ["DEVICES"]))
 jaxcomm.distributed.initialize()
@@ -38,6 +41,11 @@ def values():
     for seed in range(int(os.environ["SEEDS"])):
         algorithm = os.environ.get("ALGORITHM")
         resharding.check_random(seed, 16, max_bytes=[None, 200][seed % 2], algorithm=algorithm)
+    if os.environ.get("ALGORITHM") == "xla":
+        array = resharding.place(np.arange(8), over(jax.devices(), P("a")))
+        with contextlib.suppress(ValueError):
+            jaxcomm.reshard(array, over(jax.devices(), P()), algorithm="xla", timeout_s=1)
+            raise AssertionError("XLA's collectives have no limit")
     x = np.arange(960 * 1200, dtype=np.int32).reshape(960, 1200)  # read in place, and in chunks
     for spec, wanted in ((P("a"), P(None, "a")), (P(None, "a"), P())):
         source, target = over(jax.devices(), spec), over(jax.devices()[::-1], wanted)
@@ -131,6 +139,48 @@ def orders():
     return failing(lambda x: jaxcomm.reshard(other if LAST else x, target))
 
 
+def in_threads(first, second, slow):
+    """What two threads get from reshard() on meshes of different devices. The thread `first` has the earlier number.
+
+    `slow`: its program takes long to compile.
+    """
+    devices = jax.devices()
+    x = resharding.values((8, 8), np.float32, 1)
+    meshes = devices[::-1], [devices[1], devices[-1]]
+    arrays = [resharding.place(x, over(of, P("a"))) for of in meshes]
+    program, began, calls = _reshard._program, threading.Event(), {}
+
+    def compiled(*call):
+        if threading.current_thread().name == str(first):
+            began.set()
+            time.sleep(3 if slow else 0)
+        return program(*call)
+
+    def move(i):
+        target = over(meshes[i], P(None, "a"))
+        try:
+            resharding.check(jax.block_until_ready(jaxcomm.reshard(arrays[i], target)), x, target)
+            calls[i] = ""
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            calls[i] = str(error)
+
+    _reshard._program = compiled
+    threads = [threading.Thread(target=move, args=[i], name=str(i)) for i in (first, second)]
+    for thread in threads:
+        thread.start()
+        began.wait(60)
+    for thread in threads:
+        thread.join()
+    _reshard._program = program
+    return [calls[0], calls[1]]
+
+
+def threads():
+    """In equal orders, though one thread of one process is late; then in different orders; then in equal ones."""
+    texts = [in_threads(0, 1, slow=LAST), in_threads(int(LAST), 1 - LAST, slow=False), in_threads(1, 0, slow=False)]
+    return {"texts": texts}
+
+
 def targets():
     """The last process moves the array to another place."""
     devices = jax.devices()
@@ -201,5 +251,7 @@ def late():
 print(json.dumps(globals()[sys.argv[1]]()), flush=True)
 if sys.argv[1] == "late" and not LAST:
     pathlib.Path(os.environ["DONE"]).touch()
+if sys.argv[1] in ("orders", "targets"):
+    kv_store.client().wait_at_barrier("both have the error", 60_000)
 if sys.argv[1] in ("gone", "killed", "late", "orders", "targets"):
     os._exit(0)  # a peer may be gone, so nobody waits for it at the end

@@ -82,6 +82,18 @@ def test_calls_after_an_error_are_right(nodes):
     assert "calls do not match" in last["texts"][0] and "deleted" in last["texts"][1], last
 
 
+@pytest.mark.parametrize("nodes", [ONE, TWO])
+def test_threads_call_in_the_same_order(nodes):
+    """Other orders are errors in all calls, which show both sides, also if the meshes have different devices."""
+    for said in run("threads", 2, nodes, JAXCOMM_TIMEOUT_S="60"):
+        equal, different, again = said["texts"]
+        assert equal == again == ["", ""], said
+        for text in different:
+            assert re.search(r"calls do not match: ranks .*\(process [01]\) are in .*\(process [01]\) are in", text), (
+                said
+            )
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_another_sharding_of_the_same_shape_is_an_error(nodes):
