@@ -25,6 +25,7 @@ class BoundedWait {
   BoundedWait(Clock::time_point began, const WaitLimits& limits)
       : began_(began), limits_(limits), next_warning_s_(limits.warn_s) {}
 
+  Clock::time_point began() const { return began_; }
   bool Expired(Clock::time_point now) const { return Seconds(now) >= limits_.timeout_s; }
   bool Expired(Clock::time_point now, Clock::duration grace) const { return Expired(now - grace); }
 

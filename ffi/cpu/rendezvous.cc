@@ -149,21 +149,35 @@ Status Rendezvous::CountLocal() {
 void Rendezvous::AddToRecorder() {
   const int64_t size = spec_.group_size;
   recorded_sites_.assign(local_count_.size(), Recorder::kNoSite);
+  arrived_bits_.resize(spec_.groups.size());
   const uint64_t identity = identity_ != 0 ? identity_ : Mix(Mix(0, spec_.op), spec_.site);
   for (int64_t group = 0; group * size < static_cast<int64_t>(spec_.groups.size()); ++group) {
     if (local_count_[group] == 0) continue;
     uint64_t hash = static_cast<uint64_t>(size);
+    int64_t num_local = 0;
     std::vector<int64_t> ranks;
     std::vector<int32_t> processes;
     for (int64_t slot = group * size; slot < (group + 1) * size; ++slot) {
+      const int32_t own = std::max(ProcessContext::Get().index(), 0);
       ranks.push_back(spec_.groups[slot]);
-      processes.push_back(spec_.processes.empty() ? std::max(ProcessContext::Get().index(), 0) : spec_.processes[slot]);
+      processes.push_back(spec_.processes.empty() ? own : spec_.processes[slot]);
+      if (processes.back() == own) arrived_bits_[slot] = CallRecord::ArrivedBit(num_local++);
       const bool known = spec_.devices.size() == spec_.groups.size();
       hash = Mix(hash, static_cast<uint64_t>(known ? spec_.devices[slot] : spec_.groups[slot]));
     }
     recorded_sites_[group] =
         Recorder::Get().AddSite(spec_.op + " at " + spec_.site, spec_.algorithm, identity, hash, ranks, processes);
   }
+}
+
+void Rendezvous::Record(GroupCall& group_call) {
+  if (!group_call.record.begun()) {
+    const Participant& first = group_call.first;
+    group_call.record = Recorder::Get().Begin(recorded_sites_[group_call.key.group], group_call.key.run_id,
+                                              group_call.key.iteration, static_cast<uint32_t>(first.dtype),
+                                              first.input_count, first.output_count, group_call.wait.began());
+  }
+  group_call.record.Arrived(group_call.arrived);
 }
 
 void Rendezvous::EndProgram() { num_programs.fetch_add(1); }
@@ -208,11 +222,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     entry->buffers.resize(spec_.group_size);
     entry->completions.resize(spec_.group_size);
     entry->first = participant;
-    const auto now = BoundedWait::Clock::now();
-    entry->wait = {now, Limits(spec_)};
-    entry->record = Recorder::Get().Begin(recorded_sites_[key.group], key.run_id, key.iteration,
-                                          static_cast<uint32_t>(participant.dtype), participant.input_count,
-                                          participant.output_count, now);
+    entry->wait = {BoundedWait::Clock::now(), Limits(spec_)};
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
@@ -231,7 +241,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   buffers.expert = participant.expert;
   buffers.weights = participant.weights;
   entry->completions[position] = std::move(done);
-  entry->record.Arrived(position);
+  entry->arrived |= arrived_bits_[slot];
   if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<GroupCall>();
   std::shared_ptr<GroupCall> group_call = std::move(entry);
   open_.erase(key);
@@ -271,6 +281,7 @@ void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
     }
   }
   for (const auto& group_call : failed) {
+    Record(*group_call);
     group_call->record.End(false);
     CompletionPool::Get().Push(group_call->Failed(error));
   }
@@ -280,6 +291,7 @@ std::vector<std::pair<int64_t, Status>> Rendezvous::CheckWaits(std::chrono::stea
   std::vector<std::pair<int64_t, Status>> expired;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, group_call] : open_) {
+    Record(*group_call);
     BoundedWait& wait = group_call->wait;
     const auto late = [&call = *group_call, this](const std::string& within) { return DescribeLate(call, within); };
     if (wait.Expired(now)) {

@@ -93,7 +93,8 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
     Participant first;
     int64_t num_arrived = 0;
     BoundedWait wait;
-    CallRecord record;
+    uint64_t arrived = 0;  // as RecordedCall::arrived_mask
+    CallRecord record;     // begun by Record()
     std::unique_ptr<char[]> scratch;
     std::unique_ptr<Execution> execution;
     Slices slices;  // all_to_all_v, dispatch, combine
@@ -114,6 +115,9 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   // Matching: rendezvous.cc.
   Status CountLocal();
   void AddToRecorder();
+  // Begins the record of a call, once, and notes who has arrived: when all devices of the process have, or the call
+  // fails or lasts. If each device stored its arrival, the lines of the record would move between their processors.
+  void Record(GroupCall& group_call);
   StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
   std::string DescribeLate(const GroupCall& group_call, const std::string& within) const;
 
@@ -136,6 +140,7 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   uint64_t number_ = 0;                         // among equal call sites of the program
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
   std::vector<int64_t> local_count_;            // ranks of this process, by group
+  std::vector<uint64_t> arrived_bits_;          // by slot: in RecordedCall::arrived_mask
   std::vector<uint32_t> recorded_sites_;        // by group: of the recorder
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
 

@@ -28,6 +28,7 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
   const uint64_t key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
                            static_cast<uint64_t>(group)) |
                        1;
+  Record(*group_call);
   group_call->record.Started(key);
   const StatusOr<Slices> slices = CheckedSlices(spec_, participant, group_call->key.group);
   if (!slices.ok()) return Fail(*group_call, slices.status());  // every rank finds the same fault; no row has moved

@@ -53,19 +53,18 @@ std::string Layout(int64_t num_calls) {
                     FIELD(H, num_errors) + FIELD(H, text_bytes));
   text += Table("groups", at.groups, sizeof(G), kMaxRecordedGroups,
                 FIELD(G, hash) + FIELD(G, ranks) + FIELD(G, ranks_bytes) + FIELD(G, processes) +
-                    FIELD(G, processes_bytes) + FIELD(G, next_sequence) + FIELD(G, last_dropped));
+                    FIELD(G, processes_bytes) + FIELD(G, next_sequence));
   text += Table("sites", at.sites, sizeof(S), kMaxRecordedSites,
                 FIELD(S, text) + FIELD(S, text_bytes) + FIELD(S, algorithm) + FIELD(S, algorithm_bytes) +
                     FIELD(S, identity) + FIELD(S, group) + FIELD(S, calls) + FIELD(S, failed) + FIELD(S, bytes) +
                     FIELD(S, time_ns) + FIELD(S, waiting_ns));
   text +=
       Table("errors", at.errors, sizeof(E), kNumRecordedErrors, FIELD(E, at_ns) + FIELD(E, run_id) + FIELD(E, text));
-  text +=
-      Table("calls", at.calls, sizeof(C), num_calls,
-            FIELD(C, number) + FIELD(C, key) + FIELD(C, run_id) + FIELD(C, iteration) + FIELD(C, sequence) +
-                FIELD(C, input_count) + FIELD(C, output_count) + FIELD(C, arrived_ns) + FIELD(C, started_ns) +
-                FIELD(C, running_ns) + FIELD(C, ended_ns) + FIELD(C, arrived_mask) + FIELD(C, site) + FIELD(C, dtype) +
-                FIELD(C, phase) + FIELD(C, num_arrived) + FIELD(C, waiting_rank) + FIELD(C, waiting_peer));
+  text += Table("calls", at.calls, sizeof(C), num_calls,
+                FIELD(C, number) + FIELD(C, key) + FIELD(C, run_id) + FIELD(C, iteration) + FIELD(C, sequence) +
+                    FIELD(C, input_count) + FIELD(C, output_count) + FIELD(C, arrived_ns) + FIELD(C, started_ns) +
+                    FIELD(C, running_ns) + FIELD(C, ended_ns) + FIELD(C, arrived_mask) + FIELD(C, site) +
+                    FIELD(C, dtype) + FIELD(C, phase) + FIELD(C, waiting_rank) + FIELD(C, waiting_peer));
   text += "\"texts\":{\"offset\":" + std::to_string(at.texts) + "},\"dtypes\":{";
   for (int type = 0; type <= static_cast<int>(DType::kF8E8M0FNU); ++type) {
     text += std::string(type ? "," : "") + "\"" + Name(static_cast<DType>(type)) +

@@ -26,6 +26,7 @@ constexpr int kNumRecordedErrors = 16;
 constexpr int kErrorBytes = 1000;
 constexpr int kLayoutBytes = 4096;
 constexpr uint32_t kRecorderVersion = 1;
+constexpr size_t kCacheLine = 64;
 
 // Times are CLOCK_MONOTONIC in ns: common to the processes of a host, and running while a process is stopped.
 struct RecorderHeader {
@@ -54,36 +55,38 @@ struct RecorderHeader {
   Number64 text_bytes{0};
 };
 
-struct RecordedGroup {
+struct alignas(kCacheLine) RecordedGroup {
   Number64 hash{0};                           // of the devices, in order: equal in all processes
   Number64 ranks{0}, ranks_bytes{0};          // in the texts, by position: "0-3,8"
   Number64 processes{0}, processes_bytes{0};  // of these ranks: "0*2,1*3"
-  Number64 next_sequence{0};
-  Number64 last_dropped{0};  // sequence number of the last call that the ring has overwritten
+  Number64 next_sequence{0};                  // number of calls; with a caller's numbers, that of the latest one
 };
+static_assert(sizeof(RecordedGroup) == kCacheLine);
 
-// A call site in one group, with its counters.
-struct RecordedSite {
-  Number64 text{0}, text_bytes{0};            // "psum at train.py:12 (f)"
-  Number64 algorithm{0}, algorithm_bytes{0};  // as requested or, from the first call on, as selected
-  Number64 identity{0};                       // equal in all processes for the same call site
-  Number64 group{0};                          // index
+// A call site in one group, with its counters. What a call reads and stores is in the first cache line.
+struct alignas(kCacheLine) RecordedSite {
+  Number64 group{0};  // index
   Number64 calls{0}, failed{0}, bytes{0};
   Number64 time_ns{0};     // from the first arrival to the end
   Number64 waiting_ns{0};  // of this, until all ranks had arrived
+  Number64 unused[2]{};
+  Number64 text{0}, text_bytes{0};            // "psum at train.py:12 (f)"
+  Number64 algorithm{0}, algorithm_bytes{0};  // as requested or, from the first call on, as selected
+  Number64 identity{0};                       // equal in all processes for the same call site
 };
+static_assert(offsetof(RecordedSite, text) == kCacheLine);
 
-// A row is two cache lines. What the devices and the end of a call store is in the first.
 struct RecordedCall {
-  Number64 number{0};        // from 1, among all calls of the process; 0: never used
-  Number64 key{0};           // equal in all processes for the same call
-  Number64 arrived_mask{0};  // positions of the ranks of this process that have arrived, up to 64
-  Number64 arrived_ns{0};    // the first device of the process
-  Number64 started_ns{0};    // all devices of the process have arrived
-  Number64 running_ns{0};    // all processes of the host have entered
+  Number64 number{0};  // from 1, among all calls of the process; 0: never used
+  Number64 key{0};     // equal in all processes for the same call
+  Number64 arrived_mask{
+      0};                  // ranks of this process that have arrived: bit i is the i-th of them in the group, up to 64
+  Number64 arrived_ns{0};  // the first device of the process
+  Number64 started_ns{0};  // all devices of the process have arrived
+  Number64 running_ns{0};  // all processes of the host have entered
   Number64 ended_ns{0};
   Number32 phase{0};
-  Number32 num_arrived{0};
+  Number32 unused{0};
   Number64 run_id{0};
   Number64 iteration{0};
   Number64 sequence{0};  // from 1, in its group
@@ -92,9 +95,9 @@ struct RecordedCall {
   Number32 dtype{0};
   Number32 waiting_rank{0};  // 1 + a rank that waits while running; 0: none known
   Number32 waiting_peer{0};  // 1 + the rank that it waits for
-  Number64 unused{0};
+  Number64 more_unused{0};
 };
-static_assert(sizeof(RecordedCall) == 128 && offsetof(RecordedCall, run_id) == 64, "two cache lines");
+static_assert(sizeof(RecordedCall) == 2 * kCacheLine && offsetof(RecordedCall, run_id) == kCacheLine);
 
 struct RecordedError {
   Number64 at_ns{0};

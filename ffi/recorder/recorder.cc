@@ -30,8 +30,6 @@ uint64_t Nanoseconds(Recorder::Clock::time_point time) {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
 }
 
-uint64_t Now() { return Nanoseconds(Recorder::Clock::now()); }
-
 uint64_t UnixNow() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
@@ -91,13 +89,13 @@ void Add(Number64& number, uint64_t value) {
 void CallRecord::Started(uint64_t key) const {
   if (!Valid()) return;
   Store(call_->key, key);
-  Store(call_->started_ns, Now());
+  Store(call_->started_ns, Recorder::Get().NowNs(Load(call_->arrived_ns)));
   SetPhase(CallPhase::kEntryBarrier);
 }
 
 void CallRecord::Running() const {
   if (!Valid()) return;
-  Store(call_->running_ns, Now());
+  Store(call_->running_ns, Recorder::Get().NowNs(Load(call_->started_ns)));
   SetPhase(CallPhase::kRunning);
 }
 
@@ -109,9 +107,10 @@ void CallRecord::Waits(int64_t rank, int64_t peer) const {
 
 void CallRecord::End(bool ok, bool counts) const {
   if (!Valid()) return;
-  const uint64_t now = Now();
+  Recorder& recorder = Recorder::Get();
+  const uint64_t now = recorder.NowNs(std::max(Load(call_->started_ns), Load(call_->running_ns)));
   Store(call_->ended_ns, now);
-  if (counts) Recorder::Get().Count(*call_, now, ok);
+  if (counts) recorder.Count(*call_, now, ok);
   // Last: from now on, another call may take the row.
   call_->phase.store(static_cast<uint32_t>(ok ? CallPhase::kDone : CallPhase::kFailed), std::memory_order_release);
 }
@@ -159,7 +158,7 @@ Status Recorder::Start(const std::string& path, int64_t num_calls, const Recorde
   header->process_start_ticks = StartTicks();
   header->process = owner.process;
   header->num_processes = owner.num_processes;
-  header->started_ns = Now();
+  header->started_ns = FastClock::SystemNs();
   header->started_unix_ns = UnixNow();
   gethostname(header->host, sizeof(header->host) - 1);
   Copy(header->kernel, owner.kernel);
@@ -181,7 +180,8 @@ Status Recorder::Start(const std::string& path, int64_t num_calls, const Recorde
 void Recorder::LiveForever() {
   for (;; std::this_thread::sleep_for(kAliveEvery)) {
     header().alive_unix_ns.store(UnixNow(), std::memory_order_relaxed);
-    header().alive_ns.store(Now(), std::memory_order_relaxed);
+    header().alive_ns.store(FastClock::SystemNs(), std::memory_order_relaxed);
+    clock_.Compare();
     if (trigger_wanted_.exchange(false)) {
       const std::string trigger = path_.substr(0, path_.rfind('/')) + "/trigger";
       const int fd = open(trigger.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -271,20 +271,18 @@ CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uin
     }
   }
   const auto store = [](Number64& field, uint64_t value) { field.store(value, std::memory_order_relaxed); };
-  RecordedSite* const sites = Table<RecordedSite>(at_.sites);
-  RecordedGroup* const groups = Table<RecordedGroup>(at_.groups);
-  if (call->number.load(std::memory_order_relaxed) != 0) {
-    const uint32_t old = call->site.load(std::memory_order_relaxed);
-    store(groups[sites[old].group.load(std::memory_order_relaxed)].last_dropped,
-          call->sequence.load(std::memory_order_relaxed));
-  }
+  const RecordedSite& row = Table<RecordedSite>(at_.sites)[site];
+  Number64& latest = Table<RecordedGroup>(at_.groups)[row.group.load(std::memory_order_relaxed)].next_sequence;
   store(call->number, 0);  // readers skip the row
-  RecordedGroup& group = groups[sites[site].group.load(std::memory_order_relaxed)];
   store(call->key, 0);
   store(call->run_id, static_cast<uint64_t>(run_id));
   store(call->iteration, static_cast<uint64_t>(iteration));
-  const uint64_t next = group.next_sequence.fetch_add(1, std::memory_order_relaxed) + 1;
-  store(call->sequence, sequence != 0 ? sequence : next);
+  if (sequence != 0) {
+    store(latest, sequence);
+  } else {
+    sequence = latest.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  store(call->sequence, sequence);
   store(call->input_count, static_cast<uint64_t>(input_count));
   store(call->output_count, static_cast<uint64_t>(output_count));
   store(call->arrived_ns, Nanoseconds(arrived));
@@ -295,7 +293,6 @@ CallRecord Recorder::Begin(uint32_t site, int64_t run_id, int64_t iteration, uin
   call->site.store(site, std::memory_order_relaxed);
   call->dtype.store(dtype, std::memory_order_relaxed);
   call->phase.store(static_cast<uint32_t>(CallPhase::kArriving), std::memory_order_relaxed);
-  call->num_arrived.store(0, std::memory_order_relaxed);
   call->waiting_rank.store(0, std::memory_order_relaxed);
   call->waiting_peer.store(0, std::memory_order_relaxed);
   call->number.store(number, std::memory_order_release);
@@ -323,7 +320,7 @@ void Recorder::AddError(int64_t run_id, const std::string& text) {
     const uint64_t number = header().num_errors.load(std::memory_order_relaxed);
     RecordedError& error = Table<RecordedError>(at_.errors)[number % kNumRecordedErrors];
     Copy(error.text, text);
-    error.at_ns.store(Now(), std::memory_order_relaxed);
+    error.at_ns.store(FastClock::SystemNs(), std::memory_order_relaxed);
     error.run_id.store(static_cast<uint64_t>(run_id), std::memory_order_relaxed);
     header().num_errors.store(number + 1, std::memory_order_release);
   }

@@ -4,6 +4,7 @@
 // while the ring has room for others, so a call that hangs stays in the file.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "recorder/fast_clock.h"
 #include "recorder/layout.h"
 
 namespace jaxcomm {
@@ -22,11 +24,12 @@ class CallRecord {
  public:
   CallRecord() = default;
 
-  void Arrived(int64_t position) const {
-    if (!Valid()) return;
-    if (position < 64) Store(call_->arrived_mask, Load(call_->arrived_mask) | uint64_t{1} << position);
-    call_->num_arrived.store(call_->num_arrived.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  bool begun() const { return call_ != nullptr; }
+  // The ranks of this process that have arrived. `mask`: as RecordedCall::arrived_mask.
+  void Arrived(uint64_t mask) const {
+    if (Valid()) Store(call_->arrived_mask, mask);
   }
+  static uint64_t ArrivedBit(int64_t i) { return i < 64 ? uint64_t{1} << i : 0; }
   void Started(uint64_t key) const;  // all devices of this process have arrived
   void Running() const;              // all processes of this host have entered
   void SetPhase(CallPhase phase) const {
@@ -92,6 +95,8 @@ class Recorder {
   void LiveForever();
   std::vector<uint64_t> Words() const;
   void Count(const RecordedCall& call, uint64_t now, bool ok);
+  // The time, but not before `earlier_ns`, which may be the system's: it differs by some ns.
+  uint64_t NowNs(uint64_t earlier_ns) const { return std::max(clock_.NowNs(), earlier_ns); }
   template <typename Row>
   Row* Table(int64_t offset) const {
     return reinterpret_cast<Row*>(file_.load(std::memory_order_relaxed) + offset);
@@ -101,6 +106,7 @@ class Recorder {
   int64_t GroupOf(uint64_t hash, const std::vector<int64_t>& ranks, const std::vector<int32_t>& processes);
 
   std::atomic<char*> file_{nullptr};  // mapped; null: nothing is recorded
+  FastClock clock_;
   std::atomic<bool> paused_{false};
   std::atomic<bool> dump_wanted_{false}, trigger_wanted_{false};
   int64_t num_calls_ = 0;

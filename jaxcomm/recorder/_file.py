@@ -30,7 +30,6 @@ class Group:
     hash: int
     ranks: tuple[int, ...]
     processes: tuple[int, ...]
-    last_dropped: int
 
     def ranks_of(self, process: int) -> list[int]:
         return [rank for rank, of in zip(self.ranks, self.processes, strict=True) if of == process]
@@ -71,7 +70,6 @@ class Call:
     running_ns: int
     ended_ns: int
     arrived: tuple[int, ...]  # ranks of this process
-    num_arrived: int
     waiting_rank: int | None
     waiting_peer: int | None
     site: Site
@@ -100,6 +98,7 @@ class Ring:
     header: dict[str, Any]
     sites: list[Site]
     calls: list[Call]  # in the order of their numbers
+    sequences: dict[int, int]  # by hash of the group: of the latest call
     errors: list[tuple[int, str]]  # time and text, oldest first
     warnings: list[str]
 
@@ -126,6 +125,11 @@ class Ring:
         """The time on the process's clock. Those of other kernels are known up to their latest sign of life only."""
         alive_ns = int(self.header["alive_ns"])
         return max(time.monotonic_ns(), alive_ns) if self.state in ("running", "stopped") else alive_ns
+
+    def last_dropped(self, group: Group) -> int:
+        """Sequence number of the latest call of a group that the ring has not kept; 0 if it has all."""
+        kept = {call.sequence for call in self.calls if call.group.hash == group.hash}
+        return next(number for number in range(self.sequences.get(group.hash, 0), -1, -1) if number not in kept)
 
     def progress_ns(self) -> int:
         """The latest time at which a call arrived, started or ended; the start if there is no call."""
@@ -209,8 +213,9 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
         if len(data) < layout["file_bytes"]:
             warnings.append(f"{path.name}: truncated after {len(data)} of {layout['file_bytes']} bytes")
         sites = _sites(tables, header)
-        calls = _calls(tables, sites, layout) if with_calls else []
-        return Ring(path, header, sites, calls, _errors(tables, header), warnings)
+        calls = _calls(tables, header, sites, layout) if with_calls else []
+        sequences = {int(row["hash"]): int(row["next_sequence"]) for row in tables.rows("groups", header["num_groups"])}
+        return Ring(path, header, sites, calls, sequences, _errors(tables, header), warnings)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         why = "truncated" if len(data) < 8192 else f"damaged, or of an unknown format {version} ({error})"
         raise Unreadable(f"{path.name}: {why}") from error
@@ -223,12 +228,7 @@ def _header(tables: _Tables) -> dict[str, Any]:
 
 def _sites(tables: _Tables, header: dict[str, Any]) -> list[Site]:
     groups = [
-        Group(
-            int(row["hash"]),
-            _numbers(tables.text(row, "ranks")),
-            _numbers(tables.text(row, "processes")),
-            int(row["last_dropped"]),
-        )
+        Group(int(row["hash"]), _numbers(tables.text(row, "ranks")), _numbers(tables.text(row, "processes")))
         for row in tables.rows("groups", header["num_groups"])
     ]
     return [
@@ -243,26 +243,26 @@ def _sites(tables: _Tables, header: dict[str, Any]) -> list[Site]:
     ]
 
 
-def _calls(tables: _Tables, sites: list[Site], layout: dict[str, Any]) -> list[Call]:
+def _calls(tables: _Tables, header: dict[str, Any], sites: list[Site], layout: dict[str, Any]) -> list[Call]:
     dtypes, phases = list(layout["dtypes"].items()), layout["phases"]
     rows = tables.rows("calls")
     # Rows without number were never used, or are written at this moment.
     rows = rows[(rows["number"] > 0) & (rows["site"] < len(sites)) & (rows["dtype"] < len(dtypes))]
     rows = np.sort(rows, order="number")
+    own_ranks = [site.group.ranks_of(header["process"]) for site in sites]
     names, calls = [field[0] for field in layout["calls"]["fields"]], []
     for values in zip(*(rows[name].tolist() for name in names), strict=True):
         row = dict(zip(names, values, strict=True))
         site, (dtype, item_bytes), phase = sites[row["site"]], dtypes[row["dtype"]], row["phase"]
-        mask = row["arrived_mask"]
         calls.append(
             Call(
                 **{name: row[name] for name in ("number", "key", "run_id", "iteration", "sequence")},
-                **{name: row[name] for name in ("input_count", "output_count", "num_arrived")},
+                **{name: row[name] for name in ("input_count", "output_count")},
                 **{name: row[name] for name in ("arrived_ns", "started_ns", "running_ns", "ended_ns")},
                 dtype=dtype,
                 item_bytes=item_bytes,
                 phase=phases[phase] if phase < len(phases) else "unknown",
-                arrived=tuple(rank for i, rank in enumerate(site.group.ranks[:64]) if mask >> i & 1),
+                arrived=tuple(rank for i, rank in enumerate(own_ranks[row["site"]]) if row["arrived_mask"] >> i & 1),
                 waiting_rank=row["waiting_rank"] - 1 if row["waiting_rank"] else None,
                 waiting_peer=row["waiting_peer"] - 1 if row["waiting_peer"] else None,
                 site=site,

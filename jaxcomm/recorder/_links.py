@@ -91,8 +91,7 @@ def _alike(run: _runs.Run) -> Iterator[_Calls]:
         call = next(iter(calls.values()))
         processes = set(call.group.processes)
         if len(processes) > 1 and processes <= calls.keys() and len(call.group.ranks) <= _MOST_RANKS:
-            group = dataclasses.replace(call.group, last_dropped=0)  # differs between processes
-            alike[group, call.site.text, call.site.algorithm, Shape.of_call(call, node_of)].append(calls)
+            alike[call.group, call.site.text, call.site.algorithm, Shape.of_call(call, node_of)].append(calls)
     largest = sorted(alike.items(), key=lambda item: -item[0][-1].size_bytes)[:_MOST_SITES]
     for (group, site, algorithm, shape), of in largest:
         if not (predicted := shape.predicted(algorithm)):

@@ -336,7 +336,8 @@ class _Diagnosis:
         text = f"process {process} (ranks {group.ranks_of(process)}, {where}) {state}"
         calls = [call for call in ring.calls if call.group.hash == group.hash]
         if not calls:
-            return f"{text}; it has made no call of the group"
+            number = ring.last_dropped(group)
+            return f"{text}; it has made {f'{number} calls' if number else 'no call'} of the group"
         last = calls[-1]
         if last.is_open:
             return f"{text}; it is in {last}, {last.phase}"

@@ -117,7 +117,7 @@ def test_a_process_that_is_stopped_between_two_arrivals(folder):
 def rings_of(folder, calls_of, num_processes=2):
     """A program in which each process has two ranks and these calls: changes of a recorded call."""
     recorded = _file.read(next(folder.glob("*.ring")))
-    group = _file.Group(1, tuple(range(2 * num_processes)), tuple(p // 2 for p in range(2 * num_processes)), 0)
+    group = _file.Group(1, tuple(range(2 * num_processes)), tuple(p // 2 for p in range(2 * num_processes)))
     rings = {}
     for process, changes in enumerate(calls_of):
         header = {**recorded.header, "process": process, "num_processes": num_processes}
@@ -148,7 +148,7 @@ S, MIB = 10**9, 1 << 20
 
 def gathers(algorithm, processes, key, seconds):
     """An all_gather of blocks of 1 MiB over two ranks of each process. All but the first enter it after 2 s."""
-    group = _file.Group(processes, tuple(range(2 * processes)), tuple(rank // 2 for rank in range(2 * processes)), 0)
+    group = _file.Group(processes, tuple(range(2 * processes)), tuple(rank // 2 for rank in range(2 * processes)))
     site = {"text": "all_gather at a.py:1 (f)", "algorithm": algorithm, "group": group}
     counts = {"input_count": MIB // 4, "output_count": 2 * processes * MIB // 4}
     times = {"running_ns": 0, "ended_ns": (2 + seconds) * S, "key": key, "site": site, **counts}
@@ -352,7 +352,7 @@ def test_the_ring_keeps_the_latest_calls(folder):
         ring = _file.read(next(folder.glob(pattern)))
         assert [call.sequence for call in ring.calls] == [8, 9, 10, 11]
         assert all(call.phase == "done" and call.arrived == (0, 1) for call in ring.calls)
-        assert ring.sites[0].group.last_dropped == 7
+        assert ring.last_dropped(ring.sites[0].group) == 7
 
 
 def test_analysis_of_a_program_that_has_ended(folder):

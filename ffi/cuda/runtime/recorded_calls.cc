@@ -47,6 +47,7 @@ void RecordedCalls::Add(uint64_t call_id, const CallSpec& spec, int32_t process,
   for (const int64_t one : call.ranks) group = Mix(group, static_cast<uint64_t>(one));
   const uint64_t identity = Mix(Mix(Mix(0, spec.op), spec.site), static_cast<uint64_t>(spec.number));
   call.hash = Mix(group, identity);
+  call.arrived = CallRecord::ArrivedBit(std::count(processes.begin(), processes.begin() + rank, process));
   call.site =
       Recorder::Get().AddSite(spec.op + " at " + spec.site, spec.algorithm, identity, group, call.ranks, processes);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -66,7 +67,7 @@ void RecordedCalls::Look(const device::Progress& progress) {
     call_ = found == calls_.end() ? Call() : found->second;
     record_ = Recorder::Get().Begin(call_.site, 0, number - 1, static_cast<uint32_t>(call_.dtype), call_.input_count,
                                     call_.output_count, Recorder::Clock::now(), number);
-    record_.Arrived(call_.rank);
+    record_.Arrived(call_.arrived);
     record_.Started(Mix(call_.hash, number));
     record_.Running();
   }

@@ -32,6 +32,7 @@ class RecordedCalls {
     uint64_t hash = 0;           // equal on all ranks
     std::vector<int64_t> ranks;  // of the group
     int32_t rank = 0;
+    uint64_t arrived = 0;  // this GPU, as RecordedCall::arrived_mask
   };
 
   std::mutex mutex_;
