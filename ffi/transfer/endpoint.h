@@ -75,6 +75,8 @@ class Endpoint : private FrameReceiver {
  private:
   explicit Endpoint(int64_t max_lease_ms) : source_(max_lease_ms) {}
   void Run();
+  // Does the work of the endpoint's thread for the peer of a call, until the call is done or nothing arrives.
+  void Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit);
   // Does what has become due. Returns false once the endpoint ends.
   bool Advance(const TcpNetwork::Events& events);
   void RunDue();
