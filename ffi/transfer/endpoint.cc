@@ -138,10 +138,10 @@ std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t v
 }
 
 std::shared_ptr<Call> Endpoint::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
-                                            const std::string& digest, const std::vector<Piece>& from,
+                                            const std::string& digest, bool closes, const std::vector<Piece>& from,
                                             std::vector<Piece> to, std::vector<StridedArray> arrays) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return reader_.OpenAndRead(peer, key, version, lease_ms, digest, from, std::move(to), std::move(arrays));
+  return reader_.OpenAndRead(peer, key, version, lease_ms, digest, closes, from, std::move(to), std::move(arrays));
 }
 
 std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t after) {

@@ -142,17 +142,19 @@ void BindTransfer(nb::module_ m) {
           nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"))
       .def(
           "open_and_read",
-          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms, nb::bytes digest,
+          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms, nb::bytes digest, bool closes,
              const std::vector<PieceArgument>& from, const std::vector<PieceArgument>& to,
              const std::vector<ArrayArgument>& arrays) {
             const std::shared_ptr<Call> open = self.OpenAndRead(peer, std::string(key.c_str(), key.size()), version,
                                                                 lease_ms, std::string(digest.c_str(), digest.size()),
-                                                                PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
+                                                                closes, PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
             return std::make_pair(open, open->read);
           },
-          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"), nb::arg("from_"),
-          nb::arg("to"), nb::arg("arrays"),
-          "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled.")
+          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"),
+          nb::arg("closes"), nb::arg("from_"), nb::arg("to"), nb::arg("arrays"),
+          "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled. "
+          "closes: "
+          "the lease ends with the read.")
       .def(
           "watch",
           [](Endpoint& self, int peer, nb::bytes key, int64_t after) {

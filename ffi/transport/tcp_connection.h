@@ -20,7 +20,7 @@
 
 namespace jaxcomm {
 
-constexpr uint32_t kProtocolVersion = 2;
+constexpr uint32_t kProtocolVersion = 3;
 constexpr size_t kNumSlots = 16;  // of kMaxBulkBytes in the memory of a connection
 
 // Event ids of what is no connection.

@@ -53,14 +53,16 @@ class Plan:
     _structure: Any  # None: the result is a dict by path
     _arrays: list[tuple[_Leaf, Box]]  # the own ones: a box of a leaf each
 
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        return sum(math.prod(_sizes(box)) * leaf.dtype.itemsize for leaf, box in self._arrays)
+
     def allocate(self) -> list[np.ndarray]:
-        shapes = [(_sizes(box), leaf.dtype) for leaf, box in self._arrays]
         try:
-            return [_arrays.empty(shape, dtype) for shape, dtype in shapes]
+            return [_arrays.empty(_sizes(box), leaf.dtype) for leaf, box in self._arrays]
         except MemoryError:
-            size_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
             raise _errors.Refused(
-                f"jaxcomm.transfer: {self._what}: this host cannot allocate {size_bytes} bytes for its shards"
+                f"jaxcomm.transfer: {self._what}: this host cannot allocate {self.size_bytes} bytes for its shards"
             ) from None
 
     def rest(

@@ -25,6 +25,8 @@ from jaxcomm.transfer._plan import Pieces, Plan, box_of, is_target, make_plan
 
 _LATEST = -1
 _MOST_PLANS = 16  # of an endpoint
+_SMALL_BYTES = 64 << 10  # of a fetch that may end before fetch() returns
+_AT_ONCE_S = 1e-4
 _SILENT_S = 2  # before the progress bar appears
 _BAR_EVERY_S = 0.2
 
@@ -139,10 +141,15 @@ def fetch(
         not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
     )
     number = 0
+    begun = None if several else _begin(endpoint, group, object, version, shardings)
+    if begun is not None and begun.is_done():
+        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
+        future.set_result(begun.result())
+        return future
     if several:
         number = endpoint._fetches.get(object, 0)
         endpoint._fetches[object] = number + 1
-    run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number))
+    run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number), begun)
     return endpoint._threads.submit(run)
 
 
@@ -185,6 +192,7 @@ def _run(
     shardings: PyTree,
     timeout_s: float,
     shared: tuple[bool, int],
+    begun: "_Begun | None",
 ) -> PyTree:
     deadline = time.monotonic() + timeout_s
     several, number = shared
@@ -194,7 +202,7 @@ def _run(
     if follows:
         wanted = int(kv_store.kv_get(key, timeout_s, f"fetch of {object!r}: process 0 did not choose a version"))
     with contextlib.ExitStack() as ends:
-        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends)
+        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends, begun)
         if plan is None:
             leases, lost = _open_all(endpoint, group, object, wanted, deadline, ends)
             manifests = {writer: lease.manifest for writer, lease in leases.items()}
@@ -262,6 +270,40 @@ def _remember(endpoint: Endpoint, key: Any, plan: Plan) -> None:
             del endpoint._plans[next(iter(endpoint._plans))]
 
 
+class _Begun:
+    """A small fetch from one writer, by the plan of an earlier one, which this thread has asked for.
+
+    Until it has ended, or has been cancelled, the endpoint writes to its arrays.
+    """
+
+    def __init__(self, endpoint: Endpoint, address: str, object: str, version: int, plan: Plan) -> None:
+        self._endpoint, self._version, self.plan, self.arrays = endpoint, version, plan, plan.allocate()
+        read = plan.digests[0], True, *plan.reads[0][0], [_arrays.argument(x) for x in self.arrays]
+        self.request = endpoint._begin_open(address, _key_of(object), version, read)
+
+    def is_done(self) -> bool:
+        """Waits for a moment: another thread takes longer to begin. False: the fetch goes on, or has failed."""
+        _, opened, read = self.request
+        native = self._endpoint._native
+        try:
+            if not native.poll(read, _AT_ONCE_S) or native.wait(read, 0.0)[0]:
+                return False
+        except BaseException:
+            native.cancel(opened)
+            raise
+        return True
+
+    def result(self) -> PyTree:
+        return self.plan.result(self.arrays)
+
+
+def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, shardings: PyTree) -> _Begun | None:
+    plan = endpoint._plans.get(_plan_key(group, object, shardings))
+    if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or plan.size_bytes > _SMALL_BYTES:
+        return None
+    return _Begun(endpoint, group.addresses[0], object, version if isinstance(version, int) else _LATEST, plan)
+
+
 def _open_planned(
     endpoint: Endpoint,
     group: Group,
@@ -270,21 +312,23 @@ def _open_planned(
     shardings: PyTree,
     deadline: float,
     ends: contextlib.ExitStack,
+    begun: "_Begun | None",
 ) -> tuple[Plan | None, dict[int, Lease], list[np.ndarray]]:
     """Opens an object and reads by the plan of an earlier fetch, in one round trip. No plan: it does not hold now."""
-    plan = endpoint._plans.get(_plan_key(group, object, shardings))
+    plan = begun.plan if begun else endpoint._plans.get(_plan_key(group, object, shardings))
     if plan is None or any(len(of_writer) > 1 for of_writer in plan.reads):
         return None, {}, []
-    arrays = plan.allocate()
+    arrays = begun.arrays if begun else plan.allocate()
     arguments = [_arrays.argument(x) for x in arrays]
     leases: dict[int, Lease] = {}
     with contextlib.ExitStack() as undo:
         for writer, (address, digest, reads) in enumerate(zip(group.addresses, plan.digests, plan.reads, strict=True)):
             pieces = reads[0] if reads else ([], [])
             left_s = max(deadline - time.monotonic(), 0.0)
-            what = f"fetch: {object!r}"
+            what, read = f"fetch: {object!r}", (digest, len(group.addresses) == 1, *pieces, arguments)
             try:
-                lease = endpoint._open(address, _key_of(object), version, what, left_s, (digest, *pieces, arguments))
+                request = begun.request if begun else None
+                lease = endpoint._open(address, _key_of(object), version, what, left_s, read, request)
             except _errors.PeerLost:
                 if len(group.addresses) > 1:
                     return None, {}, []
