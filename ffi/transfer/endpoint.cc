@@ -8,8 +8,8 @@ namespace jaxcomm {
 namespace {
 
 constexpr int kTimerMs = 50;  // leases and limits of the handshake are checked as often
-// A waiting thread polls for as long before it sleeps: an answer of an endpoint of the same host takes about as long,
-// and a sleeping thread is woken by another one, which has been woken itself.
+// A waiting thread polls as long after the latest bytes before it sleeps: an answer of an endpoint of the same host
+// takes as long, and a sleeping thread is woken by another one, which has been woken itself.
 constexpr std::chrono::microseconds kPollLimit{100};
 
 }  // namespace
@@ -138,10 +138,10 @@ std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t v
 }
 
 std::shared_ptr<Call> Endpoint::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
-                                            const std::string& digest, const std::vector<Piece>& from,
+                                            const std::string& digest, bool closes, const std::vector<Piece>& from,
                                             std::vector<Piece> to, std::vector<StridedArray> arrays) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return reader_.OpenAndRead(peer, key, version, lease_ms, digest, from, std::move(to), std::move(arrays));
+  return reader_.OpenAndRead(peer, key, version, lease_ms, digest, closes, from, std::move(to), std::move(arrays));
 }
 
 std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t after) {
@@ -168,16 +168,38 @@ void Endpoint::Close(int peer, uint64_t lease) {
 }
 
 bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
-  const auto began = std::chrono::steady_clock::now();
   static const bool polls = std::thread::hardware_concurrency() > 1;
-  while (polls && !IsDone(call) && std::chrono::steady_clock::now() - began < kPollLimit) {
-    const TcpNetwork::Events events = network_->Wait(0);
-    if (!events.empty() && !Advance(events)) break;
-  }
+  if (polls) Poll(call, std::chrono::duration<double>(limit_s));
   std::unique_lock<std::mutex> lock(mutex_);
   // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
   const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(limit_s));
   return done_.wait_until(lock, std::chrono::system_clock::now() + limit, [&] { return call->done; });
+}
+
+void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit) {
+  const auto began = std::chrono::steady_clock::now();
+  auto latest = began;
+  TcpNetwork::Events events;
+  int64_t received_bytes = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (call->done) return;
+    events = network_->Poll(call->peer);
+    if (events.empty()) return;
+    network_->SetPolled(call->peer, true);
+    received_bytes = call->received_bytes;
+  }
+  for (auto now = began; now - latest < kPollLimit && now - began < limit; now = std::chrono::steady_clock::now()) {
+    if (!Advance(events)) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (call->done) break;
+      if (std::exchange(received_bytes, call->received_bytes) != call->received_bytes) latest = now;
+    }
+    std::this_thread::yield();  // the other endpoint may want this processor
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  network_->SetPolled(call->peer, false);
 }
 
 Error Endpoint::ErrorOf(const std::shared_ptr<Call>& call) {

@@ -52,8 +52,8 @@ class Endpoint : private FrameReceiver {
   void Disconnect(int peer);  // the last call for it
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
   std::shared_ptr<Call> OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
-                                    const std::string& digest, const std::vector<Piece>& from, std::vector<Piece> to,
-                                    std::vector<StridedArray> arrays);
+                                    const std::string& digest, bool closes, const std::vector<Piece>& from,
+                                    std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
                              std::vector<StridedArray> arrays);
@@ -75,6 +75,8 @@ class Endpoint : private FrameReceiver {
  private:
   explicit Endpoint(int64_t max_lease_ms) : source_(max_lease_ms) {}
   void Run();
+  // Does the work of the endpoint's thread for the peer of a call, until the call is done or nothing arrives.
+  void Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit);
   // Does what has become due. Returns false once the endpoint ends.
   bool Advance(const TcpNetwork::Events& events);
   void RunDue();

@@ -26,11 +26,11 @@ Box BoxOf(const Cell& cell, const Box& holder) {
 
 StatusOr<std::vector<TransferMove>> TransferMoves(const std::vector<Box>& sources,
                                                   const std::vector<Box>& destinations) {
-  if (sources.empty() || destinations.empty()) return std::vector<TransferMove>();
+  if (destinations.empty()) return std::vector<TransferMove>();
   const auto num_sources = static_cast<int32_t>(sources.size());
   Geometry geometry;
   geometry.ranks_per_node = num_sources + static_cast<int32_t>(destinations.size());
-  const size_t num_dimensions = sources[0].begin.size();
+  const size_t num_dimensions = destinations[0].begin.size();
   const Box empty = {std::vector<int64_t>(num_dimensions), std::vector<int64_t>(num_dimensions)};
   std::vector<Box> held = sources, wanted(sources.size(), empty);
   held.resize(static_cast<size_t>(geometry.num_ranks()), empty);

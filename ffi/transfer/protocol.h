@@ -16,7 +16,8 @@ namespace jaxcomm {
 enum FrameKind : uint32_t {
   // Reader to source.
   // Key, version, lease in ms; digest of a manifest, and, unless it is empty, a read that begins if the manifest has
-  // this digest: its id and pieces. Answer: kOpenedFrame, and those of the read if it begins; or kRefusedFrame.
+  // this digest: its id, whether the lease ends with it, its pieces. Answer: kOpenedFrame, and those of the read if it
+  // begins; or kRefusedFrame.
   kOpenFrame = 1,
   kReadFrame,    // at: lease. Pieces. Answer: kDataFrames and kEndFrame, or kRefusedFrame
   kRenewFrame,   // at: lease

@@ -46,16 +46,18 @@ std::shared_ptr<Call> Reader::Open(int peer, const std::string& key, int64_t ver
 }
 
 std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
-                                          const std::string& digest, const std::vector<Piece>& from,
+                                          const std::string& digest, bool closes, const std::vector<Piece>& from,
                                           std::vector<Piece> to, std::vector<StridedArray> arrays) {
   std::shared_ptr<Call> open = Begin(peer, kOpenedFrame);
   open->read = Begin(peer, kEndFrame);
+  open->read->closes = closes;
   Encoder request;
   request.PutText(key);
   request.Put(version);
   request.Put(lease_ms);
   request.PutText(digest);
   request.Put(open->read->id);
+  request.Put(static_cast<uint8_t>(closes));
   PutRead(*open->read, from, std::move(to), std::move(arrays), &request);
   if (open->read->done) {
     Finish(*open, open->read->error);
@@ -120,6 +122,11 @@ void Reader::Finish(Call& call, Error error, bool counts) {
   } else if (call.answer != kNoticeFrame) {
     (call.answer == kOpenedFrame ? opens_ : reads_).Add(Clock::now() - call.began);
   }
+  if (call.closes && call.error.ok()) {
+    leases_.erase({call.peer, call.lease});  // as at the source
+  } else if (call.closes) {
+    Close(call.peer, call.lease);
+  }
   if (!call.then.empty()) due_.push_back(keep);
   if (call.read != nullptr && !call.error.ok()) Finish(*call.read, call.error, false);
 }
@@ -176,6 +183,7 @@ void Reader::OnOpened(Call& call, const Frame& frame, const char* payload) {
   call.lease = frame.at;
   const std::chrono::milliseconds length(lease_ms);
   leases_[{call.peer, call.lease}] = {call.peer, length, Clock::now() + length / 3};
+  if (call.read != nullptr && call.read->closes) call.read->lease = call.lease;
   if (call.read != nullptr && reads == 0) {
     Finish(*call.read, {Code::kCancelled, "the manifest has another digest"}, false);
   }

@@ -32,9 +32,10 @@ struct Call {
 
   // Of an open or a watch.
   int64_t version = 0;
-  uint64_t lease = 0;
+  uint64_t lease = 0;          // of a read too, if the lease ends with it
   std::string manifest;        // empty if the source's has the digest that the reader has named
   std::shared_ptr<Call> read;  // of an open with a read
+  bool closes = false;         // the lease ends with this read
 
   // Of a read: its destination.
   std::vector<StridedArray> arrays;
@@ -81,10 +82,10 @@ class Reader {
   bool Has(int peer) const { return peers_.count(peer) != 0; }
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
   // An open that also reads, in one round trip, if the manifest has this digest: the call, whose `read` is the read.
-  // With another manifest, or without a lease, the read ends with the open.
+  // With another manifest, or without a lease, the read ends with the open. `closes`: the lease ends with the read.
   std::shared_ptr<Call> OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
-                                    const std::string& digest, const std::vector<Piece>& from, std::vector<Piece> to,
-                                    std::vector<StridedArray> arrays);
+                                    const std::string& digest, bool closes, const std::vector<Piece>& from,
+                                    std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   // Reads `from` at the source into `to` of `arrays`, whose memory must stay until the call is done.
   std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,

@@ -142,8 +142,9 @@ void Source::OnOpen(int peer, const Frame& frame, Decoder payload) {
   std::string key, digest;
   int64_t version = 0, lease_ms = 0;
   uint64_t read = 0;
+  uint8_t closes = 0;
   if (!payload.GetText(&key) || !payload.Get(&version) || !payload.Get(&lease_ms) || !payload.GetText(&digest) ||
-      lease_ms <= 0 || (digest.empty() ? !payload.done() : !payload.Get(&read))) {
+      lease_ms <= 0 || (digest.empty() ? !payload.done() : !payload.Get(&read) || !payload.Get(&closes))) {
     return network_->Drop(peer, "it sent a malformed request");
   }
   if (version == kLatest) version = NewestOf(key);
@@ -176,7 +177,7 @@ void Source::OnOpen(int peer, const Frame& frame, Decoder payload) {
   reply.Put(static_cast<uint8_t>(reads));
   reply.PutText(reads ? "" : exposure->manifest);
   network_->Send(peer, {kOpenedFrame, static_cast<uint32_t>(reply.bytes().size()), frame.id, id}, reply.bytes().data());
-  if (reads) StartRead(peer, read, id, payload);
+  if (reads) StartRead(peer, read, id, closes != 0, payload);
 }
 
 void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
@@ -184,11 +185,11 @@ void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
   if (lease == leases_.end() || lease->second.peer != peer) {
     return Refuse(peer, frame.id, Code::kRevoked, "the lease has ended");
   }
-  StartRead(peer, frame.id, frame.at, payload);
+  StartRead(peer, frame.id, frame.at, false, payload);
 }
 
-void Source::StartRead(int peer, uint64_t id, uint64_t lease, Decoder payload) {
-  Read read{id, lease, leases_[lease].exposure, {}, 0, {}, 0, 0};
+void Source::StartRead(int peer, uint64_t id, uint64_t lease, bool closes, Decoder payload) {
+  Read read{id, lease, closes, leases_[lease].exposure, {}, 0, {}, 0, 0};
   uint32_t num_pieces = 0;
   bool whole = payload.Get(&num_pieces) && num_pieces <= kMaxPieces;
   for (uint32_t i = 0; whole && i < num_pieces; ++i) {
@@ -291,6 +292,7 @@ void Source::OnRoom(int peer) {
     reads.push_back(std::move(read));  // reads of one peer take turns
   } else {
     network_->Send(peer, {kEndFrame, 0, read.id, static_cast<uint64_t>(read.total_bytes)}, nullptr);
+    if (read.closes) EndLease(read.lease);
   }
 }
 

@@ -80,6 +80,7 @@ class Source {
   struct Read {
     uint64_t id;
     uint64_t lease;
+    bool closes;  // the lease ends with it
     std::shared_ptr<Exposure> exposure;
     std::vector<Piece> pieces;
     size_t next_piece = 0;
@@ -96,7 +97,7 @@ class Source {
   const Exposure* Find(uint64_t id) const;
   void OnOpen(int peer, const Frame& frame, Decoder payload);
   void OnRead(int peer, const Frame& frame, Decoder payload);
-  void StartRead(int peer, uint64_t id, uint64_t lease, Decoder payload);
+  void StartRead(int peer, uint64_t id, uint64_t lease, bool closes, Decoder payload);
   void OnWatch(int peer, const Frame& frame, Decoder payload);
   void OnCancel(int peer, uint64_t id);
   void Refuse(int peer, uint64_t id, Code code, const std::string& text);

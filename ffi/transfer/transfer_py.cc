@@ -2,6 +2,7 @@
 #include "transfer/transfer_py.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <new>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -22,6 +24,7 @@
 
 #include "transfer/cache_pages.h"
 #include "transfer/endpoint.h"
+#include "transfer/memory_pool.h"
 #include "transfer/moves.h"
 
 namespace nb = nanobind;
@@ -139,17 +142,19 @@ void BindTransfer(nb::module_ m) {
           nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"))
       .def(
           "open_and_read",
-          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms, nb::bytes digest,
+          [](Endpoint& self, int peer, nb::bytes key, int64_t version, int64_t lease_ms, nb::bytes digest, bool closes,
              const std::vector<PieceArgument>& from, const std::vector<PieceArgument>& to,
              const std::vector<ArrayArgument>& arrays) {
             const std::shared_ptr<Call> open = self.OpenAndRead(peer, std::string(key.c_str(), key.size()), version,
                                                                 lease_ms, std::string(digest.c_str(), digest.size()),
-                                                                PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
+                                                                closes, PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
             return std::make_pair(open, open->read);
           },
-          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"), nb::arg("from_"),
-          nb::arg("to"), nb::arg("arrays"),
-          "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled.")
+          nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"),
+          nb::arg("closes"), nb::arg("from_"), nb::arg("to"), nb::arg("arrays"),
+          "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled. "
+          "closes: "
+          "the lease ends with the read.")
       .def(
           "watch",
           [](Endpoint& self, int peer, nb::bytes key, int64_t after) {
@@ -231,6 +236,19 @@ void BindTransfer(nb::module_ m) {
       },
       nb::arg("name"), nb::arg("secret"), nb::arg("host"), nb::arg("port"), nb::arg("shared_memory"),
       nb::arg("max_lease_ms"), nb::arg("max_strangers"));
+  m.def(
+      "allocate",
+      [](size_t bytes) {
+        using Block = std::pair<char*, size_t>;
+        char* const data = MemoryPool::Get().Take(bytes);
+        if (data == nullptr) throw std::bad_alloc();
+        const nb::capsule owner(new Block(data, bytes), [](void* owned) noexcept {
+          const std::unique_ptr<Block> block(static_cast<Block*>(owned));
+          MemoryPool::Get().Give(block->first, block->second);
+        });
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner);
+      },
+      nb::arg("bytes"), "Memory for an array of this process, with any content. It is used again once nobody has it.");
   m.def(
       "add_pull",
       [](std::shared_ptr<Endpoint> endpoint, std::vector<std::vector<std::shared_ptr<Call>>> layers,

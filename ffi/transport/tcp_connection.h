@@ -1,6 +1,7 @@
 // A connection of TcpNetwork, and what crosses it. For tcp_handshake.cc and tcp_network.cc only.
 #pragma once
 
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 
 namespace jaxcomm {
 
-constexpr uint32_t kProtocolVersion = 2;
+constexpr uint32_t kProtocolVersion = 3;
 constexpr size_t kNumSlots = 16;  // of kMaxBulkBytes in the memory of a connection
 
 // Event ids of what is no connection.
@@ -75,7 +76,8 @@ struct TcpNetwork::Connection {
   std::string peer_name;
   std::string why;  // it ended; empty: it lives
   bool busy = false;
-  bool watched_for_room = false;
+  uint32_t watched = EPOLLIN;  // events that end Wait
+  int num_pollers = 0;
 
   Hello hello{};
   Proof proof{};

@@ -114,20 +114,21 @@ void TcpNetwork::Drop(int peer, const std::string& why) {
 }
 
 void TcpNetwork::Close(const std::string& why) {
-  for (int* fd : {&listener_, &local_listener_}) {
+  for (const auto& [peer, c] : connections_) Drop(peer, why);
+  EndLost();
+  for (int* fd : {&listener_, &local_listener_, &wake_, &epoll_}) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
   }
-  for (const auto& [peer, c] : connections_) Drop(peer, why);
-  EndLost();
 }
 
 void TcpNetwork::Watch(Connection& c) {
-  const bool wanted = c.queued() > 0 || c.state == Connection::State::kConnecting;
-  if (wanted == c.watched_for_room) return;
-  c.watched_for_room = wanted;
+  const bool sends = c.queued() > 0 || c.state == Connection::State::kConnecting;
+  const uint32_t wanted = (c.num_pollers == 0 ? EPOLLIN : 0U) | (sends ? EPOLLOUT : 0U);
+  if (wanted == c.watched) return;
+  c.watched = wanted;
   epoll_event event{};
-  event.events = EPOLLIN | (wanted ? EPOLLOUT : 0U);
+  event.events = wanted;
   event.data.fd = c.peer;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, c.fd, &event);
 }
@@ -290,6 +291,18 @@ TcpNetwork::Events TcpNetwork::Wait(int timeout_ms) {
   Events events;
   for (int i = 0; i < count; ++i) events.emplace_back(int{found[i].data.fd}, uint32_t{found[i].events});
   return events;
+}
+
+void TcpNetwork::SetPolled(int peer, bool polled) {
+  Connection* c = Find(peer);
+  if (c == nullptr) return;
+  c->num_pollers += polled ? 1 : -1;
+  Watch(*c);
+}
+
+TcpNetwork::Events TcpNetwork::Poll(int peer) const {
+  const Connection* c = Find(peer);
+  return c != nullptr && c->state == Connection::State::kOpen ? Events{{peer, EPOLLIN}} : Events();
 }
 
 void TcpNetwork::Wake() {

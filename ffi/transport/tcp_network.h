@@ -93,13 +93,17 @@ class TcpNetwork {
   void StopPlacing(int peer);
   // OnLost follows, from Progress.
   void Drop(int peer, const std::string& why);
-  // Drops all peers and listens no more. OnLost of each follows inside.
+  // Drops all peers and frees all descriptors. OnLost of each follows inside. Nobody waits meanwhile or afterwards.
   void Close(const std::string& why);
 
-  // Blocks until there is something to do for Progress. Threads may wait at the same time, and get the same events.
+  // Blocks until there is something to do for Progress. One thread waits.
   using Events = std::vector<std::pair<int, uint32_t>>;
   Events Wait(int timeout_ms);
   void Progress(const Events& events);
+  // What arrives from a polled peer does not end Wait: other threads call Progress with Poll() instead. Each
+  // SetPolled(peer, true) needs a SetPolled(peer, false).
+  void SetPolled(int peer, bool polled);
+  Events Poll(int peer) const;
   void Wake();
 
   std::string name_of(int peer) const;

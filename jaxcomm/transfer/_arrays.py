@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm._core import transfer as _native
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # begin and end of each dimension
 ArrayArgument = tuple[int, int, Sequence[int], Sequence[int], int, Sequence[int]]
 
 _ALIGNMENT = 64  # XLA takes memory with this alignment without a copy
+_POOLED_BYTES = 64 << 10  # the allocator of the process uses smaller memory again
 
 
 def argument(x: np.ndarray, page_dimension: int = -1, pages: Sequence[int] = ()) -> ArrayArgument:
@@ -21,15 +24,11 @@ def argument(x: np.ndarray, page_dimension: int = -1, pages: Sequence[int] = ())
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """An array that jax.device_put takes without a copy on CPUs."""
+    """An array that JAX takes without a copy on CPUs."""
     dtype = np.dtype(dtype)
     size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes >= _POOLED_BYTES:
+        return _native.allocate(size_bytes).view(dtype).reshape(shape)
     memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + size_bytes].view(dtype).reshape(shape)
-
-
-def inside(box: Sequence[Sequence[int]], holder: Box) -> Box:
-    """A box of the array as a box of the memory of `holder`."""
-    begin, end = (tuple(x - o for x, o in zip(side, holder[0], strict=True)) for side in box)
-    return begin, end

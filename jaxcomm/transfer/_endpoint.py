@@ -193,19 +193,32 @@ class Endpoint:
                     self._native.disconnect(peer)
             raise
 
+    def _begin_open(self, address: str, key: bytes, version: int | None, read: Any = None) -> tuple[int, Any, Any]:
+        """Asks for a lease: the connection, the request, and the read that begins with it."""
+        peer = self._peer(address)
+        request = peer, key, version or 0, round(self.limits.lease_s * 1e3)
+        if read is None:
+            return peer, self._native.open(*request), None
+        return peer, *self._native.open_and_read(*request, *read)
+
     def _open(
-        self, address: str, key: bytes, version: int | None, name: str, timeout_s: float, read: Any = None
+        self,
+        address: str,
+        key: bytes,
+        version: int | None,
+        name: str,
+        timeout_s: float,
+        read: Any = None,
+        begun: tuple[int, Any, Any] | None = None,
     ) -> Lease:
         """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
-        that begins at once if the manifest has the digest: the digest, and the arguments of Lease.read."""
+        that begins at once if the manifest has the digest: the digest, whether it closes the lease, and the arguments
+        of Lease.read. begun: by
+        _begin_open."""
         started = None
         for attempt in range(2):
-            peer = self._peer(address)
-            request = peer, key, version or 0, round(self.limits.lease_s * 1e3)
-            if read is None:
-                call = self._native.open(*request)
-            else:
-                call, started = self._native.open_and_read(*request, *read)
+            peer, call, started = begun or self._begin_open(address, key, version, read)
+            begun = None
             exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
                 self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)

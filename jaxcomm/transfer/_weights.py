@@ -21,10 +21,12 @@ from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._arrays import Box
 from jaxcomm.transfer._endpoint import Endpoint, Group, Lease, _key_of, describe
-from jaxcomm.transfer._plan import Plan, box_of, is_target, make_plan
+from jaxcomm.transfer._plan import Pieces, Plan, box_of, is_target, make_plan
 
 _LATEST = -1
 _MOST_PLANS = 16  # of an endpoint
+_SMALL_BYTES = 64 << 10  # of a fetch that may end before fetch() returns
+_AT_ONCE_S = 1e-4
 _SILENT_S = 2  # before the progress bar appears
 _BAR_EVERY_S = 0.2
 
@@ -108,15 +110,16 @@ def fetch(
 ) -> "concurrent.futures.Future[PyTree]":
     """Starts to read one version of an object that another job has published.
 
-    Only the elements of this process's shards are read, each once, from the writers that hold them. The result has all
-    arrays in one version, or the future has an exception.
+    Only the elements of this process's shards are read, each once, from the writers that hold them. If a writer is
+    lost, others that hold the same elements send what is missing. The result has all arrays in one version, or the
+    future has an exception.
 
     Args:
       endpoint: that of this process.
       group: the endpoints of the writers.
       object: the name that they publish.
-      version: a number, or "latest": the newest one that all of them have. If the shardings span several processes, all
-        of them call fetch() in the same order, and their first process chooses.
+      version: a number, or "latest": the newest one that all writers have which are not lost. If the shardings span
+        several processes, all of them call fetch() in the same order, and their first process chooses.
       shardings: pytree with the structure of the published one, or one sharding for all arrays. A leaf is a
         jax.sharding.Sharding, or None for a numpy.ndarray. With one sharding, the result is a dict by path.
       timeout_s: limit of the whole fetch.
@@ -128,7 +131,7 @@ def fetch(
       NotFound: no such object or version.
       VersionGone: the version was retired.
       Revoked: a writer took it back during the fetch.
-      PeerLost: a writer died, left or does not know the secret.
+      PeerLost: a writer died, left or does not know the secret, and no other one has its elements.
       TransferTimeout: a writer lives but did not answer in time.
       Refused: the trees differ, or a sharding does not fit.
     """
@@ -138,10 +141,15 @@ def fetch(
         not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
     )
     number = 0
+    begun = None if several else _begin(endpoint, group, object, version, shardings)
+    if begun is not None and begun.is_done():
+        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
+        future.set_result(begun.result())
+        return future
     if several:
         number = endpoint._fetches.get(object, 0)
         endpoint._fetches[object] = number + 1
-    run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number))
+    run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number), begun)
     return endpoint._threads.submit(run)
 
 
@@ -184,6 +192,7 @@ def _run(
     shardings: PyTree,
     timeout_s: float,
     shared: tuple[bool, int],
+    begun: "_Begun | None",
 ) -> PyTree:
     deadline = time.monotonic() + timeout_s
     several, number = shared
@@ -193,26 +202,39 @@ def _run(
     if follows:
         wanted = int(kv_store.kv_get(key, timeout_s, f"fetch of {object!r}: process 0 did not choose a version"))
     with contextlib.ExitStack() as ends:
-        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends)
+        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends, begun)
         if plan is None:
-            leases = _open_all(endpoint, group, object, wanted, deadline, ends)
-            plan = make_plan(group, object, [lease.manifest for lease in leases], shardings)
-            _remember(endpoint, _plan_key(group, object, shardings), plan)
+            leases, lost = _open_all(endpoint, group, object, wanted, deadline, ends)
+            manifests = {writer: lease.manifest for writer, lease in leases.items()}
+            plan = make_plan(group, object, manifests, shardings, lost)
+            if lost is None:
+                _remember(endpoint, _plan_key(group, object, shardings), plan)
             arrays = plan.allocate()
-        reads = [(lease, lease.started) for lease in leases if lease.started is not None]
+        arguments = [_arrays.argument(x) for x in arrays]
+        reads: list[tuple[Lease, int, Pieces, Any]] = []
         ends.callback(_cancel, reads)  # before the memory of the arrays ends with this frame
+
+        def start(writer: int, pieces: Pieces) -> None:
+            lease = leases[writer]
+            started, lease.started = lease.started, None
+            reads.append((lease, writer, pieces, started or lease.read(*pieces, arguments)))
+
+        for writer in leases:
+            for pieces in plan.reads[writer]:
+                start(writer, pieces)
         if several and wanted == _LATEST and not follows:
-            kv_store.kv_set(key, str(leases[0].version), timeout_s)
-        if not reads:
-            arguments = [_arrays.argument(x) for x in arrays]
-            for lease, of_writer in zip(leases, plan.reads, strict=True):
-                reads += [(lease, lease.read(*pieces, arguments)) for pieces in of_writer]
+            kv_store.kv_set(key, str(next(iter(leases.values())).version), timeout_s)
         shows = not several or jax.process_index() == 0
         with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), shows) as bar:
-            for lease, read in reads:
+            for lease, writer, pieces, read in reads:  # which become more
                 while bar is not None and not lease.poll(read, _BAR_EVERY_S) and time.monotonic() < deadline:
-                    bar.update(sum(each.received_bytes(r) for each, r in reads) - bar.n)
-                lease.wait(read, max(deadline - time.monotonic(), 0.0))
+                    bar.update(sum(each.received_bytes(r) for each, _, _, r in reads) - bar.n)
+                try:
+                    lease.wait(read, max(deadline - time.monotonic(), 0.0))
+                except _errors.PeerLost as error:
+                    leases.pop(writer, None)
+                    for rest in plan.rest(pieces, lease.received_bytes(read), leases, error):
+                        start(*rest)
         reads.clear()
     return plan.result(arrays)
 
@@ -230,8 +252,8 @@ def _bar(what: str, size_bytes: int, shows: bool) -> Iterator[Any]:
         bar.update(size_bytes - bar.n)
 
 
-def _cancel(reads: Sequence[tuple[Lease, Any]]) -> None:
-    for lease, read in reads:
+def _cancel(reads: Sequence[tuple[Lease, int, Pieces, Any]]) -> None:
+    for lease, _, _, read in reads:
         lease.cancel(read)
 
 
@@ -248,6 +270,40 @@ def _remember(endpoint: Endpoint, key: Any, plan: Plan) -> None:
             del endpoint._plans[next(iter(endpoint._plans))]
 
 
+class _Begun:
+    """A small fetch from one writer, by the plan of an earlier one, which this thread has asked for.
+
+    Until it has ended, or has been cancelled, the endpoint writes to its arrays.
+    """
+
+    def __init__(self, endpoint: Endpoint, address: str, object: str, version: int, plan: Plan) -> None:
+        self._endpoint, self._version, self.plan, self.arrays = endpoint, version, plan, plan.allocate()
+        read = plan.digests[0], True, *plan.reads[0][0], [_arrays.argument(x) for x in self.arrays]
+        self.request = endpoint._begin_open(address, _key_of(object), version, read)
+
+    def is_done(self) -> bool:
+        """Waits for a moment: another thread takes longer to begin. False: the fetch goes on, or has failed."""
+        _, opened, read = self.request
+        native = self._endpoint._native
+        try:
+            if not native.poll(read, _AT_ONCE_S) or native.wait(read, 0.0)[0]:
+                return False
+        except BaseException:
+            native.cancel(opened)
+            raise
+        return True
+
+    def result(self) -> PyTree:
+        return self.plan.result(self.arrays)
+
+
+def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, shardings: PyTree) -> _Begun | None:
+    plan = endpoint._plans.get(_plan_key(group, object, shardings))
+    if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or plan.size_bytes > _SMALL_BYTES:
+        return None
+    return _Begun(endpoint, group.addresses[0], object, version if isinstance(version, int) else _LATEST, plan)
+
+
 def _open_planned(
     endpoint: Endpoint,
     group: Group,
@@ -256,59 +312,72 @@ def _open_planned(
     shardings: PyTree,
     deadline: float,
     ends: contextlib.ExitStack,
-) -> tuple[Plan | None, list[Lease], list[np.ndarray]]:
+    begun: "_Begun | None",
+) -> tuple[Plan | None, dict[int, Lease], list[np.ndarray]]:
     """Opens an object and reads by the plan of an earlier fetch, in one round trip. No plan: it does not hold now."""
-    plan = endpoint._plans.get(_plan_key(group, object, shardings))
+    plan = begun.plan if begun else endpoint._plans.get(_plan_key(group, object, shardings))
     if plan is None or any(len(of_writer) > 1 for of_writer in plan.reads):
-        return None, [], []
-    arrays = plan.allocate()
+        return None, {}, []
+    arrays = begun.arrays if begun else plan.allocate()
     arguments = [_arrays.argument(x) for x in arrays]
-    leases: list[Lease] = []
+    leases: dict[int, Lease] = {}
     with contextlib.ExitStack() as undo:
-        for address, digest, reads in zip(group.addresses, plan.digests, plan.reads, strict=True):
+        for writer, (address, digest, reads) in enumerate(zip(group.addresses, plan.digests, plan.reads, strict=True)):
             pieces = reads[0] if reads else ([], [])
             left_s = max(deadline - time.monotonic(), 0.0)
-            what = f"fetch: {object!r}"
-            lease = endpoint._open(address, _key_of(object), version, what, left_s, (digest, *pieces, arguments))
+            what, read = f"fetch: {object!r}", (digest, len(group.addresses) == 1, *pieces, arguments)
+            try:
+                request = begun.request if begun else None
+                lease = endpoint._open(address, _key_of(object), version, what, left_s, read, request)
+            except _errors.PeerLost:
+                if len(group.addresses) > 1:
+                    return None, {}, []
+                raise
             ends.callback(lease.close)
             undo.callback(lease.cancel, lease.started)
-            if lease.manifest or lease.version != (leases or [lease])[0].version:
-                return None, [], []
-            leases.append(lease)
+            if lease.manifest or lease.version != leases.get(0, lease).version:
+                return None, {}, []
+            leases[writer] = lease
         undo.pop_all()  # the reads go on
     return plan, leases, arrays
 
 
 def _open_all(
     endpoint: Endpoint, group: Group, object: str, version: int, deadline: float, ends: contextlib.ExitStack
-) -> list[Lease]:
-    """Leases of one version at all writers: the given one, or the newest that all of them have."""
+) -> tuple[dict[int, Lease], _errors.PeerLost | None]:
+    """Leases of one version by writer: the given one, or the newest that all of them have. Lost writers have no lease;
+    the second result is the error of the first of them."""
     while True:
-        opened: list[Lease] = []
-
-        def open_at(address: str, exact: int, opened: list[Lease] = opened) -> Lease:
-            left_s = max(deadline - time.monotonic(), 0.0)
-            opened.append(endpoint._open(address, _key_of(object), exact, f"fetch: {object!r}", left_s))
-            return opened[-1]
-
-        try:
-            leases = [open_at(address, version) for address in group.addresses]
-            oldest = min(lease.version for lease in leases)
-            for i, lease in enumerate(leases):
-                if lease.version != oldest:
-                    leases[i] = open_at(group.addresses[i], oldest)
-                    lease.close()
-            for lease in leases:
-                ends.callback(lease.close)
-            return leases
-        except BaseException as error:
-            for lease in opened:
-                lease.close()
-            # A writer has retired the version that another one has not replaced yet.
-            gone = version == _LATEST and isinstance(error, _errors.VersionGone)
-            if not gone or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        leases: dict[int, Lease] = {}
+        lost: _errors.PeerLost | None = None
+        to_open = [(writer, version) for writer in range(len(group.addresses))]
+        with contextlib.ExitStack() as undo:
+            try:
+                while to_open:
+                    writer, exact = to_open.pop(0)
+                    leases.pop(writer, None)
+                    left_s = max(deadline - time.monotonic(), 0.0)
+                    what = f"fetch: {object!r}"
+                    try:
+                        lease = endpoint._open(group.addresses[writer], _key_of(object), exact, what, left_s)
+                    except _errors.PeerLost as error:
+                        lost = lost or error
+                    else:
+                        undo.callback(lease.close)
+                        leases[writer] = lease
+                    if not to_open:
+                        oldest = min((each.version for each in leases.values()), default=version)
+                        to_open = [(i, oldest) for i, each in leases.items() if each.version != oldest]
+            except _errors.VersionGone:
+                # A writer has retired the version that another one has not replaced yet.
+                if version != _LATEST or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+                continue
+            if lost is not None and not leases:
+                raise lost
+            ends.enter_context(undo.pop_all())
+            return leases, lost
 
 
 def _shards(leaf: Any) -> dict[Box, Any]:

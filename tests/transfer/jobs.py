@@ -30,6 +30,21 @@ def publisher(pipe, name, listen, version, elements):
         pipe.recv()
 
 
+def replicated():
+    return {
+        "v": np.arange(1_000_000, dtype=np.int32).reshape(4, -1),
+        "w": np.arange(3_000_000, dtype=np.int32)[::-1].reshape(1000, 3000).copy(),
+    }
+
+
+def replica(pipe):
+    """Publishes arrays that another writer has too."""
+    with transfer.Endpoint("replica", secret=SECRET, shared_memory=False) as endpoint:
+        transfer.publish(endpoint, "weights", replicated(), 1)
+        pipe.send(endpoint.address)
+        pipe.recv()
+
+
 def prefill(pipe, shared_memory):
     """Offers a page whose first layer is ready. Its second one never is."""
     with transfer.Endpoint("prefill", secret=SECRET, shared_memory=shared_memory) as endpoint:
@@ -134,19 +149,25 @@ class Link:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
-                self._streams += [near, far]
+                self._streams.append(near)
+                try:
+                    far = socket.create_connection(self._to)
+                except OSError:
+                    near.close()
+                    continue
+                self._streams.append(far)
                 for way in ((near, far, float("inf")), (far, near, self._most_bytes)):
                     threading.Thread(target=self._forward, args=way, daemon=True).start()
 
     def _forward(self, source, sink, most_bytes):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a process that was killed may reset its connections
             while data := source.recv(1 << 16):
                 self._whole.wait()
                 sink.sendall(data)
                 if 0 < most_bytes <= len(data):
                     self.cut()
                 most_bytes -= len(data)
+        with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
     def cut(self):

@@ -251,7 +251,7 @@ void FuzzSource(unsigned seed, int connections) {
         {kOpenFrame, 1, 0, Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text("")},
         {kOpenFrame, 1, 0,
          Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text(digest) +
-             Bytes(uint64_t{9}, uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, kCount)},
+             Bytes(uint64_t{9}, uint8_t{1}, uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, kCount)},
         {kReadFrame, 2, lease, Bytes(uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, kCount)},
         {kReadFrame, 3, lease,
          Bytes(uint32_t{2}, uint32_t{0}, uint32_t{1}, int64_t{9}, int64_t{20}, uint32_t{0}, uint32_t{1}, int64_t{0},

@@ -1,0 +1,99 @@
+"""Writers that hold the same elements: if one is lost, the others send what it has not sent."""
+
+import contextlib
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jobs import LIMIT_S, SECRET, Link, job, replica, replicated
+from test_weights import wait_until
+
+from jaxcomm import transfer
+from jaxcomm.transfer import _plan, _weights
+
+MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+
+
+def received_bytes(endpoint):
+    return sum(n for name, n in endpoint.stats().items() if name.endswith("received_bytes"))
+
+
+def test_what_follows_the_first_elements_of_a_box():
+    for sizes in [(), (1,), (7,), (3, 4), (2, 1, 3), (2, 3, 2, 2)]:
+        begin = tuple(range(5, 5 + len(sizes)))
+        box = begin, tuple(b + n for b, n in zip(begin, sizes, strict=True))
+        for count in range(int(np.prod(sizes)) + 1):
+            times = np.zeros([n + 10 for n in sizes], np.int32)
+            for first, last in _plan._after(box, count):
+                times[tuple(map(slice, first, last))] += 1
+            want = np.zeros_like(times)
+            want[tuple(map(slice, *box))] = (np.arange(np.prod(sizes)) >= count).reshape(sizes)
+            np.testing.assert_array_equal(times, want, f"{sizes} after {count}")
+
+
+@pytest.mark.parametrize("sent_bytes", [1, 2**20, 5 * 2**20])
+def test_a_writer_that_is_killed_while_it_sends(sent_bytes):
+    """Both writers have all elements, the second one in other shards."""
+    tree = replicated()
+    with (
+        transfer.Endpoint("reader", secret=SECRET, shared_memory=False) as reader,
+        transfer.Endpoint("second", secret=SECRET) as second,
+        job(replica) as first,
+    ):
+        specs = {"v": P(None, "a"), "w": P("b")}
+        there = {name: jax.device_put(x, NamedSharding(MESH, specs[name])) for name, x in tree.items()}
+        transfer.publish(second, "weights", there, 1)
+        with contextlib.closing(Link(first.receive(), sent_bytes)) as link:
+            group = transfer.Group([link.address, second.address])
+            here = {"v": NamedSharding(MESH, P(("a", "b"))), "w": None}
+            future = transfer.fetch(reader, group, "weights", 1, here, timeout_s=LIMIT_S)
+            if sent_bytes > 1:
+                wait_until(lambda: received_bytes(reader) > sent_bytes // 2, LIMIT_S)
+            first.kill()
+            link.mend()
+            for name, x in future.result().items():
+                np.testing.assert_array_equal(x, tree[name])
+            assert received_bytes(reader) == sum(x.nbytes for x in tree.values()), "what has arrived is not sent again"
+            assert reader.stats()["failures_timeout"] == 0
+            again = transfer.fetch(reader, group, "weights", "latest", here).result()
+            np.testing.assert_array_equal(again["v"], tree["v"])
+        wait_until(lambda: second.stats()["leases"] == 0)
+
+
+def part_of(x, rows):
+    """The shards of a process that has some rows of an array."""
+    return {((rows.start, 0), (rows.stop, x.shape[1])): x[rows]}
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
+    """Rows 4 to 8 are at two of three writers. `planned`: an earlier fetch has left its plan."""
+    x = np.arange(64, dtype=np.int32).reshape(8, 8)
+    with transfer.Endpoint("reader", secret=SECRET) as reader, contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(transfer.Endpoint(f"writer-{i}", secret=SECRET)) for i in range(3)]
+        for writer, rows in zip(writers, (slice(0, 4), slice(4, 8), slice(4, 8)), strict=True):
+            monkeypatch.setattr(_weights, "_shards", functools.partial(part_of, rows=rows))
+            transfer.publish(writer, "x", {"w": x}, 3)
+        group = transfer.Group([writer.address for writer in writers])
+
+        def fetched(version):
+            target = {"w": NamedSharding(MESH, P("a"))}
+            return transfer.fetch(reader, group, "x", version, target, timeout_s=LIMIT_S).result()["w"]
+
+        if planned:
+            np.testing.assert_array_equal(fetched(3), x)
+        writers[1].close()
+        for version in ("latest", 3):
+            np.testing.assert_array_equal(fetched(version), x)
+        monkeypatch.setattr(_weights, "_shards", functools.partial(part_of, rows=slice(4, 8)))
+        transfer.publish(writers[2], "x", {"w": x}, 4)
+        with pytest.raises(transfer.VersionGone, match="'writer-2'"):
+            fetched(3)
+        with pytest.raises(transfer.NotFound, match="'writer-0'"):
+            fetched(4)
+        writers[2].close()
+        with pytest.raises(transfer.PeerLost, match="endpoint 'writer-1'"):
+            fetched(3)
