@@ -67,6 +67,7 @@ NAVIGATION = {
         "Example: jobs of serving </examples/disaggregated/README>",
         "Integration: Tunix </integrations/tunix/README>",
         "Integration: sglang-jax </integrations/sglang_jax/README>",
+        "Integration: vLLM </integrations/vllm/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
         "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
     ],

@@ -1,0 +1,156 @@
+"""integrations/vllm against a stand-in of vLLM's interface; its check.py runs with the real one, in two processes."""
+
+import abc
+import enum
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+INTERFACE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+
+
+class Role(enum.Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class Base(abc.ABC):
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self._connector_metadata = None
+
+    def bind_connector_metadata(self, connector_metadata):
+        self._connector_metadata = connector_metadata
+
+    def clear_connector_metadata(self):
+        self._connector_metadata = None
+
+    def _get_connector_metadata(self):
+        assert self._connector_metadata is not None
+        return self._connector_metadata
+
+    @abc.abstractmethod
+    def start_load_kv(self, forward_context, **kwargs): ...
+
+    @abc.abstractmethod
+    def wait_for_layer_load(self, layer_name): ...
+
+    @abc.abstractmethod
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...
+
+    @abc.abstractmethod
+    def wait_for_save(self): ...
+
+    @abc.abstractmethod
+    def get_num_new_matched_tokens(self, request, num_computed_tokens): ...
+
+    @abc.abstractmethod
+    def update_state_after_alloc(self, request, blocks, num_external_tokens): ...
+
+    @abc.abstractmethod
+    def build_connector_meta(self, scheduler_output): ...
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    parts = INTERFACE.split(".")
+    for i in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), types.ModuleType(parts[i - 1]))
+    base = types.ModuleType(INTERFACE)
+    base.KVConnectorBase_V1, base.KVConnectorMetadata, base.KVConnectorRole = Base, object, Role
+    monkeypatch.setitem(sys.modules, INTERFACE, base)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    monkeypatch.delitem(sys.modules, "integrations.vllm.connector", raising=False)
+    connector = importlib.import_module("integrations.vllm.connector")
+    return types.SimpleNamespace(connector=connector, toy=importlib.import_module("integrations.vllm.engine"))
+
+
+@pytest.fixture
+def engines(vllm, tmp_path):
+    """Makes an engine of a role; all are closed in the end."""
+    (tmp_path / "secret").write_text("secret of the tests")
+    made = []
+
+    def make(role, block_size, devices, **options):
+        files = {"secret_file": tmp_path / "secret", "address_file": tmp_path / "address"}
+        config = vllm.toy.Config(role, block_size, files | options, role)
+        sharding = NamedSharding(Mesh(np.array(devices), ("model",)), P(None, None, "model"))
+        made.append(vllm.toy.Engine(vllm.connector.JaxcommConnector, Role, config, 24, sharding))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def load(vllm, engine, name, prompt, params, local_tokens=0):
+    """Loaded tokens and number of invalid blocks. Whatever was loaded, the cache is right in the end."""
+    request = engine.request(name, prompt, params)
+    loaded, invalid = engine.load(request, local_tokens)
+    assert invalid in (set(), set(request.blocks))
+    for layer, got in enumerate(engine.blocks(request.blocks, len(prompt))):
+        np.testing.assert_array_equal(got, vllm.toy.cache_of(prompt, layer), err_msg=f"{name} layer {layer}")
+    engine.free += request.blocks
+    return loaded, len(invalid)
+
+
+def test_decode_loads_what_prefill_has_computed(vllm, engines):
+    """Other block sizes and devices. The pool of the prefill engine has pages for one long prompt only."""
+    prefill = engines("kv_producer", 4, jax.devices()[:4], pool_pages=8)
+    decode = engines("kv_consumer", 8, jax.devices()[4:6])
+    prompts = {"a": list(range(3, 32)), "b": list(range(40, 69)), "c": [5, 4, 3]}
+    params = {name: prefill.prefill(prefill.request(name, prompt)) for name, prompt in prompts.items()}
+    assert load(vllm, decode, "a", prompts["a"], params["a"]) == (29, 0)
+    prefill.step()  # frees the pages of the first prompt for the second
+    assert all(cache.addressable_shards[1].index[2] == slice(2, 4) for cache in decode.caches.values())
+    assert load(vllm, decode, "b", prompts["b"], params["b"], local_tokens=16) == (13, 0)
+    assert load(vllm, decode, "c", prompts["c"], params["c"]) == (3, 0)
+    assert (decode.worker.worker._pool.num_free, len(decode.free), len(prefill.free)) == (24, 24, 24)
+
+
+def test_what_is_here_before_is_not_loaded(vllm, engines):
+    """The offer ends all the same, long before its lease."""
+    prefill = engines("kv_producer", 4, jax.devices()[:1])
+    decode = engines("kv_consumer", 8, jax.devices()[1:2])
+    prompt = list(range(16))
+    params = prefill.prefill(prefill.request("a", prompt))
+    assert load(vllm, decode, "a", prompt, params, local_tokens=16) == (0, 0)
+
+    def is_free():
+        prefill.step()
+        decode.step()
+        return prefill.worker.worker._pool.num_free == 24
+
+    prefill.until(is_free)
+    assert not decode.worker.worker._loads
+
+
+@pytest.mark.parametrize("fault", ["source ended", "other layers", "more tokens than the prompt"])
+def test_failed_loads_are_computed_again(vllm, engines, fault, monkeypatch):
+    prefill = engines("kv_producer", 4, jax.devices()[:1])
+    if fault == "other layers":
+        monkeypatch.setattr(vllm.toy, "LAYERS", 2)
+    decode = engines("kv_consumer", 8, jax.devices()[1:2])
+    prompt = list(range(10))
+    params = prefill.prefill(prefill.request("a", prompt))
+    if fault == "source ended":
+        prefill.close()
+    asked = prompt[:9] if fault == "more tokens than the prompt" else prompt
+    assert load(vllm, decode, "a", asked, params) == (0, 0 if asked is not prompt else 2)
+    assert decode.worker.worker._pool.num_free == 24
+
+
+def test_bad_configurations_are_refused(vllm, engines, tmp_path):
+    for role, options, error in (
+        ("kv_both", {}, "kv_role must be kv_producer or kv_consumer"),
+        ("kv_consumer", {"secret_file": None}, "must have 'secret_file'"),
+        ("kv_producer", {"address_file": ""}, "must have 'address_file'"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            engines(role, 4, jax.devices()[:1], **options)
