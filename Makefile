@@ -150,9 +150,9 @@ test-python: setup $(VENV)/test-deps
 run-python:
 	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
-# All tests except the size stress. Timing tests run last, one at a time. SHARD=i/n selects the i-th of n parts of the
-# tests that `make test` leaves out, without timing tests. The first part tests the machine code of all generations of
-# GPUs (tests/shards.py). The others build PTX only, as `make test` does: machine code takes five minutes.
+# All tests except the size stress. SHARD=i/n selects the i-th of n parts of the tests that `make test` leaves out. The
+# first part tests the machine code of all generations of GPUs (tests/shards.py). The others build PTX only, as `make
+# test` does: machine code takes five minutes.
 shard_number = $(firstword $(subst /, ,$(SHARD)))
 shard_count = $(lastword $(subst /, ,$(SHARD)))
 test-all: setup $(VENV)/test-deps
@@ -161,9 +161,8 @@ test-all: setup $(VENV)/test-deps
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --parallel $(NATIVE_TESTS_AT_ONCE) --output-on-failure \
 	  --output-junit $(abspath build/ctest-all.xml) $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
-	$(PYTEST) --size full -m "not timing" $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
+	$(PYTEST) --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
-	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
 comma := ,
 
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread

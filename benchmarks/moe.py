@@ -4,8 +4,6 @@ Usage: python benchmarks/moe.py [T K E d]     8 devices of this process; T token
                                               of d elements
        python -m jaxcomm.run --processes 2 --devices 4 benchmarks/moe.py [T K E d]     2 processes of 4 devices
 
-Over a shaped link between two hosts (needs root): pytest tests/hosts/test_collectives.py --size full -k moe_sends
-
 Options: --routing uniform | zipf | hot (half of all choices are of one rank's experts), --algorithm A (several are run
 in turn), --only-ours (leaves out the exchange with slots for the worst case, whose memory grows with n T min(K, M)).
 

@@ -44,8 +44,7 @@ def pytest_collection_modifyitems(config, items):
         full = item.get_closest_marker("full") is not None
         if parts:
             machine_code = item.get_closest_marker("machine_code") is not None
-            timing = item.get_closest_marker("timing")
-            return full and not timing and shards.part(item.nodeid, machine_code, parts) == part
+            return full and shards.part(item.nodeid, machine_code, parts) == part
         return size != "default" or not full
 
     # Long files first, as no file is divided: tests of several processes wait, and others use the processors meanwhile.
@@ -60,7 +59,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "full: not in `make test`, but in `make test-all`")
     config.addinivalue_line("markers", "machine_code: full, and needs `make cuda`; all in the first part of --shard")
     config.addinivalue_line("markers", "stress: only in `make stress`")
-    config.addinivalue_line("markers", "timing: full, and on a machine that does nothing else; never in a shard")
     global _terminal
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _terminal = os.fdopen(os.dup(2), "w")

@@ -157,7 +157,7 @@ def test_public_names_are_functions_and_types():
 
 
 def test_mutants_fit_the_sources():
-    """Mistakes made by hand are few. Each replaces a text that occurs once in its file."""
+    """Mistakes of mistakes/*.toml are few. Each replaces a text that occurs once in its file."""
     mistakes = importlib.import_module("mutation.hand").mistakes()
     for mistake in mistakes:
         assert read(mistake.file).count(mistake.old) == 1, (mistake.file, mistake.name)

@@ -137,6 +137,23 @@ def test_steps_on_gpus_by_hand():
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=1000).sms == 32  # JAXCOMM_MAX_SMS
 
 
+def test_a_staging_ring_on_gpus_by_hand():
+    """1 GiB in chunks of 32 KiB on each of 32 thread blocks, of which the first two are copied before any transfer.
+
+    Each later iteration has an overhead for its moves and one for its signals; the last two run at once.
+    """
+    part, chunk, node, own = 1 << 27, 32 << 15, 350e9, 1.5e12
+    first = 2 * (0.3e-6 + 7 * chunk / own + 0.5e-6)
+    others = 126 * (0.5e-6 + 7 * chunk / node + 0.5e-6) + 0.5e-6 + 2 * 7 * chunk / node
+    staged = on_gpus("all_to_all", 1 << 28, 8)
+    assert (staged.protocol, staged.sms) == ("steps", 32)
+    assert staged.predicted_time_s == pytest.approx(7.2e-6 + first + others + 1e-6)
+    in_place = on_gpus("all_to_all", 1 << 28, 8, symmetric_buffers=True).predicted_time_s
+    assert in_place == pytest.approx(7.2e-6 + 0.3e-6 + 7 * 0.5e-6 + part / own + 7 * part / node)
+    small, copied = (on_gpus("all_to_all", 1 << 23, 8, symmetric_buffers=on).predicted_time_s for on in (True, False))
+    assert copied == pytest.approx(small + (1 << 25) / own)  # operands of the size of the ring are copied whole
+
+
 COMBINED = ["psum", "pmax", "psum_scatter", "all_gather", "ppermute"]  # XLA's passes combine these on GPUs
 
 

@@ -70,10 +70,6 @@ def nccl(wheels):
     return ("-isystem", wheels / "nccl" / "include")
 
 
-def test_all_compile_with_nvcc(user, toolkit, wheels):
-    user(HEADERS, ".cu", toolkit / "bin" / "nvcc", *NVCC_FLAGS, *nccl(wheels))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("header", HEADERS)
 def test_each_compiles_with_nvcc(user, toolkit, wheels, header):

@@ -152,64 +152,6 @@ TEST_CASE("without a reserve of SMs, GPUs block each other") {
   CHECK(num_found > 0);
 }
 
-// Two GPUs with one SM each begin different blocks of the same call.
-TEST_CASE("fewer SMs than blocks") {
-  int num_found = 0;
-  for (uint64_t seed = 1; seed <= 10; ++seed) {
-    Group group(2, 3);
-    fake::LateGpus gpus(2, 1, kThreads, seed);
-    const Group::Call call = group.MakeCall(seed % 2 == 0, "direct", 0);
-    for (int32_t r = 0; r < 2; ++r) group.Launch(gpus, call, r, 0, "call");
-    const std::string deadlock = gpus.Run([&] { group.EndWaits(); });
-    if (deadlock.empty()) CHECK(group.IsRight(call, 0));
-    num_found += deadlock.find("GPU 0, stream 0: call has begun 1 and ended 0 of 3 blocks") != std::string::npos;
-  }
-  CHECK(num_found > 0);
-}
-
-TEST_CASE("a kernel that waits for a later kernel of its stream") {
-  Group group(2, 1);
-  fake::LateGpus gpus(2, 4, kThreads, 1);
-  const auto launch = [&](int32_t rank, const std::string& name, bool waits) {
-    gpus.Launch(rank, 0, name, 1, [&group, rank, waits] {
-      if (threadIdx.x != 0) return;
-      const device::Comm comm = group.ranks.CommOfNode(rank);
-      if (waits) {
-        device::Wait(comm, 0, 1 - rank);
-      } else {
-        device::Signal(comm, 0, 1 - rank);
-      }
-    });
-  };
-  launch(0, "wait", true);
-  launch(0, "signal", false);
-  launch(1, "wait", true);
-  launch(1, "signal", false);
-  const std::string deadlock = gpus.Run([&] { group.EndWaits(); });
-  CHECK(deadlock.find("GPU 0, stream 0: wait has begun 1 and ended 0 of 1 blocks") != std::string::npos);
-  CHECK(deadlock.find("GPU 1, stream 0: signal has begun 0") != std::string::npos);
-}
-
-TEST_CASE("two calls in different orders on two ranks") {
-  for (const bool same : {true, false}) {
-    Group first(2, 1), second(2, 1);
-    fake::LateGpus gpus(2, 4, kThreads, 7);
-    const Group::Call a = first.MakeCall(false, "direct", 0), b = second.MakeCall(false, "direct", 1);
-    first.Launch(gpus, a, 0, 0, "call a");
-    second.Launch(gpus, b, 0, 0, "call b");
-    if (!same) second.Launch(gpus, b, 1, 0, "call b");
-    first.Launch(gpus, a, 1, 0, "call a");
-    if (same) second.Launch(gpus, b, 1, 0, "call b");
-    const std::string deadlock = gpus.Run([&] {
-      first.EndWaits();
-      second.EndWaits();
-    });
-    CHECK(deadlock.empty() == same);
-    if (same) CHECK(first.IsRight(a, 0) && second.IsRight(b, 1));
-    if (!same) CHECK(deadlock.find("GPU 1, stream 0: call b has begun 1 and ended 0 of 1") != std::string::npos);
-  }
-}
-
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm

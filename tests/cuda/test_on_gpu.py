@@ -173,13 +173,6 @@ def test_with_a_gpu_and_nccl_all_parts_run(machine):
                     assert pathlib.Path(word).exists(), word
 
 
-def test_without_a_gpu_no_part_but_the_builds_runs(machine):
-    machine.no_gpu = "there is no NVIDIA GPU"
-    for parts in parts_of(machine).values():
-        left = [name for name, part in parts.items() if not part.missing]
-        assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
-
-
 def test_status_names_parts_that_exist(machine):
     names = {name for parts in parts_of(machine).values() for name in parts}
     for feature in status.FEATURES:

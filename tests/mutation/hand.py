@@ -4,6 +4,7 @@ The tests of Python sources run in forks of a process that has imported JAX.
 """
 
 import pathlib
+import re
 import shlex
 import tomllib
 from typing import NamedTuple
@@ -16,7 +17,7 @@ LIMIT_S = 600  # of a test without a mutant
 class Mistake(NamedTuple):
     """A text that occurs exactly once in a file of the repository, and its replacement.
 
-    Some mistakes show only to the tests of a build with a sanitizer.
+    Some mistakes show only to the tests of a build with a sanitizer: "thread:test_x".
     """
 
     name: str
@@ -24,15 +25,38 @@ class Mistake(NamedTuple):
     old: str
     new: str
     tests: str
-    sanitize: str = ""
 
 
 def mistakes():
-    return [
-        Mistake(**entry)
-        for path in sorted((record.HERE / "mistakes").glob("*.toml"))
-        for entry in tomllib.loads(path.read_text())["mistake"]
-    ]
+    found = []
+    for path in sorted((record.HERE / "mistakes").glob("*.toml")):
+        entries = tomllib.loads(path.read_text())
+        found += [Mistake(**entry) for entry in entries["mistake"]]
+        for sources in entries.get("sources", ()):
+            for file in sources["files"]:
+                text = (trees.ROOT / file).read_text()
+                found += [by_rule(rule, file, text, match, sources["tests"]) for rule in entries["rule"]
+                          for match in re.finditer(rule["old"], text, re.MULTILINE)]  # fmt: skip
+    return found
+
+
+def by_rule(rule, file, text, match, tests):
+    """The mistake that a rule makes of one place. Lines before the place make the text unique."""
+    begin, (start, end) = match.start(), match.span()
+    while text.count(text[begin:end]) > 1:
+        begin = text.rfind("\n", 0, begin - 1) + 1
+    line = text[:start].count("\n") + 1
+    new = text[begin:start] + match.expand(rule["new"])
+    return Mistake(f"line {line} {rule['name']}", file, text[begin:end], new, tests)
+
+
+def builds(mutant):
+    """{"native" or a sanitizer: the names of the programs}."""
+    found = {}
+    for word in mutant.tests.split():
+        sanitizer, _, name = word.rpartition(":")
+        found.setdefault(sanitizer or "native", []).append(name)
+    return found
 
 
 def fits(mutant, root=trees.ROOT):
@@ -83,18 +107,22 @@ class Runner:
         return self.pytest.run(shlex.split(mutant.tests), limit_s, self.place / "test.log")
 
     def runs(self, mutant):
-        """Returns [(command, folder, environment)], or None if the mutant does not compile."""
+        """Returns [(command, folder, environment, setup)], or None if the mutant does not compile."""
         if ".py" in mutant.tests:
             if not self.module():
                 return None
             built = next((self.build.builds / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
-            return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
-        names, build = mutant.tests.split(), mutant.sanitize or "native"
-        if not self.native(names, build):
-            return None
-        tests = [test for test in self.build.programs(build) if test["name"] in names]
-        return [(test["command"], self.place, test["environment"]) for test in tests]
+            command = trees.pytest(shlex.split(mutant.tests))
+            return [(command, self.tree, trees.python_environment(self.tree), trees.limit)]
+        runs = []
+        for build, names in builds(mutant).items():
+            if not self.native(names, build):
+                return None
+            tests = [test for test in self.build.programs(build) if test["name"] in names]
+            setup = trees.limit if build == "native" else None
+            runs += [(test["command"], self.place, test["environment"], setup) for test in tests]
+        return runs
 
     def passes(self, mutant, limit_s=LIMIT_S):
         """Runs the tests of a mutant in this tree. Returns a trees.Run, or None if the tree does not compile."""
@@ -104,8 +132,7 @@ class Runner:
         if not runs:
             return None
         total = 0.0
-        for command, place, environment in runs:
-            setup = None if mutant.sanitize else trees.limit
+        for command, place, environment, setup in runs:
             run = trees.run(command, place, limit_s, environment, self.place / "test.log", setup)
             total += run.seconds
             if not run.passed:
@@ -114,7 +141,7 @@ class Runner:
 
     def usual(self, mutant):
         """Returns the seconds of the tests without the mutant, or None with a message if they do not pass."""
-        key = mutant.tests, mutant.sanitize
+        key = mutant.tests
         if key not in self.normal:
             run, log = self.passes(mutant), self.place / "test.log"
             fault = ""
@@ -143,8 +170,9 @@ class Runner:
         finally:
             (self.tree / mutant.file).write_text(original)
         if run is None:
-            log = self.place / f"{mutant.sanitize or 'native'}.log"
-            print(f"{mutant.name}: does not compile:\n{log.read_text()[-1500:]}", flush=True)
+            logs = (self.place / f"{build}.log" for build in builds(mutant))
+            text = "".join(log.read_text()[-1500:] for log in logs if log.exists())
+            print(f"{mutant.name}: does not compile:\n{text}", flush=True)
             return None
         if run.timed_out and not trees.is_mutant_slow(self.passes(mutant), limit_s):
             print(f"{mutant.name}: no result, the machine is slow", flush=True)

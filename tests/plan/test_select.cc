@@ -264,6 +264,12 @@ TEST_CASE("LL is used only on machines that support it, and multimem only by nam
   CHECK(!choice.ll && choice.reason == "asked for");
   choice = Selected(request, "multimem", 4, machine);
   CHECK(IsNamed(choice, "multimem") && !choice.ll && choice.reason == "asked for");
+  // Two shots send less of a longer block. Without barriers, both are faster than steps.
+  machine.sync_overhead_s = 1e-3;
+  machine.ll = machine.ll_two_shot = LinkModel{1e-7, 2e11, 1e-6};
+  CHECK(IsNamed(Selected(request, "", 4, machine), "ll"));
+  request.block_count = 100'001;
+  CHECK(IsNamed(Selected(request, "", 4, machine), "ll_two_shot"));
 }
 
 }  // namespace

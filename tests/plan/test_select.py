@@ -21,10 +21,10 @@ def cluster():
     return plan.Machine(links, 5e-6, 1)
 
 
-def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True, multimem=False):
+def request(collective, nodes, locals_, block=1024, addressable=True):
     num_ranks = nodes * locals_
     source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)] if collective == "permute" else []
-    return plan.Request(collective, nodes, locals_, block, chunk, 0, source_of, addressable, multimem=multimem)
+    return plan.Request(collective, nodes, locals_, block, 0, 0, source_of, addressable)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -85,60 +85,6 @@ def test_large_networks_get_logarithms_for_small_blocks():
     assert choice.algorithm in ("recursive_doubling", "bruck")
     choice = plan.select(request("all_reduce", 1024, 1, 4, addressable=False), "", 4, cluster())
     assert choice.algorithm == "recursive_doubling"
-
-
-def test_a_named_algorithm_is_used():
-    for collective in COLLECTIVES:
-        for name, _ in plan.algorithms(collective):
-            multimem = plan.protocol(collective, name) == "multimem"
-            nodes, locals_ = (1, 8) if multimem else (2, 4)
-            choice = plan.select(request(collective, nodes, locals_, multimem=multimem), name, 4, cluster())
-            assert choice.algorithm == name
-            if multimem or plan.protocol(collective, name) == "steps":
-                assert choice.reason == "asked for"
-            else:
-                assert choice.reason == "asked for; runs step by step, because LL is not available here"
-                assert not choice.ll
-
-
-@pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
-def test_ll_needs_a_machine_that_supports_it(collective):
-    """LL needs no barriers, but twice the bytes, so it suits small blocks only."""
-    machine = cluster()
-    for flags in (None, (1e-7, 2e11, 1e-6)):
-        machine.sync_overhead_s = 5e-6
-        if flags:
-            machine.ll = flags
-        assert machine.ll == flags
-        for block, expected in ((16, flags is not None), (1 << 20, False)):
-            choice = plan.select(request(collective, 1, 8, block), "", 4, machine)
-            assert choice.ll == (choice.algorithm == "ll") == expected
-            assert ("ll" in choice.reason) == (flags is not None)
-    asked = plan.select(request(collective, 1, 8, 1000), "ll", 4, machine)
-    assert (asked.ll, asked.reason) == (True, "asked for")
-    assert asked.cost.time_s == pytest.approx(5e-6 + 7 * 1e-7 + 7 * 4000 / 2e11 + 1e-6)  # cluster() launches in 5 us
-    assert (asked.cost.node.messages, asked.cost.node.bytes, asked.cost.node.signals) == (7, 7 * 4000, 0)
-    assert plan.select(request(collective, 1, 8, 0), "ll", 4, machine).cost.node.bytes == 0
-    stepwise = plan.select(request(collective, 1, 8, 1000), "direct", 4, machine)
-    unframed = plan.select(request(collective, 1, 8, 1000), "direct", 4, cluster())
-    assert stepwise.cost.time_s == pytest.approx(unframed.cost.time_s + 5e-6)
-
-
-def test_ll_two_shot_suits_longer_blocks():
-    machine = cluster()
-    machine.sync_overhead_s = 1e-3
-    machine.ll = machine.ll_two_shot = (1e-7, 2e11, 1e-6)
-    assert plan.select(request("all_reduce", 1, 8, 16), "", 4, machine).algorithm == "ll"
-    long = plan.select(request("all_reduce", 1, 8, 100_001), "", 4, machine)
-    assert (long.algorithm, long.ll) == ("ll_two_shot", True)
-    piece = 4 * 12_501
-    assert (long.cost.node.messages, long.cost.node.bytes) == (14, 14 * piece)
-    assert long.cost.time_s == pytest.approx(5e-6 + 14 * 1e-7 + 14 * piece / 2e11 + 2e-6)
-    # Blocks may be too long for LL although the messages of a two-shot exchange are not.
-    machine = cluster()
-    machine.ll_two_shot = (1e-7, 2e11, 1e-6)
-    assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
-    assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
 
 
 @pytest.mark.parametrize(("split", "concat"), [(0, 0), (0, 1), (1, 0), (1, 1)])

@@ -1,8 +1,6 @@
 // The network between hosts: the contract over TCP within this process, garbage at its ports, a peer that is killed.
 //
 // JAXCOMM_UCX_LIBRARY: path of libucp, as for users; otherwise the system's. Without UCX, the test fails.
-// `test_ucx_network measure <folder> <process>`: one of two processes that measure latency and bandwidth, on any two
-// hosts that share the folder. Process 0 prints the results.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -11,7 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <future>
@@ -30,7 +27,6 @@ std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t
   options.eager_bytes = 64 << 10;  // the contract sends smaller and larger payloads
   options.disconnect_s = 1;        // a process with a wrong token does not answer
   if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
-  if (const char* devices = std::getenv("JAXCOMM_TEST_DEVICES")) options.devices = devices;
   return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
 }
 
@@ -301,102 +297,6 @@ TEST_CASE("garbage at the listening ports changes nothing") {
   LeaveAll(processes);
 }
 
-// Answers and counts messages on the progress thread, as the executor does. For measurements.
-class Counter : public Receiver {
- public:
-  explicit Counter(size_t bytes) : buffer_(bytes) {}
-
-  void Join(std::unique_ptr<Network> network) { network_ = std::move(network); }
-  Network& network() { return *network_; }
-  char* data() { return buffer_.data(); }
-
-  // Answers each of the next `count` messages of 8 bytes with 8 bytes.
-  void AnswerNext(int64_t count) { answers_ = count; }
-
-  void Wait(int64_t count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return delivered_ >= count || lost_; }));
-    CHECK(delivered_ >= count);
-  }
-  void WaitLost() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return lost_; }));
-  }
-
-  void* OnMessage(const Message&) override { return buffer_.data(); }
-  void OnDelivered(const Message& message) override {
-    if (message.bytes == 8 && answers_ > 0 && answers_-- > 0) {
-      network_->Send(message.process, 0, nullptr, 0, buffer_.data(), 8, nullptr);
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++delivered_;
-    changed_.notify_all();
-  }
-  void OnPeerLost(int, const std::string&) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    lost_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::vector<char> buffer_;
-  std::unique_ptr<Network> network_;
-  std::atomic<int64_t> answers_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t delivered_ = 0;
-  bool lost_ = false;
-};
-
-// Measures round trips of 8 bytes, then series of large messages to process 1, which answers the last of each series.
-int Measure(const std::string& folder, int process) {
-  constexpr int kTrips = 1000;
-  constexpr size_t kLargest = 16 << 20;
-  const std::vector<std::pair<size_t, int>> trains = {{64 << 10, 200}, {1 << 20, 30}, {kLargest, 4}};
-  constexpr int kRepeats = 3;
-  Counter self(kLargest);
-  self.Join(MakeUcxNetwork(process, 2, 7, &self));
-  self.AnswerNext(process == 1 ? kTrips : kTrips - 1);  // an answer starts each trip but the first
-  Meet(folder, self.network(), process, 1 - process);
-  const auto send = [&](size_t bytes) { self.network().Send(1 - process, 0, nullptr, 0, self.data(), bytes, nullptr); };
-  send(0);  // its arrival shows that the peer has connected
-  int64_t expected = 1;
-  self.Wait(expected);
-  if (process == 1) {
-    self.Wait(expected += kTrips);
-    for (const auto& [bytes, count] : trains) {
-      for (int repeat = 0; repeat < kRepeats; ++repeat) {
-        self.Wait(expected += count);
-        send(0);
-      }
-    }
-    self.WaitLost();
-    return 0;
-  }
-  auto start = Clock::now();
-  send(8);
-  self.Wait(expected += kTrips);
-  std::printf("8 bytes: half round trip %.1f us\n", Seconds(start) * 1e6 / kTrips / 2);
-  for (const auto& [bytes, count] : trains) {
-    double best_s = 1e9;
-    for (int repeat = 0; repeat < kRepeats; ++repeat) {
-      start = Clock::now();
-      for (int i = 0; i < count; ++i) send(bytes);
-      self.Wait(++expected);
-      best_s = std::min(best_s, Seconds(start));
-    }
-    std::printf("%zu bytes: %.3f GB/s\n", bytes, static_cast<double>(bytes) * count / best_s / 1e9);
-  }
-  return 0;
-}
-
-TEST_CASE("latency and bandwidth [full]") {
-  Folder folder;
-  const pid_t peer = Spawn("measure", folder.path);
-  CHECK(Measure(folder.path, 0) == 0);
-  waitpid(peer, nullptr, 0);
-}
-
 }  // namespace
 }  // namespace jaxcomm
 
@@ -406,6 +306,5 @@ int main(int argc, char** argv) {
   const std::string role = argc > 2 ? argv[1] : "";
   if (role == "victim") return RunVictim(argv[2]);
   if (role == "silent") return RunSilent(argv[2]);
-  if (role == "measure") return Measure(argv[2], std::atoi(argv[3]));
   return test::RunCases(argc, argv);
 }
