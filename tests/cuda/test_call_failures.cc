@@ -104,6 +104,25 @@ ALONE_TEST_CASE("no kernel runs after an aborted one") {
   });
 }
 
+// The process fails after the first kernel has timed out, and while the second one waits.
+ALONE_TEST_CASE("a kernel is not aborted for a reason that comes later") {
+  Communicator::Configure(600, 4);
+  std::vector<Communicator*> communicators(2);
+  for (Communicator*& made : communicators) {
+    OnRanks(*new World(1), [&](Rank& rank) { made = Ok(Get(rank)); });
+  }
+  const auto wait = [&](size_t i, uint64_t for_ns) {
+    const uint64_t begin = device::NowNs();
+    emulation::TheMachine().now_ns += for_ns;
+    CHECK(device::EndWait(communicators[i]->comm(), 0, begin, 0, kEntryBarrier, 1, 0));
+  };
+  wait(0, 600'000'000'000);
+  Communicator::NoteOwnFailure("no memory");
+  wait(1, 1'000'000);
+  CHECK(Has(communicators[0]->Failure(), "rank 0 did not signal within 600 s"));
+  CHECK(Has(communicators[1]->Failure(), "where it waited for rank 0: process 0 failed: no memory"));
+}
+
 // Calls on two communicators that share only the process. The first failure is reported for good.
 ALONE_TEST_CASE("one failure ends all calls of the process") {
   Communicator::Configure(20, 4);

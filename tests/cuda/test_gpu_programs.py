@@ -14,8 +14,8 @@ import pytest
 pytestmark = pytest.mark.full
 ROOT = pathlib.Path(__file__).parents[2]
 TOOLS = pathlib.Path(sys.executable).parent
-TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "ll", "example")]
-TESTS += [f"tests/cuda/gpu/{name}.cu" for name in ("rows", "smoke")]
+TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "ll", "example", "smoke")]
+TESTS += ["tests/cuda/gpu/rows.cu"]
 BENCHMARKS = [f"benchmarks/gpu/{name}.cu" for name in ("virtual_ranks", "ll", "nccl_ranks")]
 
 

@@ -468,12 +468,11 @@ Status Communicator::KernelFailure(uint64_t* time_ns) {
   std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.ok()) {
     const std::string call = CallName::Of(report_->call_id);
-    // A kernel that has waited for the whole timeout, or refuses a table, needs no reason of the host's.
-    const bool told = !abort_reason_.ok() && report_->step > kTooManyRows;
-    failure_ = DeadlineExceededError(told ? call + ": rank " + std::to_string(report_->rank) + " aborted " +
-                                                PhaseText(report_->step) + ", where it waited for rank " +
-                                                std::to_string(report_->peer) + ": " + abort_reason_.message()
-                                          : FailureText(*report_, call, settings_.timeout_s));
+    failure_ =
+        DeadlineExceededError(report_->by_host ? call + ": rank " + std::to_string(report_->rank) + " aborted " +
+                                                     PhaseText(report_->step) + ", where it waited for rank " +
+                                                     std::to_string(report_->peer) + ": " + abort_reason_.message()
+                                               : FailureText(*report_, call, settings_.timeout_s));
   }
   return failure_;
 }

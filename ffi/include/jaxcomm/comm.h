@@ -84,6 +84,7 @@ struct Report {
   int32_t step = 0;  // position in the plan, or the `step` that the kernel passed to Wait
   int32_t rank = 0;
   int32_t peer = 0;       // the rank that did not signal
+  bool by_host = false;   // the host's `abort` has ended the wait
   uint64_t expected = 0;  // number of signals expected from the peer
   uint64_t seen = 0;
   uint64_t time_ns = 0;  // time on the GPU's clock

@@ -91,7 +91,7 @@ JAXCOMM_DEVICE void EndCall(const Comm& comm) {
 
 // Reports to the host why this kernel aborts. Only the first report is kept.
 JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
-                         uint64_t seen) {
+                         uint64_t seen, bool by_host = false) {
   Report& report = *comm.report;
   if (!Claim(&report.claim, 0, 1)) return;
   report.call_id = comm.call_id;
@@ -99,6 +99,7 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   report.step = step;
   report.rank = comm.world.rank;
   report.peer = comm.local.World(peer);
+  report.by_host = by_host;
   report.expected = expected;
   report.seen = seen;
   report.time_ns = NowNs();
@@ -132,9 +133,9 @@ JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns
     StoreToHost(&progress.waits_ns, now);
   }
   const bool reported = LoadAcquire(&comm.report->state) != Report::kNone;
-  const bool stop = reported || LoadAcquire(&comm.report->abort) != 0;
-  if (!late && !stop) return false;
-  if (!reported) Fail(comm, channel, peer, step, expected, seen);
+  const bool by_host = LoadAcquire(&comm.report->abort) != 0;
+  if (!late && !reported && !by_host) return false;
+  if (!reported) Fail(comm, channel, peer, step, expected, seen, by_host);
   AbortChannel(comm, channel);
   return true;
 }

@@ -41,7 +41,7 @@ PROGRAMS = {  # of tests/cuda/gpu/CMakeLists.txt, by the command that builds the
     "ranks": ("test_gpu_executor",),
 }
 # Tests of build/native that emulate the kernels of the same source, for rehearsals.
-EMULATED = {f"test_gpu_{name}": f"test_cuda_{name}" for name in ("executor", "ll", "example")}
+EMULATED = {f"test_gpu_{name}": f"test_cuda_{name}" for name in ("smoke", "executor", "ll", "example")}
 SHARES_GPU = 23000  # the first NCCL that accepts several ranks on one GPU
 COMMAND_BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
@@ -218,11 +218,11 @@ class Machine:
 
 def smoke_parts(machine: Machine) -> list[Part]:
     """The driver, one launch, and LL messages of 8 bytes."""
-    missing = needs_gpu(machine)
-    program = machine.program("test_gpu_smoke")
+    program, missing = machine.program("test_gpu_smoke"), needs_gpu(machine)
+    no_program = "" if machine.platform == "cpu" else missing
     return [
         Part("driver", (sys.executable, "-c", PROBE), 30, missing=missing),
-        Part("launch and LL of 8 bytes", (program,), 30, missing=missing, keep=True, after="build: programs"),
+        Part("launch and LL of 8 bytes", (program,), 30, missing=no_program, keep=True, after="build: programs"),
     ]
 
 
