@@ -179,17 +179,17 @@ def _explain_matmul(
     collective, product = _PARTS[op]
     if algorithm not in (None, *MATMUL):
         raise ValueError(f"{op}: unknown algorithm {algorithm!r}; pass one of {', '.join(MATMUL)}")
-    whole = dataclasses.replace(explain(collective, x, axis_sizes, **options), op=op)
-    n = whole.num_nodes * whole.ranks_per_node
+    unfused = dataclasses.replace(explain(collective, x, axis_sizes, **options), op=op)
+    n = unfused.num_nodes * unfused.ranks_per_node
     if algorithm is None:
-        placement = plan.Placement(options["scope"] or "process", whole.ranks_per_node)
-        able = plan.Capabilities(whole.platform)
-        algorithm, reason = plan.resolve_collective_matmul(product, whole.input_bytes, placement, able), "default"
+        placement = plan.Placement(options["scope"] or "process", unfused.ranks_per_node)
+        able = plan.Capabilities(unfused.platform)
+        algorithm, reason = plan.resolve_collective_matmul(product, unfused.input_bytes, placement, able), "default"
     else:
         reason = "asked for"
     if algorithm == "unfused":
-        reason += f"; {collective} by {whole.algorithm}: {whole.reason}"
-        return dataclasses.replace(whole, algorithm=algorithm, reason=reason)
+        reason += f"; {collective} by {unfused.algorithm}: {unfused.reason}"
+        return dataclasses.replace(unfused, algorithm=algorithm, reason=reason)
     block = x if collective == "all_gather" else jax.ShapeDtypeStruct((math.prod(x.shape) // n,), x.dtype)
     step = explain("ppermute", block, axis_sizes, **options)  # to the next rank
     return dataclasses.replace(
@@ -197,8 +197,8 @@ def _explain_matmul(
         op=op,
         algorithm=algorithm,
         reason=f"{reason}; {n - 1} ppermute, one after the other",
-        input_bytes=whole.input_bytes,
-        output_bytes=whole.output_bytes,
+        input_bytes=unfused.input_bytes,
+        output_bytes=unfused.output_bytes,
         steps=(n - 1) * step.steps,
         messages={link: (n - 1) * count for link, count in step.messages.items()},
         bytes={link: (n - 1) * count for link, count in step.bytes.items()},

@@ -1,7 +1,6 @@
 """register() and define() create primitives and their rules."""
 
 import dataclasses
-import enum
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -14,14 +13,6 @@ from jax import lax
 from jaxcomm import _compat, _lowering, _xla_hierarchical
 from jaxcomm._dtypes import to_reduce
 from jaxcomm._lowering import Call
-
-
-class ReduceOp(enum.IntEnum):
-    """Reduction of a collective. The values are those of ffi/common/dtype.h."""
-
-    SUM = 0
-    MAX = 1
-    MIN = 2
 
 
 def contiguous_count(shape: Sequence[int], dimension: int) -> int:

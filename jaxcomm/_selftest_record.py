@@ -110,16 +110,6 @@ def key() -> dict[str, str] | None:
     }
 
 
-def problem() -> str:
-    """Why jaxcomm's kernels can't run on the GPUs of this machine, such as an old NCCL; empty if they can."""
-    try:
-        module = _native.cuda()
-        module.nccl(_native.nccl_wheel())
-    except (ImportError, RuntimeError) as error:
-        return str(error)
-    return _native.driver_problem(module)
-
-
 def _network() -> str:
     """Names of the RDMA devices of this host."""
     try:

@@ -46,6 +46,7 @@ from jaxcomm._selftest_programs import (
     sum_by_node,
 )
 from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, SLICES, TYPES, Row
+from jaxcomm.info._capabilities import find_cuda
 
 PASSED, FAILED, INCOMPLETE, NOTHING, TIMED_OUT = 0, 1, 3, 4, 124
 _SIZES = {"cpu": (1, 64 << 10, 1 << 20), "gpu": (1, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)}
@@ -416,12 +417,11 @@ def run(
     )
     if platform == "gpu" and len(devices) == 1:
         return report.end(NOTHING, "NOTHING TESTED: one GPU does not communicate")
-    if platform == "gpu" and (problem := _selftest_record.problem()):
+    if platform == "gpu" and (problem := find_cuda().obstacle):
         return report.end(NOTHING, f"NOTHING TESTED: {problem}")
     report.key = _selftest_record.key() if platform == "gpu" else None
-    known = (
-        {row.test: row for row in _selftest_record.own_rows() if row.right} if platform == "gpu" and not again else {}
-    )
+    recorded = _selftest_record.own_rows() if platform == "gpu" and not again else ()
+    known = {row.test: row for row in recorded if row.right}
     report.say(HEADER)
     number, left_out = 0, 0
     for group, per_node in _groups(devices, ranks):

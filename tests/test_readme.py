@@ -10,7 +10,6 @@ import pytest
 
 from jaxcomm import _core
 from jaxcomm._request import NATIVE
-from jaxcomm.bench import records
 from tools import benchmark_table
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -109,7 +108,7 @@ def test_benchmark_table_is_rendered_from_the_results(tmp_path):
     text = (ROOT / "benchmarks" / "README.md").read_text()
     page = tmp_path / "README.md"
     page.write_text(text)
-    benchmark_table.update_markdown(str(page), benchmark_table.markdown(*records.load(str(RESULTS))))
+    benchmark_table.update_markdown(str(page), benchmark_table.markdown(*benchmark_table.load(str(RESULTS))))
     assert page.read_text() == text
 
 

@@ -323,11 +323,9 @@ def test_a_test_that_does_not_end(tmp_path, monkeypatch):
     assert not recorded.right and recorded.error == "did not end"
 
 
-# The record.
-
-
 class Module:
     driver_version = staticmethod(lambda: 13000)
+    devices = staticmethod(lambda: [{}])
     nccl = staticmethod(lambda wheel: {"version": 23203})
     built = staticmethod(lambda: {"cuda": 13000, "nccl": 23203})
 

@@ -5,18 +5,29 @@ python tools/benchmark_table.py out.json --into benchmarks/README.md    writes t
 """
 
 import argparse
+import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxcomm._measure import size_text
-from jaxcomm.bench import records, report
-from jaxcomm.bench.records import KIB, MIB, Record
+from jaxcomm.bench import report
+from jaxcomm.bench.records import Record
 
-_TABLE_SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+_TABLE_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 _MODES = ("chain", "call")
 _MARKS = ("<!-- benchmark table: begin -->", "<!-- benchmark table: end -->")
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def load(path: str) -> tuple[dict[str, Any], list[Record]]:
+    """The context and the records of a result file."""
+    document = json.loads(pathlib.Path(path).read_text())
+    return document, [Record(**r) for r in document.pop("records")]
 
 
 def _time_text(us: float) -> str:
@@ -29,7 +40,7 @@ def _ratio(r: Record) -> str:
 
 def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
     out = ["| op | " + " | ".join(size_text.text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
-    for op in report.in_order(r.op for r in rows):
+    for op in _in_order(r.op for r in rows):
         cells = []
         for size in sizes:
             # An op without data has one result, in the first column.
@@ -53,7 +64,7 @@ def markdown(run: dict[str, Any], rows_of_run: Sequence[Record]) -> str:
         "call": "One op per `jit` call, host to host",
     }
     out = []
-    for of in report.shapes(rows_of_run):
+    for of in _in_order((r.processes, r.ranks) for r in rows_of_run):
         for mode in _MODES:
             rows = [r for r in rows_of_run if r.mode == mode and (r.processes, r.ranks) == of]
             if not rows:
@@ -81,7 +92,7 @@ def main() -> None:
     parser.add_argument("results", metavar="FILE.json", help="of python -m jaxcomm.bench --json")
     parser.add_argument("--into", metavar="FILE.md")
     arguments = parser.parse_args()
-    table = markdown(*records.load(arguments.results))
+    table = markdown(*load(arguments.results))
     if arguments.into:
         update_markdown(arguments.into, table)
     else:

@@ -193,6 +193,10 @@ void BindResolve(nb::module_& m) {
       },
       "collective"_a, "attributes"_a, "dtype"_a, "input_count"_a, "output_count"_a, "max_channels"_a,
       "The channels that the size of a block justifies.");
+  nb::enum_<ReduceOp>(m, "ReduceOp", nb::is_arithmetic(), "Reduction of a collective.")
+      .value("SUM", ReduceOp::kSum)
+      .value("MAX", ReduceOp::kMax)
+      .value("MIN", ReduceOp::kMin);
   m.attr("MOST_WINDOWS") = kMostBuffers;
   m.attr("ASYNCHRONOUS_CHANNELS") = kAsynchronousChannels;
 }

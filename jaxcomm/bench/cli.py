@@ -21,7 +21,7 @@ from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Group
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm._processes import kv_store
-from jaxcomm.bench import records, report, sweep
+from jaxcomm.bench import records, sweep
 from jaxcomm.bench.records import Record
 
 
@@ -63,8 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("chain", "ops of a chain (default: 16)", type=_at_least(1), default=16, metavar="K")
     text = "put lax.optimization_barrier between the ops of a chain, so that XLA computes every result in full"
     add("isolate", text, action="store_true")
-    add("devices", "CPU devices to force (default: 8)", type=_at_least(1), metavar="N")
-    text = "sizes of the mesh axes, outermost first; 2x4 runs hierarchical plans (default: one axis)"
+    text = "sizes of the mesh axes of forced CPU devices, outermost first; 2x4 runs hierarchical plans (default: 8)"
     add("axes", text, type=_axes, metavar="AxB")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
     text = f"maximum of repetitions; long measurements stop at {timing.MIN_REPS} (default: 200)"
@@ -83,9 +82,7 @@ def _make_group(axes: tuple[int, ...]) -> Group:
         jax.config.update("jax_platforms", "cpu")
     devices = jax.devices("cpu")
     if len(devices) < num_devices:
-        raise ValueError(
-            f"--devices: {num_devices} devices are needed, but JAX has already started with {len(devices)}"
-        )
+        raise ValueError(f"--axes: {num_devices} devices are needed, but JAX has already started with {len(devices)}")
     names = ("ranks",) if len(axes) == 1 else tuple(f"axis{i}" for i in range(len(axes)))
     mesh = Mesh(np.array(devices[:num_devices]).reshape(axes), names)
     return Group(mesh, names if len(names) > 1 else names[0])
@@ -96,13 +93,10 @@ def _check(args: argparse.Namespace, processes: int) -> None:
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
     args.mode = args.mode or ("both" if processes == 1 else "call")
     if processes > 1:
-        for name in ("axes", "devices"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name} is for one process; jaxcomm.run sets the devices of several")
+        if args.axes is not None:
+            raise ValueError("--axes is for one process; jaxcomm.run sets the devices of several")
     else:
-        args.axes = args.axes or (args.devices or 8,)
-        if args.devices and math.prod(args.axes) != args.devices:
-            raise ValueError(f"--axes: got {args.axes}, expected sizes whose product is --devices {args.devices}")
+        args.axes = args.axes or (8,)
     if args.end < args.begin:
         raise ValueError(f"--end: got {args.end} bytes, expected at least --begin, {args.begin}")
     for op in args.op:
@@ -147,5 +141,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep.sweep(args, processes, group, run, results, save)
         processes.align()  # process 0 removes the folder
     if processes.rank == 0:
-        print(report.summary(results))
+        print(f"\n{len(results)} measurements, {sum(r.wrong for r in results)} wrong elements")
     return 1 if any(r.wrong or r.baseline_wrong for r in results) else 0

@@ -15,8 +15,6 @@ from typing import Any
 import jaxcomm
 from jaxcomm._measure import timing
 
-KIB, MIB = 1 << 10, 1 << 20
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -128,8 +126,3 @@ def context(program: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any
 def save(path: str, run: dict[str, Any], records: Sequence[Record]) -> None:
     document = {**run, "records": [dataclasses.asdict(r) for r in records]}
     pathlib.Path(path).write_text(json.dumps(document, indent=1) + "\n")
-
-
-def load(path: str) -> tuple[dict[str, Any], list[Record]]:
-    document = json.loads(pathlib.Path(path).read_text())
-    return document, [Record(**r) for r in document.pop("records")]

@@ -1,10 +1,9 @@
-"""Prints results: lines in the columns of nccl-tests, and a summary."""
+"""Prints results: lines in the columns of nccl-tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from jaxcomm._measure import size_text
-from jaxcomm.bench.records import MIB, Record
+from jaxcomm.bench.records import Record
 
 _COLUMNS = (
     # title, unit, width
@@ -100,41 +99,3 @@ def line(r: Record) -> str:
     )
     note = f"  # {r.baseline}: {r.baseline_wrong} wrong" if r.baseline_wrong else ""
     return "  " + _row(cells) + note
-
-
-def in_order(values: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(values))
-
-
-def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
-    """The lowest ratio of the baseline's time to jaxcomm's, and the highest of jaxcomm's time to the copy limit."""
-    parts = []
-    if compared := [r for r in rows if r.speedup]:
-        slowest = min(compared, key=lambda r: r.speedup or 0)
-        name = "lax" if slowest.processes == 1 else slowest.baseline
-        parts.append(f"{name}/ours {slowest.speedup:6.2f} at {size_text.text(slowest.size_bytes)}")
-    limited = [r for r in rows if r.size_bytes >= MIB and r.over_limit is not None]
-    if limited:
-        farthest = max(limited, key=lambda r: r.over_limit or 0)
-        parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text.text(farthest.size_bytes)}")
-    return f"  {mode:5} {op:12} " + "   ".join(parts) if parts else None
-
-
-def shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
-    return in_order((r.processes, r.ranks) for r in records)
-
-
-def summary(records: Sequence[Record]) -> str:
-    """Worst ratios per op and mode."""
-    lines = []
-    for of in shapes(records):
-        several = f", {shape(*of)}" if of[0] > 1 else ""
-        lines += ["", f"Worst ratios (limit: from 1 MiB){several}:"]
-        for mode in in_order(r.mode for r in records):
-            for op in in_order(r.op for r in records):
-                rows = [r for r in records if (r.op, r.mode, r.processes, r.ranks) == (op, mode, *of)]
-                if text := _worst_ratios(mode, op, rows):
-                    lines.append(text)
-    wrong = sum(r.wrong for r in records)
-    lines += ["", f"{len(records)} measurements, {wrong} wrong elements"]
-    return "\n".join(lines)

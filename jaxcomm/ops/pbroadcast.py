@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _pending
+from jaxcomm._core.plan import ReduceOp
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import ReduceOp, define, in_wider_type
+from jaxcomm._primitive import define, in_wider_type
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 from jaxcomm.ops.psum import all_reduce_p

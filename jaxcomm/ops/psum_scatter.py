@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _pending
+from jaxcomm._core.plan import ReduceOp
 from jaxcomm._lowering import Call
 from jaxcomm._pending import Pending
-from jaxcomm._primitive import ReduceOp, contiguous_count, define, in_wider_type, one_axis, set_transpose, shift
+from jaxcomm._primitive import contiguous_count, define, in_wider_type, one_axis, set_transpose, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 from jaxcomm.ops._shared import Options, StartOptions, collective, make_call
 from jaxcomm.ops.all_gather import all_gather_p

@@ -32,8 +32,5 @@ class Features:
         columns = list(zip(*records, strict=True)) if records else [()] * len(dataclasses.fields(cls))
         return cls(*(np.array(c, dtype=float if 1 <= i <= 12 else None) for i, c in enumerate(columns)))
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
     def take(self, index: Any) -> "Features":
         return Features(**{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self)})
