@@ -62,17 +62,13 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     program->algorithm = resolution->algorithm;
     return std::shared_ptr<const Program>(program);
   }
-  std::shared_ptr<Program> program;
-  if (request.boxes != nullptr) {
-    program = Program::Make(BuildAll(*resolution->plan, request), BlockLayout(), BlockLayout(), item_bytes, nullptr,
-                            static_cast<int32_t>(dtype));
-    program->boxes = request.boxes;
-  } else {
-    program = Program::Make(BuildAll(*resolution->plan, request),
-                            Blocks(input_count, request.block_count, spec.input_contiguous_count),
-                            Blocks(output_count, request.block_count, spec.output_contiguous_count), item_bytes, reduce,
-                            static_cast<int32_t>(dtype));
-  }
+  const auto layout_of = [&](int64_t count, int64_t contiguous_count) {
+    return request.boxes != nullptr ? BlockLayout() : Blocks(count, request.block_count, contiguous_count);
+  };
+  const auto program = Program::Make(
+      BuildAll(*resolution->plan, request), layout_of(input_count, spec.input_contiguous_count),
+      layout_of(output_count, spec.output_contiguous_count), item_bytes, reduce, static_cast<int32_t>(dtype));
+  program->boxes = request.boxes;
   program->algorithm = resolution->algorithm;
   return std::shared_ptr<const Program>(program);
 }

@@ -21,6 +21,7 @@
 namespace jaxcomm {
 
 enum class Space : uint8_t { kInput, kOutput, kScratch };
+constexpr const char* kSpaceNames[] = {"input", "output", "scratch"};
 
 // The first element of a range: element `offset` of buffer `space` of rank `rank`.
 struct Place {
@@ -39,6 +40,7 @@ enum class StepKind : uint8_t {
   kSignal,  // release: adds one to the counter (this rank -> peer)
   kWait,    // acquire: waits for the next count of the counter (peer -> this rank)
 };
+constexpr const char* kStepNames[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 
 struct Step {
   StepKind kind = StepKind::kCopy;

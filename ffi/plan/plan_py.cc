@@ -32,9 +32,6 @@ namespace {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
-constexpr const char* kSpaces[] = {"input", "output", "scratch"};
-constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
 constexpr const char* kElements[] = {"array", "slices", "tokens", "boxes"};
 constexpr const char* kBlocks[] = {"none", "one", "per_rank"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
@@ -78,12 +75,12 @@ const Algorithm& SupportedAlgorithm(const Request& request, const std::string& n
 }
 
 std::string Show(const Place& place) {
-  return std::to_string(place.rank) + "." + kSpaces[static_cast<int>(place.space)] + "[" +
+  return std::to_string(place.rank) + "." + kSpaceNames[static_cast<int>(place.space)] + "[" +
          std::to_string(place.offset) + "]";
 }
 
 std::string Show(const Plan& plan, const Step& step) {
-  const std::string kind = kKinds[static_cast<int>(step.kind)];
+  const std::string kind = kStepNames[static_cast<int>(step.kind)];
   const std::string count = " x" + std::to_string(step.count);
   switch (step.kind) {
     case StepKind::kSignal:
@@ -170,15 +167,15 @@ void BindData(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("rank", &Place::rank)
       .def_prop_rw(
-          "space", [](const Place& place) { return kSpaces[static_cast<int>(place.space)]; },
-          [](Place& place, const std::string& name) { place.space = EnumOf<Space>(kSpaces, "space", name); })
+          "space", [](const Place& place) { return kSpaceNames[static_cast<int>(place.space)]; },
+          [](Place& place, const std::string& name) { place.space = EnumOf<Space>(kSpaceNames, "space", name); })
       .def_rw("offset", &Place::offset);
   nb::class_<Step>(m, "Step")
       .def(nb::init<>())
       .def(nb::init<const Step&>())
       .def_prop_rw(
-          "kind", [](const Step& step) { return kKinds[static_cast<int>(step.kind)]; },
-          [](Step& step, const std::string& name) { step.kind = EnumOf<StepKind>(kKinds, "kind", name); })
+          "kind", [](const Step& step) { return kStepNames[static_cast<int>(step.kind)]; },
+          [](Step& step, const std::string& name) { step.kind = EnumOf<StepKind>(kStepNames, "kind", name); })
       .def_rw("peer", &Step::peer)
       .def_rw("count", &Step::count)
       .def_rw("dst", &Step::dst)

@@ -27,7 +27,8 @@ Enum EnumOf(const char* const (&names)[size], const char* what, const std::strin
   }
   throw nanobind::value_error((std::string(what) + ": got \"" + name + "\", expected one of " + expected).c_str());
 }
-constexpr const char* kScopeNames[] = {"process", "node", "network"};  // of Scope
+constexpr const char* kScopeNames[] = {"process", "node", "network"};             // of Scope
+constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};  // of Protocol
 Collective CollectiveOf(const std::string& name);
 
 void BindPlan(nanobind::module_& m);

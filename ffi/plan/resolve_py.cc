@@ -19,8 +19,6 @@ using namespace nb::literals;
 
 constexpr const char* kPlatforms[] = {"cpu", "cuda", "other"};
 constexpr const char* kBackends[] = {"xla", "composition", "plan", "rows"};
-constexpr const char* kScopes[] = {"process", "node", "network"};
-constexpr const char* kProtocolNames[] = {"steps", "ll", "ll_two_shot", "multimem"};
 
 // Fills in the fields of a CallSpec that a dictionary of attributes has.
 struct FieldReader {
@@ -71,7 +69,7 @@ Resolution Resolved(StatusOr<Resolution> resolution) {
 std::string ProtocolOf(const Resolution& resolution) {
   if (resolution.plan == nullptr) return "";
   const Protocol protocol = resolution.plan->protocol;
-  return kProtocolNames[resolution.ll || protocol == Protocol::kMultimem ? static_cast<int>(protocol) : 0];
+  return kProtocols[resolution.ll || protocol == Protocol::kMultimem ? static_cast<int>(protocol) : 0];
 }
 
 }  // namespace
@@ -111,10 +109,10 @@ void BindResolve(nb::module_& m) {
       .def(
           "__init__",
           [](Placement* self, const std::string& scope, int64_t ranks_per_node, bool found, bool gin) {
-            new (self) Placement{EnumOf<Scope>(kScopes, "scope", scope), ranks_per_node, found, gin};
+            new (self) Placement{EnumOf<Scope>(kScopeNames, "scope", scope), ranks_per_node, found, gin};
           },
           "scope"_a = "process", "ranks_per_node"_a = 1, "found"_a = true, "gin"_a = false)
-      .def_prop_ro("scope", [](const Placement& placement) { return kScopes[static_cast<int>(placement.scope)]; })
+      .def_prop_ro("scope", [](const Placement& placement) { return kScopeNames[static_cast<int>(placement.scope)]; })
       .def_ro("ranks_per_node", &Placement::ranks_per_node);
   nb::class_<Resolution>(m, "Resolution", "What runs a call, and why: ffi/plan/resolve.h.")
       .def_prop_ro(

@@ -14,12 +14,9 @@ namespace {
 
 using Clock = std::vector<int32_t>;
 
-constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
-
 // Names elements [begin, end) of the buffer of `place`, for messages.
 std::string Interval(const Place& place, int64_t begin, int64_t end) {
-  constexpr const char* kSpaces[] = {"input", "output", "scratch"};
-  return std::string(kSpaces[static_cast<int>(place.space)]) + " [" + std::to_string(begin) + ", " +
+  return std::string(kSpaceNames[static_cast<int>(place.space)]) + " [" + std::to_string(begin) + ", " +
          std::to_string(end) + ") of rank " + std::to_string(place.rank);
 }
 
@@ -115,7 +112,8 @@ class Validator {
   Status Fault(int32_t rank, size_t step, const std::string& text) const {
     const Step& s = plans_[Index(rank)].steps[step];
     return Fault("rank " + std::to_string(rank) + ", step " + std::to_string(step) + " (" +
-                 kKinds[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") + "): " + text);
+                 kStepNames[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") +
+                 "): " + text);
   }
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
   Memory& At(const Place& place) { return memory_[Index(place.rank) * 3 + static_cast<size_t>(place.space)]; }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "sim/hash.h"
@@ -294,12 +293,8 @@ bool WorkloadBuilder::IsShort(const Step& step) const {
 }
 
 std::vector<size_t> WorkloadBuilder::OrderOf(const Plan& plan) const {
-  const double concurrent_bytes = topology_.cluster().concurrent_bytes;
-  if (geometry_.num_nodes > 1 || concurrent_bytes == 0) {
-    std::vector<size_t> order(plan.steps.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    return order;
-  }
+  // If no move is short, the order is that of the plan.
+  const double concurrent_bytes = geometry_.num_nodes > 1 ? 0 : topology_.cluster().concurrent_bytes;
   return WaitsFirst(plan, static_cast<int64_t>(concurrent_bytes / std::max(bytes_per_item_, 1.0)));
 }
 

@@ -83,8 +83,6 @@ inline const std::vector<Formula>& Formulas() {
        [](int32_t n, double, const LinkModel& link) { return (n - 1) * link.overhead_s + link.latency_s; }},
       {Collective::kBarrier, "dissemination",
        [](int32_t n, double, const LinkModel& link) { return chain(0, 0, std::log2(n), link); }},
-      {Collective::kBarrier, "tree",
-       [](int32_t n, double, const LinkModel& link) { return chain(0, 0, 2 * std::log2(n), link); }},
   };
   return formulas;
 }

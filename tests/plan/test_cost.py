@@ -137,7 +137,6 @@ ONE_LEVEL = {
     ),
     ("barrier", "direct"): lambda n, r: ((0, 0, n - 1), 0, 0),
     ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
-    ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
 }
 # Executed step by step, LL and multimem algorithms have the plans of other rows.
 ONE_LEVEL |= {

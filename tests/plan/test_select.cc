@@ -239,7 +239,7 @@ TEST_CASE("the reason explains why an algorithm cannot be used") {
   CHECK(reason(with_switch, "multimem") ==
         "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
-        "unknown algorithm \"fast\"; choose one of direct, dissemination, tree, hierarchical");
+        "unknown algorithm \"fast\"; choose one of direct, dissemination, hierarchical");
   Request request = Ask(Collective::kBroadcast, 1, 6, 8);
   request.root = 6;
   CHECK(reason(request, "") == "sizes, root or permutation are not valid for 1 nodes of 6 ranks");

@@ -96,20 +96,6 @@ TEST_CASE("the ring of a channel has 4/3 MiB and a little for alignment, for eve
   }
 }
 
-TEST_CASE("a request is fragmented if the operand or the result is") {
-  for (const int64_t input : {0, 2, 6}) {
-    for (const int64_t output : {0, 3, 6}) {
-      CallSpec spec;
-      spec.collective = Collective::kAllToAll;
-      spec.group_size = 4;
-      spec.input_contiguous_count = input;
-      spec.output_contiguous_count = output;
-      const Request request = ValueOf(MakeRequest(spec, GpuGeometry(4, 4, false), 24, 24));
-      CHECK(request.fragmented == (input == 2 || output == 3));
-    }
-  }
-}
-
 // Moves of fragments run one after another.
 TEST_CASE("a fragmented layout is staged only if the parts of a chunk are large") {
   const auto staged = [](Collective collective, int32_t n, int64_t contiguous_count) {

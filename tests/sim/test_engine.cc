@@ -429,7 +429,7 @@ TEST_CASE("ranks that read from one rank share its link") {
   CHECK(found.bounds.bottleneck == "nvlink out");
 }
 
-TEST_CASE("closed forms of all_to_all on tapered trees and dragonflies") {
+TEST_CASE("closed forms of all_to_all on tapered trees") {
   // Direct all_to_all, bytes large: 32 domains of 1 rank, leaves of 4, taper 2: (n - 4) m / (beta / 2) at least.
   const double m = 4.0 * (1 << 22);
   const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");

@@ -32,21 +32,6 @@ Plan DisseminationBarrier(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Tree: signals go up a binomial tree and down again. 2 * ceil(log2 n) rounds, 2 * (n - 1) signals in total: the
-// fewest. Source: Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729.
-Plan TreeBarrier(const Request& request, int32_t rank) {
-  const int32_t n = request.geometry.num_ranks();
-  const std::vector<int32_t> children = TreeChildren(rank, n);
-  Builder plan(request, rank);
-  for (int32_t child : children) plan.Wait(child);
-  if (rank > 0) {
-    plan.Signal(TreeParent(rank));
-    plan.Wait(TreeParent(rank));
-  }
-  for (auto child = children.rbegin(); child != children.rend(); ++child) plan.Signal(*child);
-  return std::move(plan).Finish(0);
-}
-
 // Hierarchical: every rank signals local rank 0 of its node, the nodes run a dissemination barrier over one rail, and
 // local rank 0 signals the ranks of its node.
 // ceil(log2 G) signals between nodes per node. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373.
@@ -74,7 +59,6 @@ const std::vector<Algorithm>& Table<Collective::kBarrier>() {
       {"direct", "Hoefler, Mehlan, Mietke, Rehm, Chemnitzer Informatik-Berichte, 2004", kAnyGeometry, DirectBarrier},
       {"dissemination", "Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320", kAnyGeometry,
        DisseminationBarrier},
-      {"tree", "Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729", kAnyGeometry, TreeBarrier},
       {"hierarchical", kTraeff, kSeveralNodes, HierarchicalBarrier},
   };
   return table;

@@ -1,0 +1,50 @@
+// MakeRequest: the sizes of buffers and of contiguous fragments that fit a group.
+#include "../../ffi/plan/request.h"
+#include "../check.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kRanks = 4, kBlock = 6;
+
+CallSpec SpecOf(Collective collective) {
+  CallSpec spec;
+  spec.collective = collective;
+  spec.group_size = kRanks;
+  return spec;
+}
+
+StatusOr<Request> RequestOf(const CallSpec& spec, int64_t input_count, int64_t output_count) {
+  return MakeRequest(spec, GpuGeometry(kRanks, kRanks, false), input_count, output_count);
+}
+
+TEST_CASE("buffers must have the sizes of the collective") {
+  struct Row {
+    Collective collective;
+    int64_t input, output;  // blocks
+  };
+  for (const Row& row :
+       {Row{Collective::kAllToAll, 4, 4}, Row{Collective::kAllGather, 1, 4}, Row{Collective::kAllReduce, 1, 1},
+        Row{Collective::kReduceScatter, 4, 1}, Row{Collective::kPermute, 1, 1}, Row{Collective::kBroadcast, 1, 1}}) {
+    const CallSpec spec = SpecOf(row.collective);
+    const int64_t input = row.input * kBlock, output = row.output * kBlock;
+    CHECK(ValueOf(RequestOf(spec, input, output)).block_count == kBlock);
+    CHECK(!RequestOf(spec, input + 1, output).ok() && !RequestOf(spec, input, output + 1).ok());
+  }
+}
+
+TEST_CASE("fragments divide a block, and a request is fragmented if the operand or the result is") {
+  for (const int64_t input : {0, 2, 4, 6, 12}) {
+    for (const int64_t output : {0, 3, 5, 6, 24}) {
+      CallSpec spec = SpecOf(Collective::kAllToAll);
+      spec.input_contiguous_count = input;
+      spec.output_contiguous_count = output;
+      const StatusOr<Request> request = RequestOf(spec, kRanks * kBlock, kRanks * kBlock);
+      CHECK(request.ok() == (input != 4 && input != 12 && output != 5 && output != 24));
+      if (request.ok()) CHECK(request->fragmented == (input == 2 || output == 3));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm
