@@ -1,6 +1,7 @@
 #include "plan/boxes.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -137,6 +138,47 @@ const Place& ChooseOwner(const Wanted& wanted, const Geometry& geometry, const s
                            [&](const Place& a, const Place& b) { return rank_of(a) < rank_of(b); });
 }
 
+// Numbers the matchings of the pairs: as many as the busiest rank has pairs (König, Math. Ann. 77, 1916). Senders that
+// follow their order do not wait for each other at a receiver.
+void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
+  const size_t kNone = std::numeric_limits<size_t>::max();
+  using Row = std::vector<size_t>;  // by matching: the pair of a rank
+  std::vector<Row> of_sender(num_ranks), of_receiver(num_ranks);
+  const auto first_free = [kNone](const Row& row) {
+    return static_cast<size_t>(std::find(row.begin(), row.end(), kNone) - row.begin());
+  };
+  const auto set = [&](size_t pair, size_t matching, size_t value) {
+    for (Row* row :
+         {&of_sender[static_cast<size_t>((*pairs)[pair].from)], &of_receiver[static_cast<size_t>((*pairs)[pair].to)]}) {
+      if (row->size() <= matching) row->resize(matching + 1, kNone);
+      (*row)[matching] = value;
+    }
+  };
+  for (size_t i = 0; i < pairs->size(); ++i) {
+    const Row* row = &of_receiver[static_cast<size_t>((*pairs)[i].to)];
+    const size_t wanted = first_free(of_sender[static_cast<size_t>((*pairs)[i].from)]);
+    const size_t other = first_free(*row);
+    // Pairs from the receiver on that are in `wanted` and `other` in turn change places. They do not reach the sender,
+    // which has no pair in `wanted`.
+    std::vector<size_t> path;
+    for (size_t matching = wanted; matching < row->size() && (*row)[matching] != kNone;) {
+      path.push_back((*row)[matching]);
+      const BoxPair& pair = (*pairs)[path.back()];
+      const bool at_receiver = path.size() % 2 == 1;
+      row = at_receiver ? &of_sender[static_cast<size_t>(pair.from)] : &of_receiver[static_cast<size_t>(pair.to)];
+      matching = at_receiver ? other : wanted;
+    }
+    for (size_t k = 0; k < path.size(); ++k) set(path[k], k % 2 == 0 ? wanted : other, kNone);
+    for (size_t k = 0; k < path.size(); ++k) set(path[k], k % 2 == 0 ? other : wanted, path[k]);
+    set(i, wanted, i);
+  }
+  for (const Row& row : of_sender) {
+    for (size_t matching = 0; matching < row.size(); ++matching) {
+      if (row[matching] != kNone) (*pairs)[row[matching]].matching = static_cast<int64_t>(matching);
+    }
+  }
+}
+
 // The moves that get each wanted cell from an owner, or, with `relays`, from a rank of the same node that has it.
 BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept, const Geometry& geometry,
                 bool relays) {
@@ -176,6 +218,7 @@ BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& k
     }
   }
   for (const auto& [pair, count] : counts) chosen.pairs.push_back({pair.second, pair.first, count});
+  SetMatchings(n, &chosen.pairs);
   return chosen;
 }
 

@@ -54,6 +54,7 @@ struct BoxPair {
   int32_t from = 0;
   int32_t to = 0;
   int64_t count = 0;
+  int64_t matching = 0;  // pairs with equal numbers have different senders and receivers
 };
 
 // Each cell of each output once.

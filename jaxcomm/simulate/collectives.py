@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _request
+from jaxcomm import _check, _request, _reshard
 from jaxcomm._core import plan, sim
 from jaxcomm.simulate.cluster import ecmp, faults, groups
 from jaxcomm.simulate.cluster.model import Cluster
@@ -160,6 +160,19 @@ def resolve(
     return found, native, operand
 
 
+def _of_boxes(call: Any, cluster: Cluster, algorithm: str | None) -> tuple[Any, Any, int]:
+    """As resolve(), of a reshard. The plan is that of CPUs, with the links of the cluster."""
+    attributes, dtype, counts = call
+    n, inner = attributes["group_size"], min(cluster.levels[0].ranks, attributes["group_size"])
+    native = cluster.native(cluster.channels)
+    native.arena = False
+    scope = "node" if inner == n else "network"
+    request = plan.reshard_request(scope, n, inner, attributes["sources"], attributes["destinations"])
+    item_bytes = np.dtype(dtype).itemsize
+    found = plan.select(request, algorithm or "", item_bytes, sim.machine_of(native, n))
+    return found, native, counts[0] * item_bytes
+
+
 def _surviving(
     op: str, x: Any, n: int, sizes: tuple[int, ...], cluster: Cluster, perm: Any
 ) -> tuple[Any, int, tuple[int, ...], Cluster]:
@@ -194,12 +207,13 @@ def _weakest(machine: Any, cluster: Cluster) -> Any:
 def collective(
     op: str,
     x: Any,
-    axis_sizes: int | Sequence[int],
+    axis_sizes: int | Sequence[int] | None,
     *,
     cluster: Cluster,
     algorithm: str | None = None,
     source: int = 0,
     perm: Sequence[tuple[int, int]] | None = None,
+    shardings: tuple[Any, Any] | None = None,
     max_sms: int | None = None,
     fidelity: str = "folded",
     max_steps: int | None = None,
@@ -212,12 +226,14 @@ def collective(
 
     Args:
       op: public name, such as "psum".
-      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
+      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". The global array of "reshard".
       axis_sizes: size of the named axis, or of each axis of the tuple. Only the product matters.
       cluster: the cluster; its first level takes the place of a node.
       algorithm: as in the op, except "xla" and "xla_hierarchical". None means that of lowest cost in the cost model.
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
+      shardings: old and new sharding of "reshard" and "reshard_in", as in ``jaxcomm.explain``. All ranks are simulated,
+        by the plan that CPUs run; on GPUs, XLA's own transfers run these ops.
       max_sms: most thread blocks of the call; by default those of the cluster.
       fidelity: "folded" simulates one rank of those with equal role; "full" simulates all ranks; "bounds" gives lower
         bounds for every algorithm, in closed form.
@@ -231,12 +247,19 @@ def collective(
       ValueError: unknown op, algorithm or fidelity, sizes that the cluster does not have, or too many ranks of
         different roles.
     """
-    _request.native_name(op)
+    moved = _reshard.call_of(op, x, axis_sizes, shardings) if op == "reshard" or op in _request.OF_BOXES else None
+    if not moved:
+        _request.native_name(op)
     if fidelity not in FIDELITIES:
         raise ValueError(f"{op}: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
     if algorithm in ("xla", "xla_hierarchical"):
         raise ValueError(f"{op}: algorithm {algorithm!r} has no plan; pass another algorithm or None")
-    sizes = _request.sizes_of(op, axis_sizes)
+    if moved:
+        _check.algorithm(op, "reshard", algorithm)
+        if fidelity == "bounds" or any(fault.slow == 0 for fault in cluster.faults):
+            raise ValueError(f"{op}: fidelity 'bounds' and lost ranks are not for shardings")
+        fidelity = "full"
+    sizes = _request.sizes_of(op, moved[0]["group_size"] if moved else axis_sizes)
     n = math.prod(sizes)
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
     x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
@@ -248,17 +271,20 @@ def collective(
         if not fault.planes:
             groups.place(cluster, fault)
         notes.append(str(fault))
-    choice, native, operand = resolve(
-        op,
-        x,
-        n,
-        cluster,
-        algorithm=algorithm,
-        source=source,
-        perm=perm,
-        max_sms=max_sms,
-        symmetric_buffers=symmetric_buffers,
-    )
+    if moved:
+        choice, native, operand = _of_boxes(moved, cluster, algorithm)
+    else:
+        choice, native, operand = resolve(
+            op,
+            x,
+            n,
+            cluster,
+            algorithm=algorithm,
+            source=source,
+            perm=perm,
+            max_sms=max_sms,
+            symmetric_buffers=symmetric_buffers,
+        )
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,

@@ -104,6 +104,14 @@ def test_chunks_of_receivers_alternate():
     assert [(s.kind, s.peer, s.count) for s in steps] == [("put", 1, 2), ("put", 2, 2)] * 2
 
 
+def test_senders_follow_matchings():
+    """16 ranks on two nodes, rows to columns: no two ranks put to one receiver at the same place of their order."""
+    rows, columns = ([[(r, r + 1), (0, 16)] for r in range(16)], [[(0, 16), (r, r + 1)] for r in range(16)])
+    request = plan.reshard_request("network", 16, 8, numbers(rows, 2), numbers(columns, 2))
+    puts = [[step.peer for step in p.steps if step.kind == "put"] for p in plan.build(request, "direct")]
+    assert [len(set(peers)) for peers in zip(*puts, strict=True)] == [16] * 8
+
+
 def test_large_meshes_are_planned_quickly():
     """128 ranks in a node, rows to columns: 16,384 pieces."""
     n = 128

@@ -34,6 +34,7 @@ struct Message {
   int32_t to = 0;
   int64_t number = 0;  // among those of the pair
   int64_t round = 0;
+  int64_t matching = 0;  // of the pair
   std::vector<Piece> pieces;
   int64_t slot = -1;  // where it lands in the receiver's scratch; -1: in the output, as one piece
   std::vector<Relay> relays;
@@ -56,8 +57,8 @@ struct Message {
 // The messages of one rank over the network: those that it sends, receives, or reads parts of. All cells for a receiver
 // form one sequence, which is cut into messages. The messages of a pair spread evenly over the rounds, so each round
 // has the same part of all transfers, and the busiest link is busy from the first round to the last. This is the
-// schedule of Gonzalez and Sahni (J. ACM 23(4), 1976) for an open shop with preemption, with rounds so short that they
-// need no order inside. Rounds have no barrier: a sender waits only for the receiver of its fourth last message.
+// schedule of Gonzalez and Sahni (J. ACM 23(4), 1976) for an open shop with preemption: in a round, messages follow
+// matchings. Rounds have no barrier: a sender waits only for the receiver of its fourth last message.
 class Network {
  public:
   Network(const Request& request, const BoxMoves& moves, int32_t rank)
@@ -109,10 +110,9 @@ class Network {
   int64_t scratch_count() const { return receive_slots_ + packed_count_; }
 
  private:
-  // Rank r begins with rank r + 1, so that no rank receives from all others at first.
-  std::tuple<int64_t, int32_t, int32_t> Key(const Message& message) const {
-    const int32_t n = geometry_.num_ranks();
-    return {message.round, (message.to - message.from + n) % n, message.to};
+  // A matching after the other, so that no rank receives from all others at first.
+  static std::tuple<int64_t, int64_t, int32_t> Key(const Message& message) {
+    return {message.round, message.matching, message.to};
   }
 
   void AddMessages(const BoxPair& pair, std::vector<Piece> cells, int64_t first_slot,
@@ -128,6 +128,7 @@ class Network {
       message.to = pair.to;
       message.number = number;
       message.round = number * rounds_ / num_messages;
+      message.matching = pair.matching;
       message.grants = number + kCredits < num_messages;
       for (int64_t left = Subrange({0, pair.count}, num_messages, number).count; left > 0;) {
         const Piece& cell = cells[at];

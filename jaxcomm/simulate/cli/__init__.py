@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxcomm.simulate.cli import collective, goodput, step
+from jaxcomm.simulate.cli import collective, goodput, reshard, step
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -14,7 +14,7 @@ def _parser() -> argparse.ArgumentParser:
         "are meant to hold 80 % of the measured times.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (collective, step, goodput):
+    for module in (collective, reshard, step, goodput):
         module.add_command(commands)
     return parser
 
