@@ -5,8 +5,9 @@ state (`jax._src`) and return False if it is missing. _processes/kv_store.py use
 """
 
 import contextlib
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -157,15 +158,23 @@ def in_spmd_region(axis_context: Any) -> bool:
 def lower_named(run: Callable[..., Any], name: str, ctx: Any, *xs: Any) -> Any:
     """Lowers run(*xs) to the operations of a rule. Profiles show its calls of jax.ffi under this name.
 
-    XLA names an operation after the last part of its location, which would be ffi_call. A call in an inner function
-    keeps that name, as under a mesh with axes that are not manual.
+    XLA names an operation after the last part of its location, which would be ffi_call.
     """
     with_scope = jax.named_scope(name)(run)
+    operations = ir.InsertionPoint.current.block.operations
+    before = len(operations)
     results = mlir.lower_fun(with_scope, multiple_results=True)(ctx, *xs)
-    for operation in ir.InsertionPoint.current.block.operations:
-        if operation.name == "stablehlo.custom_call" and f'{name}/ffi_call"' in str(operation.location):
-            operation.location = ir.Location.name(name)
+    _name_calls(itertools.islice(operations, before, None), name)
     return results
+
+
+def _name_calls(operations: Iterable[Any], name: str) -> None:
+    """Also those in regions: under a mesh with axes that are not manual, a call is in a shard_map of its own."""
+    for operation in operations:
+        if operation.name == "stablehlo.custom_call" and 'ffi_call"' in str(operation.location):
+            operation.location = ir.Location.name(name)
+        for block in itertools.chain.from_iterable(operation.regions):
+            _name_calls(block.operations, name)
 
 
 def _jaxlib() -> tuple[int, ...]:

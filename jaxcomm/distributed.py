@@ -135,6 +135,8 @@ def initialize(
     atexit.register(
         _leave, kv_store.process_id(), kv_store.num_processes(), options.get("shutdown_timeout_seconds", 300)
     )
+    # A process that does not come to its first call has a file. Its end is recorded before _leave waits.
+    recorder.start()
     return kv_store.num_processes()
 
 

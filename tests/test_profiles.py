@@ -33,3 +33,12 @@ def test_names_of_calls(tmp_path):
     expected = {"pmax", "psum_start", "psum_done", "psum", "moe_route", "moe_dispatch", "moe_combine"}
     assert {re.sub(r"\.\d+$", "", name) for name in found} & {*expected, "ffi_call"} == expected
     assert len({name for name in found if re.fullmatch(r"psum\.\d+", name)}) == 2
+
+
+def test_names_beside_axes_that_are_not_manual():
+    """The call is in a shard_map of its own."""
+    mesh = jax.make_mesh((2, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    f = jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(),
+                      axis_names={"i"}, check_vma=False)  # fmt: skip
+    program = jax.jit(f).lower(jnp.ones((2, 8))).compile().as_text()
+    assert re.findall(r"%(\S+?)\.\d+ = .* custom-call\(", program) == ["psum"]

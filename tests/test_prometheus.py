@@ -2,6 +2,7 @@
 
 import urllib.request
 
+from jaxcomm import recorder
 from jaxcomm.recorder import _prometheus
 
 PLACE = 'modèle "a".py:1'
@@ -37,5 +38,5 @@ def test_groups_of_equal_size_are_added():
 def test_the_page_is_whole(monkeypatch):
     """Its length counts bytes, of which some letters have several."""
     monkeypatch.setattr(_prometheus, "stats", lambda: FOUND)
-    with urllib.request.urlopen(f"http://127.0.0.1:{_prometheus.serve()}/metrics", timeout=60) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{recorder.serve()}/metrics", timeout=60) as page:
         assert page.read().decode() == _prometheus.text(FOUND, 0)

@@ -8,8 +8,9 @@ from jaxcomm import _core
 from jaxcomm._config import config
 from jaxcomm.recorder import _chrome, _file, _runs
 from jaxcomm.recorder._links import Link
-from jaxcomm.recorder._prometheus import Counters, Stats, Transfers, serve, stats
+from jaxcomm.recorder._prometheus import Counters, Stats, Transfers, stats
 from jaxcomm.recorder._report import Report, analyze
+from jaxcomm.recorder._serve import serve
 from jaxcomm.recorder._stragglers import Straggler
 from jaxcomm.recorder._verdict import Finding, Verdict
 

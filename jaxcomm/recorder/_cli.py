@@ -1,13 +1,15 @@
 """python -m jaxcomm.recorder: analysis of a folder, a look at a running program, reports on traces, and exports."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 
-from jaxcomm.recorder import _html, _pytorch, _report, _roofline, _runs, _start, _top
+from jaxcomm.recorder import _html, _pytorch, _report, _roofline, _runs, _serve, _start, _top
 
 _OK, _HANGS, _UNREADABLE = 0, 1, 2
 
@@ -39,13 +41,38 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "folder", nargs="?", type=pathlib.Path, help="of the recorder (default: that of this user)"
         )
+    for command in (analyze, top):
+        command.add_argument(
+            "--url",
+            action="append",
+            default=[],
+            help="where jaxcomm.recorder.serve() listens, one per host, instead of the files of the folder",
+        )
+        command.add_argument(
+            "--token", type=pathlib.Path, metavar="FILE", help="of the job (default: the file token of the folder)"
+        )
     for command in (analyze, export):
         command.add_argument("--dumps", action="store_true", help="read the copies of the latest errors")
     return parser
 
 
+@contextlib.contextmanager
+def _files(options: argparse.Namespace) -> Iterator[tuple[pathlib.Path, Callable[[], list[str]]]]:
+    """The folder of the files, and a function that brings those of other hosts up to date and returns notes."""
+    folder = options.folder or _start.default_folder()
+    if not options.url:
+        yield folder, list
+        return
+    token = (options.token or folder / _serve.TOKEN).read_text().strip()
+    with tempfile.TemporaryDirectory() as copies:
+        path = pathlib.Path(copies)
+        yield path, lambda: _serve.fetch(options.url, token, path)
+
+
 def _analyze(options: argparse.Namespace) -> int:
-    found, run = _report.find(options.folder, options.window, options.dumps, not options.no_stacks)
+    with _files(options) as (folder, fetch):
+        notes = fetch()
+        found, run = _report.find(folder, options.window, options.dumps, not (options.no_stacks or options.url), notes)
     if options.html:
         options.html.write_text(_html.page(found, run))
     print(found.json() if options.json else found)
@@ -53,13 +80,11 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _top_(options: argparse.Namespace) -> int:
-    try:
-        for snapshot in _top.watch(options.folder or _start.default_folder(), options.interval, options.window):
+    with contextlib.suppress(KeyboardInterrupt), _files(options) as (folder, fetch):
+        for snapshot in _top.watch(folder, fetch, options.interval, options.window):
             _top.show(snapshot, options.json)
             if options.once:
                 return _HANGS if snapshot.missing_ranks else _OK
-    except KeyboardInterrupt:
-        pass
     return _OK
 
 

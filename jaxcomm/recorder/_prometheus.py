@@ -1,14 +1,10 @@
 """Counters of this process, as numbers and as a text file for Prometheus (node exporter's textfile format)."""
 
 import dataclasses
-import http.server
 import pathlib
-import threading
 import time
 import weakref
 from typing import Any
-
-import jax
 
 from jaxcomm import _core
 from jaxcomm._config import config
@@ -143,42 +139,6 @@ def _transfers_text(transfers: tuple[Transfers, ...], process: int) -> list[str]
             labels = f'process="{process}",endpoint="{_escaped(each.endpoint)}"'
             lines.append(f"{metric}{{{labels}}} {each.counters[name]}")
     return lines
-
-
-class _Page(http.server.BaseHTTPRequestHandler):
-    """The counters, at every path."""
-
-    timeout = 10.0  # of a client that sends nothing
-
-    def do_GET(self) -> None:
-        content = text(stats(), jax.process_index()).encode()
-        self.send_response(http.HTTPStatus.OK)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass  # requests are no output of the program
-
-
-def serve(port: int = 0) -> int:
-    """Serves the counters of this process to Prometheus at `http://127.0.0.1:port/metrics`, until the process ends.
-
-    Only programs on this machine can connect. All of its users can.
-
-    Args:
-      port: where to listen; 0 takes a free port.
-
-    Returns:
-      The port.
-
-    Raises:
-      OSError: the port is taken.
-    """
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Page)
-    threading.Thread(target=server.serve_forever, daemon=True, name="jaxcomm-recorder-http").start()
-    return int(server.server_port)
 
 
 def _escaped(label: str) -> str:

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import time
+from collections.abc import Sequence
 
 from jaxcomm.recorder import _file, _links, _runs, _start, _stragglers, _verdict
 
@@ -85,10 +86,12 @@ def analyze(
     return find(folder, window_s, dumps, stacks)[0]
 
 
-def find(folder: str | pathlib.Path | None, window_s: float, dumps: bool, stacks: bool) -> tuple[Report, _runs.Run]:
-    """As `analyze`, also with what the files hold."""
+def find(
+    folder: str | pathlib.Path | None, window_s: float, dumps: bool, stacks: bool, notes: Sequence[str] = ()
+) -> tuple[Report, _runs.Run]:
+    """As `analyze`, also with what the files hold. `notes`: the first notes of the report."""
     path = pathlib.Path(folder) if folder is not None else _start.default_folder()
-    run = _runs.find(path, dumps)
+    run = _runs.find(path, dumps, notes)
     findings = _verdict.diagnose(run, window_s)
     found: dict[int, str] = {}
     if findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 from jaxcomm.recorder import _file
 
@@ -42,19 +43,20 @@ def _split(rings: list[_file.Ring]) -> list[list[_file.Ring]]:
     return runs
 
 
-def find(folder: pathlib.Path, dumps: bool = False) -> Run:
+def find(folder: pathlib.Path, dumps: bool = False, notes: Sequence[str] = ()) -> Run:
     """Reads the latest program of a folder.
 
     Args:
       folder: of the recorder; files of several hosts may have been copied into it.
       dumps: read the copies that the processes made at their latest error instead. A process that was killed has none.
+      notes: the first notes of the run.
 
     Raises:
       FileNotFoundError: nothing in the folder can be read; the text has a line for each file.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    rings, notes = [], []
+    rings, notes = [], list(notes)
     paths = {path.stem: path for path in folder.glob(f"*{_file.SUFFIX}")}
     if dumps:
         paths |= {path.name.removesuffix(_file.DUMP): path for path in folder.glob(f"*{_file.DUMP}")}

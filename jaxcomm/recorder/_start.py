@@ -35,7 +35,9 @@ def start() -> None:
     if (named := config().recorder) == "":
         return
     folder = default_folder() if named is None else pathlib.Path(named)
-    own = jax.process_index()
+    joined = jax.distributed.is_initialized()  # then the back ends need not have started
+    own = kv_store.process_id() if joined else jax.process_index()
+    num_processes = kv_store.num_processes() if joined else jax.process_count()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if named is None:
@@ -43,12 +45,12 @@ def start() -> None:
                 raise RuntimeError(f"{folder} belongs to another user; set JAXCOMM_RECORDER to a folder")
             _remove_old(folder)
         path = folder / f"process-{own}-{time.time_ns() // 1_000_000}-{os.getpid()}{_file.SUFFIX}"
-        job = kv_store.coordinator_address() if jax.process_count() > 1 else None
+        job = kv_store.coordinator_address() if num_processes > 1 else None
         _core.recorder.start(
             str(path.absolute()),
             config().recorder_calls,
             own,
-            jax.process_count(),
+            num_processes,
             importlib.metadata.version("jaxcomm"),
             bootstrap.kernel_id(),
             bootstrap.node_id(),

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxcomm.recorder import _file, _runs
 
@@ -68,16 +68,26 @@ class Snapshot:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def watch(folder: pathlib.Path, interval_s: float, window_s: float) -> Iterator[Snapshot]:
+def watch(
+    folder: pathlib.Path, fetch: Callable[[], list[str]], interval_s: float, window_s: float
+) -> Iterator[Snapshot]:
     """A snapshot per interval. The first one takes an interval too: rates need two readings.
+
+    Args:
+      fetch: brings the files up to date, and returns notes.
 
     Raises:
       FileNotFoundError: nothing in the folder can be read.
     """
-    before, read_at = _runs.find(folder), time.monotonic()
+
+    def read() -> tuple[_runs.Run, float]:
+        notes = fetch()
+        return _runs.find(folder, notes=notes), time.monotonic()
+
+    before, read_at = read()
     while True:
         time.sleep(interval_s)
-        run, now = _runs.find(folder), time.monotonic()
+        run, now = read()
         yield snapshot(run, before, now - read_at, window_s)
         before, read_at = run, now
 

@@ -274,7 +274,7 @@ class _Diagnosis:
             lines = [self.describe(m, call.group) for m in dead]
             yield self.finding(Verdict.DEAD, dead, self.ranks(call, dead), path, lines)
             return
-        stopped = [m for m in ordered if self.is_stopped(m)]
+        stopped = [m for m in [process, *ordered] if self.is_stopped(m)]
         if stopped:
             lines = [self.describe(m, call.group) for m in stopped]
             yield self.finding(Verdict.OUTSIDE, stopped, self.ranks(call, stopped), path, lines)

@@ -44,7 +44,7 @@ HANGS = {
     "one_after_the_other_is_killed": ("process dead", (2,), (4, 5), "was killed or has crashed"),
     "killed_in_a_collective of the coordinator": ("process dead", (0,), (0, 1), "was killed or has crashed"),
     "killed_between_collectives of the coordinator": ("process dead", (0,), (0, 1), "was killed or has crashed"),
-    "coordinator_killed_during_bootstrap": ("dump missing", (0,), (), "have no file"),
+    "coordinator_killed_during_bootstrap": ("process dead", (0,), (), "was killed or has crashed"),
 }
 # One after the other in one launch: all processes live on.
 ERRORS = {

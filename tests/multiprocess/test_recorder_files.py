@@ -7,8 +7,10 @@ import dataclasses
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import jax
@@ -245,6 +247,29 @@ def test_devices_of_one_process_that_disagree(folder):
             assert (finding.processes, finding.behind) == ((1,), (2, 3))
 
 
+def test_a_process_that_was_stopped(folder):
+    """It is the only cause: before its first call, and in a call with a process of another node, seen from both."""
+    waits = {"phase": "running", "key": 5, "ended_ns": 0}
+    for theirs in ([], [waits]):
+        run = rings_of(folder, [[waits], theirs])
+        for process, state in enumerate(("running", "stopped")):
+            run.rings[process].__dict__["state"] = state
+            run.rings[process].header["node"] = str(process)
+        (finding,) = _verdict.diagnose(run, window_s=1)
+        assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
+
+
+def test_a_file_exists_before_the_first_call(tmp_path):
+    """From initialize() on, so that analyze sees a process that does not come to its first call."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    code = f"import os, jaxcomm; jaxcomm.distributed.initialize({address!r}, 1, 0); os._exit(0)"
+    done = run(code, tmp_path)
+    ring = _file.read(next(tmp_path.glob("process-0-*.ring")))
+    assert (ring.state, ring.header["num_processes"], ring.calls) == ("dead", 1, []), done.stderr
+
+
 def test_a_later_call_of_the_group_follows_a_failure(folder):
     """Also of another call site."""
     failed, done = {"phase": "failed", "site": {"identity": 1}}, {"phase": "done", "site": {"identity": 2}}
@@ -345,6 +370,32 @@ print(found, recorder.stats().late_ranks)
 def test_late_ranks(tmp_path):
     done = run(CALLS + LATE.replace("DEADLINE_S", str(DEADLINE_S)), tmp_path, JAXCOMM_WARN_S="0.5")
     assert done.stdout == "(1,) ()\n", done.stderr
+
+
+SERVED = LATE.partition("deadline =")[0] + "print(recorder.serve(), flush=True); input(); late.set()"
+
+
+def test_top_over_http_while_the_program_hangs(tmp_path, capsys):
+    """Without the folder, but with the job's token."""
+    env = {**os.environ, "JAXCOMM_RECORDER": str(tmp_path), "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", CALLS + SERVED], env=env, **pipes) as program:
+        url = f"http://127.0.0.1:{program.stdout.readline().strip()}"
+        token, wrong = tmp_path / "token", tmp_path / "wrong"
+        assert token.stat().st_mode & 0o777 == 0o600
+        wrong.write_text("x" + token.read_text()[1:])
+        deadline, missing = time.monotonic() + DEADLINE_S, []
+        while missing != [1] and time.monotonic() < deadline:
+            _cli.main(["top", "--once", "--json", "--interval", "0.1", "--url", url, "--token", str(token)])
+            missing = json.loads(capsys.readouterr().out)["missing_ranks"]
+        assert missing == [1]
+        gone = ["--url", "http://127.0.0.1:1"]
+        assert _cli.main(["analyze", "--window", "1", "--url", url, *gone, "--token", str(token)]) == 1
+        said = capsys.readouterr().out
+        assert "never joined" in said and "note: http://127.0.0.1:1 does not answer" in said
+        assert _cli.main(["analyze", "--url", url, "--token", str(wrong)]) == 2
+        assert "401" in capsys.readouterr().err
+        program.communicate("\n", timeout=DEADLINE_S)
 
 
 def test_the_ring_keeps_the_latest_calls(folder):

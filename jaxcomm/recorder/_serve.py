@@ -1,0 +1,120 @@
+"""Counters and files of the recorder over HTTP, for programs that see no folder of this host."""
+
+import concurrent.futures
+import hmac
+import http.server
+import io
+import os
+import pathlib
+import re
+import secrets
+import threading
+import urllib.request
+import zipfile
+from collections.abc import Sequence
+
+import jax
+
+from jaxcomm import _core
+from jaxcomm._processes import kv_store
+from jaxcomm.recorder import _file, _prometheus, _runs, _start
+
+TOKEN = "token"  # file in the folder of the recorder
+_RINGS = "/rings"
+_ANSWERS_S = 5.0
+# Not over a proxy: the hosts of a job are near, and the token is for them.
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    """The files of this job on this host at /rings, with the job's token; the counters at every other path."""
+
+    timeout = 10.0  # of a client that sends nothing
+    token = ""
+
+    def do_GET(self) -> None:
+        if self.path != _RINGS:
+            text = _prometheus.text(_prometheus.stats(), jax.process_index())
+            self._answer(http.HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", text.encode())
+        elif hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()):
+            self._answer(http.HTTPStatus.OK, "application/zip", _rings())
+        else:
+            self._answer(http.HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of the job is missing\n")
+
+    def _answer(self, status: http.HTTPStatus, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass  # requests are no output of the program
+
+
+def _rings() -> bytes:
+    """The files of all processes of this job in the folder, as a zip archive."""
+    run = _runs.around(_file.read(pathlib.Path(_core.recorder.path()), with_calls=False), with_calls=False)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for ring in run.rings.values():
+            archive.writestr(ring.path.name, ring.path.read_bytes())
+    return content.getvalue()
+
+
+def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
+    """Serves this process's counters, and the files of all processes of the job on this host, until the process ends.
+
+    Prometheus reads the counters at `http://host:port/metrics`. `python -m jaxcomm.recorder top --url http://host:port`
+    and `analyze --url` read the files, also while the program hangs, if they have the job's token. All processes have
+    the same token. This function writes it to the file `token` in the folder of the recorder, for this user only.
+
+    Args:
+      port: where to listen; 0 takes a free port.
+      host: address of this host to listen on. By default, only programs on this machine can connect. Whoever can
+        connect can read the counters. Nothing is encrypted.
+
+    Returns:
+      The port.
+
+    Raises:
+      OSError: the port is taken, perhaps by another process of this host that serves the same files.
+      RuntimeError: the key-value store of the job does not answer.
+    """
+    _start.start()
+
+    class Page(_Page):
+        token = kv_store.kv_agree("recorder/token", secrets.token_hex(16))
+
+    server = http.server.ThreadingHTTPServer((host, port), Page)
+    if ring := _core.recorder.path():
+        _write(pathlib.Path(ring).with_name(TOKEN), Page.token.encode())
+    threading.Thread(target=server.serve_forever, daemon=True, name="jaxcomm-recorder-http").start()
+    return int(server.server_port)
+
+
+def _write(file: pathlib.Path, content: bytes) -> None:
+    part = file.with_name(f"{file.name}.part")
+    part.unlink(missing_ok=True)
+    with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as opened:
+        opened.write(content)
+    part.replace(file)
+
+
+def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
+    """Copies the files of hosts into a folder. Returns a line for each host that does not answer."""
+
+    def fetch_one(url: str) -> str | None:
+        request = urllib.request.Request(url.rstrip("/") + _RINGS, headers={"Authorization": f"Bearer {token}"})
+        try:
+            with _open(request, timeout=_ANSWERS_S) as answer:
+                archive = zipfile.ZipFile(io.BytesIO(answer.read()))
+            for name in archive.namelist():
+                if re.fullmatch(rf"process-[\d-]+{re.escape(_file.SUFFIX)}", name):
+                    _write(folder / name, archive.read(name))
+        except (OSError, zipfile.BadZipFile) as error:
+            return f"{url} does not answer: {error}"
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(len(urls)) as pool:
+        return [note for note in pool.map(fetch_one, urls) if note]
