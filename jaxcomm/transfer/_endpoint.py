@@ -224,8 +224,10 @@ class Endpoint:
                 self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)
                 break
             except BaseException as error:
+                self._native.cancel(call)
                 if started is not None:
                     self._native.cancel(started)
+                self._native.close(peer, call.lease)
                 # The first may have been an old connection that has ended.
                 if attempt or not isinstance(error, _errors.PeerLost):
                     raise

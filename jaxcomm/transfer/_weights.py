@@ -290,6 +290,7 @@ class _Begun:
                 return False
         except BaseException:
             native.cancel(opened)
+            native.cancel(read)
             raise
         return True
 
