@@ -153,8 +153,7 @@ void BindTransfer(nb::module_ m) {
           nb::arg("peer"), nb::arg("key"), nb::arg("version"), nb::arg("lease_ms"), nb::arg("digest"),
           nb::arg("closes"), nb::arg("from_"), nb::arg("to"), nb::arg("arrays"),
           "An open, and a read that begins with it if the manifest has this SHA-256; else it ends as cancelled. "
-          "closes: "
-          "the lease ends with the read.")
+          "closes: the lease ends with the read.")
       .def(
           "watch",
           [](Endpoint& self, int peer, nb::bytes key, int64_t after) {

@@ -212,9 +212,8 @@ class Endpoint:
         begun: tuple[int, Any, Any] | None = None,
     ) -> Lease:
         """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
-        that begins at once if the manifest has the digest: the digest, whether it closes the lease, and the arguments
-        of Lease.read. begun: by
-        _begin_open."""
+        that begins at once if the manifest has the digest: the digest, whether the lease ends with it, and the
+        arguments of Lease.read. begun: the result of _begin_open, if it was called before."""
         started = None
         for attempt in range(2):
             peer, call, started = begun or self._begin_open(address, key, version, read)
@@ -224,8 +223,10 @@ class Endpoint:
                 self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)
                 break
             except BaseException as error:
+                self._native.cancel(call)
                 if started is not None:
                     self._native.cancel(started)
+                self._native.close(peer, call.lease)
                 # The first may have been an old connection that has ended.
                 if attempt or not isinstance(error, _errors.PeerLost):
                     raise

@@ -277,7 +277,7 @@ class _Begun:
     """
 
     def __init__(self, endpoint: Endpoint, address: str, object: str, version: int, plan: Plan) -> None:
-        self._endpoint, self._version, self.plan, self.arrays = endpoint, version, plan, plan.allocate()
+        self._endpoint, self.plan, self.arrays = endpoint, plan, plan.allocate()
         read = plan.digests[0], True, *plan.reads[0][0], [_arrays.argument(x) for x in self.arrays]
         self.request = endpoint._begin_open(address, _key_of(object), version, read)
 
@@ -290,6 +290,7 @@ class _Begun:
                 return False
         except BaseException:
             native.cancel(opened)
+            native.cancel(read)
             raise
         return True
 

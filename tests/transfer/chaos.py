@@ -6,7 +6,6 @@ Usage: python tests/transfer/chaos.py [--rounds 100000] [--seed 0]
 import argparse
 import collections
 import contextlib
-import gc
 import itertools
 import os
 import random
@@ -276,9 +275,6 @@ def run(rounds, seed=0, report=None):
         each.end()
     results = sum((reader.results for reader in readers), collections.Counter())
     results["kills"] = sum(source.kills for source in sources)
-    readers.clear()  # the last references to the endpoints
-    del each
-    gc.collect()
     assert descriptors() == before, f"file descriptors leak: {before} became {descriptors()}"
     return results
 

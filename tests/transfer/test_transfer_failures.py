@@ -190,6 +190,40 @@ def test_both_sides_abort_at_once(shared_memory):
         wait_until(lambda: source.stats()["leases"] == 0)
 
 
+class Interrupted:
+    """The native endpoint, whose waits end as by Ctrl-C."""
+
+    def __init__(self, native):
+        self._native = native
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def wait(self, *_):
+        raise KeyboardInterrupt
+
+    poll = wait
+
+
+@pytest.mark.parametrize("elements", [10, 100_000], ids=["on the caller's thread", "on a thread of the pool"])
+def test_an_interrupt_while_a_planned_fetch_opens(reader, elements):
+    """Nothing is written to its arrays any more, and its lease ends, although the answer comes later."""
+    with (
+        transfer.Endpoint("source", secret=SECRET, shared_memory=False) as source,
+        contextlib.closing(Link(source.address)) as link,
+    ):
+        transfer.publish(source, "weights", np.ones(elements), 1)
+        assert fetch(reader, link.address).result()[""].sum() == elements
+        link.cut()
+        native, reader._native = reader._native, Interrupted(reader._native)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(reader, link.address).result()
+        reader._native = native
+        assert not reader.waiting()
+        link.mend()
+        wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
+
+
 def test_another_secret_and_nobody(reader):
     with transfer.Endpoint("other", secret="not the same secret") as other:
         with pytest.raises(transfer.PeerLost, match=r"endpoint 'other' .*its secret is another one"):

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import transfer
 from jaxcomm.recorder._prometheus import text
+from jaxcomm.transfer import _arrays
 
 SECRET = "a secret of tests only"
 SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
@@ -175,6 +176,21 @@ def test_fetches_beside_publishes_never_mix(pair):
         thread.join()
     assert len(source._kept) <= 2, "arrays of old versions stay"
     assert reader.stats()["leases"] == 0
+
+
+def test_memory_is_used_again_once_nobody_has_it(pair):
+    x = _arrays.empty((300, 1000), np.int32)
+    place, view = x.ctypes.data, x[7:9].T
+    del x
+    other = _arrays.empty((300, 1000), np.int32)
+    assert other.ctypes.data != place, "a view has it"
+    del view
+    assert _arrays.empty((1000, 300), np.int32).ctypes.data == place
+    for version in (1, 2):
+        transfer.publish(pair[0], "x", np.full((300, 1000), version), version, keep=2)
+    sharding = NamedSharding(MESHES[0], P("a"))
+    trees = [fetch(pair, version, sharding) for version in (1, 2, 2, 1)]
+    assert [np.unique(tree[""]).tolist() for tree in trees] == [[1], [2], [2], [1]]
 
 
 def test_donation_of_a_published_array_copies(pair):
