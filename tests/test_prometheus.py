@@ -35,6 +35,25 @@ def test_groups_of_equal_size_are_added():
     assert len(found) == 5 * 2 + 2
 
 
+def test_histograms_of_transfers():
+    """Each bucket counts all requests that took at most its limit."""
+    counters = {"leases": 2, "tcp_sent_bytes": 64, "open_us": 10, "read_us": 5_000_003}
+    histograms = {"open": [0, 1, 2, 0], "read": [3, 0, 0, 1]}
+    transfers = tuple(_prometheus.Transfers(name, counters, histograms, []) for name in "ab")
+    found = values(_prometheus.text(_prometheus.Stats((), (), 0, transfers), 9))
+    for endpoint in "ab":
+        labels = f'process="9",endpoint="{endpoint}"'
+        assert found.pop(f"jaxcomm_transfer_leases{{{labels}}}") == "2"
+        assert found.pop(f"jaxcomm_transfer_tcp_sent_bytes_total{{{labels}}}") == "64"
+        for name, below, total_s in (("open", [0, 1, 3, 3], 1e-5), ("read", [3, 3, 3, 4], 5.000003)):
+            metric = f"jaxcomm_transfer_{name}_seconds"
+            for limit, count in zip(("1e-06", "2e-06", "4e-06", "+Inf"), below, strict=True):
+                assert found.pop(f'{metric}_bucket{{{labels},le="{limit}"}}') == str(count)
+            assert float(found.pop(f"{metric}_sum{{{labels}}}")) == total_s
+            assert found.pop(f"{metric}_count{{{labels}}}") == str(below[-1])
+    assert set(found) == {'jaxcomm_late_ranks{process="9"}', 'jaxcomm_rejected_messages_total{process="9"}'}
+
+
 def test_the_page_is_whole(monkeypatch):
     """Its length counts bytes, of which some letters have several."""
     monkeypatch.setattr(_prometheus, "stats", lambda: FOUND)

@@ -52,13 +52,16 @@ class Histogram {
  public:
   void Add(std::chrono::steady_clock::duration time) {
     auto us = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+    sum_us_ += us;
     size_t i = 0;
     for (; us > 0 && i + 1 < counts_.size(); us >>= 1) ++i;
     ++counts_[i];
   }
   const std::array<uint64_t, 36>& counts() const { return counts_; }
+  uint64_t sum_us() const { return sum_us_; }
 
  private:
+  uint64_t sum_us_ = 0;
   std::array<uint64_t, 36> counts_{};
 };
 

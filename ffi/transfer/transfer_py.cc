@@ -80,6 +80,8 @@ std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
       {"leases_revoked", stats.source.revoked},
       {"reads_served", stats.source.reads},
       {"requests_refused", stats.source.refused},
+      {"open_us", stats.opens.sum_us()},
+      {"read_us", stats.reads.sum_us()},
   };
   const char* const names[] = {"", "unknown", "gone", "revoked", "lost", "timeout", "invalid", "cancelled"};  // by Code
   for (size_t code = 1; code < stats.failures.size(); ++code) {

@@ -1,6 +1,7 @@
 """Counters of this process, as numbers and as a text file for Prometheus (node exporter's textfile format)."""
 
 import dataclasses
+import itertools
 import pathlib
 import time
 import weakref
@@ -130,14 +131,24 @@ def text(found: Stats, process: int) -> str:
 
 def _transfers_text(transfers: tuple[Transfers, ...], process: int) -> list[str]:
     lines = []
-    for name in sorted({name for each in transfers for name in each.counters}):
+    labels = [f'process="{process}",endpoint="{_escaped(each.endpoint)}"' for each in transfers]
+    histograms = sorted({name for each in transfers for name in each.histograms})
+    sums = {f"{name}_us" for name in histograms}
+    for name in sorted({name for each in transfers for name in each.counters} - sums):
         kind = "gauge" if name == "leases" else "counter"
         suffix = "" if kind == "gauge" else "_total"
         metric = f"jaxcomm_transfer_{name}{suffix}"
         lines += [f"# HELP {metric} Of jaxcomm.transfer, by endpoint.", f"# TYPE {metric} {kind}"]
-        for each in transfers:
-            labels = f'process="{process}",endpoint="{_escaped(each.endpoint)}"'
-            lines.append(f"{metric}{{{labels}}} {each.counters[name]}")
+        lines += [f"{metric}{{{of}}} {each.counters[name]}" for each, of in zip(transfers, labels, strict=True)]
+    for name in histograms:
+        metric = f"jaxcomm_transfer_{name}_seconds"
+        lines += [f"# HELP {metric} Successful requests of jaxcomm.transfer.", f"# TYPE {metric} histogram"]
+        for each, of in zip(transfers, labels, strict=True):
+            below = list(itertools.accumulate(each.histograms[name]))
+            limits = [f"{2**i / 1e6:.15g}" for i in range(len(below) - 1)] + ["+Inf"]
+            lines += [f'{metric}_bucket{{{of},le="{le}"}} {n}' for le, n in zip(limits, below, strict=True)]
+            lines.append(f"{metric}_sum{{{of}}} {each.counters[f'{name}_us'] / 1e6:.15g}")
+            lines.append(f"{metric}_count{{{of}}} {below[-1]}")
     return lines
 
 

@@ -96,6 +96,7 @@ def find(
     found: dict[int, str] = {}
     if findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):
         found = _stacks(path, run, {process for finding in findings for process in finding.processes}, stacks)
+        findings = _verdict.in_transfers(findings, found, window_s)
     report = Report(
         findings[0].verdict.value,
         tuple(findings),

@@ -7,12 +7,15 @@ compared by the calls that it is in.
 
 import dataclasses
 import enum
+import re
 from collections.abc import Iterable, Iterator
 
 from jaxcomm.recorder import _file, _runs
 
 _SILENT_S = 2.0  # a process writes the time ten times a second
 _NOTICED_S = 10.0  # after the death of a process, its peers' calls fail within 2 s, or later on a busy machine
+# As Endpoint.waiting() describes a request, with the seconds.
+_WAITING = re.compile(r"^endpoint .* waits: (?:open|read) .*: ([\d.]+) s, .*$", re.MULTILINE)
 
 
 class Verdict(enum.Enum):
@@ -27,6 +30,7 @@ class Verdict(enum.Enum):
     OTHER_CALL = "other call"
     NEVER_JOINED = "never joined"
     OUTSIDE = "stuck outside a collective"
+    TRANSFER = "stuck in a transfer"
     CUT_LINK = "cut link"
     FAILED = "failed call"
     NO_PROGRESS = "no progress"
@@ -417,3 +421,22 @@ def diagnose(run: _runs.Run, window_s: float) -> list[Finding]:
         return list(merged.values())
     flying = [call for ring in run.rings.values() for call in ring.calls if call.is_open]
     return [Finding(Verdict.OK, (), (), (), (f"{len(flying)} calls are in flight, none for {window_s:g} s",))]
+
+
+def in_transfers(findings: Iterable[Finding], stacks: dict[int, str], window_s: float) -> list[Finding]:
+    """Names the endpoints for which the processes of the findings wait, by what these have written before their stacks.
+
+    A wait for a later version ("watch") is none: nobody need publish it.
+    """
+    made = []
+    for finding in findings:
+        waits = [
+            f"process {process}: {line[0]}"
+            for process in finding.processes
+            for line in _WAITING.finditer(stacks.get(process, ""))
+            if float(line[1]) >= window_s
+        ]
+        if waits and finding.verdict in (Verdict.OUTSIDE, Verdict.NEVER_JOINED):
+            finding = dataclasses.replace(finding, verdict=Verdict.TRANSFER, lines=(*waits, *finding.lines))
+        made.append(finding)
+    return made
