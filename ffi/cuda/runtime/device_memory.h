@@ -9,7 +9,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Memory of the current GPU, with a copy of `data`.
+// Memory of the current GPU, with a copy of `data`. After an error, the memory is not freed: the copy may go on.
 StatusOr<char*> CopyToGpu(const void* data, size_t bytes, double timeout_s);
 
 // The flag that all kernels of this process on one GPU check before they begin (device::Comm::abort_flag). `device`
