@@ -45,7 +45,6 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin_version.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_calls.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nodes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/symmetric_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/threads.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/wait_for_stream.cc
@@ -55,10 +54,9 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/liveness.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/recorded_calls.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/retired_memory.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/abort_flag.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/watchdog.cc)
 # Some tests replace or observe these.
 add_library(jaxcomm_nccl_library OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/nccl_library.cc)

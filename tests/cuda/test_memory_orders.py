@@ -74,11 +74,11 @@ BULK = {
 KERNELS = {
     "ExecutePlanENS": SIGNALS | BULK,
     "FindOffsets": SIGNALS,
-    "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
-    "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
-    "RunRouteAndDispatch": SIGNALS | {"LoadPair", "StorePair"},
-    "ExchangeRows": SIGNALS | {"FenceAliases", "FetchAdd"},
-    "ExchangeSlices": SIGNALS | {"FenceAliases"} | BULK,
+    r"RunCall\w*LlCall": SIGNALS | {"LoadPair", "StorePair"},
+    r"RunCall\w*MultimemCall": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
+    r"RunCall\w*RouteAndDispatchCall": SIGNALS | {"LoadPair", "StorePair"},
+    r"RunCall\w*RowCall": SIGNALS | {"FenceAliases", "FetchAdd"},
+    r"RunCall\w*SliceCall": SIGNALS | {"FenceAliases"} | BULK,
 }
 ORDERED = re.compile(r"^\s*(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar|mbarrier|cp)\b[\w.:]*)", re.MULTILINE)
 

@@ -184,7 +184,7 @@ def test_loops_fill_the_link(wheels, tmp_path, architecture, source, threads, ex
     # it, a byte or two of its own.
     for name, body in code.items():
         assert not re.search(r"\bLDG?\.E\.(?!U8|U16)[A-Z0-9.]*CONSTANT", body), name
-        kernel = "RunRouteAndDispatch" in name or "OnRails" in name
+        kernel = "RunCall" in name or "OnRails" in name
         assert kernel or source.name not in ("route_and_dispatch.cu", "inter_node_rows.cu") or "STL" not in body, name
     if source.is_relative_to(ROOT / "examples"):
         for body in (body for name, body in code.items() if "Kernel" in name):

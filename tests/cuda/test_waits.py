@@ -18,7 +18,7 @@ WAITS = {
     r"cudaStreamWaitValue|cuStreamWaitValue": {},
     r"cudaLaunchHostFunc": {},
     # Wait for the GPU, so for kernels, which end within their own timeouts.
-    r"\bcudaFree\(": {"runtime/retired_memory.cc": "memory of a call that has ended"},
+    r"\bcudaFree\(": {"runtime/device_memory.cc": "memory of a call that has ended"},
     r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
     # NCCL waits for peers.
     r"CommInitRankConfig\(": {"nccl/nccl_calls.cc": "on a thread of its own"},
@@ -33,10 +33,7 @@ WAITS = {
     },
     r"(\.|->)CommWindowRegister\(": {"nccl/symmetric_memory.cc": "on a thread of its own"},
     r"\bdev_comm_create\(": {"nccl/gin_version.cc": "on a thread of its own (runtime/communicator.cc)"},
-    r"(\.|->)AllGather\(words_|nccl->AllGather\(": {
-        "nccl/bootstrap.cc": "on a thread of its own",
-        "nccl/first_contact.cc": "on a thread of its own",
-    },
+    r"\bnccl(_|\(\))?(\.|->)AllGather\(": {"nccl/bootstrap.cc": "on a thread of its own"},
     r"GroupEnd\(": {
         "nccl/capabilities.cc": "on a thread of its own",
     },

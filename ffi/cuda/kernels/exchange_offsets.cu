@@ -1,6 +1,5 @@
 // The kernel of exchange_offsets.cuh.
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
+#include "cuda/kernels/call_kernel.cuh"
 
 namespace jaxcomm {
 namespace cuda {
@@ -14,12 +13,15 @@ __global__ void __launch_bounds__(kOffsetThreads, 1) FindOffsets(const __grid_co
 
 }  // namespace
 
-cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
   FindOffsets<<<1, kOffsetThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
-cudaError_t LoadExchangeOffsets() { return Load(FindOffsets); }
+template <>
+cudaError_t Load<ExchangeOffsetsArgs>(const BulkStages&) {
+  return LoadKernel(FindOffsets);
+}
 
 }  // namespace cuda
 }  // namespace jaxcomm

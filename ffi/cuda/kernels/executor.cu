@@ -1,7 +1,6 @@
 // The executor's kernel.
+#include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/executor.cuh"
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -24,7 +23,10 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   return cudaGetLastError();
 }
 
-cudaError_t LoadKernel(const BulkStages& bulk) { return Load(ExecutePlan, BulkSharedBytes(bulk)); }
+template <>
+cudaError_t Load<RankArgs>(const BulkStages& bulk) {
+  return LoadKernel(ExecutePlan, BulkSharedBytes(bulk));
+}
 
 cudaError_t FindPtxVersion(int* version) {
   cudaFuncAttributes attributes;

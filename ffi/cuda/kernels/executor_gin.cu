@@ -2,10 +2,9 @@
 // with a libnccl of another version than these headers.
 #include <nccl_device.h>
 
+#include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/executor.cuh"
 #include "cuda/kernels/gin_network.cuh"
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -33,7 +32,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const
   return cudaGetLastError();
 }
 
-cudaError_t LoadGinKernel(const BulkStages& bulk) { return Load(ExecutePlanGin, BulkSharedBytes(bulk)); }
+cudaError_t LoadGinKernel(const BulkStages& bulk) { return LoadKernel(ExecutePlanGin, BulkSharedBytes(bulk)); }
 
 }  // namespace JAXCOMM_GIN_NAMESPACE
 }  // namespace cuda

@@ -2,8 +2,7 @@
 // version of these headers.
 #include <nccl_device.h>
 
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
+#include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/rail_combine.cuh"
 #include "cuda/kernels/rail_dispatch.cuh"
 #include "include/jaxcomm/gin.h"
@@ -36,8 +35,8 @@ cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&
 }
 
 cudaError_t LoadInterNodeRowKernels() {
-  const cudaError_t dispatch = Load(DispatchOnRails);
-  return dispatch != cudaSuccess ? dispatch : Load(CombineOnRails);
+  const cudaError_t dispatch = LoadKernel(DispatchOnRails);
+  return dispatch != cudaSuccess ? dispatch : LoadKernel(CombineOnRails);
 }
 
 }  // namespace JAXCOMM_GIN_NAMESPACE

@@ -28,20 +28,16 @@ constexpr int kThreads = 512;
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream);
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
-cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream);
-cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream);
-cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream);
-cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream);
+cudaError_t Launch(const ExchangeOffsetsArgs& args, cudaStream_t stream);
+cudaError_t Launch(const RowArgs& args, cudaStream_t stream);
+cudaError_t Launch(const SliceArgs& args, cudaStream_t stream);
+cudaError_t Launch(const RouteAndDispatchArgs& args, cudaStream_t stream);
 
-// Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
-// never is while another kernel waits for a peer. `bulk`: the most stages that a launch will ask for.
-cudaError_t LoadKernel(const BulkStages& bulk);
-cudaError_t LoadLlKernel();
-cudaError_t LoadMultimemKernel();
-cudaError_t LoadExchangeOffsets();
-cudaError_t LoadRowKernel();
-cudaError_t LoadSliceKernel(const BulkStages& bulk);
-cudaError_t LoadRouteAndDispatchKernel();
+// Loads the kernel of Launch(const Args&) onto the current device now. Otherwise, a first launch might wait until the
+// device is idle, which it never is while another kernel waits for a peer. `bulk`: the most stages that a launch will
+// ask for.
+template <typename Args>
+cudaError_t Load(const BulkStages& bulk = {});
 
 // The compute capability for which the kernels' code on the current device was compiled, times ten. An error if the
 // module has no code for the device, nor PTX that the driver can compile for it. Initializes the device.

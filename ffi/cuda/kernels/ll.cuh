@@ -75,7 +75,8 @@ struct UnitsOfBlock {
 // nothing is stored.
 class LlCall {
  public:
-  JAXCOMM_DEVICE LlCall(const LlArgs& args, int32_t channel) : args_(args), comm_(args.comm), channel_(channel) {
+  JAXCOMM_DEVICE LlCall(const LlArgs& args, int32_t channel, void* = nullptr)
+      : args_(args), comm_(args.comm), channel_(channel) {
     const int32_t parts = args.num_channels * (args.two_shot ? comm_.local.size : 1);
     const int32_t part_count = kLlUnitBytes / args.item_bytes * parts;
     num_units_ = (args.block_count + part_count - 1) / part_count;

@@ -21,7 +21,7 @@ namespace cuda {
 // A thread block's part of a call.
 class MultimemCall {
  public:
-  JAXCOMM_DEVICE MultimemCall(const MultimemArgs& args, int32_t channel)
+  JAXCOMM_DEVICE MultimemCall(const MultimemArgs& args, int32_t channel, void* = nullptr)
       : args_(args),
         comm_(args.comm),
         channel_(channel),

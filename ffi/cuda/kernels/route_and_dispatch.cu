@@ -1,27 +1,18 @@
 // The kernel of route_and_dispatch.
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
+#include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/route_and_dispatch.cuh"
 
 namespace jaxcomm {
 namespace cuda {
-namespace {
 
-__global__ void __launch_bounds__(kRouteAndDispatchThreads, 1)
-    RunRouteAndDispatch(const __grid_constant__ RouteAndDispatchArgs args) {
-  RouteAndDispatchCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-  call.Run();
+cudaError_t Launch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
+  return LaunchCall<RouteAndDispatchCall, kRouteAndDispatchThreads>(args, stream, RouteAndDispatchSharedBytes(args));
 }
 
-}  // namespace
-
-cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
-  const auto shared_bytes = static_cast<size_t>(RouteAndDispatchSharedBytes(args));
-  RunRouteAndDispatch<<<args.num_channels, kRouteAndDispatchThreads, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+template <>
+cudaError_t Load<RouteAndDispatchArgs>(const BulkStages&) {
+  return LoadKernel(RunCall<RouteAndDispatchCall, kRouteAndDispatchThreads, RouteAndDispatchArgs>);
 }
-
-cudaError_t LoadRouteAndDispatchKernel() { return Load(RunRouteAndDispatch); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

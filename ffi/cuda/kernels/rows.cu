@@ -1,25 +1,18 @@
 // The kernel of dispatch and combine.
-#include "cuda/kernels/launch.h"
-#include "cuda/kernels/load_kernel.h"
+#include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/rows.cuh"
 
 namespace jaxcomm {
 namespace cuda {
-namespace {
 
-__global__ void __launch_bounds__(kRowThreads, 1) ExchangeRows(const __grid_constant__ RowArgs args) {
-  RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-  call.Run();
+cudaError_t Launch(const RowArgs& args, cudaStream_t stream) {
+  return LaunchCall<RowCall, kRowThreads>(args, stream, RowSharedBytes(args, kRowThreads));
 }
 
-}  // namespace
-
-cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
-  ExchangeRows<<<args.num_channels, kRowThreads, RowSharedBytes(args, kRowThreads), stream>>>(args);
-  return cudaGetLastError();
+template <>
+cudaError_t Load<RowArgs>(const BulkStages&) {
+  return LoadKernel(RunCall<RowCall, kRowThreads, RowArgs>);
 }
-
-cudaError_t LoadRowKernel() { return Load(ExchangeRows); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

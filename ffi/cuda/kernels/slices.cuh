@@ -163,20 +163,9 @@ class SliceCall {
         in_bulk = IsBulk(move);
       }
       in_bulk = __syncthreads_or(in_bulk) != 0;
-      SumNumbers(num);
+      SumSizes(numbers_, num, numbers_, [&](int32_t i) { return numbers_[i]; });
       MoveStripes(num);
       if (in_bulk) MoveInBulk(num);
-      __syncthreads();
-    }
-  }
-
-  // numbers_[i] becomes the sum of numbers_[0] .. numbers_[i].
-  JAXCOMM_DEVICE void SumNumbers(int32_t num) {
-    for (int32_t step = 1; step < num; step *= 2) {
-      const bool adds = Thread() >= step && Thread() < num;
-      const int32_t before = adds ? numbers_[Thread() - step] : 0;
-      __syncthreads();
-      if (adds) numbers_[Thread()] += before;
       __syncthreads();
     }
   }

@@ -7,27 +7,69 @@
 
 #include "common/hash.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
 
+StatusOr<Exchange> Exchange::Make(size_t num_words) {
+  Exchange made;
+  made.num_words = num_words;
+  const size_t bytes = num_words * sizeof(uint64_t);
+  void* host = nullptr;
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&made.on_device, bytes)));
+  made.on_host = static_cast<uint64_t*>(host);
+  return made;
+}
+
+StatusOr<std::vector<uint64_t>> Exchange::AllGather(const NcclLibrary& nccl, ncclComm_t nccl_comm, int32_t size,
+                                                    const std::vector<uint64_t>& own, double timeout_s,
+                                                    const std::vector<uint64_t>& processes) const {
+  const size_t own_bytes = own.size() * sizeof(uint64_t), num_all = own.size() * static_cast<size_t>(size);
+  std::memcpy(on_host, own.data(), own_bytes);
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(on_device, on_host, own_bytes, cudaMemcpyHostToDevice, stream)));
+  // NCCL connects the ranks in the first collective call, and waits for them in the calling thread.
+  const std::string late = "the other ranks of the group of " + std::to_string(size);
+  const auto call = [to = on_device, count = own.size(), stream = stream, nccl = &nccl, nccl_comm] {
+    return nccl->AllGather(to, to + count, count, ncclUint64, nccl_comm, stream);
+  };
+  const Status begun = CallNccl(nccl, nccl_comm, "ncclAllGather", call, timeout_s, processes);
+  JAXCOMM_RETURN_IF_ERROR(FailureOf(processes));
+  if (begun.code() == StatusCode::kDeadlineExceeded) return Late(late, timeout_s);
+  JAXCOMM_RETURN_IF_ERROR(begun);
+  uint64_t* const all = on_host + own.size();
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+      "cudaMemcpyAsync",
+      cudaMemcpyAsync(all, on_device + own.size(), num_all * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream)));
+  JAXCOMM_RETURN_IF_ERROR(WaitForStream(stream, timeout_s, late, &processes));
+  return std::vector<uint64_t>(all, all + num_all);
+}
+
+Status AllDone(const char* at, const Status& own, const StatusOr<std::vector<uint64_t>>& answers) {
+  JAXCOMM_RETURN_IF_ERROR(own);
+  JAXCOMM_RETURN_IF_ERROR(answers.status());
+  const auto failed = std::find(answers->begin(), answers->end(), 0);
+  if (failed == answers->end()) return OkStatus();
+  return UnavailableError("rank " + std::to_string(failed - answers->begin()) + " of the group failed " + at +
+                          "; its error says why");
+}
+
 Status Bootstrap::Make(int32_t rank, int32_t size) {
   rank_ = rank;
   size_ = size;
-  const size_t bytes = static_cast<size_t>(size) * sizeof(uint64_t);
-  void* host = nullptr;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped)));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&words_, bytes + sizeof(uint64_t))));
-  words_on_host_ = static_cast<uint64_t*>(host);
+  JAXCOMM_ASSIGN_OR_RETURN(exchange_, Exchange::Make(static_cast<size_t>(size) + 1));
   return OkStatus();
 }
 
 StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(WithPrefix("ranks did not meet before: ", Failure()));
-  StatusOr<std::vector<uint64_t>> all = TryAllGather(own);
+  StatusOr<std::vector<uint64_t>> all = exchange_.AllGather(nccl_, nccl_comm_, size_, {own}, timeout_s_, processes_);
   if (all.ok()) return all;
   Fail(all.status());
   return all;
@@ -38,21 +80,6 @@ void Bootstrap::Fail(const Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;
   RevokeNcclComm(nccl_, nccl_comm_);
-}
-
-StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
-  const size_t bytes = static_cast<size_t>(size_) * sizeof own;
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_)));
-  JAXCOMM_RETURN_IF_ERROR(
-      // NCCL connects the ranks in the first exchange.
-      Call("ncclAllGather",
-           [this] { return nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_); }));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
-      "cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_)));
-  JAXCOMM_RETURN_IF_ERROR(
-      WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_), &processes_));
-  return std::vector<uint64_t>(words_on_host_, words_on_host_ + size_);
 }
 
 Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
@@ -103,20 +130,6 @@ StatusOr<bool> Bootstrap::AllTrue(bool own) {
   return std::find(answers.begin(), answers.end(), 0) == answers.end();
 }
 
-Status Bootstrap::AllDone(const char* at, const Status& own) {
-  const StatusOr<std::vector<uint64_t>> answers = AllGather(own.ok() ? 1 : 0);
-  JAXCOMM_RETURN_IF_ERROR(own);
-  JAXCOMM_RETURN_IF_ERROR(answers.status());
-  return FailureOf(*answers, at);
-}
-
-Status Bootstrap::FailureOf(const std::vector<uint64_t>& answers, const char* at) {
-  const auto failed = std::find(answers.begin(), answers.end(), 0);
-  if (failed == answers.end()) return OkStatus();
-  return UnavailableError("rank " + std::to_string(failed - answers.begin()) + " of the group failed " + at +
-                          "; its error says why");
-}
-
 Status Bootstrap::Failure() const {
   std::lock_guard<std::mutex> lock(failure_mutex_);
   return failure_;
@@ -130,6 +143,20 @@ Status Bootstrap::Call(const char* name, std::function<ncclResult_t()> call) {
 
 Status WaitForEarlier(cudaStream_t stream, double timeout_s) {
   return WaitForStream(stream, kTimeoutsOfEarlierWork * timeout_s, "the end of earlier work on this GPU");
+}
+
+// NCCL forms LSA teams of equal size from consecutive ranks that address each other's memory.
+StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name) {
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> names, bootstrap.AllGather(name));
+  const int32_t team_size = bootstrap.size() / properties.nLsaTeams;
+  const auto node_of = [&](int32_t r) { return std::pair(names[r], r / team_size); };
+  std::vector<int32_t> lengths;
+  for (int32_t r = 0; r < bootstrap.size(); ++r) {
+    if (r == 0 || node_of(r) != node_of(r - 1)) lengths.push_back(0);
+    ++lengths.back();
+  }
+  const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
+  return even ? lengths[0] : 1;
 }
 
 }  // namespace cuda

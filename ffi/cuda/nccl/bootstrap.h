@@ -17,6 +17,26 @@
 namespace jaxcomm {
 namespace cuda {
 
+// Memory of one GPU and a stream, with which the ranks of a communicator exchange words.
+struct Exchange {
+  // On the current device. `num_words`: those of a rank and of all ranks together.
+  static StatusOr<Exchange> Make(size_t num_words);
+  // Gathers `own` from each of `size` ranks, in rank order. All pass the same number of words. `processes`: as in
+  // CallNccl. Collective.
+  StatusOr<std::vector<uint64_t>> AllGather(const NcclLibrary& nccl, ncclComm_t nccl_comm, int32_t size,
+                                            const std::vector<uint64_t>& own, double timeout_s,
+                                            const std::vector<uint64_t>& processes) const;
+
+  cudaStream_t stream = nullptr;
+  uint64_t* on_device = nullptr;  // own words, then those of all ranks
+  uint64_t* on_host = nullptr;    // the same
+  size_t num_words = 0;
+};
+
+// Whether a local step has succeeded on all ranks, from their answers. `own`: the outcome on this rank, returned if it
+// is an error. Else the error of another rank is "rank 2 of the group failed <at>".
+Status AllDone(const char* at, const Status& own, const StatusOr<std::vector<uint64_t>>& answers);
+
 // One per ncclComm_t. Never deleted, like the communicators that share it. One thread at a time: whoever makes
 // collective calls holds `mutex`.
 //
@@ -49,13 +69,8 @@ class Bootstrap {
   // Whether every rank passes true. Collective.
   StatusOr<bool> AllTrue(bool own);
 
-  // Whether a local step has succeeded on all ranks. `own`: the outcome on this rank, returned if it is an error. Else
-  // the error of another rank is "rank 2 of the group failed <at>". Collective. Comes before calls that would wait for
-  // a rank that has failed.
-  Status AllDone(const char* at, const Status& own);
-
-  // The error of AllDone() if one of the ranks' answers is 0.
-  static Status FailureOf(const std::vector<uint64_t>& answers, const char* at);
+  // As the function above. Collective. Comes before calls that would wait for a rank that has failed.
+  Status AllDone(const char* at, const Status& own) { return cuda::AllDone(at, own, AllGather(own.ok())); }
 
   // The failure after which all collective calls fail. Any thread.
   Status Failure() const;
@@ -70,10 +85,9 @@ class Bootstrap {
   double timeout_s() const { return timeout_s_; }
   const std::vector<uint64_t>& processes() const { return processes_; }
   // Work enqueued here has ended when the next collective call returns.
-  cudaStream_t stream() const { return stream_; }
+  cudaStream_t stream() const { return exchange_.stream; }
 
  private:
-  StatusOr<std::vector<uint64_t>> TryAllGather(uint64_t own);
   void Fail(const Status& failure);
 
   const NcclLibrary& nccl_;
@@ -82,9 +96,7 @@ class Bootstrap {
   const std::vector<uint64_t> processes_;
   int32_t rank_ = 0;
   int32_t size_ = 0;
-  cudaStream_t stream_ = nullptr;
-  uint64_t* words_ = nullptr;          // device memory: own word, then those of all ranks
-  uint64_t* words_on_host_ = nullptr;  // those of all ranks
+  Exchange exchange_;
 
   mutable std::mutex failure_mutex_;
   Status failure_;
@@ -94,6 +106,11 @@ class Bootstrap {
 // must not cover that work. The work may be long and may itself wait for peers, so the limit is many timeouts.
 constexpr double kTimeoutsOfEarlierWork = 10;
 Status WaitForEarlier(cudaStream_t stream, double timeout_s);
+
+// The number of ranks of each node: consecutive ranks that address each other's memory. As on CPUs, every rank is a
+// node of its own if the nodes would be uneven. `properties`: of the bootstrap's communicator. `name`: ranks with
+// different names are on different nodes. Collective.
+StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name);
 
 }  // namespace cuda
 }  // namespace jaxcomm

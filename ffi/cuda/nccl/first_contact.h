@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/program/assign_or_return.h"
 
@@ -47,7 +48,7 @@ class FirstContact {
   StatusOr<ncclUniqueId> Key();
 
   // As Bootstrap::AllDone, before there is one. Collective.
-  Status AllDone(const char* at, const Status& own);
+  Status AllDone(const char* at, const Status& own) { return cuda::AllDone(at, own, AllGather({uint64_t{own.ok()}})); }
 
   int32_t rank() const { return rank_; }  // after Members()
 

@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/runtime/retired_memory.h"
+#include "cuda/runtime/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -25,7 +25,7 @@ Status BufferPlaces::Allocate() {
       CheckCuda("cudaMalloc", cudaMalloc(&memory_, num_buffers * (sizeof(BufferPlace) + row_bytes))));
   args_.own = memory_;
   args_.at = reinterpret_cast<int64_t*>(memory_ + args_.num_buffers);
-  return CheckCuda("kernels", LoadExchangeOffsets());
+  return CheckCuda("kernels", Load<ExchangeOffsetsArgs>());
 }
 
 BufferPlaces::~BufferPlaces() {
@@ -48,7 +48,7 @@ Status BufferPlaces::Write(const std::vector<BufferPlace>& own, cudaStream_t str
 Status BufferPlaces::Exchange(cudaStream_t stream) const {
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  return CheckCuda("kernel", LaunchExchangeOffsets(args_, stream));
+  return CheckCuda("kernel", Launch(args_, stream));
 }
 
 }  // namespace cuda

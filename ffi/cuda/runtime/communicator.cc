@@ -15,10 +15,9 @@
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
-#include "cuda/nccl/nodes.h"
 #include "cuda/program/launch_limits.h"
-#include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
+#include "cuda/runtime/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -213,12 +212,12 @@ Status Communicator::CheckBulkCopies() {
 }
 
 Status Communicator::LoadKernels() const {
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel(bulk_copies_ ? kPlanStages : BulkStages{})));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadSliceKernel(bulk_copies_ ? kSliceStages : BulkStages{})));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRouteAndDispatchKernel()));
-  return CheckCuda("kernels", LoadMultimemKernel());
+  for (const cudaError_t loaded : {Load<RankArgs>(bulk_copies_ ? kPlanStages : BulkStages{}), Load<LlArgs>(),
+                                   Load<RowArgs>(), Load<SliceArgs>(bulk_copies_ ? kSliceStages : BulkStages{}),
+                                   Load<RouteAndDispatchArgs>(), Load<MultimemArgs>()}) {
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", loaded));
+  }
+  return OkStatus();
 }
 
 Status Communicator::MakeLocalMemory() {
@@ -260,34 +259,6 @@ Status Communicator::MakeCounters() {
   pad.base += slot_bytes;
   offset_table_ = {pad.base + pad_bytes, pad.stride};
   return OkStatus();
-}
-
-Status Communicator::CheckSameOnAllRanks(const char* what, uint64_t own) {
-  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
-  ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  return bootstrap_.CheckEqual(what, own);
-}
-
-Status Communicator::CheckSameCall(const std::string& name, uint64_t hash) {
-  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
-  ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  return bootstrap_.CheckSameCall(name, hash);
-}
-
-Status Communicator::AllDone(const char* at, const Status& own) {
-  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
-  ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  return bootstrap_.AllDone(at, own);
-}
-
-StatusOr<bool> Communicator::AllTrue(bool own) {
-  std::lock_guard<std::mutex> lock(bootstrap_.mutex);
-  ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  return bootstrap_.AllTrue(own);
 }
 
 // Makes GIN on all ranks, or all ranks get an error. The memory of a communicator that can't be made is never freed.

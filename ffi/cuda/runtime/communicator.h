@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda/nccl/bootstrap.h"
+#include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/symmetric_memory.h"
@@ -83,11 +84,19 @@ class Communicator {
   static Status OwnFailure();
 
   // An error that names both ranks if two ranks pass different values of `what`. Collective.
-  Status CheckSameOnAllRanks(const char* what, uint64_t own);
+  Status CheckSameOnAllRanks(const char* what, uint64_t own) {
+    return OnGpu([&] { return bootstrap_.CheckEqual(what, own); });
+  }
   // As the functions of Bootstrap. Collective.
-  Status CheckSameCall(const std::string& name, uint64_t hash);
-  Status AllDone(const char* at, const Status& own);
-  StatusOr<bool> AllTrue(bool own);
+  Status CheckSameCall(const std::string& name, uint64_t hash) {
+    return OnGpu([&] { return bootstrap_.CheckSameCall(name, hash); });
+  }
+  Status AllDone(const char* at, const Status& own) {
+    return OnGpu([&] { return bootstrap_.AllDone(at, own); });
+  }
+  StatusOr<bool> AllTrue(bool own) {
+    return OnGpu([&] { return bootstrap_.AllTrue(own); });
+  }
 
   // Symmetric memory of at least `bytes` at every rank, which lives as long as the process. Calls that need no more
   // than the newest arena share it. Collective.
@@ -139,6 +148,14 @@ class Communicator {
   Communicator(Bootstrap& bootstrap, const Settings& settings, bool asynchronous)
       : nccl_(bootstrap.nccl()), settings_(settings), asynchronous_(asynchronous), bootstrap_(bootstrap) {}
   StatusOr<Communicator*> MakeAsynchronousLane();
+  // Makes a collective call on this GPU.
+  template <typename F>
+  auto OnGpu(F call) -> decltype(call()) {
+    std::lock_guard<std::mutex> lock(bootstrap_.mutex);
+    ScopedDevice keep;
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+    return call();
+  }
 
   // Joins the communicators of the process, which Failures() and NoteFailure() see. Returns this.
   Communicator* Register();

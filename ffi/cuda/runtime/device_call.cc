@@ -10,8 +10,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/wait_for_stream.h"
-#include "cuda/runtime/retired_memory.h"
+#include "cuda/runtime/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -19,7 +18,6 @@ namespace {
 
 // Owner of the arena of multimem calls. No target of a user has this name.
 constexpr const char* kMultimemArena = "jaxcomm: multimem";
-constexpr const char* kCopy = "the end of a copy to the GPU";
 // Numbers of the buffers in an exchange of places.
 constexpr int32_t kInput = 0, kOutput = 1, kNumBuffers = 2;
 
@@ -111,23 +109,18 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
 Status DeviceCall::AllocateState(RowArgs* rows) {
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, sizeof(uint64_t))));
   const uint64_t none = 0;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
-      "cudaMemcpyAsync", cudaMemcpyAsync(image_, &none, sizeof none, cudaMemcpyHostToDevice, cudaStreamPerThread)));
+  JAXCOMM_ASSIGN_OR_RETURN(image_, CopyToGpu(&none, sizeof none, Communicator::Configured().timeout_s));
   rows->state = reinterpret_cast<uint64_t*>(image_);
-  return WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy);
+  return OkStatus();
 }
 
 Status DeviceCall::Upload() {
   ScopedDevice keep;
   const ProgramImage image(call_.program);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image.bytes.size())));
-  // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
-                                                                       cudaMemcpyHostToDevice, cudaStreamPerThread)));
-  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy));
+  JAXCOMM_ASSIGN_OR_RETURN(image_,
+                           CopyToGpu(image.bytes.data(), image.bytes.size(), Communicator::Configured().timeout_s));
   args_ = MakeArgs(call_, args_.comm, image_, image);
   if (communicator_.bulk_copies()) args_.bulk = kPlanStages;
   if (!places_) return OkStatus();
@@ -211,7 +204,7 @@ Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const Row
 Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const {
   if (call_.rows) {
     JAXCOMM_ASSIGN_OR_RETURN(const RowArgs whole, WithBuffers(*call_.rows, x, y, rows));
-    return CheckCuda("kernel", LaunchRows(whole, stream));
+    return CheckCuda("kernel", cuda::Launch(whole, stream));
   }
   if (call_.inter_node_rows) {
     JAXCOMM_ASSIGN_OR_RETURN(const InterNodeRowArgs whole, WithBuffers(*call_.inter_node_rows, x, y, rows));
@@ -220,7 +213,7 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   }
   if (call_.slices) {
     JAXCOMM_ASSIGN_OR_RETURN(const SliceArgs whole, WithBuffers(*call_.slices, x, y, rows));
-    return CheckCuda("kernel", LaunchSlices(whole, stream));
+    return CheckCuda("kernel", cuda::Launch(whole, stream));
   }
   if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
   if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));

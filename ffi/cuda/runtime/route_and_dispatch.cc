@@ -51,7 +51,7 @@ Status RouteAndDispatch::Launch(const RouteAndDispatchBuffers& buffers, cudaStre
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
   JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchRouteAndDispatch(args, stream)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", cuda::Launch(args, stream)));
   return communicator_.End(stream);
 }
 

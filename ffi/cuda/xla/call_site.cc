@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "cuda/runtime/device_memory.h"
 #include "cuda/runtime/own_communicators.h"
-#include "cuda/runtime/retired_memory.h"
 
 namespace jaxcomm {
 namespace cuda {

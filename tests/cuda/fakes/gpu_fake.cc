@@ -9,27 +9,40 @@
 namespace jaxcomm {
 namespace cuda {
 
-cudaError_t LoadKernel(const BulkStages& bulk) {
+template <>
+cudaError_t Load<RankArgs>(const BulkStages& bulk) {
   fake::plan_shared.Load(BulkSharedBytes(bulk));
   return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess;
 }
 cudaError_t FindPtxVersion(int* version) { return *version = fake::ptx_version, cudaSuccess; }
-cudaError_t LoadLlKernel() { return cudaSuccess; }
-cudaError_t LoadMultimemKernel() { return cudaSuccess; }
-cudaError_t LoadRowKernel() {
+template <>
+cudaError_t Load<LlArgs>(const BulkStages&) {
+  return cudaSuccess;
+}
+template <>
+cudaError_t Load<MultimemArgs>(const BulkStages&) {
+  return cudaSuccess;
+}
+template <>
+cudaError_t Load<RowArgs>(const BulkStages&) {
   fake::row_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadSliceKernel(const BulkStages& bulk) {
+template <>
+cudaError_t Load<SliceArgs>(const BulkStages& bulk) {
   fake::slice_shared.Load(SliceSharedBytes(kSliceThreads, bulk));
   fake::slice_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadRouteAndDispatchKernel() {
+template <>
+cudaError_t Load<RouteAndDispatchArgs>(const BulkStages&) {
   fake::route_and_dispatch_kernel_loaded = true;
   return cudaSuccess;
 }
-cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
+template <>
+cudaError_t Load<ExchangeOffsetsArgs>(const BulkStages&) {
+  return cudaSuccess;
+}
 
 namespace gin {
 

@@ -41,7 +41,7 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   });
 }
 
-cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
   return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
@@ -112,16 +112,16 @@ cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   return fake::Launch(args.num_channels, 4, 0, stream, [args] { MultimemCall(args, Channel()).Run(); });
 }
 
-cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const RowArgs& args, cudaStream_t stream) {
   return LaunchCalls<RowCall>(args, RowSharedBytes(args, 4), stream, fake::row_kernel_loaded);
 }
 
-cudaError_t LaunchRouteAndDispatch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
   return LaunchCalls<RouteAndDispatchCall>(args, RouteAndDispatchSharedBytes(args), stream,
                                            fake::route_and_dispatch_kernel_loaded);
 }
 
-cudaError_t LaunchSlices(const SliceArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const SliceArgs& args, cudaStream_t stream) {
   const bool is_loaded = fake::slice_kernel_loaded;
   if (is_loaded && !fake::slice_shared.Allows(SliceSharedBytes(kSliceThreads, args.bulk))) return cudaErrorInvalidValue;
   return LaunchCalls<SliceCall>(args, SliceSharedBytes(4, args.bulk), stream, is_loaded);

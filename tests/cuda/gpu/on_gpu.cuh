@@ -55,7 +55,7 @@ __global__ void TakeAndSpoil(RankArgs args, Staged staged, int64_t input_bytes, 
 inline void PrepareDevice() {
   // Streams that share a connection wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  CHECK_CUDA(LoadKernel({}));
+  CHECK_CUDA(Load<RankArgs>());
   cudaFuncAttributes attributes;
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, RunVirtualRanks));
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, Fill));

@@ -94,7 +94,7 @@ TEST_CASE("dispatch and combine") {
         CHECK(whole.ok());
         args.push_back(*whole);
       }
-      node.Run([&](int32_t rank, cudaStream_t stream) { return LaunchRows(args[rank], stream); });
+      node.Run([&](int32_t rank, cudaStream_t stream) { return Launch(args[rank], stream); });
       for (int32_t r = 0; r < kRanks; ++r) {
         // dispatch: the row of each choice in its slot, zeros elsewhere. combine: the sum of the slots of a token.
         std::vector<std::vector<float>> expected(kRanks, std::vector<float>(static_cast<size_t>(y_rows * count)));
@@ -157,7 +157,7 @@ TEST_CASE("all_to_all_v") {
         CHECK(whole.ok());
         args.push_back(*whole);
       }
-      node.Run([&](int32_t rank, cudaStream_t stream) { return LaunchSlices(args[rank], stream); });
+      node.Run([&](int32_t rank, cudaStream_t stream) { return Launch(args[rank], stream); });
       for (int32_t r = 0; r < kRanks; ++r) {
         for (int32_t from = 0; from < kRanks; ++from) {
           std::copy_n(xs[from].begin() + r * kLongest * row_bytes, size(from, r) * row_bytes,
@@ -200,7 +200,7 @@ TEST_CASE("route and dispatch in one exchange") {
         own.y = node.memory.Take(shape.capacity * row_bytes);
         args.push_back(own);
       }
-      node.Run([&](int32_t rank, cudaStream_t stream) { return LaunchRouteAndDispatch(args[rank], stream); });
+      node.Run([&](int32_t rank, cudaStream_t stream) { return Launch(args[rank], stream); });
       const std::vector<Bytes> expected = Dispatched(routed, xs, row_bytes);
       for (int32_t r = 0; r < kRanks; ++r) {
         const MoeFields fields = FieldsOf(routed, shape, r);
@@ -220,9 +220,9 @@ TEST_CASE("route and dispatch in one exchange") {
 // First launches may wait until the device is idle, and streams that share a connection wait for each other.
 const bool prepared = [] {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  CHECK_CUDA(LoadRowKernel());
-  CHECK_CUDA(LoadSliceKernel({}));
-  CHECK_CUDA(LoadRouteAndDispatchKernel());
+  CHECK_CUDA(Load<RowArgs>());
+  CHECK_CUDA(Load<SliceArgs>());
+  CHECK_CUDA(Load<RouteAndDispatchArgs>());
   return true;
 }();
 

@@ -126,7 +126,7 @@ _TYPES |= {"f": "f32", "d": "f64", "c": "1 byte"}
 
 def describe(name):
     """Function and element type of a mangled name; None for a function that is not a loop over data."""
-    function = re.search(r"ReduceRange|CopyUnits|ExchangeMultimem", name)
+    function = re.search(r"ReduceRange|CopyUnits|MultimemCall", name)
     if function is None:
         return None
     kind = re.search(r"BFloat16|Float16|AnyFloat8|ComplexI([a-z])|Bytes16|(?:PlainI|UnitsI)([a-z])", name)
