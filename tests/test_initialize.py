@@ -188,6 +188,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(distributed._core, "start_relay", start_relay)
     monkeypatch.setattr(jax.config, "update", lambda name, value: made.append((name, value)))
     monkeypatch.setattr(distributed.atexit, "register", lambda function, *args: made.append(("at exit", *args)))
+    monkeypatch.setattr(distributed.recorder, "start", lambda: made.append(("recorder",)))
     monkeypatch.setattr(kv_store, "hidden_coordinator", None)
     monkeypatch.setattr(kv_store, "process_id", lambda: state.process_id)
     monkeypatch.setattr(kv_store, "num_processes", lambda: state.num_processes)
@@ -213,6 +214,7 @@ def test_arguments_of_jax(calls):
     assert kv_store.hidden_coordinator == "10.1.2.3:4567"
     assert told(calls, "pid/1") == (f"{bootstrap.kernel_id()} {os.getpid()}",)
     assert told(calls, "at exit") == (1, 2, 300)
+    assert calls[-1] == ("recorder",)  # its exit handler runs before the one that waits
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI_5 | AT, MPICH | AT, SLURM, TORCHRUN, KUBERNETES, BY_HAND])
