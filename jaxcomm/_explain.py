@@ -16,6 +16,8 @@ from jaxcomm.matmul.loops import ALGORITHMS as MATMUL
 from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 
 _GPUS_PER_HOST = 8  # of DGX and HGX machines
+# Public name -> native name. `reshard` runs outside of jit.
+_NATIVE = _request.FUNCTIONS | {"reshard": "reshard"}
 _PARTS = {"all_gather_matmul": ("all_gather", "rows"), "matmul_psum_scatter": ("psum_scatter", "scatter")}
 
 
@@ -35,12 +37,13 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in _PARTS:
         return MATMUL
-    native = "reshard" if _of_boxes(op) else _request.native_name(op, moe=True)
-    return tuple(name for name, _ in plan.algorithms(native))
+    return tuple(name for name, _ in plan.algorithms(_native_name(op)))
 
 
-def _of_boxes(op: str) -> bool:
-    return op == "reshard" or op in _request.OF_BOXES
+def _native_name(op: str) -> str:
+    if op not in _NATIVE:
+        raise ValueError(f"op must be one of {', '.join([*_NATIVE, *_PARTS])}, got {op!r}")
+    return _NATIVE[op]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,8 +301,8 @@ def explain(
             symmetric_buffers=symmetric_buffers,
             links=links,
         )
-    of_boxes = _of_boxes(op)
-    native = "reshard" if of_boxes else _request.native_name(op, moe=True)
+    native = _native_name(op)
+    of_boxes = native == "reshard"
     _check.algorithm(op, native, algorithm)
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")

@@ -26,17 +26,16 @@ MOE = {op: name for op, name in _OTHERS.items() if op.startswith("moe.")}
 STARTS = {op: name for op, name in _OTHERS.items() if op.endswith("_start")}
 
 
-def native_name(op: str, moe: bool = False) -> str:
-    """`moe`: whether the ops of jaxcomm.moe are allowed."""
-    names = NATIVE | MOE if moe else NATIVE
-    if op not in names | STARTS:
-        raise ValueError(f"op must be one of {', '.join(names | STARTS)}, got {op!r}")
-    return (names | STARTS)[op]
+def native_name(op: str) -> str:
+    names = NATIVE | STARTS
+    if op not in names:
+        raise ValueError(f"op must be one of {', '.join(names)}, got {op!r}")
+    return names[op]
 
 
 def splits_operand(op: str) -> bool:
     """Whether the operand is an array of n equal blocks."""
-    row = ROWS[native_name(op, moe=True)]
+    row = ROWS[FUNCTIONS[op]]
     return (row.elements, row.input) == ("array", "per_rank")
 
 
@@ -71,7 +70,7 @@ def call_of(
       algorithm, max_sms: as in the op.
       ranks_per_node: as the axes declare.
     """
-    row = ROWS[native_name(op, moe=True)]
+    row = ROWS[FUNCTIONS[op]]
     if row.input != "none" and not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{op}: x must be an array or a jax.ShapeDtypeStruct, got {x!r}")
     count = 0 if row.input == "none" else math.prod(x.shape)

@@ -95,7 +95,8 @@ def test_large_sums_are_cut_into_chunks():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"op must be one of all_to_all, .*psum_start, .* got 'allreduce'"):
+    every = r"op must be one of all_to_all, .*psum_start, .*reshard, all_gather_matmul, .* got 'allreduce'"
+    with pytest.raises(ValueError, match=every):
         jaxcomm.explain("allreduce", operand(8), 8)
     with pytest.raises(ValueError, match="all_to_all: 9 elements cannot be split into 8"):
         jaxcomm.explain("all_to_all", operand(9), 8)

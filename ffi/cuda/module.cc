@@ -165,7 +165,6 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
   result["gin_usable"] = cuda::Gin::Problem(library, properties).ok();
   result["railed_gin"] = static_cast<int>(properties.railedGinType);
   result["num_lsa_teams"] = properties.nLsaTeams;
-  result["host_rma"] = properties.hostRmaSupport;
   return result;
 }
 
