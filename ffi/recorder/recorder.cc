@@ -340,6 +340,8 @@ std::vector<uint64_t> Recorder::Words() const {
 
 Status Recorder::Dump(const std::string& path) const {
   if (!started()) return UnavailableError("the flight recorder is off: JAXCOMM_RECORDER names its folder");
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
   const std::string part = path + ".part";
   const auto failed = [&](const char* what) {
     const std::string why = std::strerror(errno);

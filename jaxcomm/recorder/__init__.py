@@ -34,7 +34,8 @@ __all__ = [
 def dump(path: str | pathlib.Path | None = None) -> pathlib.Path:
     """Copies the latest calls of this process to a file.
 
-    The process does this itself after an error and a timeout. `analyze(folder, dumps=True)` reads such copies.
+    The process does this itself after an error and a timeout, and when the file "dump" of the folder of the recorder is
+    touched. `analyze(folder, dumps=True)` reads such copies.
 
     Args:
       path: the new file; by default, that of this process in the folder of the recorder, which the next dump replaces.

@@ -1,4 +1,4 @@
-"""Starts the flight recorder of this process, removes old files, and writes stacks when a trigger asks for them."""
+"""Starts the flight recorder of this process, removes old files, and writes stacks and dumps on triggers."""
 
 import atexit
 import contextlib
@@ -19,7 +19,7 @@ from jaxcomm._config import config
 from jaxcomm._processes import bootstrap, kv_store
 from jaxcomm.recorder import _file, _prometheus
 
-STACKS, TRIGGER = ".ring.stacks", "trigger"
+STACKS, TRIGGER, DUMP_TRIGGER = ".ring.stacks", "trigger", "dump"
 # In the default folder: files of processes that have ended are kept this long, and at most so many of them.
 _KEPT_S, _KEPT_FILES = 24 * 3600, 256
 _POLL_S = 0.5
@@ -90,9 +90,10 @@ def _end(path: pathlib.Path, remove: bool) -> None:
 
 
 def _watch(path: pathlib.Path) -> None:
-    """Writes the stacks of all threads whenever the trigger of the folder is touched, and the counters now and then."""
+    """Writes stacks and dumps whenever the triggers of the folder are touched, and the counters now and then."""
     trigger, stacks = path.with_name(TRIGGER), path.with_name(path.name + ".stacks")
-    seen, counters = touched(trigger), _prometheus.Writer(path)
+    dump_trigger, dump = path.with_name(DUMP_TRIGGER), path.with_name(path.name + ".dump")
+    seen, dump_seen, counters = touched(trigger), touched(dump_trigger), _prometheus.Writer(path)
     while True:
         time.sleep(_POLL_S)
         if (now := touched(trigger)) != seen:
@@ -104,6 +105,10 @@ def _watch(path: pathlib.Path) -> None:
                     file.flush()
                     faulthandler.dump_traceback(file, all_threads=True)
                 part.replace(stacks)
+        if (now := touched(dump_trigger)) != dump_seen:
+            dump_seen = now
+            with contextlib.suppress(RuntimeError):  # a full disk
+                _core.recorder.dump(str(dump))
         counters.write_if_due()
 
 

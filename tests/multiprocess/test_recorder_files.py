@@ -343,8 +343,8 @@ def test_late_ranks(tmp_path):
 SERVED = LATE.partition("deadline =")[0] + "print(recorder.serve(), flush=True); input(); late.set()"
 
 
-def test_top_over_http_while_the_program_hangs(tmp_path, capsys):
-    """Without the folder, but with the job's token."""
+def test_top_and_a_dump_while_the_program_hangs(tmp_path, capsys):
+    """Over HTTP with the job's token, and by the trigger of the folder."""
     env = {**os.environ, "JAXCOMM_RECORDER": str(tmp_path), "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", CALLS + SERVED], env=env, **pipes) as program:
@@ -357,6 +357,10 @@ def test_top_over_http_while_the_program_hangs(tmp_path, capsys):
             _cli.main(["top", "--once", "--json", "--interval", "0.1", "--url", url, "--token", str(token)])
             missing = json.loads(capsys.readouterr().out)["missing_ranks"]
         assert missing == [1]
+        (tmp_path / "dump").touch()
+        while not (dumps := list(tmp_path.glob("*.ring.dump"))) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _file.read(dumps[0]).calls[-1].arrived == (0,)
         gone = ["--url", "http://127.0.0.1:1"]
         assert _cli.main(["analyze", "--window", "1", "--url", url, *gone, "--token", str(token)]) == 1
         said = capsys.readouterr().out
