@@ -65,7 +65,8 @@ class Calibration:
 
     Attributes:
       cells: the measured collectives.
-      path: file that later programs on this machine read; None if the parameters were not saved.
+      path: file that later programs on this machine read. The first process of each node writes it; there, None means
+        that it could not.
     """
 
     cells: tuple[Cell, ...]

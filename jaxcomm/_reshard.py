@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm import _check, _lowering
+from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes
 from jaxcomm._lowering import Call
@@ -86,7 +87,7 @@ def reshard(
     moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
     if timeout_s is not None:
         _check_limit(paths, moves, algorithm)
-    with _numbered(move.devices for move in moves) as number_of:
+    with _numbered((move.devices for move in moves), timeout_s) as number_of:
         # Processes may differ in the checks of their own arrays. They have counted the call by then.
         for path, leaf in zip(paths, leaves, strict=True):
             _check_own(path, leaf)
@@ -181,7 +182,7 @@ def _processes(devices: Iterable[_Device]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _numbered(calls: Iterable[Sequence[_Device]]) -> Iterator[dict[tuple[int, ...], int]]:
+def _numbered(calls: Iterable[Sequence[_Device]], timeout_s: float | None) -> Iterator[dict[tuple[int, ...], int]]:
     """The number of this call of reshard() among those of each set of processes: the same in all of them.
 
     A call has its number whether it succeeds or fails, so calls after an error meet again. XLA's run ids part if an
@@ -191,12 +192,19 @@ def _numbered(calls: Iterable[Sequence[_Device]]) -> Iterator[dict[tuple[int, ..
     thread still compiles that.
     """
     with contextlib.ExitStack() as turns:
-        numbers = {}
+        numbers, late = {}, []
+        limit_s = config().timeout_s if timeout_s is None else timeout_s
         for processes in sorted({_processes(devices) for devices in calls}):
             turn, count = _calls.setdefault(processes, (threading.Lock(), itertools.count(1)))
-            if len(processes) > 1:
-                turns.enter_context(turn)
+            if len(processes) > 1 and turn.acquire(timeout=limit_s):
+                turns.callback(turn.release)
+            elif len(processes) > 1:
+                late.append(processes)
             numbers[processes] = next(count)
+        if late:
+            raise jax.errors.JaxRuntimeError(
+                f"reshard: another thread's call, on processes {late[0]}, has not ended within {limit_s:g} s"
+            )
         yield numbers
 
 

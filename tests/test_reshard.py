@@ -264,3 +264,13 @@ def test_the_setting_selects_device_put(monkeypatch):
     monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
     root = pathlib.Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", SETTING], check=True, cwd=root, timeout=120)
+
+
+def test_a_thread_waits_for_its_turn_until_the_time_limit():
+    """And has its number all the same, because the other processes count the call."""
+    devices = [types.SimpleNamespace(process_index=process) for process in (10, 11)]
+    late = pytest.raises(jax.errors.JaxRuntimeError, match=r"another thread's call, .*\(10, 11\).* 0.01 s")
+    with _reshard._numbered([devices], None) as first, late, _reshard._numbered([devices], 0.01):
+        pass
+    with _reshard._numbered([devices], 0.01) as third:
+        assert [numbers[10, 11] for numbers in (first, third)] == [1, 3]

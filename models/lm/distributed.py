@@ -37,13 +37,15 @@ def put(array, sharding):
 def restore(checkpoints, step, shapes, shardings, comm):
     """Returns the tree of a checkpoint with these shardings, whatever the mesh that saved it.
 
-    Each array is read once, by one device: the largest array by the device that has read least. comm.reshard moves it
-    from there to all others. jax.device_put can't, so with --comm lax each process reads its own shards.
+    On CPUs, each array is read once, by one device: the largest array by the device that has read least. comm.reshard
+    moves it from there to all others. jax.device_put can't, so with --comm lax each process reads its own shards; also
+    on GPUs, whose memory need not hold whole arrays.
     """
     leaves, structure = jax.tree.flatten(shapes)
     readers = targets = jax.tree.leaves(shardings)
-    if comm.reshard is not jax.device_put:
-        num_read = dict.fromkeys(targets[0].mesh.devices.flat, 0)
+    devices = list(targets[0].mesh.devices.flat)
+    if comm.reshard is not jax.device_put and devices[0].platform == "cpu":
+        num_read = dict.fromkeys(devices, 0)
         readers = list(targets)
         for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
             device = min(num_read, key=num_read.get)

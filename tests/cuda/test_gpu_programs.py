@@ -50,7 +50,7 @@ def test_no_other_program_is_there(programs):
 
 
 def test_smoke_compiles_little(programs):
-    """Its test, check.cc and main.cc, and a link: a machine with a GPU may be lent by the minute."""
+    """Its test, check.cc and main.cc, and a link: time on a GPU is expensive."""
     done = run(TOOLS / "ninja", "-t", "commands", "test_gpu_smoke", cwd=programs[1])
     assert len(done.stdout.splitlines()) == 4
 

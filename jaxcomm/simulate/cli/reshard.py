@@ -37,8 +37,11 @@ def _sharding(text: str) -> RankSharding:
     if not found:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected MESH:SPEC such as data=2,model=4:data,model")
     mesh, first, spec = found.groups()
-    sizes = dict(axis.split("=") for axis in mesh.split(","))
-    shape = [int(size) for size in sizes.values()]
+    axes = [axis.split("=") for axis in mesh.split(",")]
+    sizes = {name: int(size) for name, size in axes}
+    shape = list(sizes.values())
+    if len(sizes) < len(axes) or 0 in shape:
+        raise argparse.ArgumentTypeError(f"got the mesh {mesh!r}, expected distinct axes of at least one rank")
     ranks = int(first or 0) + np.arange(math.prod(shape)).reshape(shape)
     entries = [tuple(entry.split("+")) if entry else None for entry in spec.split(",")]
     return RankSharding(ranks, tuple(sizes), P(*entries))
