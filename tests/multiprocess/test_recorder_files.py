@@ -255,7 +255,7 @@ def test_a_process_that_was_stopped(folder):
         for process, state in enumerate(("running", "stopped")):
             run.rings[process].__dict__["state"] = state
             run.rings[process].header["node"] = str(process)
-        (finding,) = _verdict.diagnose(run, window_s=1)
+        (finding,) = _verdict.diagnose(run, window_s=0)
         assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
 
 
