@@ -131,9 +131,10 @@ class Ring:
         kept = {call.sequence for call in self.calls if call.group.hash == group.hash}
         return next(number for number in range(self.sequences.get(group.hash, 0), -1, -1) if number not in kept)
 
-    def progress_ns(self) -> int:
+    def progress_ns(self, with_failures: bool = True) -> int:
         """The latest time at which a call arrived, started or ended; the start if there is no call."""
-        times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns, call.ended_ns)]
+        times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns)]
+        times += [call.ended_ns for call in self.calls if with_failures or call.phase != "failed"]
         return max([int(self.header["started_ns"]), *times])
 
 

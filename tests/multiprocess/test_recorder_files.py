@@ -20,7 +20,7 @@ from ranks import DEADLINE_S
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _runs, _stragglers, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _report, _runs, _stragglers, _top, _verdict
 
 
 def run(code, folder, **environment):
@@ -257,6 +257,20 @@ def test_a_process_that_was_stopped(folder):
             run.rings[process].header["node"] = str(process)
         (finding,) = _verdict.diagnose(run, window_s=0)
         assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
+
+
+def test_stacks_of_an_earlier_wait_are_no_cause(folder, tmp_path):
+    """The process was killed 2 s after its last call had arrived. The end of a call that failed is no progress."""
+    for ended_s, written_s, current in ((0, -3, set()), (0, -1, {0}), (9, -1, {0})):
+        phase = "failed" if ended_s else "arriving"
+        run = rings_of(folder, [[{"phase": phase, "ended_ns": ended_s * S}]], 1)
+        call, header = run.rings[0].calls[0], run.rings[0].header
+        run.rings[0].calls = [dataclasses.replace(call, arrived_ns=8 * S, started_ns=0, running_ns=0)]
+        header |= {"started_ns": 0, "alive_ns": 10 * S, "alive_unix_ns": 1000 * S}
+        stacks = tmp_path / f"{run.rings[0].path.name}.stacks"
+        stacks.write_text("endpoint 'a' waits")
+        os.utime(stacks, ns=(0, (1000 + written_s) * S))
+        assert _report._stacks(tmp_path, run, {0}, ask=False) == ({0: "endpoint 'a' waits"}, current)
 
 
 def test_a_file_exists_before_the_first_call(tmp_path):
