@@ -1,7 +1,9 @@
 """Counters and files of the recorder over HTTP, for programs that see no folder of this host."""
 
 import concurrent.futures
+import contextlib
 import hmac
+import http.client
 import http.server
 import io
 import os
@@ -11,6 +13,7 @@ import secrets
 import threading
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Sequence
 
 import jax
@@ -22,6 +25,9 @@ from jaxcomm.recorder import _file, _prometheus, _runs, _start
 TOKEN = "token"  # file in the folder of the recorder
 _RINGS = "/rings"
 _ANSWERS_S = 5.0
+_PIECE_BYTES = 1 << 16
+# Another server has the port: its answer is no HTTP, no archive, a damaged one, or one with a password.
+_NO_ARCHIVE = (OSError, http.client.HTTPException, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 # Not over a proxy: the hosts of a job are near, and the token is for them.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
@@ -29,7 +35,7 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 class _Page(http.server.BaseHTTPRequestHandler):
     """The files of this job on this host at /rings, with the job's token; the counters at every other path."""
 
-    timeout = 10.0  # of a client that sends nothing
+    timeout = 10.0  # of a client that sends or takes nothing
     token = ""
 
     def do_GET(self) -> None:
@@ -42,11 +48,13 @@ class _Page(http.server.BaseHTTPRequestHandler):
             self._answer(http.HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of the job is missing\n")
 
     def _answer(self, status: http.HTTPStatus, kind: str, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(OSError):  # the client has gone, or takes nothing
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            for at in range(0, len(content), _PIECE_BYTES):  # the time limit is for one piece
+                self.wfile.write(content[at : at + _PIECE_BYTES])
 
     def log_message(self, *_: object) -> None:
         pass  # requests are no output of the program
@@ -112,7 +120,7 @@ def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
             for name in archive.namelist():
                 if re.fullmatch(rf"process-[\d-]+{re.escape(_file.SUFFIX)}", name):
                     _write(folder / name, archive.read(name))
-        except (OSError, zipfile.BadZipFile) as error:
+        except _NO_ARCHIVE as error:
             return f"{url} does not answer: {error}"
         return None
 

@@ -1,0 +1,71 @@
+"""The recorder's files over HTTP, without a program: ports of other servers."""
+
+import io
+import socket
+import threading
+import zipfile
+
+import pytest
+
+from jaxcomm.recorder import _cli, _serve
+
+
+def archive(edit=bytes):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr("process-0-1-1.ring", bytes(1000))
+    data = edit(bytearray(content.getvalue()))
+    return b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+def damaged(data):
+    begin = 30 + len("process-0-1-1.ring")
+    data[begin : begin + 4] = b"\xff" * 4
+    return bytes(data)
+
+
+GARBAGE = {
+    "no HTTP": b"\x80\x01\r\n\r\n",
+    "nothing": b"",
+    "cut": archive()[:-10],
+    "a page": b"HTTP/1.0 200 OK\r\n\r\n<html>",
+    "damaged": archive(damaged),
+}
+
+
+@pytest.fixture
+def answering():
+    """Starts a server that gives one answer to each client, and returns its URL."""
+    listeners = []
+
+    def start(answer):
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=serve, args=(listeners[-1], answer), daemon=True).start()
+        return f"http://127.0.0.1:{listeners[-1].getsockname()[1]}"
+
+    def serve(listener, answer):
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(1 << 16)
+                client.sendall(answer)
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@pytest.mark.parametrize("answer", GARBAGE.values(), ids=GARBAGE)
+def test_another_server_is_a_note(answering, tmp_path, capsys, answer):
+    url, good = answering(answer), answering(archive())
+    (note,) = _serve.fetch([url, good], "token", tmp_path)
+    assert note.startswith(f"{url} does not answer: ")
+    assert (tmp_path / "process-0-1-1.ring").read_bytes() == bytes(1000)
+    (tmp_path / "token").write_text("token")
+    for command in (["analyze"], ["top", "--once"]):
+        assert _cli.main([*command, "--url", url, "--token", str(tmp_path / "token")]) == 2
+        assert note in capsys.readouterr().err
