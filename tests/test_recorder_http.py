@@ -1,5 +1,6 @@
-"""The recorder's files over HTTP, without a program: ports of other servers."""
+"""The recorder's files over HTTP, without a program: ports of other servers, and several writers of a file."""
 
+import concurrent.futures
 import io
 import socket
 import threading
@@ -69,3 +70,18 @@ def test_another_server_is_a_note(answering, tmp_path, capsys, answer):
     for command in (["analyze"], ["top", "--once"]):
         assert _cli.main([*command, "--url", url, "--token", str(tmp_path / "token")]) == 2
         assert note in capsys.readouterr().err
+
+
+def test_several_processes_write_the_token(tmp_path):
+    """Nobody sees an empty file, and no part stays."""
+    token = tmp_path / "token"
+    _serve._write(token, b"token")
+
+    def write(_):
+        for _ in range(200):
+            _serve._write(token, b"token")
+            assert token.read_bytes() == b"token"
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert token.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [token]

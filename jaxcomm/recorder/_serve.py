@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import secrets
+import tempfile
 import threading
 import urllib.request
 import zipfile
@@ -102,11 +103,15 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
 
 
 def _write(file: pathlib.Path, content: bytes) -> None:
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)
-    with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as opened:
-        opened.write(content)
-    part.replace(file)
+    """For this user only. Several processes or threads may write one file: the latest content stays."""
+    descriptor, part = tempfile.mkstemp(".part", f"{file.name}.", file.parent)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(content)
+        os.replace(part, file)
+    except OSError:
+        os.unlink(part)
+        raise
 
 
 def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
