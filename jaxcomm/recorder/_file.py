@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcomm._processes import bootstrap
 
-_MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 1, 16
+_MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 2, 16
 SUFFIX, DUMP = ".ring", ".ring.dump"
 _ENDED = ("done", "failed")
 
@@ -204,6 +204,8 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
     if data[:8] != _MAGIC:
         raise Unreadable(f"{path.name}: not a file of the flight recorder")
     version = int.from_bytes(data[8:12], "little")
+    if version < _VERSION:
+        raise Unreadable(f"{path.name}: written by an older jaxcomm (format {version}, known {_VERSION})")
     warnings = []
     if version > _VERSION:
         warnings.append(f"{path.name}: written by a newer jaxcomm (format {version}, known {_VERSION})")

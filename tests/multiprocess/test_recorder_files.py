@@ -447,11 +447,12 @@ def jumped(data):
 BAD = {
     "clock": (jumped, "was set by +100.0 s"),
     "truncated": (lambda data: data[:-8192], "truncated after"),
-    "newer": (newer, "written by a newer jaxcomm (format 9, known 1)"),
+    "newer": (newer, "written by a newer jaxcomm (format 9, known 2)"),
 }
 UNREADABLE = {
     "empty": (lambda data: b"", "empty"),
     "foreign": (lambda data: b"\x7fELF" * 100, "not a file of the flight recorder"),
+    "older": (lambda data: data[:8] + b"\1" + data[9:], "written by an older jaxcomm (format 1, known 2)"),
     "cut in the header": (lambda data: data[:1000], "truncated"),
     "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], "damaged"),
 }
