@@ -1,14 +1,15 @@
-"""The recorder's files over HTTP, without a program: ports of other servers, and several writers of a file."""
+"""The recorder's files over HTTP, without a program: ports of other servers, several writers of a file, and clocks."""
 
 import concurrent.futures
 import io
 import socket
 import threading
+import types
 import zipfile
 
 import pytest
 
-from jaxcomm.recorder import _cli, _serve
+from jaxcomm.recorder import _cli, _file, _serve, _verdict
 
 
 def archive(edit=bytes):
@@ -85,3 +86,26 @@ def test_several_processes_write_the_token(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
     assert token.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [token]
+
+
+def test_hosts_that_answer_one_after_the_other(answering, tmp_path):
+    """The copy knows the time of its host, until that host does not answer any more."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as files:
+        files.comment = b"1700000000000000000"
+        files.writestr("process-0-1-1.ring", b"ring")
+    data = b"HTTP/1.0 200 OK\r\n\r\n" + content.getvalue()
+    copy = tmp_path / "process-0-1-1.ring"
+    assert not _serve.fetch([answering(data)], "token", tmp_path)
+    assert _file._read_unix_ns(copy) == 1_700_000_000 * 10**9
+    _serve.fetch([answering(b"")], "token", tmp_path)
+    assert copy.exists() and _file._read_unix_ns(copy) == 0
+
+
+@pytest.mark.parametrize("read_s, silent", [(101, (False, False)), (103, (True, False)), (0, (True, False))])
+def test_a_silent_process_by_the_time_of_its_own_host(read_s, silent):
+    headers = [{"alive_unix_ns": 100 * 10**9, "read_unix_ns": read_s * 10**9}]
+    headers.append({"alive_unix_ns": 110 * 10**9, "read_unix_ns": 110 * 10**9})
+    diagnosis = _verdict._Diagnosis.__new__(_verdict._Diagnosis)
+    diagnosis.rings = {p: types.SimpleNamespace(header=header) for p, header in enumerate(headers)}
+    assert tuple(map(diagnosis.is_silent, (0, 1))) == silent

@@ -16,6 +16,7 @@ from jaxcomm._processes import bootstrap
 
 _MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 2, 16
 SUFFIX, DUMP = ".ring", ".ring.dump"
+READ_AT = ".read_at"  # beside the copy of a ring from another host: that host's calendar time then, in ns
 _ENDED = ("done", "failed")
 
 
@@ -212,7 +213,7 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
     try:
         layout = json.loads(_text(data[_LAYOUT_AT : _LAYOUT_AT + (1 << 16)]))
         tables = _Tables(data, layout)
-        header = _header(tables)
+        header = _header(tables) | {"read_unix_ns": _read_unix_ns(path)}
         if len(data) < layout["file_bytes"]:
             warnings.append(f"{path.name}: truncated after {len(data)} of {layout['file_bytes']} bytes")
         sites = _sites(tables, header)
@@ -222,6 +223,14 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
     except (ValueError, KeyError, IndexError, TypeError) as error:
         why = "truncated" if len(data) < 8192 else f"damaged, or of an unknown format {version} ({error})"
         raise Unreadable(f"{path.name}: {why}") from error
+
+
+def _read_unix_ns(path: pathlib.Path) -> int:
+    """0: unknown."""
+    try:
+        return int(path.with_name(path.name + READ_AT).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _header(tables: _Tables) -> dict[str, Any]:

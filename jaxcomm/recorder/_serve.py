@@ -12,6 +12,7 @@ import re
 import secrets
 import tempfile
 import threading
+import time
 import urllib.request
 import zipfile
 import zlib
@@ -62,12 +63,15 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 
 def _rings() -> bytes:
-    """The files of all processes of this job in the folder, as a zip archive."""
+    """The files of all processes of this job in the folder, as a zip archive. Its comment: this host's time then."""
     run = _runs.around(_file.read(pathlib.Path(_core.recorder.path()), with_calls=False), with_calls=False)
+    now = time.time_ns()
+    files = {ring.path.name: ring.path.read_bytes() for ring in run.rings.values()}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for ring in run.rings.values():
-            archive.writestr(ring.path.name, ring.path.read_bytes())
+        archive.comment = str(now).encode()
+        for name, data in files.items():
+            archive.writestr(name, data)
     return content.getvalue()
 
 
@@ -125,9 +129,12 @@ def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
             for name in archive.namelist():
                 if re.fullmatch(rf"process-[\d-]+{re.escape(_file.SUFFIX)}", name):
                     _write(folder / name, archive.read(name))
+                    _write(folder / f"{name}{_file.READ_AT}", archive.comment)
         except _NO_ARCHIVE as error:
             return f"{url} does not answer: {error}"
         return None
 
+    for file in folder.glob(f"*{_file.READ_AT}"):
+        file.unlink()  # a host that answers no more may be silent
     with concurrent.futures.ThreadPoolExecutor(len(urls)) as pool:
         return [note for note in pool.map(fetch_one, urls) if note]
