@@ -82,6 +82,8 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
     and `analyze --url` read the files, also while the program hangs, if they have the job's token. All processes have
     the same token. This function writes it to the file `token` in the folder of the recorder, for this user only.
 
+    With several processes, call it after `jaxcomm.distributed.initialize()`: it starts JAX's back ends otherwise.
+
     Args:
       port: where to listen; 0 takes a free port.
       host: address of this host to listen on. By default, only programs on this machine can connect. Whoever can
