@@ -194,6 +194,7 @@ void Rendezvous::Arrive(Participant participant, std::unique_ptr<Completion> don
   if (!group_call) return;  // not the last to arrive
   AtHandOver(HandOver::kMatched);
   if (spec_.asynchronous != 0) {
+    Record(*group_call);  // here, for a number in the order of the calls: workers may start them in another one
     return WorkerPool::Get().SubmitOnce(
         [self = shared_from_this(), group_call, participant] { self->Start(group_call, participant, -1); });
   }

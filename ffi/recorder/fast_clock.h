@@ -10,8 +10,8 @@
 
 namespace jaxcomm {
 
-// Counts the processor's ticks since the latest comparison with the system's clock. Before the second comparison, and
-// on processors whose ticks the system does not trust, it is the system's clock.
+// Counts the processor's ticks since the latest comparison with the system's clock. It is the system's clock until two
+// rates of the ticks agree, also after a suspend, and on processors whose ticks the system does not trust.
 class FastClock {
  public:
   static uint64_t SystemNs() {
@@ -49,6 +49,9 @@ class FastClock {
   std::array<Comparison, 256> comparisons_;
   size_t next_ = 0;
   uint64_t ticks_ = 0, ns_ = 0;  // of the latest comparison; 0: none
+  double ns_per_tick_ = 0;       // between the latest two; 0: none
+  int next_look_ = 0;            // comparisons until the system's choice is read again
+  bool usable_ = false;
   std::atomic<const Comparison*> latest_{nullptr};
 };
 

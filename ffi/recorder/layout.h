@@ -25,7 +25,7 @@ constexpr int kMaxRecordedSites = 2048;
 constexpr int kNumRecordedErrors = 16;
 constexpr int kErrorBytes = 1000;
 constexpr int kLayoutBytes = 4096;
-constexpr uint32_t kRecorderVersion = 1;
+constexpr uint32_t kRecorderVersion = 2;  // other meanings of known fields
 constexpr size_t kCacheLine = 64;
 
 // Times are CLOCK_MONOTONIC in ns: common to the processes of a host, and running while a process is stopped.

@@ -14,8 +14,9 @@ import numpy as np
 
 from jaxcomm._processes import bootstrap
 
-_MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 1, 16
+_MAGIC, _VERSION, _LAYOUT_AT = b"jaxcommR", 2, 16
 SUFFIX, DUMP = ".ring", ".ring.dump"
+READ_AT = ".read_at"  # beside the copy of a ring from another host: that host's calendar time then, in ns
 _ENDED = ("done", "failed")
 
 
@@ -131,9 +132,10 @@ class Ring:
         kept = {call.sequence for call in self.calls if call.group.hash == group.hash}
         return next(number for number in range(self.sequences.get(group.hash, 0), -1, -1) if number not in kept)
 
-    def progress_ns(self) -> int:
+    def progress_ns(self, with_failures: bool = True) -> int:
         """The latest time at which a call arrived, started or ended; the start if there is no call."""
-        times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns, call.ended_ns)]
+        times = [t for call in self.calls for t in (call.arrived_ns, call.started_ns, call.running_ns)]
+        times += [call.ended_ns for call in self.calls if with_failures or call.phase != "failed"]
         return max([int(self.header["started_ns"]), *times])
 
 
@@ -203,13 +205,15 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
     if data[:8] != _MAGIC:
         raise Unreadable(f"{path.name}: not a file of the flight recorder")
     version = int.from_bytes(data[8:12], "little")
+    if version < _VERSION:
+        raise Unreadable(f"{path.name}: written by an older jaxcomm (format {version}, known {_VERSION})")
     warnings = []
     if version > _VERSION:
         warnings.append(f"{path.name}: written by a newer jaxcomm (format {version}, known {_VERSION})")
     try:
         layout = json.loads(_text(data[_LAYOUT_AT : _LAYOUT_AT + (1 << 16)]))
         tables = _Tables(data, layout)
-        header = _header(tables)
+        header = _header(tables) | {"read_unix_ns": _read_unix_ns(path)}
         if len(data) < layout["file_bytes"]:
             warnings.append(f"{path.name}: truncated after {len(data)} of {layout['file_bytes']} bytes")
         sites = _sites(tables, header)
@@ -219,6 +223,14 @@ def read(path: pathlib.Path, with_calls: bool = True) -> Ring:
     except (ValueError, KeyError, IndexError, TypeError) as error:
         why = "truncated" if len(data) < 8192 else f"damaged, or of an unknown format {version} ({error})"
         raise Unreadable(f"{path.name}: {why}") from error
+
+
+def _read_unix_ns(path: pathlib.Path) -> int:
+    """0: unknown."""
+    try:
+        return int(path.with_name(path.name + READ_AT).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _header(tables: _Tables) -> dict[str, Any]:

@@ -95,8 +95,9 @@ def find(
     findings = _verdict.diagnose(run, window_s)
     found: dict[int, str] = {}
     if findings[0].verdict not in (_verdict.Verdict.OK, _verdict.Verdict.DEAD):
-        found = _stacks(path, run, {process for finding in findings for process in finding.processes}, stacks)
-        findings = _verdict.in_transfers(findings, found, window_s)
+        processes = {process for finding in findings for process in finding.processes}
+        found, current = _stacks(path, run, processes, stacks)
+        findings = _verdict.in_transfers(findings, {process: found[process] for process in current}, window_s)
     report = Report(
         findings[0].verdict.value,
         tuple(findings),
@@ -110,8 +111,11 @@ def find(
     return report, run
 
 
-def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool) -> dict[int, str]:
-    """Stacks that processes have written. `ask`: touches the trigger, and waits until those that run have."""
+def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool) -> tuple[dict[int, str], set[int]]:
+    """Stacks that processes have written, and the processes whose stacks are of their present wait.
+
+    `ask`: touches the trigger, and waits until those that run have.
+    """
     names = {p: ring.path.name.partition(_file.SUFFIX)[0] + _start.STACKS for p, ring in run.rings.items()}
     files = {process: folder / names[process] for process in processes & names.keys()}
     running = {process for process in files if ask and run.rings[process].state == "running"}
@@ -128,7 +132,15 @@ def _stacks(folder: pathlib.Path, run: _runs.Run, processes: set[int], ask: bool
     for process in sorted(running):
         if _start.touched(files[process]) == before[process]:
             run.notes.append(f"process {process} has written no stacks: it may hold Python's lock")
-    return {process: _readable(file.read_text()) for process, file in sorted(files.items()) if file.exists()}
+    found = {process: _readable(file.read_text()) for process, file in sorted(files.items()) if file.exists()}
+    since = {p: before[p] if p in running else _progress_unix_ns(run.rings[p]) for p in found}
+    return found, {process for process in found if _start.touched(files[process]) > since[process]}
+
+
+def _progress_unix_ns(ring: _file.Ring) -> int:
+    """Calendar time of the latest progress. A call that has failed made none at its end."""
+    ago_ns = int(ring.header["alive_ns"]) - ring.progress_ns(with_failures=False)
+    return int(ring.header["alive_unix_ns"]) - ago_ns
 
 
 def _readable(text: str) -> str:

@@ -1,16 +1,21 @@
 """Counters and files of the recorder over HTTP, for programs that see no folder of this host."""
 
 import concurrent.futures
+import contextlib
 import hmac
+import http.client
 import http.server
 import io
 import os
 import pathlib
 import re
 import secrets
+import tempfile
 import threading
+import time
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Sequence
 
 import jax
@@ -22,6 +27,9 @@ from jaxcomm.recorder import _file, _prometheus, _runs, _start
 TOKEN = "token"  # file in the folder of the recorder
 _RINGS = "/rings"
 _ANSWERS_S = 5.0
+_PIECE_BYTES = 1 << 16
+# Another server has the port: its answer is no HTTP, no archive, a damaged one, or one with a password.
+_NO_ARCHIVE = (OSError, http.client.HTTPException, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 # Not over a proxy: the hosts of a job are near, and the token is for them.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
@@ -29,7 +37,7 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 class _Page(http.server.BaseHTTPRequestHandler):
     """The files of this job on this host at /rings, with the job's token; the counters at every other path."""
 
-    timeout = 10.0  # of a client that sends nothing
+    timeout = 10.0  # of a client that sends or takes nothing
     token = ""
 
     def do_GET(self) -> None:
@@ -42,23 +50,28 @@ class _Page(http.server.BaseHTTPRequestHandler):
             self._answer(http.HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of the job is missing\n")
 
     def _answer(self, status: http.HTTPStatus, kind: str, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(OSError):  # the client has gone, or takes nothing
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            for at in range(0, len(content), _PIECE_BYTES):  # the time limit is for one piece
+                self.wfile.write(content[at : at + _PIECE_BYTES])
 
     def log_message(self, *_: object) -> None:
         pass  # requests are no output of the program
 
 
 def _rings() -> bytes:
-    """The files of all processes of this job in the folder, as a zip archive."""
+    """The files of all processes of this job in the folder, as a zip archive. Its comment: this host's time then."""
     run = _runs.around(_file.read(pathlib.Path(_core.recorder.path()), with_calls=False), with_calls=False)
+    now = time.time_ns()
+    files = {ring.path.name: ring.path.read_bytes() for ring in run.rings.values()}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for ring in run.rings.values():
-            archive.writestr(ring.path.name, ring.path.read_bytes())
+        archive.comment = str(now).encode()
+        for name, data in files.items():
+            archive.writestr(name, data)
     return content.getvalue()
 
 
@@ -68,6 +81,8 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
     Prometheus reads the counters at `http://host:port/metrics`. `python -m jaxcomm.recorder top --url http://host:port`
     and `analyze --url` read the files, also while the program hangs, if they have the job's token. All processes have
     the same token. This function writes it to the file `token` in the folder of the recorder, for this user only.
+
+    With several processes, call it after `jaxcomm.distributed.initialize()`: it starts JAX's back ends otherwise.
 
     Args:
       port: where to listen; 0 takes a free port.
@@ -94,11 +109,15 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
 
 
 def _write(file: pathlib.Path, content: bytes) -> None:
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)
-    with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as opened:
-        opened.write(content)
-    part.replace(file)
+    """For this user only. Several processes or threads may write one file: the latest content stays."""
+    descriptor, part = tempfile.mkstemp(".part", f"{file.name}.", file.parent)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(content)
+        os.replace(part, file)
+    except OSError:
+        os.unlink(part)
+        raise
 
 
 def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
@@ -112,9 +131,12 @@ def fetch(urls: Sequence[str], token: str, folder: pathlib.Path) -> list[str]:
             for name in archive.namelist():
                 if re.fullmatch(rf"process-[\d-]+{re.escape(_file.SUFFIX)}", name):
                     _write(folder / name, archive.read(name))
-        except (OSError, zipfile.BadZipFile) as error:
+                    _write(folder / f"{name}{_file.READ_AT}", archive.comment)
+        except _NO_ARCHIVE as error:
             return f"{url} does not answer: {error}"
         return None
 
+    for file in folder.glob(f"*{_file.READ_AT}"):
+        file.unlink()  # a host that answers no more may be silent
     with concurrent.futures.ThreadPoolExecutor(len(urls)) as pool:
         return [note for note in pool.map(fetch_one, urls) if note]

@@ -102,9 +102,13 @@ class _Diagnosis:
     # Processes
 
     def is_silent(self, process: int) -> bool:
-        """Whether a process of another host has shown no sign of life for long, by its calendar clock."""
-        latest = max(int(ring.header["alive_unix_ns"]) for ring in self.rings.values())
-        return (latest - int(self.rings[process].header["alive_unix_ns"])) / 1e9 > _SILENT_S
+        """Whether a process of another host has shown no sign of life for long, by its calendar clock.
+
+        Until its host has answered; of files that were copied otherwise, until the latest sign of life of all.
+        """
+        header = self.rings[process].header
+        latest = header["read_unix_ns"] or max(int(ring.header["alive_unix_ns"]) for ring in self.rings.values())
+        return bool((int(latest) - int(header["alive_unix_ns"])) / 1e9 > _SILENT_S)
 
     def is_dead(self, process: int) -> bool:
         state = self.rings[process].state

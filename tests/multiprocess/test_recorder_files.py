@@ -20,7 +20,7 @@ from ranks import DEADLINE_S
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _runs, _stragglers, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _report, _runs, _stragglers, _top, _verdict
 
 
 def run(code, folder, **environment):
@@ -255,8 +255,22 @@ def test_a_process_that_was_stopped(folder):
         for process, state in enumerate(("running", "stopped")):
             run.rings[process].__dict__["state"] = state
             run.rings[process].header["node"] = str(process)
-        (finding,) = _verdict.diagnose(run, window_s=1)
+        (finding,) = _verdict.diagnose(run, window_s=0)
         assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
+
+
+def test_stacks_of_an_earlier_wait_are_no_cause(folder, tmp_path):
+    """The process was killed 2 s after its last call had arrived. The end of a call that failed is no progress."""
+    for ended_s, written_s, current in ((0, -3, set()), (0, -1, {0}), (9, -1, {0})):
+        phase = "failed" if ended_s else "arriving"
+        run = rings_of(folder, [[{"phase": phase, "ended_ns": ended_s * S}]], 1)
+        call, header = run.rings[0].calls[0], run.rings[0].header
+        run.rings[0].calls = [dataclasses.replace(call, arrived_ns=8 * S, started_ns=0, running_ns=0)]
+        header |= {"started_ns": 0, "alive_ns": 10 * S, "alive_unix_ns": 1000 * S}
+        stacks = tmp_path / f"{run.rings[0].path.name}.stacks"
+        stacks.write_text("endpoint 'a' waits")
+        os.utime(stacks, ns=(0, (1000 + written_s) * S))
+        assert _report._stacks(tmp_path, run, {0}, ask=False) == ({0: "endpoint 'a' waits"}, current)
 
 
 def test_a_file_exists_before_the_first_call(tmp_path):
@@ -433,11 +447,12 @@ def jumped(data):
 BAD = {
     "clock": (jumped, "was set by +100.0 s"),
     "truncated": (lambda data: data[:-8192], "truncated after"),
-    "newer": (newer, "written by a newer jaxcomm (format 9, known 1)"),
+    "newer": (newer, "written by a newer jaxcomm (format 9, known 2)"),
 }
 UNREADABLE = {
     "empty": (lambda data: b"", "empty"),
     "foreign": (lambda data: b"\x7fELF" * 100, "not a file of the flight recorder"),
+    "older": (lambda data: data[:8] + b"\1" + data[9:], "written by an older jaxcomm (format 1, known 2)"),
     "cut in the header": (lambda data: data[:1000], "truncated"),
     "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], "damaged"),
 }
