@@ -216,12 +216,14 @@ def _run(
 
         def start(writer: int, pieces: Pieces) -> None:
             lease = leases[writer]
-            started, lease.started = lease.started, None
-            reads.append((lease, writer, pieces, started or lease.read(*pieces, arguments)))
+            reads.append((lease, writer, pieces, lease.read(*pieces, arguments)))
 
-        for writer in leases:
+        for writer, lease in leases.items():
             for pieces in plan.reads[writer]:
-                start(writer, pieces)
+                if lease.started is None:
+                    start(writer, pieces)
+                else:  # the only read of this writer
+                    reads.append((lease, writer, pieces, lease.started))
         if several and wanted == _LATEST and not follows:
             kv_store.kv_set(key, str(next(iter(leases.values())).version), timeout_s)
         shows = not several or jax.process_index() == 0

@@ -63,6 +63,33 @@ def test_a_writer_that_is_killed_while_it_sends(sent_bytes):
         wait_until(lambda: second.stats()["leases"] == 0)
 
 
+def test_a_writer_without_a_part_takes_over_in_a_planned_fetch():
+    """Both writers have the same shards, so the plan of the first fetch reads everything from the first one."""
+    tree = replicated()
+    size_bytes = sum(x.nbytes for x in tree.values())
+    with (
+        transfer.Endpoint("reader", secret=SECRET, shared_memory=False) as reader,
+        transfer.Endpoint("second", secret=SECRET) as second,
+        job(replica) as first,
+    ):
+        transfer.publish(second, "weights", tree, 1)
+        with contextlib.closing(Link(first.receive(), size_bytes + 5 * 2**20)) as link:
+            group = transfer.Group([link.address, second.address])
+            here = {"v": None, "w": None}
+            # Whoever has it keeps its memory from the second fetch, which would find the right values there.
+            earlier = transfer.fetch(reader, group, "weights", 1, here, timeout_s=LIMIT_S).result()
+            (plan,) = reader._plans.values()
+            assert [len(of_writer) for of_writer in plan.reads] == [1, 0]
+            future = transfer.fetch(reader, group, "weights", 1, here, timeout_s=LIMIT_S)
+            wait_until(lambda: received_bytes(reader) > size_bytes + 2**20, LIMIT_S)
+            first.kill()
+            link.mend()
+            for name, x in future.result().items():
+                np.testing.assert_array_equal(x, tree[name])
+                assert not np.shares_memory(x, earlier[name])
+        wait_until(lambda: second.stats()["leases"] == 0)
+
+
 def part_of(x, rows):
     """The shards of a process that has some rows of an array."""
     return {((rows.start, 0), (rows.stop, x.shape[1])): x[rows]}
