@@ -48,6 +48,16 @@ class Load:
     skip_tokens: int
 
 
+@dataclasses.dataclass(eq=False)
+class Offered:
+    """Pages of the pool that a decode engine may read. They are free once it has read them and `written` is true."""
+
+    offer: transfer.Offer
+    name: str
+    pages: list[int]
+    written: bool = False  # no thread writes them any more
+
+
 @dataclasses.dataclass
 class Metadata(KVConnectorMetadata):
     """From the scheduler to the worker, by request."""
@@ -182,7 +192,7 @@ class Worker:
         self._endpoint = transfer.Endpoint(f"vllm-{config.engine_id}", secret=secret, listen=listen)
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "jaxcomm-vllm")
         self._lock = threading.Lock()  # of the pool and of the offers
-        self._offers: list[tuple[transfer.Offer, str, list[int]]] = []
+        self._offers: list[Offered] = []
         self._sent: set[str] = set()
         self._loads: dict[str, tuple[Load, concurrent.futures.Future[list[jax.Array]]]] = {}
         self._invalid: set[int] = set()
@@ -220,15 +230,17 @@ class Worker:
     def send(self, request: str, send: Send) -> None:
         """Takes a copy on the device, so that the blocks are free at once; a thread moves it to the host."""
         copies = _take(self._get(), self._padded(send.blocks))
-        self._threads.submit(self._offer, send, copies)
+        self._threads.submit(self._offer, send, copies, time.monotonic() + self._timeout_s)
         self._sent.add(request)
 
-    def _offer(self, send: Send, copies: list[jax.Array]) -> None:
+    def _offer(self, send: Send, copies: list[jax.Array], deadline: float) -> None:
         try:
-            pages = self._allocate(len(send.blocks), time.monotonic() + self._timeout_s)
-            offer = transfer.offer(self._pool, pages, tokens=send.tokens, lease_s=self._timeout_s, streamed=True)
+            pages = self._allocate(len(send.blocks), deadline)
+            lease_s = max(deadline - time.monotonic(), 0.0)
+            offer = transfer.offer(self._pool, pages, tokens=send.tokens, lease_s=lease_s, streamed=True)
+            offered = Offered(offer, send.name, pages)
             with self._lock:
-                self._offers.append((offer, send.name, pages))
+                self._offers.append(offered)
             try:
                 ticket = np.frombuffer(offer.ticket.encode(), np.uint8)
                 transfer.publish(self._endpoint, send.name, {"ticket": ticket}, 0)
@@ -239,17 +251,19 @@ class Worker:
             except BaseException:
                 offer.revoke()
                 raise
+            finally:
+                with self._lock:
+                    offered.written = True
         except Exception:
             _LOG.exception("jaxcomm: the cache of a prompt could not be offered; the decode engine computes it again")
 
     # Decode
 
     def load(self, request: str, load: Load) -> None:
-        self._loads[request] = load, self._threads.submit(self._pull, load)
+        self._loads[request] = load, self._threads.submit(self._pull, load, time.monotonic() + self._timeout_s)
 
-    def _pull(self, load: Load) -> list[jax.Array]:
+    def _pull(self, load: Load, deadline: float) -> list[jax.Array]:
         """The pages of a load on the device, one array per layer, padded."""
-        deadline = time.monotonic() + self._timeout_s
 
         def left_s() -> float:
             return max(deadline - time.monotonic(), 0.0)
@@ -322,11 +336,10 @@ class Worker:
 
     def _free_ended(self) -> None:
         """Frees the pages of offers that have ended. The caller holds the lock."""
-        for entry in [entry for entry in self._offers if entry[0].done]:
-            _, name, pages = entry
-            self._offers.remove(entry)
-            transfer.retire(self._endpoint, name, 0)
-            self._pool.free(pages)
+        for offered in [each for each in self._offers if each.written and each.offer.done]:
+            self._offers.remove(offered)
+            transfer.retire(self._endpoint, offered.name, 0)
+            self._pool.free(offered.pages)
 
     def _padded(self, blocks: Sequence[int]) -> np.ndarray:
         """Numbers of blocks for programs, which are compiled once per power of two. The added ones are out of range."""

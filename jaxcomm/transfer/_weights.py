@@ -141,16 +141,25 @@ def fetch(
         not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
     )
     number = 0
-    begun = None if several else _begin(endpoint, group, object, version, shardings)
-    if begun is not None and begun.is_done():
-        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
-        future.set_result(begun.result())
-        return future
     if several:
         number = endpoint._fetches.get(object, 0)
         endpoint._fetches[object] = number + 1
-    run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number), begun)
-    return endpoint._threads.submit(run)
+    begun: _Begun | None = None
+    try:
+        begun = None if several else _begin(endpoint, group, object, version, shardings)
+        if begun is not None and begun.is_done():
+            future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
+            future.set_result(begun.result())
+            return future
+        run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number), begun)
+        future = endpoint._threads.submit(run)
+    except BaseException:
+        if begun is not None:
+            begun.cancel()
+        raise
+    if begun is not None:
+        future.add_done_callback(functools.partial(_cancel_begun, begun))
+    return future
 
 
 def watch(
@@ -285,19 +294,24 @@ class _Begun:
 
     def is_done(self) -> bool:
         """Waits for a moment: another thread takes longer to begin. False: the fetch goes on, or has failed."""
-        _, opened, read = self.request
+        native, read = self._endpoint._native, self.request[2]
+        return bool(native.poll(read, _AT_ONCE_S) and not native.wait(read, 0.0)[0])
+
+    def cancel(self) -> None:
+        """Nothing is written to the arrays any more."""
+        peer, opened, read = self.request
         native = self._endpoint._native
-        try:
-            if not native.poll(read, _AT_ONCE_S) or native.wait(read, 0.0)[0]:
-                return False
-        except BaseException:
-            native.cancel(opened)
-            native.cancel(read)
-            raise
-        return True
+        native.cancel(opened)
+        native.cancel(read)
+        native.close(peer, opened.lease)
 
     def result(self) -> PyTree:
         return self.plan.result(self.arrays)
+
+
+def _cancel_begun(begun: _Begun, future: "concurrent.futures.Future[PyTree]") -> None:
+    if future.cancelled():  # no thread has taken it
+        begun.cancel()
 
 
 def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, shardings: PyTree) -> _Begun | None:

@@ -105,11 +105,14 @@ def test_decode_loads_what_prefill_has_computed(vllm, engines):
     prefill = engines("kv_producer", 4, jax.devices()[:4], pool_pages=8)
     decode = engines("kv_consumer", 8, jax.devices()[4:6])
     prompts = {"a": list(range(3, 32)), "b": list(range(40, 69)), "c": [5, 4, 3]}
-    params = {name: prefill.prefill(prefill.request(name, prompt)) for name, prompt in prompts.items()}
+    params = {"a": prefill.prefill(prefill.request("a", prompts["a"]))}
+    prefill.until(lambda: prefill.worker.worker._pool.num_free == 0)
+    params["b"] = prefill.prefill(prefill.request("b", prompts["b"]))  # waits for the pages of the first one
     assert load(vllm, decode, "a", prompts["a"], params["a"]) == (29, 0)
-    prefill.step()  # frees the pages of the first prompt for the second
+    prefill.step()  # frees them
     assert all(cache.addressable_shards[1].index[2] == slice(2, 4) for cache in decode.caches.values())
     assert load(vllm, decode, "b", prompts["b"], params["b"], local_tokens=16) == (13, 0)
+    params["c"] = prefill.prefill(prefill.request("c", prompts["c"]))
     assert load(vllm, decode, "c", prompts["c"], params["c"]) == (3, 0)
     assert (decode.worker.worker._pool.num_free, len(decode.free), len(prefill.free)) == (24, 24, 24)
 

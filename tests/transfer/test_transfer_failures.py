@@ -224,6 +224,36 @@ def test_an_interrupt_while_a_planned_fetch_opens(reader, elements):
         wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "no thread"])
+def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
+    """Its memory may be freed, so nothing is written there when the answer comes."""
+    with (
+        transfer.Endpoint("reader", secret=SECRET, limits=transfer.Limits(transfers=1)) as reader,
+        transfer.Endpoint("source", secret=SECRET, shared_memory=False) as source,
+        contextlib.closing(Link(source.address)) as link,
+    ):
+        transfer.publish(source, "weights", np.ones(10), 1)
+        assert fetch(reader, link.address).result()[""].sum() == 10
+        transfer.publish(source, "weights", np.ones(20), 2)  # whose lease the answer would not end
+        busy = threading.Event()
+        with contextlib.ExitStack() as stack:
+            stack.callback(busy.set)
+            reader._threads.submit(busy.wait)
+            link.cut()
+            if ends == "cancelled":
+                future = fetch(reader, link.address)
+                assert reader.waiting()
+                assert future.cancel()
+            else:
+                monkeypatch.setattr(reader._threads, "submit", None)
+                with pytest.raises(TypeError):
+                    fetch(reader, link.address)
+                monkeypatch.undo()
+            assert not reader.waiting()
+            link.mend()
+            wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
+
+
 def test_another_secret_and_nobody(reader):
     with transfer.Endpoint("other", secret="not the same secret") as other:
         with pytest.raises(transfer.PeerLost, match=r"endpoint 'other' .*its secret is another one"):
