@@ -103,12 +103,11 @@ class Plan:
 def _result(leaf: _Leaf, arrays: Sequence[np.ndarray]) -> Any:
     if leaf.sharding is None:
         return arrays[next(iter(leaf.numbers.values()))]
+    if not leaf.numbers:  # no device of this process
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [], dtype=leaf.dtype)
     # Takes a tenth of the time of device_put, and copies aligned memory as little.
     return jax.make_array_from_callback(
-        leaf.shape,
-        leaf.sharding,
-        lambda index: arrays[leaf.numbers[box_of(index, leaf.shape)]],
-        dtype=None if leaf.numbers else leaf.dtype,
+        leaf.shape, leaf.sharding, lambda index: arrays[leaf.numbers[box_of(index, leaf.shape)]]
     )
 
 
