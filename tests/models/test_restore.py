@@ -30,4 +30,4 @@ def test_processes_read_each_byte_once(processes, tmp_path):
     assert len(said) == processes, done.stdout
     read, saved = sum(process["read"] for process in said), said[0]["saved"]
     assert 0.8 * saved < read < 1.05 * saved, said  # TensorStore may have an array in its cache
-    assert max(process["read"] for process in said) < 1.3 * saved / processes, said
+    assert max(process["read"] for process in said) < 1.5 * saved / processes, said  # nine arrays of one size

@@ -4,6 +4,7 @@ import abc
 import enum
 import importlib
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -125,13 +126,12 @@ def test_what_is_here_before_is_not_loaded(vllm, engines):
     params = prefill.prefill(prefill.request("a", prompt))
     assert load(vllm, decode, "a", prompt, params, local_tokens=16) == (0, 0)
 
-    def is_free():
+    def have_ended():
         prefill.step()
         decode.step()
-        return prefill.worker.worker._pool.num_free == 24
+        return prefill.worker.worker._pool.num_free == 24 and not decode.worker.worker._loads
 
-    prefill.until(is_free)
-    assert not decode.worker.worker._loads
+    prefill.until(have_ended)
 
 
 @pytest.mark.parametrize("fault", ["source ended", "other layers", "more tokens than the prompt"])
@@ -147,6 +147,27 @@ def test_failed_loads_are_computed_again(vllm, engines, fault, monkeypatch):
     asked = prompt[:9] if fault == "more tokens than the prompt" else prompt
     assert load(vllm, decode, "a", asked, params) == (0, 0 if asked is not prompt else 2)
     assert decode.worker.worker._pool.num_free == 24
+
+
+def test_pages_are_not_used_again_while_a_thread_writes_them(vllm, engines, monkeypatch):
+    prefill = engines("kv_producer", 4, jax.devices()[:1])
+    writes, goes_on = threading.Event(), threading.Event()
+
+    def mark_ready(offer, layer):
+        offer.revoke()
+        writes.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(vllm.connector.transfer.Offer, "mark_ready", mark_ready)
+    prefill.prefill(prefill.request("a", list(range(16))))
+    assert writes.wait(60)
+    pool = prefill.worker.worker._pool
+    try:
+        prefill.step()
+        assert pool.num_free == 20
+    finally:
+        goes_on.set()
+    prefill.until(lambda: prefill.step() and pool.num_free == 24)
 
 
 def test_bad_configurations_are_refused(vllm, engines, tmp_path):
