@@ -12,8 +12,12 @@ std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer) {
   call->answer = answer;
   call->id = next_id_++;
   calls_[call->id] = call;
-  const std::string& lost = peers_[peer].lost;
-  if (!lost.empty()) Finish(*call, {Code::kLost, lost});
+  const auto to = peers_.find(peer);
+  if (to == peers_.end()) {  // another thread has found it lost, and has dropped it
+    Finish(*call, {Code::kLost, "the connection has ended"});
+  } else if (!to->second.lost.empty()) {
+    Finish(*call, {Code::kLost, to->second.lost});
+  }
   return call;
 }
 

@@ -214,21 +214,22 @@ class Endpoint:
         """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
         that begins at once if the manifest has the digest: the digest, whether the lease ends with it, and the
         arguments of Lease.read. begun: the result of _begin_open, if it was called before."""
-        started = None
-        for attempt in range(2):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            is_old = begun is not None or address in self._peers  # a connection that may have ended since
             peer, call, started = begun or self._begin_open(address, key, version, read)
             begun = None
             exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
-                self._check(self._native.wait(call, timeout_s), f"{name}{exact} of {describe(address)}", address, peer)
+                left_s = max(deadline - time.monotonic(), 0.0)
+                self._check(self._native.wait(call, left_s), f"{name}{exact} of {describe(address)}", address, peer)
                 break
             except BaseException as error:
                 self._native.cancel(call)
                 if started is not None:
                     self._native.cancel(started)
                 self._native.close(peer, call.lease)
-                # The first may have been an old connection that has ended.
-                if attempt or not isinstance(error, _errors.PeerLost):
+                if not (is_old and isinstance(error, _errors.PeerLost)):
                     raise
         exact = f" version {call.version}" if version is not None else ""
         return Lease(self, peer, call, started, f"{name}{exact} of {describe(address)}")

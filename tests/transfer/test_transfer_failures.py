@@ -13,6 +13,7 @@ from jobs import LAYOUT, LIMIT_S, SECRET, Link, decode, job, prefill, recorded_r
 from test_weights import wait_until
 
 from jaxcomm import transfer
+from jaxcomm.transfer import _weights
 
 LEASE_S = 4.0  # renewed three times as often: a slow machine must not let it expire
 
@@ -222,6 +223,18 @@ def test_an_interrupt_while_a_planned_fetch_opens(reader, elements):
         assert not reader.waiting()
         link.mend()
         wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
+
+
+def test_a_read_after_another_thread_has_dropped_the_connection(reader):
+    with transfer.Endpoint("source", secret=SECRET, shared_memory=False) as source:
+        transfer.publish(source, "weights", np.ones(10), 1)
+        assert fetch(reader, source.address).result()[""].sum() == 10
+        lease = reader._open(source.address, _weights._key_of("weights"), 1, "weights", LIMIT_S)
+        reader._native.disconnect(reader._peers.pop(source.address))
+        with pytest.raises(transfer.PeerLost, match="the connection has ended"):
+            lease.wait(lease.read([], [], []), LIMIT_S)
+        assert not reader.waiting()
+        assert fetch(reader, source.address).result()[""].sum() == 10
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "no thread"])
