@@ -32,6 +32,7 @@ def run(what, processes, nodes=1, devices=2, dead=(), **more):
     finally:
         for process in running:
             process.kill()
+            process.communicate()
     for rank, (process, (_, errors)) in enumerate(zip(running, outputs, strict=True)):
         assert process.returncode == (-9 if rank in dead else 0), f"r{rank} | {errors[-3000:]}"
     return [None if rank in dead else json.loads(out.splitlines()[-1]) for rank, (out, _) in enumerate(outputs)]
