@@ -16,6 +16,9 @@ from jaxcomm.transfer._arrays import ArrayArgument
 _MIN_SECRET_BYTES = 16
 _COLLECT_EVERY_S = 0.05
 
+# A connection, the request for a lease, the read that begins with it, and whether the connection was there before.
+_Request = tuple[int, Any, Any, bool]
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -193,13 +196,14 @@ class Endpoint:
                     self._native.disconnect(peer)
             raise
 
-    def _begin_open(self, address: str, key: bytes, version: int | None, read: Any = None) -> tuple[int, Any, Any]:
-        """Asks for a lease: the connection, the request, and the read that begins with it."""
+    def _begin_open(self, address: str, key: bytes, version: int | None, read: Any = None) -> _Request:
+        """Asks for a lease. The connection may be an old one that has ended."""
+        is_old = address in self._peers
         peer = self._peer(address)
         request = peer, key, version or 0, round(self.limits.lease_s * 1e3)
         if read is None:
-            return peer, self._native.open(*request), None
-        return peer, *self._native.open_and_read(*request, *read)
+            return peer, self._native.open(*request), None, is_old
+        return peer, *self._native.open_and_read(*request, *read), is_old
 
     def _open(
         self,
@@ -209,15 +213,14 @@ class Endpoint:
         name: str,
         timeout_s: float,
         read: Any = None,
-        begun: tuple[int, Any, Any] | None = None,
+        begun: _Request | None = None,
     ) -> Lease:
         """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
         that begins at once if the manifest has the digest: the digest, whether the lease ends with it, and the
         arguments of Lease.read. begun: the result of _begin_open, if it was called before."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            is_old = begun is not None or address in self._peers  # a connection that may have ended since
-            peer, call, started = begun or self._begin_open(address, key, version, read)
+        for again in (False, True):
+            peer, call, started, is_old = begun or self._begin_open(address, key, version, read)
             begun = None
             exact = f" version {version}" if version is not None and version >= 0 else ""
             try:
@@ -229,7 +232,7 @@ class Endpoint:
                 if started is not None:
                     self._native.cancel(started)
                 self._native.close(peer, call.lease)
-                if not (is_old and isinstance(error, _errors.PeerLost)):
+                if again or not is_old or not isinstance(error, _errors.PeerLost):
                     raise
         exact = f" version {call.version}" if version is not None else ""
         return Lease(self, peer, call, started, f"{name}{exact} of {describe(address)}")

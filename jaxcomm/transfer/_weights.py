@@ -299,7 +299,7 @@ class _Begun:
 
     def cancel(self) -> None:
         """Nothing is written to the arrays any more."""
-        peer, opened, read = self.request
+        peer, opened, read, _ = self.request
         native = self._endpoint._native
         native.cancel(opened)
         native.cancel(read)

@@ -176,9 +176,15 @@ class Link:
     def mend(self):
         self._whole.set()
 
-    def close(self):
+    def end_connections(self):
         self.mend()
-        for each in (self._listener, *self._streams):
+        for each in self._streams:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.end_connections()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for each in (self._listener, *self._streams):
             each.close()

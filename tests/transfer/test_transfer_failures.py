@@ -191,14 +191,22 @@ def test_both_sides_abort_at_once(shared_memory):
         wait_until(lambda: source.stats()["leases"] == 0)
 
 
-class Interrupted:
-    """The native endpoint, whose waits end as by Ctrl-C."""
+class Waits:
+    """A native endpoint, and the limits in seconds of its waits, except of those that only look."""
 
     def __init__(self, native):
-        self._native = native
+        self._native, self.limits_s = native, []
 
     def __getattr__(self, name):
         return getattr(self._native, name)
+
+    def wait(self, call, limit_s):
+        self.limits_s += [limit_s] if limit_s else []
+        return self._native.wait(call, limit_s)
+
+
+class Interrupted(Waits):
+    """Its waits end as by Ctrl-C."""
 
     def wait(self, *_):
         raise KeyboardInterrupt
@@ -235,6 +243,29 @@ def test_a_read_after_another_thread_has_dropped_the_connection(reader):
             lease.wait(lease.read([], [], []), LIMIT_S)
         assert not reader.waiting()
         assert fetch(reader, source.address).result()[""].sum() == 10
+
+
+def test_only_an_old_connection_is_tried_again(reader):
+    """Within the limit of the fetch."""
+    with (
+        transfer.Endpoint("source", secret=SECRET, shared_memory=False) as source,
+        contextlib.closing(Link(source.address)) as link,
+    ):
+        transfer.publish(source, "weights", np.ones(10), 1)
+        with pytest.raises(transfer.VersionGone):
+            fetch(reader, link.address, version=0).result()
+        link.end_connections()
+        reader._native = Waits(reader._native)
+        assert fetch(reader, link.address).result()[""].sum() == 10
+        first_s, again_s = reader._native.limits_s[:2]
+        assert again_s < first_s <= LIMIT_S
+        source.close()
+        link.end_connections()
+        for waits in (2, 1):
+            reader._native.limits_s.clear()
+            with pytest.raises(transfer.PeerLost):
+                fetch(reader, link.address).result()
+            assert len(reader._native.limits_s) == waits
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "no thread"])
