@@ -101,7 +101,8 @@ def start(call: Call, transfer: Callable[..., Any], x: PyTree, options: Mapping[
     """
     values = ordering(call.op, options.get("after", ()))
     results = jax.tree.map(lambda leaf: transfer(leaf, *values), x)
-    alone = not call.axes or _check.group_size(call.axes, call.groups) == 1
+    # XLA runs groups of unequal sizes.
+    alone = not call.axes or not _check.equal_sizes(call.groups) or _check.group_size(call.axes, call.groups) == 1
     operands = jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x)
     return Pending(call.op, results, operands, dataclasses.replace(call, site="", token=0), tuple(values))
 

@@ -93,8 +93,10 @@ def test_barrier_is_not_left_out(mesh):
 def test_unequal_groups(mesh, rng):
     x = rng.integers(-9, 9, (8, 5)).astype(np.float32)
     groups = [[0, 2, 1], [3]]
-    for op, numpy in (("psum", np.sum), ("pmax", np.max), ("pmin", np.min)):
-        got = run(lambda x, op=op: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
+    ops = [(getattr(OURS, op), numpy) for op, numpy in (("psum", np.sum), ("pmax", np.max), ("pmin", np.min))]
+    ops.append((lambda x, axis, **groups: OURS.psum_start(x, axis, **groups).done(), np.sum))
+    for op, numpy in ops:
+        got = run(lambda x, op=op: op(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
         rows = x.reshape(2, 4, 5)
         want = np.concatenate([np.repeat(numpy(rows[:, :3], 1, keepdims=True), 3, 1), rows[:, 3:]], 1)
         np.testing.assert_array_equal(got, want.reshape(8, 5))

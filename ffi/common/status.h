@@ -4,7 +4,9 @@
 // library only, and the FFI boundary has its own types (ffi::Error).
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,6 +38,8 @@ inline Status OkStatus() { return {}; }
 inline Status InvalidArgumentError(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 inline Status DeadlineExceededError(std::string message) { return {StatusCode::kDeadlineExceeded, std::move(message)}; }
 inline Status UnavailableError(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
+// After a system call that failed: `what`, and the system's reason.
+inline Status ErrnoToStatus(const std::string& what) { return UnavailableError(what + ": " + std::strerror(errno)); }
 
 // The same error with `prefix` in front of its message. Success stays success.
 inline Status WithPrefix(const std::string& prefix, const Status& status) {

@@ -12,12 +12,12 @@ namespace {
 // all_to_all; see benchmarks/README.md).
 constexpr int64_t kSmallBytes = 32 << 10;
 // The overhead of one range in a remote read equals the time to copy about this many bytes.
-constexpr int64_t kShortFragmentBytes = 1024;
+constexpr int64_t kShortRangeBytes = 1024;
 
 uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 bool HasShortFragments(const BlockLayout& layout, int64_t item_bytes) {
-  return !layout.contiguous() && layout.contiguous_count * item_bytes < kShortFragmentBytes;
+  return !layout.contiguous() && layout.contiguous_count * item_bytes < kShortRangeBytes;
 }
 
 // How other processes access the buffers of a process, by Space.
@@ -91,7 +91,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
   const Access access = AccessOf(*program_, process_of_, node_of_);
   const Boxes* boxes = program_->boxes.get();
   const auto one_copy = [&](const BlockLayout& layout) {
-    const bool short_fragments = boxes != nullptr ? boxes->shortest_run * program_->item_bytes < kShortFragmentBytes
+    const bool short_fragments = boxes != nullptr ? boxes->shortest_run * program_->item_bytes < kShortRangeBytes
                                                   : HasShortFragments(layout, program_->item_bytes);
     return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes && !short_fragments;
   };

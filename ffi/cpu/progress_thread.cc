@@ -14,7 +14,7 @@ namespace {
 
 using Clock = InterProcessCall::Clock;
 
-constexpr auto kSpin = std::chrono::microseconds(50);           // polls before it sleeps: about the cost of waking
+constexpr auto kIdleSpin = std::chrono::microseconds(50);       // polls before it sleeps: about the cost of waking
 constexpr auto kCheckEvery = std::chrono::milliseconds(20);     // deadlines and liveness of peers
 constexpr auto kReclaimEvery = std::chrono::milliseconds(100);  // while no call is in flight
 
@@ -107,7 +107,7 @@ void ProgressThread::Run() {
       last_moved = now;
       continue;
     }
-    if (now - last_moved < kSpin) {
+    if (now - last_moved < kIdleSpin) {
       sched_yield();
     } else if (!announced) {
       doorbell = node_.control_segment().PrepareToSleep();

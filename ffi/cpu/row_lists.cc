@@ -14,7 +14,7 @@ namespace {
 // Shorter rows are copied through the caches, even to large outputs.
 constexpr int64_t kMinStreamedRowBytes = 1024;
 // Bytes that one system call reads from another process: they stay in the cache.
-constexpr int64_t kForeignBytes = 256 << 10;
+constexpr int64_t kReadBytes = 256 << 10;
 // An entry of a list of a combine. kEnd ends a list that has fewer entries than the table of slices: the routing of a
 // program may be wrong.
 constexpr uint32_t kEnd = 0xffffffff;
@@ -195,7 +195,7 @@ bool RowLists::MoveRows(int32_t from, const std::vector<int32_t>& ranks) const {
     int64_t done = 0;
     for (int64_t row = 0; row < tokens_.num_rows; ++row) {
       if (begin[row] < begin[row + 1]) reads.push_back({copies[begin[row]], source.input + row * bytes, bytes});
-      if (row + 1 < tokens_.num_rows && static_cast<int64_t>(reads.size()) * bytes < kForeignBytes) continue;
+      if (row + 1 < tokens_.num_rows && static_cast<int64_t>(reads.size()) * bytes < kReadBytes) continue;
       if (!ReadFromProcess(source.input_pid, reads.data(), static_cast<int>(reads.size()))) return false;
       reads.clear();
       for (; done <= row; ++done) {

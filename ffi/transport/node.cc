@@ -75,7 +75,7 @@ Status Node::Open() {
   if (!made.ok()) return made.status();
   std::unique_ptr<SharedMemory> memory = *std::move(made);
   if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) {
-    return UnavailableError(std::string("getrandom failed: ") + std::strerror(errno));
+    return ErrnoToStatus("getrandom failed");
   }
   address_.pid = getpid();
   address_.control_segment_fd = memory->fd();
@@ -94,7 +94,7 @@ Status Node::Connect(int32_t process, const NodeAddress& address) {
   // pid.
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, address.pid, 0));
   if (pidfd < 0) {
-    return UnavailableError("process " + std::to_string(address.pid) + " cannot be found: " + std::strerror(errno));
+    return ErrnoToStatus("process " + std::to_string(address.pid) + " cannot be found");
   }
   StatusOr<std::unique_ptr<SharedMemory>> memory =
       SharedMemory::Map(address.pid, address.control_segment_fd, sizeof(ControlSegment));

@@ -122,7 +122,7 @@ void CloseRelayToServer() {
 StatusOr<std::string> StartRelay(const std::string& host, const std::string& port) {
   uint64_t number = 0;
   if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
-    return UnavailableError(std::string("getrandom failed: ") + std::strerror(errno));
+    return ErrnoToStatus("getrandom failed");
   }
   char name[32];
   std::snprintf(name, sizeof(name), "jaxcomm-%016llx", static_cast<unsigned long long>(number));
@@ -133,7 +133,7 @@ StatusOr<std::string> StartRelay(const std::string& host, const std::string& por
   const auto listener = std::make_shared<Socket>(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (listener->fd() < 0 || bind(listener->fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(listener->fd(), 16) != 0) {
-    return UnavailableError(std::string("cannot listen on a Unix socket: ") + std::strerror(errno));
+    return ErrnoToStatus("cannot listen on a Unix socket");
   }
   std::thread([listener, host, port] {
     for (;;) {

@@ -44,8 +44,6 @@ std::string Hex(uint64_t number) {
   return text;
 }
 
-Status LastError(const std::string& what) { return UnavailableError(what + ": " + std::strerror(errno)); }
-
 bool ValidName(const std::string& name) {
   return !name.empty() && name.size() < kMaxNameBytes &&
          std::all_of(
@@ -117,7 +115,7 @@ Status TcpNetwork::Open() {
   FillRandom(&incarnation_, sizeof incarnation_);
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || wake_ < 0) return LastError("cannot wait for sockets");
+  if (epoll_ < 0 || wake_ < 0) return ErrnoToStatus("cannot wait for sockets");
   StatusOr<AddressInfo> numeric = Numeric(options_.host, options_.port);
   JAXCOMM_RETURN_IF_ERROR(numeric.status());
   const AddressInfo found = *std::move(numeric);
@@ -126,14 +124,14 @@ Status TcpNetwork::Open() {
   const int on = 1;
   if (listener_ < 0 || setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
       bind(listener_, found->ai_addr, found->ai_addrlen) != 0 || listen(listener_, 128) != 0) {
-    return LastError("cannot listen on " + where);
+    return ErrnoToStatus("cannot listen on " + where);
   }
   sockaddr_storage own{};
   socklen_t bytes = sizeof own;
   char port[16];
   if (getsockname(listener_, reinterpret_cast<sockaddr*>(&own), &bytes) != 0 ||
       getnameinfo(reinterpret_cast<sockaddr*>(&own), bytes, nullptr, 0, port, sizeof port, NI_NUMERICSERV) != 0) {
-    return LastError("cannot tell the port of " + where);
+    return ErrnoToStatus("cannot tell the port of " + where);
   }
   std::vector<std::pair<int, int>> watched = {{wake_, kWakeEvent}, {listener_, kListenerEvent}};
   if (options_.shared_memory) {
@@ -145,7 +143,7 @@ Status TcpNetwork::Open() {
     local_listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (local_listener_ < 0 || bind(local_listener_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
         listen(local_listener_, 128) != 0) {
-      return LastError("cannot listen on a Unix socket");
+      return ErrnoToStatus("cannot listen on a Unix socket");
     }
     watched.emplace_back(local_listener_, kLocalListenerEvent);
   }
@@ -153,7 +151,7 @@ Status TcpNetwork::Open() {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = id;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return LastError("cannot watch a socket");
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoToStatus("cannot watch a socket");
   }
   const bool v6 = options_.host.find(':') != std::string::npos;
   address_ = "tcp://" + (v6 ? "[" + options_.host + "]" : options_.host) + ":" + port + "/" + options_.name + "/" +
@@ -180,7 +178,7 @@ StatusOr<int> TcpNetwork::Connect(const std::string& address) {
   JAXCOMM_RETURN_IF_ERROR(numeric.status());
   const AddressInfo found = *std::move(numeric);
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return LastError("cannot open a socket");
+  if (fd < 0) return ErrnoToStatus("cannot open a socket");
   const bool refused = connect(fd, found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS;
   const std::string why = refused ? std::strerror(errno) : "";
   const int peer = Add(fd, true, false);

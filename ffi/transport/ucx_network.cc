@@ -163,7 +163,7 @@ Status UcxNetwork::Open() {
   ucx_ = &ucx_worker_->library();
   worker_ = ucx_worker_->handle();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) return UnavailableError(std::string("eventfd: ") + std::strerror(errno));
+  if (wake_fd_ < 0) return ErrnoToStatus("eventfd");
   for (Peer& peer : peers_) peer.network = this;
   thread_ = std::thread([this] { Run(); });
   return OkStatus();

@@ -216,6 +216,8 @@ def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
 
     slow, healthy = (_step(f, (4, 8), c, 1 << 20) for c in (_with("rank[9]=2"), H100))
     assert slow.compute_s == pytest.approx(2 * healthy.compute_s)
+    large = _step(lambda x: x * jaxcomm.psum(x[:1], "model"), (4, 8), _with("rank[9]=2"), 1 << 28)
+    assert large.why.endswith("most of it for bytes of memory")
     alone = collective("psum", _operand(1 << 20), 8, cluster=_with("rank[1]=2"))
     assert slow.collectives[0].time_s == pytest.approx(alone.time_s) and alone.time_s > healthy.collectives[0].time_s
 

@@ -79,13 +79,16 @@ class Costs:
         lost = [fault for fault in cluster.faults if fault.slow == 0]
         return broken, tuple(f for f in cluster.faults if f.slow and faults.survive((*lost, f), *size)[1])
 
-    def kernel(self, work: Kernel, ideal: bool = False) -> float:
-        """Roofline: the larger of the times for operations and bytes."""
+    def roofline(self, work: Kernel, ideal: bool = False) -> tuple[float, float]:
+        """Times for the operations and for the bytes."""
         of, dtype = self.compute, work.dtype or "bfloat16"
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
-        time_s = max(work.flops / (peak * shares[0]), work.bytes / (self.cluster.memory_bytes_per_s * shares[1]))
-        return self.slow * (time_s if ideal else time_s + of.kernel_s)
+        return work.flops / (peak * shares[0]), work.bytes / (self.cluster.memory_bytes_per_s * shares[1])
+
+    def kernel(self, work: Kernel, ideal: bool = False) -> float:
+        """Time on the slowest rank, with the start of the kernel unless ideal."""
+        return self.slow * (max(self.roofline(work, ideal)) + (0 if ideal else self.compute.kernel_s))
 
     def simulated(self, work: Exchange) -> collectives.Simulated | None:
         """None for a group of one rank, which transfers nothing."""

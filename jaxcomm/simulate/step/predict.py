@@ -78,9 +78,8 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) 
     for run, times in timeline.leaves():
         work = run.task.work
         if isinstance(work, Kernel):
-            by_bytes = work.bytes / (costs.cluster.memory_bytes_per_s * costs.compute.memory_efficiency)
-            busy_s = costs.kernel(work) - costs.compute.kernel_s
-            shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
+            flops_s, bytes_s = costs.roofline(work)
+            shares["bytes of memory" if bytes_s >= flops_s else "operations of products"] += times * max(flops_s, bytes_s)
             shares["starts of kernels"] += times * costs.compute.kernel_s
     largest = max(shares, key=lambda name: shares[name])
     return f"computation, {timeline.compute_s / (timeline.time_s or 1):.0%} of the time; most of it for {largest}"
