@@ -79,7 +79,8 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) 
         work = run.task.work
         if isinstance(work, Kernel):
             flops_s, bytes_s = costs.roofline(work)
-            shares["bytes of memory" if bytes_s >= flops_s else "operations of products"] += times * max(flops_s, bytes_s)
+            limit = "bytes of memory" if bytes_s >= flops_s else "operations of products"
+            shares[limit] += times * max(flops_s, bytes_s)
             shares["starts of kernels"] += times * costs.compute.kernel_s
     largest = max(shares, key=lambda name: shares[name])
     return f"computation, {timeline.compute_s / (timeline.time_s or 1):.0%} of the time; most of it for {largest}"
