@@ -17,7 +17,6 @@ H100 = Cluster.load("dgx-h100")
 ADAPTER = 50e9 * 0.97
 SIZE = 64 << 20
 HOP = 1e-6  # latency of NVLink in the file
-START = 2.2e-6 + 5e-6
 
 
 def _read(text):
@@ -32,10 +31,6 @@ def _shift(cluster, ranks=16, by=8, **options):
     """Every rank sends SIZE bytes to the same rank of the next domain."""
     perm = [(rank, (rank + by) % ranks) for rank in range(ranks)]
     return collective("ppermute", _operand(SIZE), ranks, cluster=cluster, perm=perm, **options)
-
-
-def _broken(**changes):
-    return Cluster.load("dgx-h100", {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def _with(text):
