@@ -91,14 +91,6 @@ def test_a_lost_adapter_of_64_ranks():
     assert found.bottleneck.startswith("leaf") and healthy.time_s < found.time_s
 
 
-def test_ll_messages_wait_for_the_weakest_link():
-    """Seven messages, and the bytes of each over half the link."""
-    healthy, broken = (
-        collective("psum", _operand(4096), 8, cluster=c, algorithm="ll") for c in (H100, _with("nvlink[1]=0.5"))
-    )
-    assert broken.time_s - healthy.time_s == pytest.approx(7 * 4096 / 175e9)
-
-
 def test_the_busiest_of_hashed_links():
     """Two transfers on two links collide in one of two cases; many follow F/S + sqrt(2 F/S ln S)."""
     assert ecmp.load(1, 4) == 4  # one of four links has all
@@ -353,14 +345,6 @@ def test_errors_of_the_command(options, message, capsys):
     command = ["collective", "psum", "--bytes", "64MiB", "--ranks", "16", "--cluster", "dgx-h100", *options]
     assert cli.main(command) == 2
     assert message in capsys.readouterr().err
-
-
-def test_the_command_compares_faults(capsys):
-    command = ["collective", "all_gather", "--bytes", "1MiB", "--ranks", "16", "--cluster", "dgx-h100"]
-    assert cli.main([*command, "--what-if", "fault.leaf[3]=0.5"]) == 0
-    printed = capsys.readouterr().out
-    assert "leaf[3] with 0.5 of its bandwidth" in printed
-    assert "rests on no measurement of jaxcomm" in printed
 
 
 def test_ranks_behind_lost_domains_get_new_numbers():
