@@ -80,16 +80,11 @@ def test_cost_params_are_read_again(kept):
 
 
 def test_parameters_of_each_scope_are_saved(kept):
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.save({"network": {"links": rows(1e7), "launch_s": 2e-5}})
-    assert set(json.loads(kept.read_text())["cost_params"]) == {"process", "network"}
+    found = [{"links": rows(bytes_per_s), "launch_s": 1e-5} for bytes_per_s in (1e6, 1e7, 1e8)]
+    for scope, params in zip(("process", "network", "process"), found, strict=True):
+        _cost_params.save({scope: params})
+    assert json.loads(kept.read_text())["cost_params"] == {"process": found[2], "network": found[1]}
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
-
-
-def test_new_parameters_of_a_scope_replace_its_old_ones(kept):
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.save({"process": {"links": rows(1e7), "launch_s": 3e-5}})
-    assert json.loads(kept.read_text())["cost_params"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
 
 
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])

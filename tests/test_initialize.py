@@ -282,13 +282,6 @@ def test_missing_settings_are_named(calls, monkeypatch, environment, arguments, 
     assert not calls
 
 
-def test_a_second_initialization_is_an_error(calls, monkeypatch):
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    with pytest.raises(RuntimeError, match=r"jax\.distributed is initialized already; call this once"):
-        distributed.initialize("localhost:1", 2, 1)
-    assert not calls
-
-
 def test_cloud_tpus_are_left_to_jax(calls, monkeypatch):
     monkeypatch.setattr(_compat, "on_cloud_tpu", lambda: True)
     distributed.initialize(initialization_timeout=5)
