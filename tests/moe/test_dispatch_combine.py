@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from harness import OURS, assert_same, run
+from harness import OURS, assert_same, on_ranks, run
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_routing import KINDS, ids_of, mesh_of
@@ -28,12 +28,7 @@ def through(ids, x, weights=None, *, experts, axes="gpu", per_choice=False, scal
 def test_values(rng, n):
     mesh, experts = mesh_of(n), 4 * n
     body = functools.partial(through, experts=experts, scale=3, capacity=n * 18, align=2)
-    program = jax.jit(
-        jax.shard_map(
-            lambda *a: jax.tree.map(lambda y: y[None], body(*(b[0] for b in a))),
-            mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
-        )
-    )  # fmt: skip
+    program = jax.jit(on_ranks(body, mesh))
     for kind in KINDS:
         ids = ids_of(kind, rng, n, 6, 2, experts)
         x = rng.integers(-9, 10, (n, 6, 5)).astype(np.float32)
