@@ -203,13 +203,6 @@ def test_times_are_those_of_the_slowest_process():
     assert len(calls) == (timing._WARM_UPS + 30) * (1 + timing._UNCOUNTED) - timing._UNCOUNTED
 
 
-def test_each_side_goes_first_and_follows_others():
-    orders = [timing._order(["a", "limit", "b", "c"], rep) for rep in range(6)]
-    assert [order[0] for order in orders[:3]] == ["a", "b", "c"]
-    assert {(first, second) for first, second, *_ in orders} >= {("a", "b"), ("b", "a"), ("c", "b")}
-    assert all(sorted(order) == ["a", "b", "c", "limit"] and order[-1] == "limit" for order in orders)
-
-
 @pytest.mark.parametrize(
     "size_bytes, max_seconds, reps", [(1 << 20, 0, 30), (2 << 20, 0, 5), (2 << 20, None, 30), (64, None, 30)]
 )
@@ -256,20 +249,7 @@ def test_a_run_leaves_json_and_tables(tmp_path, capsys, monkeypatch):
     assert all(psum[name] > 0 for name in ("p99_us", "baseline_time_us", "baseline_p99_us", "limit_us"))
     assert broadcast["baseline"] is None and broadcast["baseline_time_us"] is None
     assert barrier["limit_us"] is None and barrier["algbw_gb_per_s"] is None
-    for word in (
-        "size",
-        "count",
-        "type",
-        "op",
-        "time",
-        "algbw",
-        "busbw",
-        "#wrong",
-        "other/ours",
-        "measurements, 0 wrong elements",
-        "none",
-    ):
-        assert word in text
+    assert "measurements, 0 wrong elements" in text
 
     readme = tmp_path / "page.md"
     readme.write_text("before\n<!-- benchmark table: begin -->\nold\n<!-- benchmark table: end -->\nafter\n")

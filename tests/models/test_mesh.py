@@ -29,7 +29,13 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("layout", "experts", "wanted"), [("1x1x1x1", 0, {}), ("2x1x2x2", 4, COLLECTIVES)])
+# With MLPs instead of experts, whose products have collectives too.
+DENSE = {"permute": 2, "all_gather": 3 + 2 + 12, "reduce_scatter": 3 + 1 + 9, "all_reduce": 3 + 3 + 4 + 1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts", "wanted"), [("1x1x1x1", 0, {}), ("2x1x2x2", 4, COLLECTIVES), ("2x1x2x2", 0, DENSE)]
+)
 def test_collectives_of_a_step(layout, experts, wanted):
     config = tiny("mesh", layout=layout, experts=experts, microbatches=2, attention="gather", matmul="unfused")
     program = scripts.program(config)
