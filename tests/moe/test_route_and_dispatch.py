@@ -1,4 +1,4 @@
-"""route_and_dispatch: places, rows, derivatives and errors, against loops of NumPy and route()."""
+"""route_and_dispatch: places, rows and errors, against loops of NumPy and route()."""
 
 import jax
 import jax.numpy as jnp

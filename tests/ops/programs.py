@@ -1,4 +1,4 @@
-"""Part of the contract: ways to compile and run programs, reuse of buffers, merging of calls."""
+"""Part of the contract: eager runs, reuse of buffers, merging of calls."""
 
 import functools
 
