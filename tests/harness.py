@@ -112,14 +112,6 @@ def assert_same(got, want, *, rtol=None, bits=False):
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=name)
 
 
-def lax_or_none(program, mesh, *xs, **options):
-    """The result of jax.lax; None if jax.lax raises one of its errors for unsupported combinations."""
-    try:
-        return run(lambda *blocks: program(LAX, *blocks), mesh, *xs, **options)
-    except (NotImplementedError, AssertionError, ValueError, TypeError):
-        return None
-
-
 def compare(program, mesh, *xs, rtol=None, **options):
     """Runs program(library, row, ...) on every rank with both libraries, in one program. Returns jaxcomm's result."""
     got, want = run(lambda *blocks: [program(library, *blocks) for library in (OURS, LAX)], mesh, *xs, **options)

@@ -112,23 +112,6 @@ def test_a_collective_without_effect_fails_the_check(monkeypatch):
     assert bench.main(["--op", "all_to_all", "--end", "256", "--mode", "chain", "--check-only"]) == 1
 
 
-def test_expected_results_of_a_chain():
-    xs = np.arange(6, dtype=np.int32).reshape(3, 2)  # rank r holds 2 r, 2 r + 1
-    blocks = np.arange(9, dtype=np.int32).reshape(3, 3)
-    gathered = COLLECTIVES["all_gather"].expect(xs, 2)
-    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again, from the next ranks
-    np.testing.assert_array_equal(COLLECTIVES["psum"].expect(xs, 2), [[18, 27]] * 3)
-    # Rank 0's block of all operands: 0, 3, 6. Its own becomes 9, then 9 + 3 + 6.
-    np.testing.assert_array_equal(COLLECTIVES["psum_scatter"].expect(blocks, 2)[0], [18])
-    np.testing.assert_array_equal(COLLECTIVES["all_to_all"].expect(blocks, 3), blocks.T)
-    np.testing.assert_array_equal(COLLECTIVES["ppermute"].expect(xs, 2), xs[[1, 2, 0]])
-
-
-def test_integer_sums_wrap_around():
-    xs = np.full((8, 1), 100, np.int8)
-    assert COLLECTIVES["psum"].expect(xs, 2)[0, 0] == np.int64(100 * 64).astype(np.int8)
-
-
 @pytest.mark.parametrize(
     "n, dtype, chain", [(8, "float32", 16), (6, "float32", 14), (8, "float16", 5), (8, "int8", 16)]
 )
@@ -220,13 +203,6 @@ def test_times_are_those_of_the_slowest_process():
     assert len(calls) == (timing._WARM_UPS + 30) * (1 + timing._UNCOUNTED) - timing._UNCOUNTED
 
 
-def test_each_side_goes_first_and_follows_others():
-    orders = [timing._order(["a", "limit", "b", "c"], rep) for rep in range(6)]
-    assert [order[0] for order in orders[:3]] == ["a", "b", "c"]
-    assert {(first, second) for first, second, *_ in orders} >= {("a", "b"), ("b", "a"), ("c", "b")}
-    assert all(sorted(order) == ["a", "b", "c", "limit"] and order[-1] == "limit" for order in orders)
-
-
 @pytest.mark.parametrize(
     "size_bytes, max_seconds, reps", [(1 << 20, 0, 30), (2 << 20, 0, 5), (2 << 20, None, 30), (64, None, 30)]
 )
@@ -273,20 +249,7 @@ def test_a_run_leaves_json_and_tables(tmp_path, capsys, monkeypatch):
     assert all(psum[name] > 0 for name in ("p99_us", "baseline_time_us", "baseline_p99_us", "limit_us"))
     assert broadcast["baseline"] is None and broadcast["baseline_time_us"] is None
     assert barrier["limit_us"] is None and barrier["algbw_gb_per_s"] is None
-    for word in (
-        "size",
-        "count",
-        "type",
-        "op",
-        "time",
-        "algbw",
-        "busbw",
-        "#wrong",
-        "other/ours",
-        "measurements, 0 wrong elements",
-        "none",
-    ):
-        assert word in text
+    assert "measurements, 0 wrong elements" in text
 
     readme = tmp_path / "page.md"
     readme.write_text("before\n<!-- benchmark table: begin -->\nold\n<!-- benchmark table: end -->\nafter\n")

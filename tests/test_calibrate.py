@@ -80,16 +80,11 @@ def test_cost_params_are_read_again(kept):
 
 
 def test_parameters_of_each_scope_are_saved(kept):
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.save({"network": {"links": rows(1e7), "launch_s": 2e-5}})
-    assert set(json.loads(kept.read_text())["cost_params"]) == {"process", "network"}
+    found = [{"links": rows(bytes_per_s), "launch_s": 1e-5} for bytes_per_s in (1e6, 1e7, 1e8)]
+    for scope, params in zip(("process", "network", "process"), found, strict=True):
+        _cost_params.save({scope: params})
+    assert json.loads(kept.read_text())["cost_params"] == {"process": found[2], "network": found[1]}
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
-
-
-def test_new_parameters_of_a_scope_replace_its_old_ones(kept):
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.save({"process": {"links": rows(1e7), "launch_s": 3e-5}})
-    assert json.loads(kept.read_text())["cost_params"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
 
 
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
@@ -273,10 +268,3 @@ def test_explain_distinguishes_scopes():
     assert intra_node.bytes["network"] == 0 < inter_node.bytes["network"]
     assert inter_node.algorithm not in ("direct", "root", "one_shot")  # which read the memory of others
     assert jaxcomm.explain("psum", OPERAND, (2, 4), scope="network").algorithm == "hierarchical"
-
-
-def test_explain_rejects_invalid_groups():
-    with pytest.raises(ValueError, match=r"scope: got .*, expected one of process, node, network"):
-        jaxcomm.explain("psum", OPERAND, 8, scope="moon")
-    with pytest.raises(ValueError, match=r"8 ranks cannot be split into nodes of 3"):
-        jaxcomm.explain("psum", OPERAND, 8, ranks_per_node=3)

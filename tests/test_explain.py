@@ -40,15 +40,6 @@ def test_every_op_and_algorithm_is_explained(op):
                 assert asked.reason == "asked for" + stepwise
 
 
-def test_bytes_follow_the_formulas():
-    ring = jaxcomm.explain("all_gather", operand(100), 8, algorithm="ring")
-    assert (ring.messages["node"], ring.bytes["node"]) == (7, 7 * 400)
-    assert (ring.input_bytes, ring.output_bytes) == (400, 3200)
-    two_levels = jaxcomm.explain("all_to_all", operand(64), (2, 4))
-    assert two_levels.algorithm == "hierarchical"
-    assert (two_levels.messages["network"], two_levels.bytes["network"]) == (1, 4 * 32)
-
-
 B = 64 * 3 * 4  # bytes of an operand, among 8 ranks
 BYTES = {  # of the operand and the result of a rank, and what a rank moves between ranks if all do it directly
     "all_to_all": (B, B, 7 * B // 8),
@@ -92,20 +83,6 @@ def test_steps_are_those_of_the_arguments():
 def test_large_sums_are_cut_into_chunks():
     small, large = (jaxcomm.explain("psum", operand(count), 8, algorithm="direct") for count in (1 << 10, 1 << 22))
     assert large.steps > small.steps
-
-
-def test_bad_arguments():
-    every = r"op must be one of all_to_all, .*psum_start, .*reshard, all_gather_matmul, .* got 'allreduce'"
-    with pytest.raises(ValueError, match=every):
-        jaxcomm.explain("allreduce", operand(8), 8)
-    with pytest.raises(ValueError, match="all_to_all: 9 elements cannot be split into 8"):
-        jaxcomm.explain("all_to_all", operand(9), 8)
-    with pytest.raises(ValueError, match="psum: unknown algorithm 'fast'; pass one of direct"):
-        jaxcomm.explain("psum", operand(8), 8, algorithm="fast")
-    with pytest.raises(ValueError, match=r"psum_scatter: .*recursive_halving.* needs a power of two"):
-        jaxcomm.explain("psum_scatter", operand(6), 6, algorithm="recursive_halving")
-    with pytest.raises(ValueError, match=r"psum: axis_sizes must be positive"):
-        jaxcomm.explain("psum", operand(8), (2, 0))
 
 
 def on_gpus(op, count, axis_sizes, **more):
@@ -305,28 +282,35 @@ def test_large_nodes_of_gpus():
         on_gpus("psum", 64, 12)
 
 
-def test_arguments_of_the_wrong_type():
-    with pytest.raises(TypeError, match=r"psum: x must be an array or a jax.ShapeDtypeStruct, got \(8,\)"):
-        jaxcomm.explain("psum", (8,), 8)
-    with pytest.raises(TypeError, match="psum: axis_sizes must be an integer or a sequence of them, got '8'"):
-        jaxcomm.explain("psum", operand(8), "8")
+def link(name, overhead_s=0.0, bytes_per_s=1.0):
+    return [jaxcomm.Link(name, overhead_s, 0, bytes_per_s)]
 
 
-def test_bad_arguments_of_gpus():
-    with pytest.raises(ValueError, match="psum: platform must be 'cpu' or 'cuda', got 'gpu'"):
-        jaxcomm.explain("psum", operand(8), 8, platform="gpu")
-    with pytest.raises(ValueError, match="psum: scope is for CPU devices only"):
-        on_gpus("psum", 8, 8, scope="node")
-    with pytest.raises(ValueError, match="psum: names of links must be among self, node, network, got 'll'"):
-        jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("ll", 0, 0, 1)])
-    with pytest.raises(ValueError, match=r"psum: names of links must be among self, node, network, ll, got 'wire'"):
-        on_gpus("psum", 8, 8, links=[jaxcomm.Link("wire", 0, 0, 1)])
-    with pytest.raises(ValueError, match="psum: links must have times of at least 0 and a bandwidth above 0"):
-        on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, 0, 0)])
-    with pytest.raises(ValueError, match="psum: links must have times of at least 0"):
-        on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, -1, 1)])
-    with pytest.raises(ValueError, match="max_sms must be a positive integer"):
-        on_gpus("psum", 8, 8, max_sms=0)
+@pytest.mark.parametrize(
+    ("op", "x", "sizes", "more", "message"),
+    [
+        ("allreduce", 8, 8, {}, "op must be one of all_to_all, .*psum_start, .*reshard, all_gather_matmul, .* got 'al"),
+        ("all_to_all", 9, 8, {}, "all_to_all: 9 elements cannot be split into 8"),
+        ("psum", 8, 8, {"algorithm": "fast"}, "psum: unknown algorithm 'fast'; pass one of direct"),
+        ("psum_scatter", 6, 6, {"algorithm": "recursive_halving"}, "psum_scatter: .*recursive_halving.* power of two"),
+        ("psum", 8, (2, 0), {}, "psum: axis_sizes must be positive"),
+        ("psum", 8, "8", {}, "psum: axis_sizes must be an integer or a sequence of them, got '8'"),
+        ("psum", (8,), 8, {}, r"psum: x must be an array or a jax.ShapeDtypeStruct, got \(8,\)"),
+        ("psum", 8, 8, {"scope": "moon"}, "scope: got .*, expected one of process, node, network"),
+        ("psum", 8, 8, {"ranks_per_node": 3}, "8 ranks cannot be split into nodes of 3"),
+        ("psum", 8, 8, {"platform": "gpu"}, "psum: platform must be 'cpu' or 'cuda', got 'gpu'"),
+        ("psum", 8, 8, {"platform": "cuda", "scope": "node"}, "psum: scope is for CPU devices only"),
+        ("psum", 8, 8, {"links": link("ll")}, "names of links must be among self, node, network, got 'll'"),
+        ("psum", 8, 8, {"platform": "cuda", "links": link("wire")}, "among self, node, network, ll, got 'wire'"),
+        ("psum", 8, 8, {"links": link("node", bytes_per_s=0)}, "times of at least 0 and a bandwidth above 0"),
+        ("psum", 8, 8, {"links": link("node", overhead_s=-1)}, "psum: links must have times of at least 0"),
+        ("psum", 8, 8, {"platform": "cuda", "max_sms": 0}, "max_sms must be a positive integer"),
+    ],
+)
+def test_bad_arguments(op, x, sizes, more, message):
+    error = TypeError if isinstance(x, tuple) or isinstance(sizes, str) else ValueError
+    with pytest.raises(error, match=message):
+        jaxcomm.explain(op, operand(x) if isinstance(x, int) else x, sizes, **more)
 
 
 def test_topology_describes_this_process():

@@ -154,9 +154,3 @@ def test_one_custom_call_per_op_and_no_reshard(mesh):
     assert text.count('custom_call_target="jaxcomm_all_to_all"') == 1
     for word in ("all-to-all(", "all-gather(", "all-reduce(", "collective-permute(", " copy(", " transpose("):
         assert word not in text
-
-
-def test_a_group_of_one_needs_no_call():
-    mesh = jax.make_mesh((1, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    f = jax.jit(on_ranks(lambda x: OURS.psum(x, "a"), mesh))
-    assert "jaxcomm" not in f.lower(np.zeros((2, 4), np.float32)).as_text()

@@ -41,26 +41,3 @@ def test_results_of_a_mutant(tmp_path, runs, result):
     judged = runner.judge(MUTANT)
     assert (judged and judged.result) == result
     assert runner.runs == []
-
-
-def test_tests_that_all_skip_judge_no_mutant(tmp_path, capsys):
-    assert Runner(tmp_path, [USUAL], "2 skipped in 0.01s").judge(MUTANT) is None
-    assert "skips every test" in capsys.readouterr().out
-
-
-GENERATED = record.Result("a", "a.py", 1, "AddNot", "x", "not x", record.CAUGHT)
-BY_HAND = GENERATED._replace(kind="hand")
-
-
-@pytest.mark.parametrize(
-    ("results", "passes"),
-    [
-        ([], False),
-        ([GENERATED, GENERATED._replace(result=record.SURVIVED), BY_HAND], True),
-        ([GENERATED._replace(result=record.NOT_REACHED), BY_HAND], False),
-        ([GENERATED, GENERATED, BY_HAND._replace(result=record.SURVIVED)], False),
-        ([GENERATED, BY_HAND._replace(result=record.TIMED_OUT)], True),
-    ],
-)
-def test_a_sample_needs_all_mutants_by_hand_and_half_of_the_others(results, passes):
-    assert record.sample_passes(results) == passes

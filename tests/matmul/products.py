@@ -12,9 +12,6 @@ from jax.sharding import AxisType
 
 import jaxcomm
 
-ALL = ("unfused", "ring", "xla", None)
-FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
-
 
 def line_of(n):
     return jax.make_mesh((n,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
@@ -40,11 +37,6 @@ def lax_scatters(x, w, scatter_dimension=0):
 
 def normal(rng, *shape):
     return rng.standard_normal(shape, np.float32)
-
-
-def exact(x, w):
-    """Products of the operands of all ranks in float64: rank j's rows times rank r's weights are [j, r]."""
-    return np.einsum("j...k,rkf->jr...f", np.float64(x), np.float64(w))
 
 
 def collectives(f, mesh, *xs):

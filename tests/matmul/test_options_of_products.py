@@ -111,8 +111,9 @@ def test_options(rng, case, number):
     def batched(x, w):
         if batch in ("alone", "cotangents"):
             return call(x[0], w[0])[None]
-        x, w = (x if batch in ("x", "both") else x[0]), (w if batch in ("w", "both") else w[0])
-        return jax.vmap(call, (0 if batch != "w" else None, 0 if batch != "x" else None))(x, w)
+        x = x[0] if batch == "w" else jnp.moveaxis(x, 0, 1)
+        w = w[0] if batch == "x" else jnp.moveaxis(w, 0, 2)
+        return jax.vmap(call, (None if batch == "w" else 1, None if batch == "x" else 2))(x, w)
 
     size = 1 if batch in ("alone", "cotangents") else B
     (x, x64), (dx, dx64) = (pairwise.elements(rng, (4, size, m, 3, K), dtype) for _ in range(2))

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from harness import assert_same, run, value
-from jax import lax
-from jax.sharding import PartitionSpec as P
+from harness import assert_same, run
 from products import (
     collectives,
     gathers,
@@ -20,7 +18,6 @@ from products import (
 )
 
 N, M, K, F = 3, 2, 6, 3
-NAMES = ("unfused", "ring")
 
 
 def operands(rng):
@@ -28,48 +25,15 @@ def operands(rng):
     return normal(rng, N, M, K), normal(rng, N, K, F), normal(rng, N, N * M, K), normal(rng, N, K, F)
 
 
-def pair(algorithm, **options):
-    """(gather, scatter); those of jax.lax if the algorithm is "lax"."""
-    if algorithm == "lax":
-        return lax_gathers, lax_scatters
-    return gathers(algorithm=algorithm, **options), scatters(algorithm=algorithm, **options)
-
-
-def against_lax(program, rng, *names, rtol=2e-5):
-    """Runs program(gather, scatter, x, w, y, u) with each algorithm and with jax.lax."""
-    sides = [pair(name) for name in names or NAMES]
+def against_lax(program, rng, rtol=2e-5):
+    """Runs program(gather, scatter, x, w, y, u) with the ring and with jax.lax."""
 
     def body(*xs):
-        return [program(*side, *xs) for side in (pair("lax"), *sides)]
+        return program(gathers(algorithm="ring"), scatters(algorithm="ring"), *xs), program(
+            lax_gathers, lax_scatters, *xs
+        )
 
-    want, *got = run(body, line_of(N), *operands(rng))
-    for result in got:
-        assert_same(result, want, rtol=rtol)
-
-
-@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.full)], ids=["vma", "no_vma"])
-def test_gradients_are_those_of_one_device(rng, check_vma):
-    """A column-parallel and a row-parallel layer: the gradients of all operands are those of the whole model."""
-    x, w, v = normal(rng, N * M, K), normal(rng, K, N * F), normal(rng, N * F, K)
-
-    def whole(x, w, v):
-        return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v))
-
-    want = jax.jit(jax.value_and_grad(whole, (0, 1, 2)))(x, w, v)
-    specs = (P("i"), P(None, "i"), P("i"))
-
-    def body(x, w, v):
-        def layer(gather, scatter):
-            return lambda x, w, v: jnp.sum(jnp.sin(scatter(jnp.tanh(gather(x, w)), v)))
-
-        sides = [*map(pair, NAMES)]
-        found = [jax.value_and_grad(layer(*side), (0, 1, 2))(x, w, v) for side in sides]
-        return [(lax.psum(loss, "i"), grads) for loss, grads in found]
-
-    out_specs = [(P(), specs)] * 2
-    f = jax.shard_map(body, mesh=line_of(N), in_specs=specs, out_specs=out_specs, check_vma=check_vma)
-    for loss, grads in value(jax.jit(f)(x, w, v)):
-        assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
+    assert_same(*run(body, line_of(N), *operands(rng)), rtol=rtol)
 
 
 def test_gradients_of_several_weights(rng):
@@ -82,7 +46,7 @@ def test_gradients_of_several_weights(rng):
 
         return jax.grad(loss, (0, 1, 2))(x, w, u), jax.grad(loss, 1)(x, w, u)
 
-    against_lax(program, rng, "ring")
+    against_lax(program, rng)
 
 
 def test_higher_and_forward_derivatives(rng):
@@ -99,38 +63,24 @@ def test_higher_and_forward_derivatives(rng):
             found.append(transpose(f(a, b)))
         return found
 
-    against_lax(program, rng, "ring", rtol=1e-4)
+    against_lax(program, rng, rtol=1e-4)
 
 
 def stack(x, at=0):
     return jnp.stack([x, 2 * x, jnp.sin(x)], at)
 
 
-BATCHES = [(0, None), (None, 0), (0, 0), (1, None), (2, 1)]
-
-
-@pytest.mark.parametrize("order", ["vmap", "grad of vmap", pytest.param("vmap of grad", marks=pytest.mark.full)])
-def test_vmap(rng, order):
-    """Either operand batched, or both, at several dimensions; and twice."""
-
+def test_vmap_twice(rng):
     def program(gather, scatter, x, w, y, u):
-        found = []
-        for f, a, b in ((gather, x, w), (scatter, y, u)):
-            for at in BATCHES if order == "vmap" else BATCHES[:2] + BATCHES[-1:]:
-                batch = [z if d is None else stack(z, d) for z, d in zip((a, b), at, strict=True)]
-                if order == "vmap":
-                    found.append(jax.vmap(f, at, 1)(*batch))
-                elif order == "vmap of grad":
-                    found.append(jax.vmap(jax.grad(square_loss(f), (0, 1)), at)(*batch))
-                else:
-                    found.append(jax.grad(square_loss(jax.vmap(f, at)), (0, 1))(*batch))
-        if order == "vmap":
-            found.append(jax.vmap(jax.vmap(gather, (0, None)), (None, 0))(stack(x), stack(w)))
-            found.append(jax.vmap(jax.vmap(scatter, (None, 0)))(stack(y), stack(stack(u))))
-            found.append(jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4)))
-        return found
+        return (
+            jax.vmap(jax.vmap(gather, (0, None)), (None, 0))(stack(x), stack(w)),
+            jax.vmap(jax.vmap(scatter, (None, 0)))(stack(y), stack(stack(u))),
+            jax.vmap(jax.vmap(gather), (0, None))(stack(stack(x)), stack(w)),
+            jax.vmap(jax.vmap(scatter), (0, None))(stack(stack(y)), stack(u)),
+            jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4)),
+        )
 
-    against_lax(program, rng, "ring", rtol=1e-4)
+    against_lax(program, rng, rtol=1e-4)
 
 
 def test_vmap_over_an_axis_of_the_group(rng):
@@ -138,11 +88,11 @@ def test_vmap_over_an_axis_of_the_group(rng):
     x, w, y, u = operands(rng)
 
     def both(gather, scatter):
-        return lambda x, w, y, u: (gather(x, w), scatter(y, u), jax.grad(square_loss(gather), (0, 1))(x, w))
+        f = lambda x, w, y, u: (gather(x, w), scatter(y, u), jax.grad(square_loss(gather), (0, 1))(x, w))  # noqa: E731
+        return jax.tree.map(np.asarray, jax.vmap(f, axis_name="i")(x, w, y, u))
 
     for name in ("ring", None):
-        got, want = (jax.vmap(both(*pair(a)), axis_name="i")(x, w, y, u) for a in (name, "lax"))
-        assert_same(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, want), rtol=2e-5)
+        assert_same(both(gathers(algorithm=name), scatters(algorithm=name)), both(lax_gathers, lax_scatters), rtol=2e-5)
     got = jax.vmap(gathers(), (0, None), axis_name="i")(x, w[0])
     assert_same(np.asarray(got), np.stack([x.reshape(N * M, K) @ w[0]] * N), rtol=2e-5)
 

@@ -18,6 +18,7 @@ from models.lm import model as lm
 from models.lm import step as step_lib
 from models.lm import train as train_lib
 from models.mesh import parallel as mesh
+from models.moe import model as moe
 from models.pp import parallel as pp
 from models.tp import parallel as tp
 from models.zero import parallel as zero
@@ -61,7 +62,8 @@ def train(config, steps):
 
 def structure(config):
     """Of the model on one device, see models.lm.model.structure."""
-    return lm.structure(config, getattr(SCRIPTS[config.name], "Transformer", lm.Transformer))
+    script = SCRIPTS.get(config.name, moe)
+    return lm.structure(config, getattr(script, "Transformer", lm.Transformer))
 
 
 def losses_of_one_device(config, model, tokens):

@@ -44,10 +44,10 @@ def lookup_of_tp(tokens, config):
 @pytest.mark.parametrize("table_type", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("lookup", [lookup_of_one_device, lookup_of_a_model, lookup_of_tp])
 def test_gradients_of_equal_tokens_are_added_in_float32(lookup, table_type):
-    """1,000 tokens, two of them different. All gradients are small integers, so their sums are exact in float32."""
+    """1,000 tokens, of all rows of both ranks. All gradients are small integers, so their sums are exact in float32."""
     rng = np.random.default_rng(8)
     tokens = np.full((2, 500), 1, np.int32)
-    tokens[0, 3], tokens[1, 7] = 0, 3
+    tokens[0, 3], tokens[1, 7], tokens[1, 9] = 0, 3, 2
     ct = rng.integers(1, 4, (2, 500, WIDTH))
     wanted = np.zeros((ROWS, WIDTH))
     np.add.at(wanted, tokens, ct)

@@ -1,12 +1,9 @@
 """The command line of models/moe: progress, plot, exit status, failures. The training is a fake."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
-import runpy
-import signal
 import sys
 import time
 import types
@@ -15,27 +12,11 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
-from training import OPTIONS, ROOT, TINY, flags
+from training import TINY
 
 from models.lm import data, distributed
-from models.lm import model as lm_model
 from models.lm import train as lm
-from models.lm.step import Program
-from models.moe import step as step_lib
 from models.moe import train
-from models.moe.config import AXES, Config
-from models.moe.model import Transformer
-
-
-def test_the_defaults_are_those_of_the_readme():
-    config = Config()
-    params = jax.eval_shape(lm_model.structure(config, Transformer)[2])
-    millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
-    quoted = (
-        f"the defaults ({config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters)"
-    )
-    assert quoted in (ROOT / "models/moe/README.md").read_text()
 
 
 def test_text_must_fill_a_window_and_the_byte_after_it(tiny, monkeypatch):
@@ -139,23 +120,6 @@ def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):
     assert lines == {"training": [[1, 2], [2, 1]], "held-out": [[2, 1.5]]}
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     plt.close(figure)
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_exit_status_after_ctrl_c(tmp_path, monkeypatch, capsys):
-    def step(state, tokens):
-        os.kill(os.getpid(), signal.SIGINT)
-        return state, {"loss": np.float32(1), "dropped": np.float32(0)}
-
-    state = {"x": np.zeros(3, np.float32)}
-    program = Program(lambda: (state,), ({"x": P()},), P(AXES), step, evaluate=None)
-    monkeypatch.setattr(step_lib, "build", lambda config, mesh, comm: program)
-    monkeypatch.setattr(sys, "argv", ["train", *flags(**{**OPTIONS, "out": tmp_path})])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("models.moe.train", run_name="__main__")
-    assert ended.value.code == 130
-    assert capsys.readouterr().out.splitlines()[-1] == f"stopped after step 1; continue with --resume --out {tmp_path}"
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from training import TINY
 from models.lm.train import make_mesh
 from models.moe import decode, generate, train
 
-CONFIG = dataclasses.replace(TINY, layers=2, temperature=0.0)
+CONFIG = dataclasses.replace(TINY, layers=2)
+GREEDY = [("jaxcomm", 0.0), ("lax", 0.0)]
 PROMPTS = [b"def f(x):", b"a", b"class", b"import os, sys, a, b, c, d, e, f, g", b"a", b"0", b"x", b"yy", b"zzz", b"a"]
 
 
@@ -28,10 +29,12 @@ def continued(config, prompts, count, seed=0):
     )
 
 
-@pytest.mark.parametrize("comm", ["jaxcomm", pytest.param("lax", marks=pytest.mark.full)])
-def test_greedy_text_is_that_of_one_device(comm):
-    """Prompts of different lengths, more text than the window, and a batch that the ranks cannot share evenly."""
-    params, texts = continued(dataclasses.replace(CONFIG, comm=comm), PROMPTS, 12)
+@pytest.mark.parametrize(
+    ("comm", "temperature"), [("jaxcomm", 1e-3), *(pytest.param(*x, marks=pytest.mark.full) for x in GREEDY)]
+)
+def test_greedy_text_is_that_of_one_device(comm, temperature):
+    """Also with almost no temperature. Prompts of different lengths, more text than the window, and an uneven batch."""
+    params, texts = continued(dataclasses.replace(CONFIG, comm=comm, temperature=temperature), PROMPTS, 12)
     longest = max(map(len, PROMPTS))
     assert longest > 2 * CONFIG.seq and len(PROMPTS) % CONFIG.ranks()
     likeliest = jax.jit(lambda tokens: plain.scores(params, tokens, CONFIG, None, CONFIG.seq)[0].argmax(-1))

@@ -69,32 +69,6 @@ def test_interrupted_run_continues_where_it_was_saved(alone, tmp_path, after_ste
         assert resumed[name] == summary[name]
 
 
-@pytest.mark.full  # test_dispatch_combine.py: the order of sums; test_moe_step.py: a step equals that of one device
-def test_another_mesh_gives_the_same_losses(alone, tmp_path):
-    """Bit for bit: sums are in the order of choices and ranks, not of nodes."""
-    train_here(tmp_path / "run", layout="1x8", sample=0)
-    assert alone[1].config.layout == "2x4"
-    assert metrics(tmp_path / "run") == metrics(alone[0])
-
-
-@pytest.mark.full
-def test_jaxcomm_and_lax_give_the_same_losses(alone, tmp_path):
-    train_here(tmp_path / "run", comm="lax", sample=0)
-    assert alone[1].config.comm == "jaxcomm"
-    # Not bit for bit: with jax.lax, the experts have slots, and so products of other sizes.
-    for got, want in zip(metrics(tmp_path / "run"), metrics(alone[0]), strict=True):
-        assert got == pytest.approx(want, rel=1e-5)
-
-
-@pytest.mark.full
-def test_jaxcomm_and_lax_give_the_same_losses_with_capacity(tmp_path):
-    for comm in ("jaxcomm", "lax"):
-        train_here(tmp_path / comm, comm=comm, moe="capacity", sample=0)
-    # The default --psum adds in XLA's order; but XLA fuses what surrounds a collective of its own in another way.
-    for got, want in zip(metrics(tmp_path / "jaxcomm"), metrics(tmp_path / "lax"), strict=True):
-        assert got == pytest.approx(want, rel=1e-6)
-
-
 def test_evaluation_equals_that_of_one_device(alone):
     """On evenly spaced windows of the held-out text, with the last saved parameters."""
     out, run, summary = alone
@@ -154,19 +128,6 @@ def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
     assert options["steps"] == 25 and options["data"] == str(text_folder)
 
 
-def test_sample_follows_the_scores_of_the_model(alone, tmp_path, monkeypatch):
-    """With a temperature of zero or almost zero, each byte is the likeliest one."""
-    _, run, _ = alone
-    monkeypatch.setattr(run, "out", tmp_path)
-    params = jax.device_get(run.state[0])
-    for temperature in (0.0, 1e-3):
-        monkeypatch.setattr(run, "config", dataclasses.replace(TINY, temperature=temperature, sample=30))
-        text = np.frombuffer(run.sample(), np.uint8).astype(np.int32)
-        assert text.shape == (33,)
-        scores = plain.scores(params, text[None, :-1], TINY, None, TINY.seq)[0][0]
-        np.testing.assert_array_equal(text[len(TINY.prompt) :], scores.argmax(-1)[len(TINY.prompt) - 1 :])
-
-
 @pytest.mark.parametrize(
     ("ranks", "asked", "chosen"),
     [
@@ -183,28 +144,6 @@ def test_direct_sums_need_one_node(ranks, asked, chosen, monkeypatch):
     monkeypatch.setattr(jaxcomm, "topology", lambda: types.SimpleNamespace(ranks=ranks))
     monkeypatch.setattr(jaxcomm, "psum", lambda x, axes, algorithm: algorithm)
     assert train.load_comm(dataclasses.replace(TINY, psum=asked)).psum(0, "i") == chosen
-
-
-def test_unknown_algorithm_is_named():
-    with pytest.raises(ValueError, match="--psum: got 'fast', expected one of"):
-        train.load_comm(dataclasses.replace(TINY, psum="fast"))
-
-
-def test_resume_needs_a_checkpoint(tmp_path):
-    out = tmp_path / "run"
-    out.mkdir()
-    config = dataclasses.replace(TINY, out=str(out))
-    config.save(out / "config.json")
-    with pytest.raises(ValueError, match="--resume: no checkpoint in"):
-        train.Run(config, resume=True)
-
-
-def test_batches_depend_on_seed_and_step_only():
-    text = np.arange(200, dtype=np.uint8)
-    draw = [data.train_batch(text, 4, 10, seed, step) for seed, step in [(1, 2), (1, 2), (1, 3), (2, 2)]]
-    np.testing.assert_array_equal(draw[0], draw[1])
-    assert (draw[0] != draw[2]).any() and (draw[0] != draw[3]).any()
-    assert all((np.diff(tokens, axis=1) == 1).all() for tokens in draw)
 
 
 def test_windows_reach_both_ends_of_the_text():

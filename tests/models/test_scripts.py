@@ -21,6 +21,7 @@ from models.lm import config as config_lib
 from models.lm import distributed
 from models.lm import step as step_lib
 from models.lm import train as train_lib
+from models.moe import config as moe
 from models.zero.parallel import Packing
 
 full = pytest.mark.full
@@ -256,16 +257,16 @@ def test_the_module_runs_the_script(script, monkeypatch):
     assert [arguments[:2] for arguments in calls] == [(module.Config, module.build)]
 
 
-@pytest.mark.parametrize("script", LAYOUTS)
+@pytest.mark.parametrize("script", [*LAYOUTS, "moe"])
 def test_the_readme_names_the_defaults(script):
     from training import ROOT
 
     text = (ROOT / "models" / script / "README.md").read_text()
-    config = scripts.SCRIPTS[script].Config()
+    config = moe.Config() if script == "moe" else scripts.SCRIPTS[script].Config()
     _, shapes, _ = scripts.structure(config)
     millions = sum(x.size for x in jax.tree.leaves(shapes)) / 1e6
     assert f"{config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters" in text
-    assert f"`--layout {config.layout}`" in text
+    assert script == "moe" or f"`--layout {config.layout}`" in text
 
 
 # Options.

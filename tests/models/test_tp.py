@@ -1,7 +1,5 @@
 """models/tp: the vocabulary in parts, and the collectives of a step."""
 
-import functools
-
 import jax
 import numpy as np
 import optax
@@ -19,17 +17,6 @@ def on_ranks(f, config, specs, out_specs):
     mesh = train_lib.make_mesh(config)
     comm = comm_lib.load(config)
     return jax.jit(jax.shard_map(lambda *xs: f(*xs, comm), mesh=mesh, in_specs=specs, out_specs=out_specs))
-
-
-@pytest.mark.parametrize("comm", ["jaxcomm", pytest.param("lax", marks=pytest.mark.full)])
-def test_rows_are_looked_up_where_they_are(comm):
-    rng = np.random.default_rng(2)
-    table = rng.normal(size=(32, 6)).astype(np.float32)
-    tokens = np.arange(32, dtype=np.int32).reshape(2, 16)[:, ::-1]  # all rows, with the first and last of each rank
-    config = tiny("tp", layout="1x8", heads=8, comm=comm)
-    embed = functools.partial(tp.embed, dtype=np.float32)
-    found = on_ranks(embed, config, (P("tensor"), P()), P(None, "tensor"))(table, tokens)
-    np.testing.assert_array_equal(found, table[tokens])
 
 
 @pytest.mark.parametrize("comm", ["jaxcomm", pytest.param("lax", marks=pytest.mark.full)])

@@ -13,8 +13,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_routing import KINDS, ids_of, mesh_of
 
-from jaxcomm import _primitive
-
 moe = OURS.moe
 DTYPES = ("bool", "int4", "int8", "uint16", "int32", "float8_e4m3fn", "bfloat16", "float16", "float32", "complex64")
 
@@ -30,12 +28,7 @@ def through(ids, x, weights=None, *, experts, axes="gpu", per_choice=False, scal
 def test_values(rng, n):
     mesh, experts = mesh_of(n), 4 * n
     body = functools.partial(through, experts=experts, scale=3, capacity=n * 18, align=2)
-    program = jax.jit(
-        jax.shard_map(
-            lambda *a: jax.tree.map(lambda y: y[None], body(*(b[0] for b in a))),
-            mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
-        )
-    )  # fmt: skip
+    program = jax.jit(on_ranks(body, mesh))
     for kind in KINDS:
         ids = ids_of(kind, rng, n, 6, 2, experts)
         x = rng.integers(-9, 10, (n, 6, 5)).astype(np.float32)
@@ -223,27 +216,6 @@ def test_gradients_of_rows_round_once(line, rng):
     assert_same(run(body, line, ids, x, weights, ct), want, bits=True)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_a_lowering_makes_no_primitives_of_its_own(mesh, monkeypatch, platform):
-    """dispatch and combine, with and without the sums and the derivatives of a kernel, become custom calls at once."""
-
-    def body(ids, x, w):
-        def layer(x, w):
-            r = moe.route(ids, ("node", "gpu"), num_experts=16, on_overflow="drop")
-            return moe.combine(moe.dispatch(x, r), r, w)
-
-        total = lambda x, w: jnp.sum(layer(x, w).astype(jnp.float32))  # noqa: E731
-        return layer(x, w), layer(x.astype(jnp.complex64), None), jax.grad(total, (0, 1))(x, w)
-
-    args = [jax.ShapeDtypeStruct((8, *s), d) for s, d in (((4, 2), "int32"), ((4, 3), "bfloat16"), ((4, 2), "float32"))]
-    traced = jax.jit(on_ranks(body, mesh)).trace(*args)
-    made = []
-    monkeypatch.setattr(_primitive._Primitive, "bind", lambda self, *args, **params: made.append(self.name))
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
-    assert not made
-    assert ("jaxcomm_dispatch" in text) == ("ragged_all_to_all" not in text) == (platform != "tpu")
-
-
 @pytest.mark.parametrize("slot", [0, 2])
 def test_a_row_beside_those_of_a_rank_is_refused(line, slot):
     """Each rank sends one row to expert 0, in the order of ranks. Rank 1 fetches the row of its neighbour."""
@@ -269,56 +241,6 @@ def test_gradient_of_small_floats_is_refused(line):
         run(body, line, ids, x)
 
 
-def test_vmap(line, rng):
-    """Over payloads and weights, with the batch dimension anywhere; not over ids."""
-    ids = ids_of("holes", rng, 8, 4, 2, 8)
-    x = rng.integers(-9, 9, (8, 4, 3, 5)).astype(np.float32)
-    weights = rng.integers(-3, 4, (8, 4, 2, 3)).astype(np.float32)
-
-    def body(ids, x, w):
-        f = functools.partial(through, ids, experts=8)
-        one = lambda x, w: jnp.sum(f(x, w)[1] ** 2)  # noqa: E731
-        rows = jax.vmap(lambda x: f(x)[0], 1, 1)(x)
-        both = jax.vmap(lambda x, w: f(x, w)[1], (1, 2), 1)(x, w)
-        same = jax.vmap(lambda x: f(x, w[:, :, 0])[1], 1, 1)(x)
-        return rows, both, same, jax.vmap(jax.grad(one, (0, 1)), (1, 2), (1, 2))(x, w)
-
-    rows, both, same, (dx, dw) = run(body, line, ids, x, weights)
-    for i in range(3):
-        for w, got in ((weights[..., i], both[:, :, i]), (weights[..., 0], same[:, :, i])):
-            f = lambda ids, x, w: through(ids, x, w, experts=8)  # noqa: E731
-            want_rows, want = run(f, line, ids, x[:, :, i], w)
-            assert_same((rows[:, :, i], got), (want_rows, want))
-        loss = lambda x, w, ids: jnp.sum(through(ids, x, w, experts=8)[1] ** 2)  # noqa: E731
-        grad = lambda ids, x, w, loss=loss: jax.grad(loss, (0, 1))(x, w, ids)  # noqa: E731
-        assert_same((dx[:, :, i], dw[..., i]), run(grad, line, ids, x[:, :, i], weights[..., i]))
-    with pytest.raises(NotImplementedError, match="dimension of vmap"):
-        run(lambda i, x: jax.vmap(lambda j: through(j, x, experts=8)[0])(jnp.stack([i, i])), line, ids, x[:, :, 0])
-
-
-def test_jacobians(line, rng):
-    """A batch of tangents or cotangents, while rows and weights have none: dispatch is linear, combine bilinear."""
-    ids = ids_of("holes", rng, 8, 2, 2, 8)
-    x, weights = rng.standard_normal((8, 2, 2)).astype(np.float32), rng.standard_normal(ids.shape).astype(np.float32)
-
-    def body(ids, x, w):
-        r = moe.route(ids, "gpu", num_experts=8, capacity=8)
-        send = lambda x: moe.dispatch(x, r)  # noqa: E731
-        send_once = lambda x: moe.route_and_dispatch(x, ids, "gpu", num_experts=8, capacity=8)[0]  # noqa: E731
-        back = lambda x, w: moe.combine(moe.dispatch(x, r), r, w)  # noqa: E731
-        cases = [(send, (x,)), (send_once, (x,)), (back, (x, w)), (lambda w: back(x, w), (w,))]
-        return [[jacobian(f)(*xs) for f, xs in cases] for jacobian in (jax.jacfwd, jax.jacrev)]
-
-    # Both take the derivatives of all ranks along the elements of this rank.
-    forward, _ = run(body, line, ids, x, weights)
-    basis = np.eye(4, dtype=np.float32).reshape(4, 2, 2)
-    for i in range(4):
-        push = lambda i, x, w, v: jax.jvp(lambda x: through(i, x, w, experts=8, capacity=8), (x,), (v,))[1]  # noqa: E731
-        rows, sums = run(push, line, ids, x, weights, np.stack([basis[i]] * 8))
-        at = (..., *np.unravel_index(i, (2, 2)))
-        assert_same((forward[0][at], forward[1][at], forward[2][at]), (rows, rows, sums), rtol=1e-6)
-
-
 @pytest.mark.parametrize(("field", "dtype"), [("table", jnp.float32), ("slot", jnp.int8)])
 def test_routings_of_other_types_are_refused(line, field, dtype):
     def body(ids):
@@ -342,12 +264,17 @@ def test_results_vary(line):
     jax.eval_shape(f, jnp.zeros((3, 2), int), jnp.zeros((3, 4)))
 
 
+def batched(call):
+    return lambda r: jax.vmap(call)(jax.tree.map(lambda x: x[None], r))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda r: moe.dispatch(jnp.zeros((3, 2)), r), ValueError, "dispatch: leaves of x must have shape .4, ...."),
         (lambda r: moe.dispatch(jnp.zeros((4, 3)), r, per_choice=True), ValueError, "must have shape .4, 2, ...."),
         (lambda r: moe.dispatch([], r), ValueError, "dispatch: x has no arrays"),
+        (batched(lambda r: moe.combine(jnp.zeros((64, 2)), r)), NotImplementedError, "routing has a dimension of vmap"),
         (lambda r: moe.dispatch(jnp.zeros((4, 2)), {}), TypeError, "routing must be the result of jaxcomm.moe.route"),
         (lambda r: moe.dispatch(jnp.zeros((4, 2)), r, algorithm="x"), ValueError, "unknown algorithm 'x'"),
         (lambda r: moe.combine(jnp.zeros((4, 2)), r), ValueError, "combine: leaves of rows must have shape .64, ...."),

@@ -134,8 +134,9 @@ def test_options(rng, case, number):
         def batched(x, w):
             if size == 1:
                 return jax.tree.map(lambda y: y[None], call(x[0], w[0]))
-            x, w = (x[0] if batch == "weights" else x), (w[0] if batch == "x" else w)
-            return jax.vmap(call, (None if batch == "weights" else 0, None if batch == "x" else 0))(x, w)
+            x = x[0] if batch == "weights" else jnp.moveaxis(x, 0, 1)
+            w = w[0] if batch == "x" else jnp.moveaxis(w, 0, 2)
+            return jax.vmap(call, (None if batch == "weights" else 1, None if batch == "x" else 2))(x, w)
 
         def f(x, w):
             return pairwise.within(case["within"], lambda x: batched(x, w), x, tuple(sizes))

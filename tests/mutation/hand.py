@@ -1,7 +1,4 @@
-"""Runs the mutants of mistakes/*.toml: puts each into a copy of the repository, builds its tests, and runs them.
-
-The tests of Python sources run in forks of a process that has imported JAX.
-"""
+"""Runs the mutants of mistakes/*.toml: puts each into a copy of the repository, builds its tests, and runs them."""
 
 import pathlib
 import re
@@ -9,7 +6,7 @@ import shlex
 import tomllib
 from typing import NamedTuple
 
-from . import forks, record, trees
+from . import record, trees
 
 LIMIT_S = 600  # of a test without a mutant
 
@@ -77,7 +74,7 @@ class Runner:
 
         self.build = schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
-        self.normal, self.configured, self.modules, self.pytest = {}, set(), (), None
+        self.normal, self.configured, self.modules = {}, set(), ()
 
     def native(self, targets, name="native"):
         """Builds native tests, those of "native" or with the sanitizer of this name. Returns success."""
@@ -92,19 +89,11 @@ class Runner:
         self.modules = self.modules or self.build.module()
         return all(self.build.ninja(name, targets)[0] for name, targets in self.modules)
 
-    def close(self):
-        if self.pytest:
-            self.pytest.close()
-
-    def forked(self, mutant, limit_s):
+    def installed(self, mutant, limit_s):
         """Runs the tests of a mutant of Python sources, with the installed modules. Returns a trees.Run."""
         for built in trees.installed():
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
-        if not self.pytest:
-            from . import python  # needs cosmic-ray
-
-            self.pytest = forks.Pytest(self.tree, [name for names in python.IMPORTS.values() for name in names])
-        return self.pytest.run(shlex.split(mutant.tests), limit_s, self.place / "test.log")
+        return trees.run_pytest(self.tree, shlex.split(mutant.tests), limit_s, self.place / "test.log")
 
     def runs(self, mutant):
         """Returns [(command, folder, environment, setup)], or None if the mutant does not compile."""
@@ -127,7 +116,7 @@ class Runner:
     def passes(self, mutant, limit_s=LIMIT_S):
         """Runs the tests of a mutant in this tree. Returns a trees.Run, or None if the tree does not compile."""
         if ".py" in mutant.tests and not mutant.file.startswith("ffi/"):
-            return self.forked(mutant, limit_s)
+            return self.installed(mutant, limit_s)
         runs = self.runs(mutant)
         if not runs:
             return None
@@ -211,5 +200,4 @@ def run(chosen, jobs=2):
             continue
         results.append(result)
         print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
-    runner.close()
     return results, unjudged

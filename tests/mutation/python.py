@@ -7,7 +7,7 @@ import pathlib
 import queue
 from typing import NamedTuple
 
-from . import forks, lines, operators, record, trees
+from . import lines, operators, record, trees
 
 # Without the test that needs the CUDA module.
 LOWERING_FOR_CUDA = (
@@ -64,7 +64,6 @@ TESTS = {
     "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_command.py"],
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
-IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # imported once, before the tests
 SECONDS = 60  # limit of the tests of a file that run for one mutant; the fastest run first
 FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/bench", "jaxcomm/info", "models/lm", "models/moe")
 
@@ -109,19 +108,12 @@ def copy(number):
 
 
 class Runner:
-    """One copy of the repository per job, and in each a process that runs pytest."""
+    """One copy of the repository per job."""
 
-    def __init__(self, jobs, imports=()):
-        self.covered = {}
-        self.trees, self.pytest = queue.Queue(), {}
+    def __init__(self, jobs):
+        self.covered, self.trees = {}, queue.Queue()
         for job in range(jobs):
-            tree = copy(job)
-            self.pytest[tree] = forks.Pytest(tree, imports)
-            self.trees.put(tree)
-
-    def close(self):
-        for pytest in self.pytest.values():
-            pytest.close()
+            self.trees.put(copy(job))
 
     def prepare(self, mutants):
         """Runs the tests without a mutant and records statements and time of each test."""
@@ -141,7 +133,7 @@ class Runner:
         for argument in sorted({argument for mutant in mutants for argument in tests(mutant.file)}):
             marks.write_bytes(bytes(end))
             arguments = ["-p", "mutation.per_test", *argument.split(" ")]
-            run = self.pytest[tree].run(arguments, 900, log, environment)
+            run = trees.run_pytest(tree, arguments, 900, log, environment)
             passed = run.passed and trees.has_run(log)
             print(f"{run.seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
             if passed:
@@ -181,7 +173,7 @@ class Runner:
                 if not chosen:
                     continue
                 limit_s = 3 * usual + 10
-                ran = self.pytest[tree].run(chosen, limit_s, log)
+                ran = trees.run_pytest(tree, chosen, limit_s, log)
                 total += ran.seconds
                 result = record.SURVIVED
                 if not ran.passed:
@@ -190,7 +182,7 @@ class Runner:
                     break
             path.write_bytes((trees.ROOT / mutant.file).read_bytes())
             if ran and ran.timed_out:
-                if not trees.is_mutant_slow(self.pytest[tree].run(chosen, limit_s, log), limit_s):
+                if not trees.is_mutant_slow(trees.run_pytest(tree, chosen, limit_s, log), limit_s):
                     print(f"{mutant.file}:{mutant.line}: no result, the machine is slow", flush=True)
                     return None
                 result = record.TIMED_OUT
@@ -212,7 +204,7 @@ def run(folder, count, seed, jobs=2, only=None, file=None):
     chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:
         chosen = [mutant for mutant in every if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
-    runner = Runner(jobs, [name for start, names in IMPORTS.items() if folder.startswith(start) for name in names])
+    runner = Runner(jobs)
     runner.prepare(chosen)
     results = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -221,5 +213,4 @@ def run(folder, count, seed, jobs=2, only=None, file=None):
                 results.append(result)
             if result and not result.caught:
                 print(record.describe(result), flush=True)
-    runner.close()
     return results

@@ -28,7 +28,6 @@ def main():
     parser.add_argument("--seed", help="of the selection; default: 1, with --sample the hash of HEAD")
     parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and tests")
-    parser.add_argument("--native", action="store_true", help="skips the Python tests of C++, whose build takes long")
     options = parser.parse_args()
     count = 0 if options.all else options.per_folder
     folders = options.folder or [*cxx.TESTS, *python.FOLDERS]
@@ -46,7 +45,7 @@ def main():
 
     for folder in folders:
         if folder in cxx.TESTS and options.only in (None, "cxx"):
-            results += cxx.run(folder, count, seed, options.jobs, options.match, not options.native)
+            results += cxx.run(folder, count, seed, options.jobs, options.match)
         elif folder in python.FOLDERS and options.only in (None, "python"):
             results += python.run(folder, count, seed, options.jobs, options.match)
         record.write(results, trees.BUILD / "results.csv")

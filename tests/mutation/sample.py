@@ -32,7 +32,7 @@ def run(count, seed, jobs=2, only=None):
     number = {kind: round(count * share) for kind, share in SHARES.items()}
     if only in (None, "cxx"):
         for name in files(CXX, ".cc", seed)[:2]:
-            found = cxx.run("/".join(pathlib.Path(name).parts[:2]), number["cxx"], seed, jobs, python=False, file=name)
+            found = cxx.run("/".join(pathlib.Path(name).parts[:2]), number["cxx"], seed, jobs, file=name)
             results += found
             if len(found) >= ENOUGH:
                 break

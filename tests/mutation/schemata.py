@@ -15,13 +15,12 @@ DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
 
 
 class Unit(NamedTuple):
-    """A run of a test program, of one of its cases, or of pytest."""
+    """A run of a test program, or of one of its cases."""
 
     name: str
     command: tuple
     folder: str
     environment: dict
-    pytest: bool = False
 
 
 def relative(path):
@@ -129,14 +128,11 @@ class Build:
         (self.place / f"{name}.log").write_text(done.stdout)
         return done.returncode == 0, done.stdout
 
-    def compile(self, *builds):
-        """Builds each (folder, targets). Drops mutants that do not compile."""
+    def compile(self, name, targets):
+        """Builds the targets. Drops mutants that do not compile."""
         for _ in range(12):
-            for name, targets in builds:
-                built, said = self.ninja(name, targets, "-k", "0")
-                if not built:
-                    break
-            else:
+            built, said = self.ninja(name, targets, "-k", "0")
+            if built:
                 return
             dropped = self.drop(said)
             print(f"{self.place.name}: {dropped} mutants do not compile", flush=True)
@@ -154,7 +150,7 @@ class Build:
     def native(self, targets, folders=None):
         """Builds the targets. Returns the units of the programs in `folders` of tests/; None: of all programs built."""
         self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
-        self.compile(("native", targets))
+        self.compile("native", targets)
         units = []
         for test in self.programs():
             here = folders is None or pathlib.Path(test["command"][0]).parent.name in folders
@@ -181,13 +177,3 @@ class Build:
         if not cases or not all(case in contents for case in cases):
             return [Unit(name, tuple(test["command"]), folder, environment)]
         return [Unit(f"{name}: {case.decode()}", (program, case.decode()), folder, environment) for case in cases]
-
-    def python(self, arguments):
-        """Builds the module _core. Returns a unit for each string of arguments of pytest."""
-        self.compile(*self.module())
-        built = next((self.builds / "module").glob("_core*.so"))
-        trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
-        environment = trees.python_environment(self.tree)
-        return [
-            Unit(each, tuple(trees.pytest(each.split(" "))), str(self.tree), environment, True) for each in arguments
-        ]

@@ -108,9 +108,6 @@ class Source:
     def line(self, offset):
         return self.bytes.count(b"\n", 0, offset) + 1
 
-    def column(self, offset):
-        return offset - self.bytes.rfind(b"\n", 0, offset)
-
     def line_text(self, offset):
         return self.bytes.decode().splitlines()[self.line(offset) - 1].strip()
 

@@ -140,6 +140,12 @@ def pytest(arguments):
     return [sys.executable, "-m", "pytest", *PYTEST, *arguments]
 
 
+def run_pytest(tree, arguments, limit_s, log, environment=None):
+    """Runs pytest in a copy of the repository, which has native modules. Returns a Run."""
+    own = {**python_environment(tree), "JAX_PLATFORMS": "cpu", **(environment or {})}
+    return run(pytest(arguments), tree, limit_s, own, log)
+
+
 def end(log):
     """The last part of a log."""
     with open(log, "rb") as file:

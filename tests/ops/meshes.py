@@ -55,16 +55,6 @@ class Meshes(collective.Collective):
         assert len(names) > 1
         assert_same(got, dict.fromkeys(map(str, names), self.oracle(x, sizes, axes)), rtol=None if self.exact else 1e-6)
 
-    def test_axes_of_size_one(self, rng):
-        x, sizes = self.integers(rng), {"one": 1, "gpu": 8, "uno": 1}
-        choices = [("one", "gpu"), ("gpu", "uno"), "one", ("one", "uno")]
-
-        def body(library, x):
-            return {str(axes): self.call(library, x, axes) for axes in choices}
-
-        got = compare(body, make_mesh(sizes), x)
-        assert_same(got, {str(axes): self.oracle(x, sizes, axes) for axes in choices})
-
     def test_permuted_devices(self, rng):
         x, sizes = self.integers(rng), {"node": 2, "gpu": 4}
         permuted = make_mesh(sizes, [jax.devices()[i] for i in (5, 2, 7, 0, 3, 6, 1, 4)])

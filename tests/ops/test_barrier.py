@@ -42,16 +42,6 @@ class TestBarrier(contract.GroupsContract):
         for step in range(4):
             assert max(entered[r, step] for r in range(8)) <= min(left[r, step] for r in range(8))
 
-    def test_operands_of_any_shape_and_type(self, mesh, rng):
-        x = {
-            "empty": np.zeros((8, 0, 3), np.float32),
-            "bool": rng.integers(0, 2, (8, 5)).astype(bool),
-            "large": rng.standard_normal((8, 70001), np.float32),
-            "bf16": rng.standard_normal((8, 3)).astype(jnp.bfloat16),
-            "scalar": np.arange(8, dtype=np.int8),
-        }
-        assert_same(run(lambda x: OURS.barrier(x, "gpu"), mesh, x), x)
-
     def test_axes_of_vmap_are_left_out(self, mesh, rng):
         x = self.integers(rng, block=(2, 6))
 
@@ -62,16 +52,6 @@ class TestBarrier(contract.GroupsContract):
             f = jax.jit(on_ranks(lambda x, axes=axes: body(x, axes), mesh))
             assert f.lower(x).as_text().count("@jaxcomm_barrier(") == calls
         assert_same(run(lambda x: body(x, ("gpu", "i")), mesh, x), x)
-
-    def test_operand_is_usable_afterwards(self, mesh, rng):
-        """The result is aliased to the operand: XLA must copy if both stay in use."""
-        x = self.integers(rng)
-
-        def body(x):
-            y = OURS.barrier(x, "gpu")
-            return y * 2, x + y, OURS.barrier((x, x, y), "node")
-
-        assert_same(run(body, mesh, x), (2 * x, 2 * x, (x, x, x)))
 
     def test_gradient_does_not_wait(self, mesh, rng):
         x = self.integers(rng)

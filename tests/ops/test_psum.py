@@ -86,18 +86,3 @@ class TestPsum(sums.Sums, contract.GroupsContract):
 
     def test_no_axes(self, mesh, rng):
         compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))
-
-    def test_gradient_of_a_mean_loss_equals_that_of_one_device(self, mesh, rng):
-        """Data parallel training, to detect a wrong factor of the number of ranks."""
-        x, w = rng.standard_normal((64, 5), np.float32), rng.standard_normal((5,), np.float32)
-
-        def loss(w, x, mean=lambda y: y):
-            return mean(jnp.mean(jnp.tanh(x @ w)))
-
-        def sharded(w, x):
-            return loss(w, x, lambda y: OURS.pmean(y, ("node", "gpu")))
-
-        f = jax.shard_map(sharded, mesh=mesh, in_specs=(P(), P(("node", "gpu"))), out_specs=P())
-        inside = jax.shard_map(jax.grad(sharded), mesh=mesh, in_specs=(P(), P(("node", "gpu"))), out_specs=P())
-        want = jax.grad(loss)(w, x)
-        assert_same([jax.jit(jax.grad(f))(w, x), jax.jit(inside)(w, x)], [want, want], rtol=1e-5)

@@ -2,7 +2,7 @@
 
 import types
 
-from harness import LAX, OURS
+from harness import OURS
 
 # Arguments on a block of shape BLOCK, over axes of up to 8 ranks.
 ARGUMENTS = {
@@ -26,7 +26,6 @@ def _started(op):
 
 
 STARTED = types.SimpleNamespace(**{op: _started(op) for op in OPS})
-LIBRARIES = {"started": STARTED, "synchronous": OURS, "lax": LAX}
 
 
 def call(library, op, x, axes="gpu", **more):

@@ -90,20 +90,15 @@ def test_start_and_done_in_different_branches(mesh, rng):
     assert_same(*run(body, mesh, numbers(rng), check_vma=False))
 
 
-def test_branches_with_and_without_a_pending(mesh, rng):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [(lambda x: x, "Pending"), (lambda x: jaxcomm.pbroadcast_start(x, "gpu", 0), r"(?s)psum_start.*pbroadcast_start")],
+)
+def test_branches_of_which_one_has_no_pending_or_another_one(mesh, rng, other, message):
     def body(x):
-        return lax.cond(x[0] > 0, lambda: jaxcomm.psum_start(x, "gpu"), lambda: x).done()
+        return lax.cond(x[0] > 0, lambda: jaxcomm.psum_start(x, "gpu"), lambda: other(x)).done()
 
-    with pytest.raises(TypeError, match="Pending"):
-        run(body, mesh, numbers(rng), check_vma=False)
-
-
-def test_branches_with_pendings_of_different_ops(mesh, rng):
-    def body(x):
-        starts = [lambda: jaxcomm.psum_start(x, "gpu"), lambda: jaxcomm.pbroadcast_start(x, "gpu", 0)]
-        return lax.cond(x[0] > 0, *starts).done()
-
-    with pytest.raises(TypeError, match=r"(?s)psum_start.*pbroadcast_start"):
+    with pytest.raises(TypeError, match=message):
         run(body, mesh, numbers(rng), check_vma=False)
 
 

@@ -11,23 +11,12 @@ from test_start_values import calls
 import jaxcomm
 
 
-def both(program, mesh, *xs, rtol=1e-5, **options):
-    """Runs program(library, row, ...) with start and done, and with jax.lax, in one program."""
-    started, by_lax = run(lambda *xs: [program(library, *xs) for library in (STARTED, LAX)], mesh, *xs, **options)
-    assert_same(started, by_lax, rtol=rtol)
-
-
-def beside(library, x):
-    """Values to wait for, which depend on x."""
-    return {"start_after": jnp.sin(x), "done_after": [jnp.cos(x)]} if library is STARTED else {}
-
-
 def test_transposed_transfer_is_asynchronous_too(mesh):
     """With a done of its own. Nothing waits for the values of the forward pass: they would be saved until then."""
     x = np.zeros((8, *BLOCK), np.float32)
 
     def loss(x):
-        return jnp.sum(call(STARTED, "all_gather", x, **beside(STARTED, x)) ** 2)
+        return jnp.sum(call(STARTED, "all_gather", x, start_after=jnp.sin(x), done_after=[jnp.cos(x)]) ** 2)
 
     assert calls(jax.grad(loss), mesh, x) == [
         ("all_gather", 3, True), ("done", 4, False), ("reduce_scatter", 2, True), ("done", 2, False),
@@ -45,23 +34,22 @@ def test_the_operand_of_a_tangent_is_kept_until_its_done(mesh):
 
 
 def test_linear_transpose_with_values_to_wait_for(mesh):
-    x = np.zeros((8, *BLOCK), np.float32)
+    x = np.zeros((8, *BLOCK), np.float32) + np.arange(8, dtype=np.float32).reshape(8, *[1] * len(BLOCK))
 
-    def program(library, x):
-        after = {"start_after": jnp.sin(x)} if library is STARTED else {}
-        (back,) = jax.linear_transpose(lambda y: call(library, "psum_scatter", y, **after), x)(
-            call(library, "psum_scatter", x)
-        )
-        return back
+    def back(library, x, **after):
+        transpose = jax.linear_transpose(lambda y: call(library, "psum_scatter", y, **after), x)
+        return transpose(call(library, "psum_scatter", x))
 
-    both(program, mesh, x + np.arange(8, dtype=np.float32).reshape(8, *[1] * len(BLOCK)))
+    assert_same(*run(lambda x: [back(STARTED, x, start_after=jnp.sin(x)), back(LAX, x)], mesh, x))
 
 
 def test_derivatives_keep_no_values_to_wait_for(mesh):
     """A transfer is linear: its backward pass needs no value of the forward pass."""
 
     def residuals(x):
-        _, pull = jax.vjp(lambda x: call(STARTED, "psum_scatter", x, **beside(STARTED, x)), x)
+        _, pull = jax.vjp(
+            lambda x: call(STARTED, "psum_scatter", x, start_after=jnp.sin(x), done_after=[jnp.cos(x)]), x
+        )
         return jax.tree.leaves(pull)
 
     assert jax.eval_shape(on_ranks(residuals, mesh), np.zeros((8, *BLOCK), np.float32)) == []
@@ -80,30 +68,6 @@ def test_no_derivative_through_integers_and_values_to_wait_for(mesh, rng):
     of_x, of_y = run(body, mesh, x, check_vma=False)
     np.testing.assert_array_equal(of_x, np.full_like(x, 4))  # psum is its own transpose
     np.testing.assert_array_equal(of_y, np.zeros_like(x))
-
-
-def test_loops_and_branches(mesh, rng):
-    """Also with a gradient. Some ranks take one branch, some the other; the transfer is in both."""
-    x = rng.standard_normal((8, *BLOCK), np.float32)
-
-    def program(library, x):
-        def step(x, _):
-            y = call(library, "ppermute", jnp.sin(x), **beside(library, x))
-            return x + y, call(library, "psum_scatter", y)
-
-        def loss(x):
-            last, parts = lax.scan(step, x, length=3)
-            return jnp.sum(last**2) + jnp.sum(parts**2)
-
-        swapped = lax.cond(
-            lax.axis_index("node") == 1,
-            lambda x: call(library, "psum", x, **beside(library, x)),
-            lambda x: 2 * call(library, "psum", x),
-            x,
-        )
-        return jax.grad(loss)(x), lax.fori_loop(0, 4, lambda i, x: step(x, None)[0], x), swapped
-
-    both(program, mesh, x, rtol=1e-3, check_vma=False)
 
 
 def test_pending_in_the_carry_of_a_loop(mesh, rng):

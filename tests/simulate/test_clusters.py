@@ -70,25 +70,12 @@ def test_units_and_origins():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "hbm = 3350",
-            "hbm = 3350\nhbn = 1",
-            r"two.toml: device.hbn: unknown key \(did you mean hbm\?\); known are .*",
-        ),
-        ("hbm = 3350", "hbmm = 3350", r"two.toml: device.hbmm: unknown key \(did you mean hbm\?\); known are copy, "),
         ("hbm = 3350", "zzz = 3350", r"two.toml: device.zzz: unknown key; known are copy, .*, hbm, "),
-        (
-            "ranks = 256",
-            "rank = 256",
-            r"two.toml: leaf.rank: unknown key \(did you mean ranks\?\); known are bandwidth",
-        ),
         ("launch = 2", "launched = 2", r"two.toml: kernel.launched: unknown key \(did you mean launch\?\)"),
         # Before a table that is missing too.
         ("[device]", "[devise]", r"two.toml: devise: unknown key \(did you mean device\?\); known are device, fault, "),
-        ("taper = 2,", "tapper = 2,", r"two.toml: spine.tapper: unknown key \(did you mean taper\?\)"),
-        ('"fat_tree"', '"dragon_fly"', r"spine.kind: got 'dragon_fly', expected one of switch"),
         ("spine = {", "spine = { paths = 2,", r"spine.paths: unknown key"),
-        ("spine = {", "spine = { dims = [2],", r"spine.dims: unknown key"),
+        ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
         ("hbm = 3350\n", "", r"two.toml: device.hbm: is missing"),
         ("hbm = 3350", "hbm = -1", r"device.hbm: got -1 GB/s, expected more than 0"),
         ("hbm = 3350", "hbm = true", r"device.hbm: got True, expected an integer or a number or a text"),
@@ -101,13 +88,10 @@ def test_units_and_origins():
         ('nics = "datasheet"', 'nics = "datasheet"\nnisc = "guess"', r"leaf.nisc: unknown key"),
         ("ranks = 256", "ranks = 100", r"leaf.ranks: 100 is not a multiple of the 8 ranks of nvlink"),
         ("ranks = 256", "ranks = 0", r"leaf.ranks: got 0, expected at least 1"),
-        ('kind = "rails"', 'kind = "rail"', r"leaf.kind: got 'rail', expected one of switch"),
         ('kind = "rails"', 'kind = "torus"', r"leaf.kind: got 'torus', expected one of switch, rails"),
         ('kind = "rails"', 'kind = "rails"\nplanes = 2', r"leaf.planes: has no origin"),
         ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
-        ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
-        ("[kernel]", "[colonel]", r"two.toml: colonel: unknown key"),
         ('name = "two levels"', "", r"two.toml: name: is missing"),
         (
             'name = "two levels"',

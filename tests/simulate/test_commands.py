@@ -315,6 +315,8 @@ def test_a_change_is_a_guess():
         (["step", "{}:step", *STEP, "--what-if", "leaf.latency"], "--what-if: got 'leaf.latency', expected KEY=VALUE"),
         (["step", "{}:step", *STEP, "--compare", "nope"], "neither a file"),
         ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
+        ([*CALL, "--ranks", "many"], "--ranks: got 'many'"),
+        ([*CALL, "--cluster", "nope.toml"], "nope.toml: No such file"),
         ([*CALL, "--dtype", "float17"], "--dtype: got 'float17', expected an element type"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),
     ],

@@ -1,9 +1,7 @@
 """goal: schedules of plans, compared with a first-in-first-out model that shares nothing with the engine."""
 
 import collections
-import dataclasses
 import heapq
-import re
 
 import jax
 import numpy as np
@@ -34,30 +32,6 @@ node = {{ ranks = 1, kind = "switch", bandwidth = "400 GB/s", overhead = "0.5 us
 [[level]]
 net = {{ ranks = 8, kind = "fat_tree", bandwidth = "{RATE / 1e9} GB/s", overhead = "{OVERHEAD_S * 1e6} us", latency = "{LATENCY_S * 1e6} us", origin = "guess" }}
 """  # noqa: E501
-
-
-_OP = re.compile(r"l(\d+): (?:(send) (\d+)b to (\d+) tag (\d+)|(recv) (\d+)b from (\d+) tag (\d+)|(calc) (\d+))")
-_REQUIRES = re.compile(r"l(\d+) requires l(\d+)")
-
-
-def _read(content):
-    """The schedule of a text. LogGOPSim's own reader is in tools/simulator/README.md."""
-    ops = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if line in ("", "}") or re.fullmatch(r"num_ranks \d+", line):
-            continue
-        if line == f"rank {len(ops)} {{":
-            ops.append([])
-        elif ops and (found := _OP.fullmatch(line)) and int(found[1]) == len(ops[-1]):
-            kind, *figures = [group for group in found.groups()[1:] if group is not None]
-            peer, tag = map(int, figures[1:] or (-1, 0))
-            ops[-1].append(goal.Op(kind, int(figures[0]), peer, tag))
-        elif ops and (found := _REQUIRES.fullmatch(line)) and max(int(found[1]), int(found[2])) < len(ops[-1]):
-            op = ops[-1][int(found[1])]
-            ops[-1][int(found[1])] = dataclasses.replace(op, requires=(*op.requires, int(found[2])))
-        else:
-            raise ValueError(f"line {number}: got {line!r}")
-    return ops
 
 
 def _fifo_s(schedule):
