@@ -21,11 +21,11 @@ TESTS = {
     "ffi/plan": Tests(("plan", "cpu"), (*PLAN, "tests/test_explain.py")),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
-    "ffi/common": Tests(("common", "handlers", "plan", "cpu"), ("tests/ops/test_psum.py",)),
+    "ffi/common": Tests(("common", "plan", "cpu"), ("tests/ops/test_psum.py",)),
     "ffi/recorder": Tests(
         ("recorder",), ("tests/multiprocess/test_recorder.py", "tests/multiprocess/test_recorder_files.py")
     ),
-    "ffi/handlers": Tests(("handlers",), ("tests/test_errors.py", "tests/test_compilation.py")),
+    "ffi/handlers": Tests((), ("tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }
 PYTEST_SECONDS = 30  # limit of the tests of a file that run for one mutant; the fastest run first
