@@ -370,28 +370,6 @@ TEST_CASE("a dispatch of unreadable memory does not finish") {
   munmap(gone, bytes);
 }
 
-// Rows of more than 1 KiB are read once for all ranks of the node.
-TEST_CASE("large rows reach their slots and come back") {
-  std::mt19937 random(5);
-  row_count = 259;
-  for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
-    for (const auto& [n, nodes] : {std::pair(1, 1), {3, 1}, {6, 2}}) {
-      Setup setup;
-      setup.nodes = nodes;
-      setup.locals = n / nodes;
-      setup.stream = k % 2 == 0;
-      for (const bool flag : {false, true}) {
-        setup.per_choice = flag;
-        setup.pull = flag && nodes > 1;
-        const Routed c = DrawRouting(static_cast<Kind>(k), n, 6, 3, 2, 1 + random() % 4, random);
-        CheckDispatch(c, setup, random);
-        CheckCombine(c, setup, random);
-      }
-    }
-  }
-  row_count = 5;
-}
-
 // Of a result: pages in memory, without the huge pages at both ends.
 int64_t ResidentPages(const std::vector<float>& result) {
   constexpr uintptr_t kHugePage = 2 << 20, kPage = 4096;
