@@ -1,6 +1,7 @@
 #include "cpu/row_checks.h"
 
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "common/hash.h"
@@ -29,7 +30,7 @@ Status CheckPacked(const Slices& slices) {
 
 Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers, const Slices& slices,
                  int32_t position) {
-  if (buffers.index == nullptr || spec.row_count <= 0) return OkStatus();
+  if (spec.row_count <= 0) return OkStatus();
   const bool combines = TraitsOf(spec.collective).SumsTokens();
   const int64_t num_rows = participant.input_count / spec.row_count;
   const auto missing = [&](int32_t row) {
@@ -62,16 +63,19 @@ uint64_t HashOfTable(const Participant& participant) {
   const auto* const bytes = static_cast<const char*>(participant.table);
   const int64_t size = participant.table_count * (participant.int64_table ? 8 : 4);
   // Four hashes, so that the processor computes several at once.
-  constexpr int64_t kLanes = 4, kWord = sizeof(uint64_t);
-  uint64_t lanes[kLanes] = {1, 2, 3, 4};
-  int64_t at = 0;
-  for (; at + kLanes * kWord <= size; at += kLanes * kWord) {
-    uint64_t words[kLanes];
-    std::memcpy(words, bytes + at, sizeof(words));
-    for (int i = 0; i < kLanes; ++i) lanes[i] = Mix(lanes[i], words[i]);
+  uint64_t lanes[] = {1, 2, 3, 4}, words[std::size(lanes)] = {};
+  const auto mix = [&] {
+    for (size_t i = 0; i < std::size(lanes); ++i) lanes[i] = Mix(lanes[i], words[i]);
+  };
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(words));
+  for (int64_t i = 0; i < size / kBytes; ++i) {
+    std::memcpy(words, bytes + i * kBytes, kBytes);
+    mix();
   }
+  // The rest, onto the last words.
+  std::memcpy(words, bytes + size / kBytes * kBytes, static_cast<size_t>(size % kBytes));
+  mix();
   uint64_t hash = static_cast<uint64_t>(size);
-  for (; at < size; ++at) hash = Mix(hash, static_cast<unsigned char>(bytes[at]));
   for (const uint64_t lane : lanes) hash = Mix(hash, lane);
   return hash;
 }

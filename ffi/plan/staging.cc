@@ -173,12 +173,9 @@ class Stager {
   }
   int64_t CountOf(int64_t chunk) const { return std::min(chunk_count_, request_.block_count - chunk * chunk_count_); }
 
-  // Whether peers read from `count` elements of the result after the exchange.
-  bool IsRead(int64_t chunk, int64_t offset, int64_t count) const {
-    for (const auto& [first, length] : PlansOf(chunk).outputs[rank_]) {
-      if (first < offset + count && offset < first + length) return true;
-    }
-    return false;
+  // Whether peers read what the step writes to the result. They read all of it.
+  bool IsRead(int64_t chunk, const Step& step) const {
+    return PlansOf(chunk).outputs[rank_].count(step.dst.offset) > 0;
   }
 
   // Copies what peers read of the operand.
@@ -192,7 +189,7 @@ class Stager {
   void RunBeforeExchange(int64_t chunk) {
     for (const Step& step : PlansOf(chunk).plans[rank_].steps) {
       if (step.kind == StepKind::kWait) return;
-      if (IsData(step)) Run(chunk, step, IsRead(chunk, step.dst.offset, step.count));
+      if (IsData(step)) Run(chunk, step, IsRead(chunk, step));
     }
   }
 
@@ -204,7 +201,7 @@ class Stager {
       if (!IsData(step)) continue;
       if (after) {
         Run(chunk, step, false);
-      } else if (IsRead(chunk, step.dst.offset, step.count)) {
+      } else if (IsRead(chunk, step)) {
         plan_.Move(InSlot(chunk, step.dst), InWhole(chunk, step.dst), step.count);
       }
     }

@@ -133,19 +133,9 @@ TEST_CASE("independent calls arrive in any order") {
   for (int round = 0; round < 5; ++round) IndependentCalls(round);
 }
 
-TEST_CASE("independent calls arrive in any order, many rounds [full]") {
-  Prepare();
-  for (int round = 5; round < 60; ++round) IndependentCalls(round);
-}
-
 TEST_CASE("continuations wait for each other") {
   Prepare();
   ContinuationsThatWait(500);
-}
-
-TEST_CASE("continuations wait for each other, many rounds [full]") {
-  Prepare();
-  ContinuationsThatWait(6000);
 }
 
 // Every device alternates between two runs of one call site, the second half of the devices in the other order.

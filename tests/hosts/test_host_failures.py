@@ -149,25 +149,3 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
     for rank in ranks:
         rank.wait_for("works again")
     finish(ranks)
-
-
-MISMATCHES = {
-    "different_ops": ("psum at", "pmax at"),
-    "different_shapes": ("8 -> 8 elements", "4 -> 4 elements"),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("scenario", MISMATCHES)
-def test_errors_of_disagreeing_hosts_show_both_sides(start, scenario, round_):
-    ranks = start(f"{scenario} works_again", JAXCOMM_WARN_S="0.6", **LONG)
-    texts = [rank.wait_for("error")["text"] for rank in ranks]
-    for text in texts:
-        assert re.search(r"p(sum|max) at failing.py:\d+ \(.+?\): while ", text), text
-        assert "calls do not match: ranks [" in text and "(process " in text, text
-        assert all(part in text for part in MISMATCHES[scenario]), text
-    for rank in ranks:
-        rank.go_on()
-    for rank in ranks:
-        rank.wait_for("works again")
-    finish(ranks)

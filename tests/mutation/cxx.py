@@ -9,9 +9,8 @@ TESTS = {  # folders of tests/ with programs of CTest
     "ffi/plan": ("plan", "cpu"),
     "ffi/cpu": ("cpu", "transport"),
     "ffi/transport": ("transport", "cpu"),
-    "ffi/common": ("common", "handlers", "plan", "cpu"),
+    "ffi/common": ("common", "plan", "cpu"),
     "ffi/recorder": ("recorder",),
-    "ffi/handlers": ("handlers",),
     "ffi/cuda": ("cuda",),
 }
 

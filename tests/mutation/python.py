@@ -48,7 +48,7 @@ TESTS = {
     "jaxcomm/_cost_params.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
     "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py", *OPS],
-    "jaxcomm/ops/": ["tests/ops/test_{0}.py", *OPS],
+    "jaxcomm/ops/": ["tests/ops/test_{0}.py", "tests/ops/test_options_of_ops.py -k {0}-", *OPS],
     "jaxcomm/matmul/": [
         f"tests/matmul/test_{name}.py" for name in ("bad_input", "choice", "values", "transformations")
     ],

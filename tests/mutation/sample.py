@@ -9,7 +9,7 @@ import re
 from . import cxx, hand, operators, python, record, trees
 
 SLOW_TO_BUILD = re.compile(r"test_cuda_|multiprocess|hosts|models")
-CXX = ("ffi/plan", "ffi/plan/algorithms", "ffi/cpu", "ffi/transport", "ffi/recorder", "ffi/handlers")
+CXX = ("ffi/plan", "ffi/plan/algorithms", "ffi/cpu", "ffi/transport", "ffi/recorder")
 PYTHON = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul")
 SHARES = {"cxx": 0.5, "python": 0.3}  # the rest is made by hand
 ENOUGH = 5  # mutants of a file

@@ -57,3 +57,10 @@ class TestBarrier(contract.GroupsContract):
         x = self.integers(rng)
         text = jax.jit(on_ranks(jax.grad(lambda x: jnp.sum(OURS.barrier(x, "gpu"))), mesh)).lower(x).as_text()
         assert text.count("@jaxcomm_barrier(") <= 1
+
+    def test_results_elsewhere_are_refused(self, mesh, monkeypatch):
+        """They would have arbitrary contents."""
+        call = jax.ffi.ffi_call
+        monkeypatch.setattr(jax.ffi, "ffi_call", lambda *args, input_output_aliases, **more: call(*args, **more))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: jaxcomm: barrier: results must be"):
+            run(lambda x: OURS.barrier(x, "gpu"), mesh, np.zeros((8, 3)))

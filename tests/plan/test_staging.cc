@@ -38,6 +38,7 @@ TEST_CASE("direct plans of one node use the ring") {
         if (!algorithm.supports(request) || algorithm.protocol != Protocol::kSteps) continue;
         const std::string name = std::string(Name(collective)) + "/" + algorithm.name;
         (StagedCount(algorithm, request, 4) > 0 ? staged : others).insert(name);
+        CHECK(CanStage(algorithm, AskOnGpus(collective, n, 0)) == CanStage(algorithm, request));  // at any size
       }
     }
     CHECK(staged ==

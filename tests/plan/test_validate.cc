@@ -190,6 +190,7 @@ TEST_CASE("memory of other nodes may not be read") {
   Expect("", read, one_space);
   Expect("rank 1, step 0 (get 0): reads from another node", read, apart);
   Expect("", Group({{kOwn, kDown}, {}}), apart);
+  Expect("", Group({{kOwn, kDown, kDown}, {}}), apart);  // puts of a pair arrive in order
 
   const Request sum = Ask(Collective::kAllReduce, 1, 2, 4);
   const std::vector<Plan> sums = Build("one_shot", sum);
@@ -217,10 +218,46 @@ TEST_CASE("sums count every rank once") {
       "of rank 0 "
       "over ranks 0, 1",
       plans({Input(0)}), request);
+  std::vector<Plan> alone = plans({Input(0), Input(1)});
+  alone[0].steps.pop_back();
+  Expect("output [0, 4) of rank 1 is never written", alone, request);
+  std::vector<Plan> shifted = Group({{Reduce(Output(0), 0, 2, 3), Reduce(Output(0, 3), 2, 2, 1)}, {}});
+  shifted[0].sources = {Input(0, 1), Input(1, 1), Input(0, 3), Input(1, 3)};
+  Expect(
+      "output [0, 3) of rank 0 ends with the wrong contents: the sum of input [1, 4) of rank 0 over ranks 0, 1, "
+      "expected the sum of input [0, 3) of rank 0 over ranks 0, 1",
+      shifted, request);
   const Step last = Copy(Scratch(0, 3), Input(0, 3), 1);
   Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
   Expect("rank 0, step 2 (reduce): adds elements of different offsets",
          plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0, 1), 3), last}), request);
+}
+
+TEST_CASE("a step may move parts of different contents") {
+  const Request gather = Ask(Collective::kAllGather, 1, 2, 2);
+  const std::vector<Step> across = {Copy(Scratch(0), Input(0, 1), 1), Get(Scratch(0, 1), Input(1), 1),
+                                    Copy(Output(0), Input(0), 1), Copy(Output(0, 1), Scratch(0), 2),
+                                    Get(Output(0, 3), Input(1, 1), 1)};
+  Expect("", Group({across, {Get(Output(1), Input(0), 2), Copy(Output(1, 2), Input(1), 2)}}, 2), gather);
+  // The first two elements of scratch are sums of ranks 1 and 2, the others have `sources`. Then rank 0 adds its own.
+  const Request sum = Ask(Collective::kAllReduce, 1, 3, 4);
+  const auto plans = [](const std::vector<Place>& sources) {
+    std::vector<Plan> group =
+        Group({{Reduce(Scratch(0), 0, 2, 2), Reduce(Scratch(0, 2), 4, static_cast<int32_t>(sources.size()), 2),
+                Reduce(Output(0), 2, 2, 4), Put(Output(1), Output(0), 4), Put(Output(2), Output(0), 4)},
+               {},
+               {}},
+              4);
+    group[0].sources = {Input(1), Input(2), Scratch(0), Input(0)};
+    group[0].sources.insert(group[0].sources.end(), sources.begin(), sources.end());
+    return group;
+  };
+  Expect("", plans({Input(2, 2), Input(1, 2)}), sum);
+  Expect(
+      "output [2, 4) of rank 0 ends with the wrong contents: the sum of input [2, 4) of rank 0 over ranks 0, 2, "
+      "expected the sum of input [2, 4) of rank 0 over ranks 0, 1, 2",
+      plans({Input(2, 2)}), sum);
+  Expect("rank 0, step 2 (reduce): adds elements of different offsets", plans({Input(2, 1), Input(1, 1)}), sum);
 }
 
 TEST_CASE("sums of more than 64 ranks count every rank once") {
@@ -267,6 +304,15 @@ TEST_CASE("sums must have the same order on all ranks") {
   Expect("", plans, request);
   std::swap(plans[1].sources[4], plans[1].sources[5]);
   Expect("ranks 0 and 1 add in different orders", plans, request);
+  // All ranks add in the same two orders, rank 1 in the first one for one more element.
+  const auto in_two_orders = [](Plan* plan, int64_t first) {
+    plan->steps = {Reduce(Output(plan->rank), 0, 3, first), Reduce(Output(plan->rank, first), 3, 3, 4 - first)};
+    plan->sources = {Input(0), Input(1), Input(2), Input(1, first), Input(0, first), Input(2, first)};
+  };
+  for (Plan& plan : plans) in_two_orders(&plan, 2);
+  Expect("", plans, request);
+  in_two_orders(&plans[1], 3);
+  Expect("ranks 0 and 1 add in different orders", plans, request);
 }
 
 TEST_CASE("a reduce of one operand is a copy") {
@@ -284,6 +330,7 @@ TEST_CASE("a barrier must wait for all ranks") {
   const Request request = Ask(Collective::kBarrier, 1, 3, 0);
   Expect("", Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2), Wait(2)}, {Wait(1), Signal(0), Signal(1)}}), request);
   Expect("rank 0 may end before rank 1 has begun", Group({{Signal(1)}, {Wait(0), Signal(2)}, {Wait(1)}}), request);
+  Expect("rank 1 may end before rank 0 has begun", Group({{Wait(1), Wait(2)}, {Signal(0)}, {Signal(0)}}), request);
   Expect("rank 1 may end before rank 2 has begun",
          Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2)}, {Wait(1), Signal(0)}}), request);
 }

@@ -1,5 +1,4 @@
-"""Validate accepts every algorithm for every small geometry. test_validate.cc and test_interleavings.cc test Validate
-itself."""
+"""Validate accepts every algorithm for every small geometry. test_validate.cc tests Validate itself."""
 
 import itertools
 import random

@@ -81,38 +81,6 @@ TEST_CASE("the system's library comes before the fallback") {
   });
 }
 
-TEST_CASE("each function is found under its name") {
-  WithSystem(FAKE_UCP, [] {
-    const UcxLibrary* const library = ValueOf(UcxLibrary::Open("", ""));
-    const auto is = [](auto function, const char* name) {
-      CHECK(function && reinterpret_cast<void*>(function) == Symbol(kSystem, name));
-    };
-#define IS(name) is(library->name, #name)
-    IS(ucp_get_version);
-    IS(ucs_status_string);
-    IS(ucp_config_read);
-    IS(ucp_config_modify);
-    IS(ucp_config_release);
-    IS(ucp_init_version);
-    IS(ucp_cleanup);
-    IS(ucp_worker_create);
-    IS(ucp_worker_destroy);
-    IS(ucp_worker_get_address);
-    IS(ucp_worker_release_address);
-    IS(ucp_worker_get_efd);
-    IS(ucp_worker_arm);
-    IS(ucp_worker_progress);
-    IS(ucp_worker_set_am_recv_handler);
-    IS(ucp_ep_create);
-    IS(ucp_ep_close_nbx);
-    IS(ucp_am_send_nbx);
-    IS(ucp_am_recv_data_nbx);
-    IS(ucp_am_data_release);
-    IS(ucp_request_free);
-#undef IS
-  });
-}
-
 TEST_CASE("handlers of signals are removed unless the program had loaded UCX before") {
   WithSystem(FAKE_UCP, [] {
     ValueOf(UcxLibrary::Open("", ""));

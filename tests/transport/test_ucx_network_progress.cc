@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
-#include <random>
 
 #include "../../ffi/transport/ucx_network.h"
 #include "network_contract.h"
@@ -56,25 +55,6 @@ TEST_CASE("payloads up to the limit are sent before they have a destination, lar
   }
 }
 
-// The progress thread sleeps for up to a second unless it is woken. Without spinning it begins to sleep after each
-// message, so some messages are queued at that moment.
-TEST_CASE("a message is sent at once even if the progress thread is about to sleep") {
-  Processes processes = JoinAll(WithOptions(0, 0), 2, TestProcess::Place::kAtOnce);
-  std::mt19937 random(3);
-  int late = 0;
-  for (uint64_t index = 0; index < 1500; ++index) {
-    const auto start = Clock::now();
-    processes[0]->Send(1, 0, index, 2000);  // more than a network copies
-    CHECK(processes[0]->WaitSent(static_cast<int64_t>(index) + 1));
-    late += Seconds(start) > 0.5 ? 1 : 0;
-    CHECK(late < 3);  // a busy machine may stop a thread for that long, but hardly three times
-    const auto pause = std::chrono::nanoseconds(random() % 60'000);
-    for (const auto began = Clock::now(); Clock::now() - began < pause;) continue;
-  }
-  CHECK(processes[1]->WaitDelivered(1500));
-  LeaveAll(processes);
-}
-
 #ifdef UCP_WITH_HOOK
 std::atomic<TestProcess*> sender{nullptr};
 std::atomic<int64_t> sent_before{0};
@@ -86,6 +66,7 @@ void SendWhenSent() {
   if (process && process->sent() > sent_before && sender.exchange(nullptr)) process->Send(1, 1, index++, 2000);
 }
 
+// The thread sleeps for up to a second unless it is woken. Without spinning, it begins to sleep after each message.
 TEST_CASE("a message that is queued right before the sleep is sent at once") {
   void* const library = dlopen(UCP_WITH_HOOK, RTLD_NOW | RTLD_LOCAL);
   CHECK(library != nullptr);

@@ -1,0 +1,135 @@
+// Attributes of a call as XLA passes them, and their hash. tests/ops runs the handlers of each collective in XLA.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/common/attributes.h"
+#include "../check.h"
+#include "../cuda/fakes/xla_attributes.h"
+
+namespace jaxcomm {
+namespace {
+
+using fake::Attributes;
+
+StatusOr<CallSpec> Decode(Collective collective, Attributes attributes) {
+  const XLA_FFI_Attrs attrs = attributes.Get();
+  ffi::ErrorOr<CallSpec> spec = DecodeCall(collective, ffi::Dictionary(&attrs));
+  if (!spec) return InvalidArgumentError(spec.error().message());
+  return *std::move(spec);
+}
+
+TEST_CASE("a call specification has the values of all attributes") {
+  const std::vector<int64_t> groups = {4, 5, 6, 7}, source_of = {1, -1, 3, 2};
+  const std::vector<int32_t> processes = {0, 0, 1, 1};
+  Attributes call, all;
+  call.AddText("algorithm", "ring");
+  int64_t value = 4;
+  for (const char* name : {"group_size", "max_sms"}) call.AddScalar(name, XLA_FFI_DataType_S64, value++);
+  call.AddText("op", "psum");
+  call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, 2);
+  call.AddText("site", "train.py:3");
+  all.AddDictionary("call", call);
+  all.AddArray("groups", groups);
+  all.AddScalar<int64_t>("input_contiguous_count", XLA_FFI_DataType_S64, 6);
+  all.AddScalar<int64_t>("output_contiguous_count", XLA_FFI_DataType_S64, 7);
+  all.AddArray("processes", processes);
+  all.AddScalar<int64_t>("reduce_op", XLA_FFI_DataType_S64, 2);
+  all.AddScalar<int64_t>("root", XLA_FFI_DataType_S64, 3);
+  all.AddArray("source_of", source_of);
+  const CallSpec spec = *Decode(Collective::kBroadcast, all);
+  CHECK(spec.collective == Collective::kBroadcast && spec.op == "psum" && spec.site == "train.py:3");
+  CHECK(spec.algorithm == "ring" && spec.groups == groups && spec.processes == processes);
+  CHECK(spec.group_size == 4 && spec.max_sms == 5 && spec.ranks_per_node == 2 && spec.root == 3);
+  CHECK(Decode(Collective::kAllToAll, all)->input_contiguous_count == 6 &&
+        Decode(Collective::kAllToAll, all)->output_contiguous_count == 7);
+  CHECK(Decode(Collective::kAllGather, all)->output_contiguous_count == 7);
+  CHECK(Decode(Collective::kReduceScatter, all)->input_contiguous_count == 6);
+  CHECK(Decode(Collective::kReduceScatter, all)->reduce_op == ReduceOp::kMin);
+  CHECK(Decode(Collective::kAllReduce, all)->reduce_op == ReduceOp::kMin);
+  CHECK(Decode(Collective::kPermute, all)->source_of == std::vector<int32_t>({1, -1, 3, 2}));
+}
+
+// Adds the names of numbers and arrays to a text.
+struct Names {
+  std::string* names;
+  template <typename T>
+  void operator()(const char* name, const T&) const {
+    *names += (names->empty() ? "" : " ") + std::string(name);
+  }
+};
+
+TEST_CASE("every attribute in a row of traits is an attribute of a call") {
+  for (const CollectiveTraits& traits : Collectives()) {
+    CallSpec spec;
+    spec.collective = traits.collective;
+    std::string names;
+    VisitOtherAttributes(spec, Names{&names});
+    const std::string common = "groups processes devices";
+    CHECK(names == common + (*traits.attributes ? " " : "") + traits.attributes);
+  }
+}
+
+TEST_CASE("a missing attribute is named") {
+  const auto error_of = [](Collective collective, const Attributes& call) {
+    Attributes all;
+    all.AddDictionary("call", call);
+    all.AddArray<int64_t>("groups", {0, 1, 2, 3});
+    return Decode(collective, all).status().message();
+  };
+  Attributes call;
+  call.AddText("algorithm", "");
+  for (const char* name : {"group_size", "max_sms"}) call.AddScalar<int64_t>(name, XLA_FFI_DataType_S64, 4);
+  Attributes unnamed = call;
+  unnamed.AddScalar<int64_t>("op", XLA_FFI_DataType_S64, 1);
+  call.AddText("op", "an_op");
+  call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, 4);
+  call.AddText("site", "a_file.py:7");
+  const std::string where = "jaxcomm: an_op at a_file.py:7: attribute ";
+  CHECK(error_of(Collective::kAllReduce, call) == where + "reduce_op is missing or not of type int64");
+  CHECK(error_of(Collective::kPermute, call) == where + "source_of is missing or not of type array");
+  CHECK(error_of(Collective::kBarrier, call).empty());  // `processes` may be missing
+  CHECK(error_of(Collective::kBarrier, unnamed).find("attribute op is missing or not of type string") !=
+        std::string::npos);
+  CHECK(Decode(Collective::kBarrier, {}).status().message().find("attribute call is missing") != std::string::npos);
+}
+
+// Processes match call sites by the hash, so calls with different attributes must have different hashes.
+TEST_CASE("calls with different attributes have different hashes") {
+  const auto differs = [](Collective collective, auto change) {
+    CallSpec spec;
+    spec.collective = collective;
+    spec.groups = {0, 1};
+    const uint64_t hash = HashAttributes(spec);
+    CHECK(HashAttributes(spec) == hash);
+    change(spec);
+    return HashAttributes(spec) != hash;
+  };
+  const Collective barrier = Collective::kBarrier;
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.collective = Collective::kAllReduce; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.op = "psum"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.site = "train.py:3"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.algorithm = "ring"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.group_size = 2; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.ranks_per_node = 2; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.asynchronous = 1; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.number = 1; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.groups = {1, 0}; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.processes = {0, 1}; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_contiguous_count = 1; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.output_contiguous_count = 1; }));
+  CHECK(differs(Collective::kAllReduce, [](CallSpec& spec) { spec.reduce_op = ReduceOp::kMax; }));
+  CHECK(differs(Collective::kBroadcast, [](CallSpec& spec) { spec.root = 1; }));
+  CHECK(differs(Collective::kPermute, [](CallSpec& spec) { spec.source_of = {1, 0}; }));
+  // The boundary between two lists counts.
+  const auto halves = [](std::vector<int64_t> groups, std::vector<int32_t> processes) {
+    CallSpec spec;
+    spec.groups = std::move(groups);
+    spec.processes = std::move(processes);
+    return HashAttributes(spec);
+  };
+  CHECK(halves({1, 2}, {3}) != halves({1}, {2, 3}));
+}
+
+}  // namespace
+}  // namespace jaxcomm
