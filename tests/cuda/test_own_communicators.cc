@@ -250,34 +250,24 @@ ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was"
 }
 
 // NCCL connects the ranks of XLA's communicator in the thread that makes the first exchange.
-ALONE_TEST_CASE("ranks that do not connect are an error in time") {
+ALONE_TEST_CASE("ranks that do not connect, and NCCL's calls that do not end, are errors in time") {
   Communicator::Configure(0.2, 4);
   std::atomic<bool> connects{false};
-  auto* const world = new World(2);
-  world->connects = &connects;
-  OnRanks(*world, [](Rank& rank) {
-    CHECK(Has(Get(rank).status(), "the other ranks of the group of 2 did not come within 0.2 s (JAXCOMM_TIMEOUT_S)"));
-  });
+  auto *const apart = new World(2), *const unregistered = new World(2), *const alone = new World(2);
+  apart->connects = &connects;
+  unregistered->never_registers = 1;
+  alone->never_joins = 1;
+  const std::string late = "the other ranks of the group of 2 did not come ", in_time = "within 0.2 s";
+  for (const auto& [world, expected] :
+       {std::pair{apart, late + in_time + " (JAXCOMM_TIMEOUT_S)"},
+        std::pair{unregistered, "ncclCommWindowRegister was not over " + in_time + " (JAXCOMM_TIMEOUT_S)"},
+        std::pair{alone, late + "to make its communicator " + in_time}}) {
+    OnRanks(*world, [&, world = world, expected = expected](Rank& rank) {
+      const bool refused = world == alone && rank.rank == 1;
+      CHECK(Has(Get(rank).status(), refused ? "ncclCommInitRankConfig: failed" : expected));
+    });
+  }
   connects = true;
-}
-
-ALONE_TEST_CASE("memory that NCCL never registers is an error in time") {
-  Communicator::Configure(0.2, 4);
-  auto* const world = new World(2);
-  world->never_registers = 1;
-  OnRanks(*world, [](Rank& rank) {
-    CHECK(Has(Get(rank).status(), "ncclCommWindowRegister was not over within 0.2 s (JAXCOMM_TIMEOUT_S)"));
-  });
-}
-
-ALONE_TEST_CASE("a communicator that NCCL never completes is an error in time") {
-  Communicator::Configure(0.2, 4);
-  auto* const world = new World(2);
-  world->never_joins = 1;
-  OnRanks(*world, [](Rank& rank) {
-    const char* const late = "the other ranks of the group of 2 did not come to make its communicator within 0.2 s";
-    CHECK(Has(Get(rank).status(), rank.rank == 0 ? late : "ncclCommInitRankConfig: failed"));
-  });
 }
 
 // XLA's stream is busy for longer than any wait for peers.
