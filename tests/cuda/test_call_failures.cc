@@ -131,16 +131,9 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
   state.spec.groups = {0};
   Rank ranks[3];
   Stream stream;
-  FakeXla xla;
-  xla.state = &state;
-  xla.stream = stream.handle();
-  xla.nccl_comm = &ranks[0];
+  FakeXla xla(state, stream.handle(), 0, &ranks[0]);
   int32_t x[4] = {}, y[4];
-  const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
-    xla.run = run;
-    xla.num_communicators = 1;
-    return xla.Run(handler, at, x, 4, y, 4);
-  };
+  xla.Use(x, 4, y, 4);
   const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {
     device::Report& report = *Ok(Get(rank))->comm().report;
     report.call_id = CallName(call).number();  // known a while longer
@@ -153,16 +146,18 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
     CHECK(Get(rank).ok());
   }
   own = &ranks[0];
-  CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, 1).empty());
+  xla.run = 1;
+  CHECK(xla.Initialize().empty());
   CHECK(Communicator::FirstFailure().ok());
   fail(ranks[1], "psum at second.py:1", 2000);
   fail(ranks[2], "psum at first.py:1", 1000);
-  for (const auto& [handler, at] : {std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE},
-                                    std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE}}) {
-    CHECK(Has(stage(handler, at, 2), "here.py:1 can't run, since a call before it failed: psum at first.py:1: rank 0"));
+  xla.run = 2;
+  for (const std::string& failed : {xla.Execute(), xla.Initialize()}) {
+    CHECK(Has(failed, "here.py:1 can't run, since a call before it failed: psum at first.py:1: rank 0"));
   }
   fail(ranks[0], "psum at last.py:1", 1);  // reported too late
-  CHECK(Has(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, 3), "failed: psum at first.py:1"));
+  xla.run = 3;
+  CHECK(Has(xla.Execute(), "failed: psum at first.py:1"));
   CHECK(Communicator::Failures().size() == 3);
 }
 

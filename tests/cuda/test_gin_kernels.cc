@@ -23,48 +23,55 @@ TEST_CASE("the rail has a rank of each node") {
   CHECK(rail.World(0) == 2 && rail.World(1) == 6 && rail.World(2) == 10);
 }
 
-// Calls of one after the other on the same arena.
+// Calls one after the other on an arena that launches with different grids share. Each rank's counts of rounds must
+// stay.
 void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
   std::mt19937_64 random(seed);
+  constexpr int32_t kChannels = 3, kGrids[] = {3, 1, 3};
   constexpr int64_t kChunkBytes = 32;
   constexpr int64_t kBytes[] = {0, 1, 31, 64, 150};
-  const auto blocks = static_cast<int32_t>(1 + random() % 2);
   device::Comm sizes;
   sizes.world.size = num_nodes * ranks_per_node;
-  sizes.signals.num_channels = blocks;
-  GinCluster cluster(num_nodes, ranks_per_node, blocks, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
-  std::vector<std::vector<node_all_gather::Args>> calls(4);
+  sizes.signals.num_channels = kChannels;
+  GinCluster cluster(num_nodes, ranks_per_node, kChannels, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
   HostMemory memory;
-  for (auto& call : calls) {
-    const int64_t bytes = kBytes[random() % 5];
-    for (int32_t r = 0; r < cluster.n; ++r) {
-      std::vector<char> x(bytes);
-      for (char& byte : x) byte = static_cast<char>(1 + random() % 100);
-      node_all_gather::Args args;
-      args.comm = cluster.comms[r];
-      args.gin = cluster.handles[r];
-      args.x = memory.Upload(x);
-      args.y = memory.Take(cluster.n * bytes);
-      args.bytes = bytes;
-      args.chunk_bytes = kChunkBytes;
-      call.push_back(args);
-    }
-  }
-  // Without a wait between calls, ranks are in different ones.
-  cluster.Launch(blocks, 5, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
-    for (const auto& call : calls) {
-      for (int i = static_cast<int>((seed + 7 * rank) % 5) * 20; i > 0; --i) emulation::Pause();  // late ranks
-      node_all_gather::Run(call[rank], nccl_comm);
-      __syncthreads();
-    }
-  });
-  CHECK(cluster.all_well());
-  for (const auto& call : calls) {
-    for (const auto& at : call) {
-      for (const auto& from : call) {
-        CHECK(std::memcmp(at.y + from.comm.world.rank * at.bytes, from.x, at.bytes) == 0);
+  uint64_t rounds[kChannels] = {};
+  for (const int32_t blocks : kGrids) {
+    std::vector<std::vector<node_all_gather::Args>> calls(3);
+    for (auto& call : calls) {
+      const int64_t bytes = kBytes[random() % 5];
+      for (int64_t chunk = 0; chunk * kChunkBytes < bytes; ++chunk) ++rounds[chunk % blocks];
+      for (int32_t r = 0; r < cluster.n; ++r) {
+        std::vector<char> x(bytes);
+        for (char& byte : x) byte = static_cast<char>(1 + random() % 100);
+        node_all_gather::Args args;
+        args.comm = cluster.comms[r];
+        args.gin = cluster.handles[r];
+        args.x = memory.Upload(x);
+        args.y = memory.Take(cluster.n * bytes);
+        args.bytes = bytes;
+        args.chunk_bytes = kChunkBytes;
+        call.push_back(args);
       }
     }
+    // Without a wait between calls, ranks are in different ones.
+    cluster.Launch(blocks, 5, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
+      for (const auto& call : calls) {
+        const uint64_t late = (seed + 7 * rank) % 5 * 20;
+        for (uint64_t i = 0; i < late; ++i) emulation::Pause();
+        node_all_gather::Run(call[rank], nccl_comm);
+        __syncthreads();
+      }
+    });
+    CHECK(cluster.all_well());
+    for (const auto& call : calls) {
+      for (const auto& at : call) {
+        for (const auto& from : call) {
+          CHECK(std::memcmp(at.y + from.comm.world.rank * at.bytes, from.x, at.bytes) == 0);
+        }
+      }
+    }
+    for (int32_t r = 0; r < cluster.n; ++r) CHECK(std::memcmp(cluster.arenas.At(r), rounds, sizeof(rounds)) == 0);
   }
 }
 
@@ -74,46 +81,6 @@ TEST_CASE("an all-gather over nodes") {
     TestAllGather(++seed, 2, 2);
     TestAllGather(++seed, 3, 1);
     TestAllGather(++seed, 1, 3);
-  }
-}
-
-// Call sites with different numbers of thread blocks share an arena, in which each rank's counts of rounds must stay.
-TEST_CASE("all-gathers with different grids on one arena") {
-  constexpr int32_t kChannels = 5, kGrids[] = {1, 5, 2, 4, 1};
-  constexpr int64_t kChunkBytes = 16, kBytes = 150;
-  for (uint64_t seed = 1; seed <= 6; ++seed) {
-    device::Comm sizes;
-    sizes.world.size = 4;
-    sizes.signals.num_channels = kChannels;
-    GinCluster cluster(2, 2, kChannels, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
-    HostMemory memory;
-    uint64_t calls = 0, rounds[kChannels] = {};
-    for (const int32_t blocks : kGrids) {
-      ++calls;
-      for (int64_t chunk = 0; chunk * kChunkBytes < kBytes; ++chunk) ++rounds[chunk % blocks];
-      std::vector<node_all_gather::Args> ranks;
-      for (int32_t r = 0; r < cluster.n; ++r) {
-        node_all_gather::Args args;
-        args.comm = cluster.comms[r];
-        args.gin = cluster.handles[r];
-        std::vector<char> x(kBytes);
-        for (int64_t i = 0; i < kBytes; ++i) x[i] = static_cast<char>(1 + (40 * calls + 10 * r + i) % 120);
-        args.x = memory.Upload(x);
-        args.y = memory.Take(cluster.n * kBytes);
-        args.bytes = kBytes;
-        args.chunk_bytes = kChunkBytes;
-        ranks.push_back(args);
-      }
-      cluster.Launch(blocks, 3, seed + calls,
-                     [&](int32_t rank, const ncclDevComm& nccl_comm) { node_all_gather::Run(ranks[rank], nccl_comm); });
-      CHECK(cluster.all_well());
-      for (const auto& at : ranks) {
-        for (const auto& from : ranks) {
-          CHECK(std::memcmp(at.y + from.comm.world.rank * kBytes, from.x, kBytes) == 0);
-        }
-        CHECK(std::memcmp(cluster.arenas.At(at.comm.world.rank), rounds, sizeof(rounds)) == 0);
-      }
-    }
   }
 }
 

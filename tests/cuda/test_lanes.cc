@@ -151,21 +151,10 @@ TEST_CASE("calls of both lanes at the same time, many [full]") {
 
 // All calls of XLA's stages on one GPU.
 struct Site {
-  Site(GpuCallState& state, Rank& rank) {
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.device = rank.device();
-    xla.nccl_comm = &rank;
-    xla.num_communicators = 1;
-  }
-  std::string Initialize() { return Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
-  std::string Execute() { return Run(&CudaExecuteEagerly, XLA_FFI_ExecutionStage_EXECUTE); }
-  template <typename F>
-  std::string Run(F handler, XLA_FFI_ExecutionStage stage) {
-    return xla.Run(handler, stage, x, count, y, count);
-  }
+  Site(GpuCallState& state, Rank& rank) : xla(state, stream.handle(), rank.device(), &rank) { xla.Use(x, 4, y, 4); }
+  std::string Initialize() { return xla.Initialize(); }
+  std::string Execute() { return xla.Run(&CudaExecuteEagerly, XLA_FFI_ExecutionStage_EXECUTE); }
 
-  int64_t count = 4;
   int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
   Stream stream;
   FakeXla xla;
@@ -297,7 +286,7 @@ ALONE_TEST_CASE("the same start with another element type or size on another ran
       OnRanks(*new World(2), [&](Rank& rank) {
         Site site(*states[rank.rank], rank);
         if (rank.rank == 1 && of_type) site.xla.dtype = XLA_FFI_DataType_F32;
-        if (rank.rank == 1 && !of_type) site.count = 3;
+        if (rank.rank == 1 && !of_type) site.xla.Use(site.x, 3, site.y, 3);
         CHECK(site.Initialize().empty());
         CHECK(Has(site.Execute(), "make this call with different shapes, types or arguments"));
       });
@@ -336,15 +325,6 @@ ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
     }
     Sum(communicator, 1000);  // synchronous calls go on
   });
-}
-
-ALONE_TEST_CASE("done passes its first operand on") {
-  Site site(*StateOf("here.py:1", true), *new Rank{new World(1), 0});
-  const auto done = [&](void* x, void* y) {
-    // The operands of the fake: a number, x, and more.
-    return site.xla.Run(&CudaDone, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
-  };
-  CHECK(Has(done(site.x, site.y), "must be aliased to the first operand"));
 }
 
 }  // namespace

@@ -64,20 +64,6 @@ TEST_CASE("the model: outcomes of known programs") {
   }
 }
 
-TEST_CASE("the model: deadlocks are found") {
-  Program program;
-  auto* const flags = program.Words<uint64_t>(2, "flags");
-  for (int i = 0; i < 2; ++i) {
-    program.AddBlock(i, 0, 1, [=] {
-      while (memory_model::Load(flags + 1 - i, memory_model::kSystem, memory_model::kAcquire) == 0) {
-        memory_model::Pause();
-      }
-      memory_model::Store(flags + i, 1, memory_model::kSystem, memory_model::kRelease);
-    });
-  }
-  CHECK(Explore(program).fault.rfind("deadlock", 0) == 0);
-}
-
 // Each rank puts two units of 16 bytes to its neighbour, twice, without a barrier: a put of the second round must wait
 // for the signal that the first has been read.
 TEST_CASE("puts, signals and waits") {

@@ -94,53 +94,62 @@ LitmusRanks WithTags(Program& program, int32_t num_ranks, int32_t num_tags) {
   return ranks;
 }
 
-// Rank 0 writes words with two tags, in another order than that in which the other rank waits. The last word is there
-// with the last of three signals.
+// Rank 0 writes words with two tags, in another order than that in which the other rank waits. A word is there with the
+// last of several signals.
 TEST_CASE("tags and counts") {
   Program program;
   LitmusRanks ranks = WithTags(program, 2, 2);
   const device::Window window = ranks.Window(program, 24, "window");
   ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
     if (comm.local.rank == 0) {
-      *At(window, 1, 1) = 11;
       device::Signal(comm, Channel(0, 1), 1);
       *At(window, 1, 0) = 10;
       device::Signal(comm, Channel(0, 0), 1);
       device::Signal(comm, Channel(0, 0), 1);
       *At(window, 1, 2) = 12;
       device::Signal(comm, Channel(0, 0), 1);
+      *At(window, 1, 1) = 11;
+      device::Signal(comm, Channel(0, 1), 1);
       return;
     }
     Require(device::Wait(comm, Channel(0, 0), 0) && *At(window, 1, 0) == 10, "stale data");
-    Require(device::Wait(comm, Channel(0, 0), 0, 0, 2) && *At(window, 1, 2) == 12, "stale data");
-    Require(device::Wait(comm, Channel(0, 1), 0) && *At(window, 1, 1) == 11, "stale data");
+    device::Polls polls;
+    while (!device::TryWait(comm, Channel(0, 0), 0, 2)) {
+      Require(!device::MustStop(comm, Channel(0, 0), 0, 0, &polls), "an early end");
+    }
+    Require(*At(window, 1, 2) == 12 && !device::TryWait(comm, Channel(0, 0), 0), "stale data");
+    Require(device::Wait(comm, Channel(0, 1), 0, 0, 2) && *At(window, 1, 1) == 11, "stale data");
   });
   ExpectSound(program);
 }
 
-// Two ranks send a word each; a third takes them in the order in which they come, twice.
+// A rank sends two words with tags, another one a word; a third takes them in the order in which they come, one twice.
 TEST_CASE("any of several") {
-  for (const int32_t first : {0, 1}) {
+  for (const int32_t first : {0, 2}) {
     Program program;
-    LitmusRanks ranks(program, 3, 1);
+    LitmusRanks ranks = WithTags(program, 3, 2);
     const device::Window window = ranks.Window(program, 24, "window");
     ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
-      const int32_t rank = comm.local.rank;
-      if (rank > 0) {
-        const auto own = static_cast<unsigned>(rank);
-        *At(window, 0, own) = 7 + own;
-        device::Signal(comm, 0, 0);
+      const auto source = [](int32_t s) { return s == 2 ? device::Source{2, 0} : device::Source{1, 1 - s}; };
+      const auto send = [&](int32_t s, uint64_t value) {
+        *At(window, 0, static_cast<unsigned>(s)) = value;
+        device::Signal(comm, Channel(0, source(s).tag), 0);
+      };
+      if (comm.local.rank == 1) {
+        send(0, 10);
+        send(1, 11);
+      } else if (comm.local.rank == 2) {
+        send(2, 12);
         Require(device::Wait(comm, 0, 0), "no signal");
-        *At(window, 0, own) = 17 + own;
-        device::Signal(comm, 0, 0);
-        return;
-      }
-      uint64_t taken[2] = {0, 0};
-      for (int k = 0; k < 4; ++k) {
-        const int32_t i = device::WaitAny(comm, 0, 2, [](int32_t s) { return device::Source{1 + s, 0}; }, 0, first);
-        Require(i == 0 || i == 1, "nothing");
-        Require(*At(window, 0, static_cast<unsigned>(1 + i)) == 8 + 10 * taken[i] + static_cast<uint64_t>(i), "stale");
-        if (++taken[i] == 1) device::Signal(comm, 0, 1 + i);
+        send(2, 22);
+      } else {
+        uint64_t taken[3] = {0, 0, 0};
+        for (int k = 0; k < 4; ++k) {
+          const int32_t i = device::WaitAny(comm, 0, 3, source, 0, first);
+          Require(i >= 0 && i < 3, "nothing");
+          Require(*At(window, 0, static_cast<unsigned>(i)) == 10 + 10 * taken[i] + static_cast<uint64_t>(i), "stale");
+          if (++taken[i] == 1 && i == 2) device::Signal(comm, 0, 2);
+        }
       }
     });
     ExpectSound(program);
@@ -150,21 +159,23 @@ TEST_CASE("any of several") {
 // The value says how many words there are. A value that comes later replaces the first.
 TEST_CASE("values") {
   Program program;
-  LitmusRanks ranks(program, 2, 1);
+  LitmusRanks ranks = WithTags(program, 2, 2);
   const device::Window window = ranks.Window(program, 16, "window");
   ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
     if (comm.local.rank == 0) {
       for (unsigned i = 0; i < 2; ++i) {
         *At(window, 1, i) = 5 + i;
-        device::SignalSet(comm, 0, 1, i + 1);
+        device::SignalSet(comm, Channel(0, 1), 1, i + 1);
       }
       return;
     }
     uint64_t value = 0;
-    Require(device::WaitValue(comm, 0, 0, 1, &value), "no value");
+    Require(device::WaitValue(comm, Channel(0, 1), 0, 1, &value), "no value");
     Require(value == 1 || value == 2, "no value of the sender");
     for (unsigned i = 0; i < value; ++i) Require(*At(window, 1, i) == 5 + i, "stale data");
-    Require(device::WaitValue(comm, 0, 0, 2, &value) && value == 2, "no second value");
+    for (const uint64_t least : {2, 1}) {
+      Require(device::WaitValue(comm, Channel(0, 1), 0, least, &value) && value == 2, "no second value");
+    }
     Require(*At(window, 1, 1) == 6, "stale data");
   });
   ExpectSound(program);

@@ -87,7 +87,7 @@ def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
     ],
 )
 def test_the_limits_are_those_of_the_kernel(sizes, fits):
-    """tests/cuda/test_moe_one_shot.cc has the same sizes."""
+    """tests/cuda/test_route_and_dispatch.cc has the same sizes."""
     able = plan.Capabilities("cuda", measured_one_exchange=True)
     found = plan.resolve_route_and_dispatch(*sizes, True, plan.Placement(ranks_per_node=8), able)
     assert found == ("kernel" if fits else "two_calls")

@@ -1,16 +1,11 @@
 // A user's handlers for groups of several nodes, on fakes of XLA, CUDA and NCCL: what the kernel receives for GIN, and
 // the errors where it can't have it. test_gin_kernels.cc runs such kernels.
-#include "fakes/machine.h"
+#include "fakes/user_call.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <jaxcomm/host.h>
 #include <nccl.h>
 
-#include <memory>
 #include <string>
-#include <vector>
-
-#include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace {
@@ -53,38 +48,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TestInitialize, Initialize,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TestExecute, Execute, ffi::Ffi::Bind().Ctx<host::Call>().RemainingArgs().RemainingRets());
 
 // A call site of an executable.
-struct Site {
-  explicit Site(int num_ranks) : num_ranks(num_ranks) {
-    CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
-    cuda::SetUserInitialize("exchange", &TestInitialize);
-    CallOnDevice instantiation;
-    CHECK(Run(instantiation, &CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE).empty());
-    state = instantiation.state;
+struct Site : UserSite {
+  explicit Site(int num_ranks) : UserSite("exchange", &TestInitialize, &TestExecute, num_ranks) {
+    operand_windows = {0};
+    CHECK(Instantiate().empty());
   }
-
-  std::string Run(CallOnDevice& execution, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) const {
-    Attributes all;
-    AddUserCall(all, "exchange", num_ranks);
-    all.AddArray("jaxcomm_operand_windows", std::vector<int64_t>{0});
-    float x = 0;
-    return Invoke(handler, stage, execution, all, XLA_FFI_DataType_F32, {{&x, {1}}}, {});
-  }
-
   // All stages of a run. Initialize reports its errors in Execute.
   std::string Run(Rank& rank) const {
-    Stream stream;
-    CallOnDevice execution;
-    execution.device = rank.device();
-    execution.nccl_comm = &rank;
-    execution.stream = stream.handle();
-    execution.state = state;
-    CHECK(Run(execution, &CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
-    CHECK(Run(execution, &CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
-    return Run(execution, &TestExecute, XLA_FFI_ExecutionStage_EXECUTE);
+    CallOnDevice execution = ExecutionOf(rank.device(), &rank);
+    float x = 0;
+    CHECK(Begin(execution, {{&x, {1}}}, {}).empty());
+    return Execute(execution, {{&x, {1}}}, {});
   }
-
-  const int num_ranks;
-  void* state = nullptr;
 };
 
 ALONE_TEST_CASE("a kernel of two nodes") {

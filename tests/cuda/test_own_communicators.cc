@@ -32,23 +32,13 @@ class Meeting {
 
 // A call site on one GPU, in XLA's stages.
 struct Site {
-  Site(GpuCallState& state, Rank& rank, int device) {
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.device = device;
-    Use(rank);
-  }
-  void Use(Rank& rank) { xla.nccl_comm = &rank; }
+  Site(GpuCallState& state, Rank& rank, int device) : xla(state, stream.handle(), device, &rank) {}
   void Begin(int32_t* x, int32_t* y) {
     ++xla.run;
-    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, kCount, y, kCount).empty());
+    xla.Use(x, kCount, y, kCount);
+    CHECK(xla.Prepare().empty());
     CHECK(xla.num_communicators == 1);  // in every run: XLA locks it
-    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, kCount, y, kCount).empty());
-  }
-  void Execute(int32_t* x, int32_t* y) {
-    const std::string error = xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, kCount, y, kCount);
-    if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
-    CHECK(error.empty());
+    CHECK(xla.Initialize().empty());
   }
   Communicator& communicator(int device) {
     return static_cast<GpuCallState*>(xla.state)->calls.at(device)->communicator();
@@ -95,14 +85,14 @@ void Replace(bool same_address, bool reversed) {
     };
     Fill(x.data(), y.data(), device, 0);
     site.Begin(x.data(), y.data());
-    site.Execute(x.data(), y.data());
+    CHECK(site.xla.Execute().empty());
     check(0);
     const DeviceCall* const call = state->calls.at(device).get();
     Stream graph;
     graph.captures = true;
     site.Begin(x.data(), y.data());
     site.xla.stream = graph.handle();
-    site.Execute(x.data(), y.data());
+    CHECK(site.xla.Execute().empty());
     site.xla.stream = site.stream.handle();
     CHECK(graph.graph.size() == 1);
 
@@ -116,14 +106,11 @@ void Replace(bool same_address, bool reversed) {
     next.number = device;
     own = &next;
     Site new_site(*other, next, device);
-    if (!reversed) site.Use(next);
+    if (!reversed) site.xla.nccl_comm = &next;
     for (int run = 2; run < 4; ++run) {
       Fill(x.data(), y.data(), device, run);
       if (reversed) {
-        CHECK(
-            site.xla
-                .Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x.data(), Site::kCount, y.data(), Site::kCount)
-                .empty());
+        CHECK(site.xla.Initialize().empty());
       } else {
         site.Begin(x.data(), y.data());
       }
@@ -132,7 +119,7 @@ void Replace(bool same_address, bool reversed) {
       check(run);
       Fill(x.data(), y.data(), device, 10 + run);
       new_site.Begin(x.data(), y.data());
-      new_site.Execute(x.data(), y.data());
+      CHECK(new_site.xla.Execute().empty());
       fake::Wait(new_site.stream.handle());
       CheckSum(y.data(), kRanks, 10 + run);
     }
@@ -174,7 +161,7 @@ ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") 
     site.Begin(x, y);
     graph.captures = true;
     site.xla.stream = graph.handle();
-    site.Execute(x, y);
+    CHECK(site.xla.Execute().empty());
     site.xla.stream = site.stream.handle();
     CHECK(graph.graph.size() == 2);  // the exchange of offsets, the plan
     Replay(graph, site.stream.handle());
@@ -190,7 +177,7 @@ ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") 
     own = &next;
     const XlaMemory after(next);
     use(after);
-    site.Use(next);
+    site.xla.nccl_comm = &next;
     for (int run = 1; run < 3; ++run) {
       x = after.At(after.InputOf(run));
       y = after.At(after.OutputOf(run));
@@ -250,34 +237,24 @@ ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was"
 }
 
 // NCCL connects the ranks of XLA's communicator in the thread that makes the first exchange.
-ALONE_TEST_CASE("ranks that do not connect are an error in time") {
+ALONE_TEST_CASE("ranks that do not connect, and NCCL's calls that do not end, are errors in time") {
   Communicator::Configure(0.2, 4);
   std::atomic<bool> connects{false};
-  auto* const world = new World(2);
-  world->connects = &connects;
-  OnRanks(*world, [](Rank& rank) {
-    CHECK(Has(Get(rank).status(), "the other ranks of the group of 2 did not come within 0.2 s (JAXCOMM_TIMEOUT_S)"));
-  });
+  auto *const apart = new World(2), *const unregistered = new World(2), *const alone = new World(2);
+  apart->connects = &connects;
+  unregistered->never_registers = 1;
+  alone->never_joins = 1;
+  const std::string late = "the other ranks of the group of 2 did not come ", in_time = "within 0.2 s";
+  for (const auto& [world, expected] :
+       {std::pair{apart, late + in_time + " (JAXCOMM_TIMEOUT_S)"},
+        std::pair{unregistered, "ncclCommWindowRegister was not over " + in_time + " (JAXCOMM_TIMEOUT_S)"},
+        std::pair{alone, late + "to make its communicator " + in_time}}) {
+    OnRanks(*world, [&, world = world, expected = expected](Rank& rank) {
+      const bool refused = world == alone && rank.rank == 1;
+      CHECK(Has(Get(rank).status(), refused ? "ncclCommInitRankConfig: failed" : expected));
+    });
+  }
   connects = true;
-}
-
-ALONE_TEST_CASE("memory that NCCL never registers is an error in time") {
-  Communicator::Configure(0.2, 4);
-  auto* const world = new World(2);
-  world->never_registers = 1;
-  OnRanks(*world, [](Rank& rank) {
-    CHECK(Has(Get(rank).status(), "ncclCommWindowRegister was not over within 0.2 s (JAXCOMM_TIMEOUT_S)"));
-  });
-}
-
-ALONE_TEST_CASE("a communicator that NCCL never completes is an error in time") {
-  Communicator::Configure(0.2, 4);
-  auto* const world = new World(2);
-  world->never_joins = 1;
-  OnRanks(*world, [](Rank& rank) {
-    const char* const late = "the other ranks of the group of 2 did not come to make its communicator within 0.2 s";
-    CHECK(Has(Get(rank).status(), rank.rank == 0 ? late : "ncclCommInitRankConfig: failed"));
-  });
 }
 
 // XLA's stream is busy for longer than any wait for peers.
@@ -289,9 +266,8 @@ ALONE_TEST_CASE("earlier work that never ends is an error in time") {
     site.stream.queue.push_back([] { return false; });
     std::vector<int32_t> x(Site::kCount), y(Site::kCount);
     site.Begin(x.data(), y.data());
-    const std::string error =
-        site.xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x.data(), Site::kCount, y.data(), Site::kCount);
-    CHECK(Has(error, "all_reduce at here.py:1: the end of earlier work on this GPU did not come within 0.2 s"));
+    CHECK(Has(site.xla.Execute(),
+              "all_reduce at here.py:1: the end of earlier work on this GPU did not come within 0.2 s"));
   });
 }
 

@@ -1,21 +1,17 @@
 // The handlers of examples/all_gather_matmul on fakes of XLA, CUDA and NCCL, stage by stage as XLA calls them. Their
 // kernel runs emulated.
-#include "fakes/machine.h"
+#include "fakes/user_call.h"
 // Must follow CUDA's headers: see gpu_fake.h.
-#include <cmath>
-#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../examples/all_gather_matmul/all_gather_matmul.cuh"
-#include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {
 XLA_FFI_Error* AllGatherMatmulInitializeF32(XLA_FFI_CallFrame*);
 XLA_FFI_Error* AllGatherMatmulExecuteF32(XLA_FFI_CallFrame*);
-const char* jaxcomm_use_host_api(const jaxcomm::host::Api* api);
 }
 
 namespace all_gather_matmul {
@@ -59,26 +55,15 @@ namespace {
 using namespace fake;
 
 // A call site of an executable.
-struct Site {
+struct Site : UserSite {
+  Site(int64_t tokens, int64_t hidden, int64_t columns, int num_ranks)
+      : UserSite("all_gather_matmul_F32", &AllGatherMatmulInitializeF32, &AllGatherMatmulExecuteF32, num_ranks),
+        tokens(tokens),
+        hidden(hidden),
+        columns(columns) {
+    CHECK(Instantiate().empty());
+  }
   int64_t tokens, hidden, columns;
-  int num_ranks;
-  void* state = nullptr;
-
-  Attributes AttributesOf() const {
-    Attributes all;
-    AddUserCall(all, "all_gather_matmul_F32", num_ranks);
-    return all;
-  }
-
-  void Instantiate() {
-    CallOnDevice execution;
-    CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
-    cuda::SetUserInitialize("all_gather_matmul_F32", &AllGatherMatmulInitializeF32);
-    CHECK(Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(),
-                 XLA_FFI_DataType_F32, {}, {})
-              .empty());
-    state = execution.state;
-  }
 };
 
 // Small integers: sums are exact.
@@ -93,13 +78,11 @@ struct Operands {
   std::vector<float> x, w, y;
 };
 
-std::string Run(const Site& site, CallOnDevice& execution, Operands& operands, XLA_FFI_Handler* handler,
-                XLA_FFI_ExecutionStage stage, int64_t missing_rows = 0) {
-  execution.state = site.state;
-  const int64_t rows = site.num_ranks * site.tokens - missing_rows;
-  return Invoke(handler, stage, execution, site.AttributesOf(), XLA_FFI_DataType_F32,
-                {{operands.x.data(), {site.tokens, site.hidden}}, {operands.w.data(), {site.hidden, site.columns}}},
-                {{operands.y.data(), {rows, site.columns}}});
+std::vector<Array> ArgsOf(const Site& site, Operands& operands) {
+  return {{operands.x.data(), {site.tokens, site.hidden}}, {operands.w.data(), {site.hidden, site.columns}}};
+}
+std::vector<Array> RetsOf(const Site& site, Operands& operands, int64_t missing_rows = 0) {
+  return {{operands.y.data(), {site.num_ranks * site.tokens - missing_rows, site.columns}}};
 }
 
 void CheckResults(const Site& site, const Operands& operands, int rank, int seed) {
@@ -120,32 +103,25 @@ void CheckResults(const Site& site, const Operands& operands, int rank, int seed
 ALONE_TEST_CASE("the ring, stage by stage") {
   for (const int n : {1, 2, 3}) {
     cuda::Communicator::Configure(20, 3);
-    Site small = {40, 9, 5, n}, large = {17, 3000, 3, n};
-    small.Instantiate();
-    large.Instantiate();
+    const Site small(40, 9, 5, n), large(17, 3000, 3, n);
     fake::OnRanks(n, [&](int rank, void* nccl_comm) {
-      CallOnDevice execution;
-      execution.device = rank;
-      execution.nccl_comm = nccl_comm;
-      execution.stream = fake::NewStream();
+      CallOnDevice execution = ExecutionOf(rank, nccl_comm);
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
         const auto seed = static_cast<int>(calls.size());
         calls.emplace_back(site, Operands(*site, rank, seed));
         Operands& operands = calls.back().second;
-        ++execution.run;
-        CHECK(Run(*site, execution, operands, &CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
-        CHECK(Run(*site, execution, operands, &CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
+        CHECK(site->Begin(execution, ArgsOf(*site, operands), RetsOf(*site, operands)).empty());
       }
       for (auto& [site, operands] : calls) {
-        CHECK(Run(*site, execution, operands, &AllGatherMatmulExecuteF32, XLA_FFI_ExecutionStage_EXECUTE).empty());
+        CHECK(site->Execute(execution, ArgsOf(*site, operands), RetsOf(*site, operands)).empty());
       }
       fake::Wait(execution.stream);
       for (size_t i = 0; i < calls.size(); ++i) {
         CheckResults(*calls[i].first, calls[i].second, rank, static_cast<int>(i));
       }
       Operands& operands = calls[0].second;
-      CHECK(Has(Run(small, execution, operands, &AllGatherMatmulExecuteF32, XLA_FFI_ExecutionStage_EXECUTE, 1),
+      CHECK(Has(small.Execute(execution, ArgsOf(small, operands), RetsOf(small, operands, 1)),
                 "all_gather_matmul: x, w and y have shapes that do not fit"));
     });
   }

@@ -87,12 +87,10 @@ struct Buffers {
 
 // A dispatch or a combine on one device.
 struct Site {
-  Site(GpuCallState& state, Rank& rank, Stream& stream, Buffers& buffers) : buffers(buffers) {
-    combines = state.spec.collective == Collective::kCombine;
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.device = rank.rank;
-    xla.nccl_comm = &rank;
+  Site(GpuCallState& state, Rank& rank, Stream& stream, Buffers& buffers)
+      : combines(state.spec.collective == Collective::kCombine),
+        buffers(buffers),
+        xla(state, stream.handle(), rank.rank, &rank) {
     xla.dtype = XLA_FFI_DataType_F32;
     const auto integers = [&](const std::vector<int32_t>& values) {
       xla.more.push_back({values.data(), static_cast<int64_t>(values.size()), XLA_FFI_DataType_S32});
@@ -105,17 +103,18 @@ struct Site {
     integers(buffers.table);
   }
 
-  std::string Stage(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage) {
+  FakeXla& Xla() {
     std::vector<float>& x = combines ? buffers.rows : buffers.x;
     std::vector<float>& y = combines ? buffers.y : buffers.rows;
-    return xla.Run(handler, stage, x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+    xla.Use(x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+    return xla;
   }
   const GpuCallState& state() const { return *static_cast<GpuCallState*>(xla.state); }
-  std::string Prepare() { return Stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
-  std::string Initialize() { return Stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
-  std::string Execute() { return Stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+  std::string Prepare() { return Xla().Prepare(); }
+  std::string Initialize() { return Xla().Initialize(); }
+  std::string Execute() { return Xla().Execute(); }
 
-  bool combines = false;
+  const bool combines;
   Buffers& buffers;
   FakeXla xla;
 };

@@ -45,23 +45,21 @@ std::vector<T> TableOf(int32_t run) {
 // A call on one device. The buffers keep their addresses, as in a CUDA graph. y is the operand `output` too.
 template <typename T>
 struct Site {
-  Site(GpuCallState& state, Rank& rank, Stream& stream) : rank(rank.rank) {
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.device = rank.rank;
-    xla.nccl_comm = &rank;
+  Site(GpuCallState& state, Rank& rank, Stream& stream)
+      : rank(rank.rank), xla(state, stream.handle(), rank.rank, &rank) {
     xla.dtype = XLA_FFI_DataType_F32;
     xla.more.push_back({y.data(), static_cast<int64_t>(y.size()), XLA_FFI_DataType_F32});
     xla.more.push_back({table.data(), static_cast<int64_t>(table.size()),
                         sizeof(T) == 8 ? XLA_FFI_DataType_S64 : XLA_FFI_DataType_S32});
   }
 
-  std::string Stage(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage) {
-    return xla.Run(handler, stage, x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+  FakeXla& Buffers() {
+    xla.Use(x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+    return xla;
   }
-  std::string Prepare() { return Stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
-  std::string Initialize() { return Stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
-  std::string Execute() { return Stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+  std::string Prepare() { return Buffers().Prepare(); }
+  std::string Initialize() { return Buffers().Initialize(); }
+  std::string Execute() { return Buffers().Execute(); }
 
   void Fill(int32_t run) {
     const std::vector<T> of_run = TableOf<T>(run);

@@ -32,35 +32,26 @@ void RunByXla(bool symmetric_buffers, int bare) {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
-    FakeXla xla;
-    xla.state = state;
-    xla.stream = stream.handle();
-    xla.device = rank.rank;
-    xla.nccl_comm = &rank;
+    FakeXla xla(*state, stream.handle(), rank.rank, &rank);
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
     xla.memory_bytes = rank.rank == bare ? 0 : XlaMemory::kBytes;
-    const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int32_t* x, int32_t* y) {
-      return xla.Run(handler, at, x, kCount, y, kCount);
-    };
     for (int32_t run = 0; run < 3; ++run) {
       xla.run = run;
       int32_t* const x = memory.At(memory.InputOf(run));
       int32_t* const y = memory.At(memory.OutputOf(run));
-      CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
+      xla.Use(x, kCount, y, kCount);
+      CHECK(xla.Prepare().empty());
       CHECK(xla.num_communicators == 1);
       CHECK(xla.regions.size() == (symmetric_buffers ? 2 : 0));
       if (symmetric_buffers) {
         CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
       }
-      if (run == 0) {
-        const std::string early = stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y);
-        CHECK(Has(early, "XLA has not initialized the call on GPU"));
-      }
-      CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, y).empty());
+      if (run == 0) CHECK(Has(xla.Execute(), "XLA has not initialized the call on GPU"));
+      CHECK(xla.Initialize().empty());
       for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + run), y[i] = -1;
       const size_t before = stream.queue.size();
-      CHECK(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y).empty());
+      CHECK(xla.Execute().empty());
       // One kernel and the necessary copies. With windows, one more kernel before it.
       CHECK(stream.queue.size() - before == static_cast<size_t>(symmetric_buffers ? 2 : 1));
       while (!stream.Drain()) std::this_thread::yield();
@@ -69,10 +60,8 @@ void RunByXla(bool symmetric_buffers, int bare) {
     device::Report& report = *state->calls.at(rank.rank)->communicator().comm().report;
     report.state = device::Report::kComplete;
     xla.run = 3;
-    int32_t* const x = memory.At(memory.InputOf(0));
-    for (const auto& [handler, at] : {std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE},
-                                      std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE}}) {
-      CHECK(Has(stage(handler, at, x, x), "can't run, since a call before it failed"));
+    for (const std::string& failed : {xla.Initialize(), xla.Execute()}) {
+      CHECK(Has(failed, "can't run, since a call before it failed"));
     }
   });
 }
@@ -93,16 +82,15 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
     state.spec = SpecOf(Collective::kAllReduce, 1);
     state.spec.groups = {0};
     Stream stream;
-    FakeXla xla;
-    xla.state = &state;
-    xla.stream = stream.handle();
+    FakeXla xla(state, stream.handle(), 0, nullptr);
     xla.refused = refused;
     xla.has_extension = provides;
     int32_t x[4] = {}, y[4];
-    const std::string prepared = xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4);
+    xla.Use(x, 4, y, 4);
+    const std::string prepared = xla.Prepare();
     if (!prepared.empty()) return prepared;
-    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-    return xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
+    CHECK(xla.Initialize().empty());
+    return xla.Execute();
   };
   const std::string at = "jaxcomm: all_reduce at here.py:1: ";
   CHECK(said("extension") == at + "XLA does not say whether it provides communicators: not now");
@@ -127,16 +115,17 @@ ALONE_TEST_CASE("the preparation happens once") {
   state.spec.algorithm = "direct";
   state.spec.groups = {0, 2, 1, 3};
   state.symmetric_buffers = true;
-  FakeXla xla;
-  xla.state = &state;
+  FakeXla xla(state, nullptr, 0, nullptr);
   int32_t x[4], y[4];
   for (int run = 0; run < 3; ++run) {
-    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x + run, 1, y + run, 1).empty());
+    xla.Use(x + run, 1, y + run, 1);
+    CHECK(xla.Prepare().empty());
     CHECK(xla.num_groups == 2 && xla.groups[0].size == 2 && xla.groups[1].size == 2);
     CHECK(xla.groups[1].ids[0] == 1 && xla.groups[1].ids[1] == 3);
     CHECK(xla.regions.size() == 2 && xla.regions[0].bytes == 4 && xla.regions[1].bytes == 4);
     CHECK(xla.regions[0].buffer == x + run && xla.regions[1].buffer == y + run);
-    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 1, x, 1).empty());  // in place
+    xla.Use(x, 1, x, 1);  // in place
+    CHECK(xla.Prepare().empty());
     CHECK(xla.regions.size() == 1 && xla.regions[0].buffer == x);
     state.spec.algorithm = "none of this name";
     state.spec.group_size = 1;
@@ -152,10 +141,10 @@ ALONE_TEST_CASE("windows are requested if any number of channels needs them") {
     state.spec.algorithm = "ll";
     state.spec.groups = {0, 1};
     state.symmetric_buffers = true;
-    FakeXla xla;
-    xla.state = &state;
+    FakeXla xla(state, nullptr, 0, nullptr);
     std::vector<int32_t> x(count), y(count);
-    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x.data(), count, y.data(), count).empty());
+    xla.Use(x.data(), count, y.data(), count);
+    CHECK(xla.Prepare().empty());
     CHECK(xla.regions.size() == num_windows);
   }
 }
@@ -167,10 +156,10 @@ ALONE_TEST_CASE("a single GPU shares no buffers") {
   state.spec.algorithm = "direct";
   state.spec.groups = {0};
   state.symmetric_buffers = true;
-  FakeXla xla;
-  xla.state = &state;
+  FakeXla xla(state, nullptr, 0, nullptr);
   int32_t x[4], y[4];
-  CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4).empty() && xla.regions.empty());
+  xla.Use(x, 4, y, 4);
+  CHECK(xla.Prepare().empty() && xla.regions.empty());
 }
 
 // Two devices of a process, each a group of its own. XLA ends a process in which only one of them fails to initialize.
@@ -180,48 +169,35 @@ ALONE_TEST_CASE("local devices fail together") {
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.groups = {0, 1};
   struct Device {
-    World* world = new World(1);
-    Rank rank = {world, 0};
+    Device(int number, GpuCallState& state) : xla(state, stream.handle(), number, &rank) { xla.Use(x, 4, y, 4); }
+    std::string Initialize(int64_t run) {
+      own = &rank;
+      xla.run = run;
+      return xla.Initialize();
+    }
+    Rank rank = {new World(1), 0};
     Stream stream;
+    int32_t x[4] = {}, y[4];
     FakeXla xla;
   };
-  Device devices[2];
-  int32_t x[4] = {}, y[4];
-  const auto stage = [&](int device, auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
-    Device& of = devices[device];
-    own = &of.rank;
-    of.xla.state = &state;
-    of.xla.stream = of.stream.handle();
-    of.xla.device = device;
-    of.xla.run = run;
-    of.xla.nccl_comm = &of.rank;
-    of.xla.num_communicators = 1;
-    return of.xla.Run(handler, at, x, 4, y, 4);
-  };
-  const auto initialize = [&](int device, int64_t run) {
-    return stage(device, &CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, run);
-  };
-  for (int device = 0; device < 2; ++device) CHECK(initialize(device, 0).empty());
+  Device first(0, state), second(1, state);
+  CHECK(first.Initialize(0).empty() && second.Initialize(0).empty());
 
   // An error of one device only.
   GpuCallState other;
   other.spec = state.spec;
   other.spec.group_size = 2;
-  Device& of = devices[0];
-  of.xla.state = &other;
-  own = &of.rank;
+  first.xla.state = &other;
   for (int64_t run = 1; run < 3; ++run) {
-    of.xla.run = run;
-    of.xla.num_communicators = 1;
-    CHECK(of.xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-    const std::string late = of.xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
-    CHECK(Has(late, "the group's communicator has 1 ranks, the group 2"));
+    CHECK(first.Initialize(run).empty());
+    CHECK(Has(first.xla.Execute(), "the group's communicator has 1 ranks, the group 2"));
   }
 
-  CHECK(initialize(0, 1).empty());
+  first.xla.state = &state;
+  CHECK(first.Initialize(1).empty());
   state.calls.at(1)->communicator().comm().report->state = device::Report::kComplete;
-  CHECK(initialize(1, 1).empty());  // as the other one
-  for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
+  CHECK(second.Initialize(1).empty());  // as the other one
+  for (Device* const device : {&first, &second}) CHECK(Has(device->Initialize(2), "a call before it failed"));
 }
 
 ALONE_TEST_CASE("each device of a call has one process") {
@@ -264,12 +240,7 @@ void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
       OnRanks(*new World(2), [=](Rank& rank) {
         const int device = rank.number = 2 * group + rank.rank;
         Stream stream;
-        FakeXla xla;
-        xla.state = state;
-        xla.stream = stream.handle();
-        xla.device = device;
-        xla.nccl_comm = &rank;
-        xla.num_communicators = 1;
+        FakeXla xla(*state, stream.handle(), device, &rank);
         if (device == 2) stream.queue.push_back([=] { return launched->load(); });
         if (device == 3) {
           std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -277,8 +248,8 @@ void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
           *launched = true;
         }
         int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
-        CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-        CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+        xla.Use(x, 4, y, 4);
+        CHECK(xla.Initialize().empty() && xla.Execute().empty());
         fake::Wait(stream.handle());
         CHECK(y[3] == 8);
       });
@@ -324,15 +295,10 @@ ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
     for (GpuCallState& state : states) {
       const auto begin = std::chrono::steady_clock::now();
       stream.queue.push_back([=] { return std::chrono::steady_clock::now() - begin > std::chrono::seconds(1); });
-      FakeXla xla;
-      xla.state = &state;
-      xla.stream = stream.handle();
-      xla.device = rank.rank;
-      xla.nccl_comm = &rank;
-      xla.num_communicators = 1;
+      FakeXla xla(state, stream.handle(), rank.rank, &rank);
       int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
-      CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-      CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+      xla.Use(x, 4, y, 4);
+      CHECK(xla.Initialize().empty() && xla.Execute().empty());
       fake::Wait(stream.handle());
       CHECK(y[3] == 8);
     }

@@ -44,9 +44,8 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
 
 ALONE_TEST_CASE("call sites and targets") {
   cuda::Communicator::Configure(20, 4);
-  Site one, limited, other;
+  Site one, limited, other("other");
   limited.max_sms = 2;
-  other.target = "other";
   other.initialize = &FusedRmsnormInitializeBF16;
   other.execute = &FusedRmsnormExecuteBF16;
   other.dtype = XLA_FFI_DataType_BF16;
@@ -112,6 +111,13 @@ ALONE_TEST_CASE("impossible requests are refused") {
   });
 }
 
+// A dictionary of the user's.
+void AddOptions(Site& site, int64_t depth) {
+  Attributes options;
+  options.AddScalar("depth", XLA_FFI_DataType_S64, depth);
+  site.own.AddDictionary("options", options);
+}
+
 // Whether two ranks may make calls whose attributes `change` makes different: (site, rank).
 bool MayDiffer(void (*change)(Site&, int)) {
   cuda::Communicator::Configure(20, 4);
@@ -136,20 +142,22 @@ bool MayDiffer(void (*change)(Site&, int)) {
 }
 
 ALONE_TEST_CASE("attributes of ranks differ") {
-  CHECK(!MayDiffer([](Site& site, int rank) { site.epsilon = static_cast<float>(1 + rank); }));
+  CHECK(!MayDiffer(
+      [](Site& site, int rank) { site.own.AddScalar("epsilon", XLA_FFI_DataType_F32, static_cast<float>(1 + rank)); }));
   CHECK(!MayDiffer([](Site& site, int rank) { site.operand_windows = {rank}; }));
-  CHECK(!MayDiffer([](Site& site, int rank) { site.mode = rank == 0 ? "fast" : "slow"; }));
-  CHECK(!MayDiffer([](Site& site, int rank) { site.nested = rank; }));
+  CHECK(!MayDiffer([](Site& site, int rank) { site.own.AddText("mode", rank == 0 ? "fast" : "slow"); }));
+  CHECK(!MayDiffer([](Site& site, int rank) { AddOptions(site, rank); }));
   CHECK(MayDiffer([](Site& site, int rank) {
-    site.operand_windows = {0}, site.mode = "fast", site.nested = 1;
+    site.operand_windows = {0};
+    site.own.AddText("mode", "fast");
+    AddOptions(site, 1);
     site.no_windows = rank == 0 ? "a reason" : "another reason";
   }));
 }
 
 ALONE_TEST_CASE("calls in different orders on two ranks are an error that names both") {
   cuda::Communicator::Configure(20, 4);
-  Site sites[2];
-  sites[1].target = "other";
+  Site sites[2] = {Site(), Site("other")};
   for (Site& site : sites) CHECK(site.Instantiate().empty());
   fake::OnRanks(2, [&](int rank, void* nccl_comm) {
     CallOnDevice execution = ExecutionOf(rank, nccl_comm);
@@ -234,8 +242,7 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   report.call_id = On(site, 1).comm.call_id;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
-  Site other;
-  other.target = "other";
+  Site other("other");
   other.initialize = &InitializeOnDevice0;
   CHECK(other.Instantiate().empty());
   const char* const failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
@@ -248,8 +255,7 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
 ALONE_TEST_CASE("an error of one device is reported by its Execute") {
   CallOnDevice executions[2];
   for (int rank = 0; rank < 2; ++rank) executions[rank] = ExecutionOf(rank, nullptr);
-  Site other;
-  other.target = "other";
+  Site other("other");
   other.initialize = &InitializeOnDevice0;
   CHECK(other.Instantiate().empty());
   for (int run = 1; run <= 2; ++run) {
@@ -263,6 +269,7 @@ ALONE_TEST_CASE("an error of one device is reported by its Execute") {
 
 // Two groups of two GPUs. Those of the second group come late: after the first allocation, or after 200 ms if there
 // must be none. `processes`: of the GPUs, if the lowering knew them. The own process is 0 of `num_processes`.
+// test_stages.cc has further cases.
 bool AllocatesEarly(int32_t num_processes, const std::vector<int32_t>& processes = {}) {
   cuda::Communicator::Configure(20, 4, "", false, 0, num_processes);
   auto* const site = new Site;
@@ -303,15 +310,6 @@ ALONE_TEST_CASE("GPUs of a process allocate when all of them are there") { CHECK
 
 ALONE_TEST_CASE("GPUs of one of several processes allocate when all of them are there") {
   CHECK(!AllocatesEarly(2, {0, 0, 0, 0}));
-}
-
-ALONE_TEST_CASE("GPUs of several processes do not wait for those of others") { CHECK(AllocatesEarly(2, {0, 0, 1, 1})); }
-
-ALONE_TEST_CASE("GPUs do not wait if their processes are unknown") { CHECK(AllocatesEarly(2)); }
-
-ALONE_TEST_CASE("GPUs do not wait for more GPUs than their process has") {
-  num_gpus = 2;
-  CHECK(AllocatesEarly(2, {0, 0, 0, 0}));
 }
 
 ALONE_TEST_CASE("GPUs of a process that is alone do not wait for more than it has") {

@@ -64,9 +64,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TestExecute, ExecuteSwap,
                                   .Ret<ffi::AnyBuffer>());  // got
 
 Site SwapSite(int num_ranks) {
-  Site site;
+  Site site("swap");
   site.num_ranks = num_ranks;
-  site.target = "swap";
+  site.dtype = XLA_FFI_DataType_S32;
   site.initialize = &TestInitialize;
   site.execute = &TestExecute;
   site.operand_windows = {1};
@@ -82,30 +82,26 @@ struct Buffers {
   bool first_is_empty = false;  // the first operand, which then has the address of x
 };
 
-std::string Stage(const Site& site, CallOnDevice& execution, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage,
-                  Buffers& buffers) {
+std::vector<Array> ArgsOf(const Site& site, const Buffers& buffers) {
+  static int32_t unused = 0;
+  return {buffers.first_is_empty ? Array{buffers.x, {0}} : Array{&unused, {1}}, {buffers.x, {site.num_ranks, kCount}}};
+}
+std::vector<Array> RetsOf(const Site& site, Buffers& buffers) {
   const std::vector<int64_t> dims = {site.num_ranks, kCount};
-  int32_t unused = 0;
-  execution.state = site.state;
-  if (stage == XLA_FFI_ExecutionStage_PREPARE) ++execution.run;
   buffers.got.resize(site.num_ranks * kCount);
-  return Invoke(handler, stage, execution, site.AttributesOf(), XLA_FFI_DataType_S32,
-                {buffers.first_is_empty ? Array{buffers.x, {0}} : Array{&unused, {1}}, {buffers.x, dims}},
-                {{buffers.put, dims}, {buffers.got.data(), dims}});
+  return {{buffers.put, dims}, {buffers.got.data(), dims}};
 }
 
 std::string Initialize(const Site& site, CallOnDevice& execution, Buffers& buffers) {
-  const std::string problem = Stage(site, execution, &CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, buffers);
-  if (!problem.empty()) return problem;
-  return Stage(site, execution, &CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE, buffers);
+  return site.Begin(execution, ArgsOf(site, buffers), RetsOf(site, buffers));
 }
 
 std::string Execute(const Site& site, CallOnDevice& execution, Buffers& buffers) {
-  return Stage(site, execution, &TestExecute, XLA_FFI_ExecutionStage_EXECUTE, buffers);
+  return site.Execute(execution, ArgsOf(site, buffers), RetsOf(site, buffers));
 }
 
 CallOnDevice ExecutionOf(Rank& rank, const XlaMemory& memory) {
-  CallOnDevice execution = ExecutionOf(rank.rank, &rank);
+  CallOnDevice execution = fake::ExecutionOf(rank.rank, &rank);
   execution.window = memory.window;
   execution.memory = reinterpret_cast<char*>(memory.At(0));
   execution.memory_bytes = XlaMemory::kBytes;

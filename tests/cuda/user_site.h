@@ -1,7 +1,7 @@
 // The calls of a user's target of examples/fused_rmsnorm: stages, operands and expected results. For one program.
 #pragma once
 
-#include "fakes/machine.h"
+#include "fakes/user_call.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>
 #include <atomic>
@@ -16,8 +16,6 @@
 
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
 #include "../../ffi/cuda/runtime/own_communicators.h"
-#include "../../ffi/cuda/xla/user_call.h"
-#include "fakes/xla_fake.h"
 
 // Defined by the example.
 extern "C" {
@@ -25,7 +23,6 @@ XLA_FFI_Error* FusedRmsnormInitializeF32(XLA_FFI_CallFrame*);
 XLA_FFI_Error* FusedRmsnormExecuteF32(XLA_FFI_CallFrame*);
 XLA_FFI_Error* FusedRmsnormInitializeBF16(XLA_FFI_CallFrame*);
 XLA_FFI_Error* FusedRmsnormExecuteBF16(XLA_FFI_CallFrame*);
-const char* jaxcomm_use_host_api(const jaxcomm::host::Api* api);
 }
 
 namespace fused_rmsnorm {
@@ -59,50 +56,13 @@ namespace {
 
 using namespace fake;
 
-// A call site of an executable: the target with its stages, and the attributes that jaxcomm.ffi_call adds.
-struct Site {
-  XLA_FFI_Handler* initialize = &FusedRmsnormInitializeF32;
-  XLA_FFI_Handler* execute = &FusedRmsnormExecuteF32;
-  XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
-  std::string target = "fused_rmsnorm_F32";
-  int64_t tokens = 5, hidden = 33, max_sms = 0;
-  int num_ranks = 2, num_groups = 1;
-  std::vector<int32_t> processes;  // of the devices
-  void* state = nullptr;
-  std::vector<int64_t> operand_windows, result_windows;
-  std::string no_windows;
-  float epsilon = 1e-6F;
-  std::string mode;        // a text of the user's
-  int64_t nested = -1;     // in a dictionary of the user's
-  bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
-
-  Attributes AttributesOf() const {
-    Attributes all;
-    all.AddScalar("epsilon", XLA_FFI_DataType_F32, epsilon);
-    AddUserCall(all, target, num_ranks, num_groups, max_sms);
-    if (!no_windows.empty()) all.AddText("jaxcomm_no_windows", no_windows);
-    if (!operand_windows.empty()) all.AddArray("jaxcomm_operand_windows", operand_windows);
-    if (!processes.empty()) all.AddArray("jaxcomm_processes", processes);
-    if (!result_windows.empty()) all.AddArray("jaxcomm_result_windows", result_windows);
-    if (!mode.empty()) all.AddText("mode", mode);
-    if (nested >= 0) {
-      Attributes options;
-      options.AddScalar<int64_t>("depth", XLA_FFI_DataType_S64, nested);
-      all.AddDictionary("options", options);
-    }
-    return all;
+// A call site of an executable.
+struct Site : UserSite {
+  explicit Site(const std::string& target = "fused_rmsnorm_F32")
+      : UserSite(target, &FusedRmsnormInitializeF32, &FusedRmsnormExecuteF32, 2) {
+    own.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
   }
-
-  // Once per executable.
-  std::string Instantiate() {
-    CallOnDevice execution;
-    if (registered) CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
-    cuda::SetUserInitialize(target, initialize);
-    const std::string problem =
-        Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(), dtype, {}, {});
-    state = execution.state;
-    return problem;
-  }
+  int64_t tokens = 5, hidden = 33;
 };
 
 struct Operands {
@@ -157,31 +117,15 @@ std::vector<Array> RetsOf(const Site& site, Operands& operands) {
 std::string Initialize(const Site& site, CallOnDevice& execution, float* x_at = nullptr) {
   Operands none = OperandsOf(site, 0, 0);
   none.x_at = x_at;
-  execution.state = site.state;
-  ++execution.run;
-  const std::string problem = Invoke(&CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, execution, site.AttributesOf(),
-                                     site.dtype, ArgsOf(site, none), RetsOf(site, none));
-  if (!problem.empty()) return problem;
-  return Invoke(&CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE, execution, site.AttributesOf(), site.dtype,
-                ArgsOf(site, none), RetsOf(site, none));
+  return site.Begin(execution, ArgsOf(site, none), RetsOf(site, none));
 }
 
 std::string Execute(const Site& site, CallOnDevice& execution, Operands& operands) {
-  execution.state = site.state;
-  return Invoke(site.execute, XLA_FFI_ExecutionStage_EXECUTE, execution, site.AttributesOf(), site.dtype,
-                ArgsOf(site, operands), RetsOf(site, operands));
+  return site.Execute(execution, ArgsOf(site, operands), RetsOf(site, operands));
 }
 
 cuda::UserCall& On(const Site& site, int32_t device) {
   return *static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
-}
-
-CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
-  CallOnDevice execution;
-  execution.device = rank;
-  execution.nccl_comm = nccl_comm;
-  execution.stream = fake::NewStream();
-  return execution;
 }
 
 // Enqueues a sum of jaxcomm's own over the same communicator.

@@ -204,9 +204,14 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
   return *text;
 }
 
-// A call of jaxcomm's own, of one operand and one result. Its attributes are in the state.
+// A call of jaxcomm's own on one device, of one operand and one result, stage by stage. Its attributes are in the
+// state.
 struct FakeXla : CallOnDevice {
   FakeXla() { state_type = &cuda::GpuCallState::id; }
+  // Of a run whose communicator XLA has found.
+  FakeXla(cuda::GpuCallState& of, cudaStream_t on, int32_t of_device, void* comm) : FakeXla() {
+    state = &of, stream = on, device = of_device, nccl_comm = comm, num_communicators = 1;
+  }
   FakeXla(const FakeXla&) = delete;
 
   // Operands behind x.
@@ -217,10 +222,14 @@ struct FakeXla : CallOnDevice {
   };
   std::vector<Operand> more;
   XLA_FFI_DataType dtype = XLA_FFI_DataType_S32;  // of x and y
+  void *x = nullptr, *y = nullptr;
+  int64_t x_count = 0, y_count = 0;
 
-  // Runs one stage of a call. Its operands are the rank, which is not read, x and `more`. Returns the handler's error.
-  std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, void* x, int64_t x_count, void* y,
-                  int64_t y_count) {
+  void Use(void* operand, int64_t operand_count, void* result, int64_t result_count) {
+    x = operand, x_count = operand_count, y = result, y_count = result_count;
+  }
+  // One stage. The operands are the rank, which is not read, x and `more`. Returns the handler's error.
+  std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) {
     int32_t rank = 0;
     std::vector<Array> args = {{&rank, {}}, {x, {x_count}}};
     for (const Operand& operand : more) {
@@ -228,6 +237,9 @@ struct FakeXla : CallOnDevice {
     }
     return Invoke(handler, stage, *this, {}, dtype, std::move(args), {{y, {y_count}}});
   }
+  std::string Prepare() { return Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
+  std::string Initialize() { return Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
+  std::string Execute() { return Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
 };
 
 }  // namespace fake

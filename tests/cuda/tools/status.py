@@ -120,7 +120,7 @@ FEATURES = (
     Feature(
         "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
         "on fakes; schedule by XLA's compiler for GPUs",
-        ("test_cuda_lanes", "test_cuda_late_gpus"),
+        ("test_cuda_lanes",),
         ("JAX, 1 rank, command buffers on",),
     ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
