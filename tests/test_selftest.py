@@ -328,7 +328,7 @@ def test_a_test_that_does_not_end(tmp_path, monkeypatch):
 
 class Module:
     driver_version = staticmethod(lambda: 13000)
-    devices = staticmethod(lambda: [{}])
+    num_devices = staticmethod(lambda: 1)
     nccl = staticmethod(lambda wheel: {"version": 23203})
     built = staticmethod(lambda: {"cuda": 13000, "nccl": 23203})
 
