@@ -5,7 +5,7 @@
 # this Python. NCCL's headers come from the nvidia-nccl wheel of this Python or from JAXCOMM_NCCL_INCLUDE_DIR. That may be
 # a list: of the headers of the second and later folders, the module gets the kernels that use GIN, which need a libnccl
 # of the same version. NCCL is never linked.
-set(JAXCOMM_OLDEST_NVCC 12.4)
+set(JAXCOMM_OLDEST_NVCC 13.0)
 set(JAXCOMM_OLDEST_NCCL 22907)  # as kOldestNccl in ffi/cuda/nccl/nccl_library.h
 set(JAXCOMM_CUDA AUTO CACHE STRING "Build jaxcomm._cuda: AUTO (if nvcc and NCCL's headers are found), ON or OFF")
 set_property(CACHE JAXCOMM_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -32,7 +32,8 @@ function(jaxcomm_check_nvcc nvcc version problem)
   if(text MATCHES "release ([0-9]+\\.[0-9]+)")
     set(${version} ${CMAKE_MATCH_1} PARENT_SCOPE)
     if(CMAKE_MATCH_1 VERSION_LESS JAXCOMM_OLDEST_NVCC)
-      set(${problem} "${nvcc} is of CUDA ${CMAKE_MATCH_1}; ${JAXCOMM_OLDEST_NVCC} or later is needed" PARENT_SCOPE)
+      set(${problem} "${nvcc} is of CUDA ${CMAKE_MATCH_1}; jaxcomm needs ${JAXCOMM_OLDEST_NVCC} or later, and a driver \
+of version 580 or later" PARENT_SCOPE)
     endif()
   else()
     set(${problem} "${nvcc} --version names no release of CUDA (${result})" PARENT_SCOPE)
@@ -84,8 +85,7 @@ if(NOT problem)
   jaxcomm_find_in_wheels(wheel_nccl nccl/include)
   find_path(JAXCOMM_NCCL_INCLUDE_DIR nccl_device.h HINTS "${wheel_nccl}")
   if(NOT JAXCOMM_NCCL_INCLUDE_DIR)
-    set(problem "there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu12 or nvidia-nccl-cu13, or set \
-JAXCOMM_NCCL_INCLUDE_DIR")
+    set(problem "there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu13, or set JAXCOMM_NCCL_INCLUDE_DIR")
   else()
     set(nccl_versions "")
     foreach(folder IN LISTS JAXCOMM_NCCL_INCLUDE_DIR)
@@ -115,11 +115,7 @@ endif()
 # generations. For later ones, the driver compiles PTX.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(gin_architectures 80-real 90)
-  if(nvcc_version VERSION_LESS 12.8)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
-  else()
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
-  endif()
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
 endif()
 message(STATUS "With jaxcomm._cuda: ${nvcc} ${nvcc_version} for ${CMAKE_CUDA_ARCHITECTURES}; headers of NCCL \
 ${nccl_versions} in ${JAXCOMM_NCCL_INCLUDE_DIR}")

@@ -154,14 +154,14 @@ def _nodes_of_gpus(op: str, sizes: tuple[int, ...]) -> tuple[int, str]:
 
 
 def _passed_between_nodes() -> bool | None:
-    """What the self-test has recorded of several hosts with this machine's GPUs; None without GPUs.
+    """What the self-test has recorded of experts on several hosts with this machine's GPUs; None without GPUs.
 
     Outside of a program on several hosts, the key differs from the recorded one in the number of hosts.
     """
     own = _selftest_record.key()
     if own is None or own["hosts"] == "several":
-        return None if own is None else _selftest_record.passed_between_nodes()
-    return _selftest_record.put_between_nodes(_selftest_record.rows_of({**own, "hosts": "several"})[0])
+        return None if own is None else _selftest_record.passed_between_nodes("dispatch")
+    return _selftest_record.put_between_nodes(_selftest_record.rows_of({**own, "hosts": "several"})[0], "dispatch")
 
 
 def _rows(op: str, x: Any, n: int, num_nodes: int, num_experts: int | None, choices: int | None) -> tuple[Rows, float]:

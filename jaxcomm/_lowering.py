@@ -226,7 +226,7 @@ class Site:
         able = capabilities(
             self.platform,
             call.algorithm,
-            tested_between_nodes=between and not self.why_xla and _selftest_record.passed_between_nodes(),
+            tested_between_nodes=between and not self.why_xla and _selftest_record.passed_between_nodes(collective),
             in_place=not self.why_xla and self.windows,
             machine=machine,
         )
@@ -262,6 +262,7 @@ def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capa
         platform,
         setting,
         measured=_selftest_record.measured() if by_record else [],
+        passed=_selftest_record.passed() if by_record else [],
         measured_one_exchange=by_record and _selftest_record.measured_one_exchange(),
         multimem=platform == "cuda",
         max_channels=config().max_sms,

@@ -177,7 +177,10 @@ def cuda() -> ModuleType:
             raise ImportError(f"jaxcomm-cuda13 {package} needs jaxcomm {package}, found {own}: install equal versions")
         module = importlib.import_module("jaxcomm_cuda13._cuda")
     else:
-        raise ImportError("jaxcomm's CUDA module is missing: install jaxcomm-cuda13, or build with JAXCOMM_CUDA=1")
+        raise ImportError(
+            "jaxcomm's CUDA module is missing: install jaxcomm-cuda13, or build with JAXCOMM_CUDA=1 (driver 580 or "
+            "later). There is none for CUDA 12"
+        )
     check_ffi_version(module.xla_ffi_api_version)
     return module
 
@@ -202,10 +205,7 @@ def driver_problem(module: ModuleType) -> str:
     if driver // 1000 >= built // 1000:
         return ""
     of_driver, of_module = (f"{code // 1000}.{code % 1000 // 10}" for code in (driver, built))
-    return (
-        f"the driver serves CUDA {of_driver}, jaxcomm was built with {of_module}: "
-        "install a newer driver, or build with an older CUDA"
-    )
+    return f"the driver serves CUDA {of_driver}, jaxcomm was built with {of_module}: install a newer driver"
 
 
 def nccl_wheel() -> str:

@@ -14,6 +14,8 @@ import jaxcomm
 from jaxcomm._selftest_record import GRAPHS, PROGRAMS, SLICES, STARTS
 
 BETWEEN_NODES = "hierarchical"  # algorithm of dispatch and combine
+STAGING = "staging"  # of plan.FEATURES
+STAGED_BYTES = 2 << 20  # an operand that does not fit into the ring of one thread block (ffi/plan/staging.h)
 
 
 class Lax:
@@ -118,6 +120,19 @@ ALL_PROGRAMS: dict[str, tuple[str, Callable[[Any, Any, tuple[str, str]], Any]]] 
     "start and done": (STARTS, _starts),
     "starts in loop": (STARTS, _starts_in_loop),
 }
+
+
+def by_feature(lib: Any, x: Any, axes: tuple[str, str], feature: str) -> Any:
+    """Collectives that kernels run in the same way: one of plan.FEATURES."""
+    algorithm = feature if feature in jaxcomm.algorithms("psum") else "direct"
+    options: dict[str, Any] = {"algorithm": algorithm} if lib is jaxcomm else {}
+    if feature == STAGING and options:
+        options["max_sms"] = 1
+    found = [lib.psum(x, axes, **options)]
+    for name, arguments in (("all_gather", ()), ("psum_scatter", ()), ("all_to_all", (0, 0))):
+        if algorithm in jaxcomm.algorithms(name):
+            found.append(getattr(lib, name)(x, axes, *arguments, tiled=True, **options))
+    return jnp.concatenate(found)
 
 
 CHOICES = 3  # experts of a token

@@ -27,7 +27,7 @@ _NICS = pathlib.Path("/sys/class/infiniband")
 _SETTINGS = ("JAXCOMM_BULK_COPY", "JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "NCCL_GIN_ENABLE", "NCCL_NVLS_ENABLE")
 
 ANY_SIZE = 1 << 62  # bytes
-# Features: what a row of the self-test belongs to.
+# Features: what a row of the self-test belongs to. Each of plan.FEATURES is one, too: how kernels run a plan.
 PROGRAMS = "programs"  # collectives in loops, gradients and over two axes
 TYPES = "types"  # one collective with many element types
 PLANS = "plans"  # one collective of one size, timed
@@ -82,6 +82,21 @@ class Row:
     def test(self) -> tuple[Any, ...]:
         """Names the test, apart from its result."""
         return self.feature, self.op, self.dtype, self.bytes, self.ranks, self.ranks_per_node
+
+    def line(self, default: str) -> str:
+        """For people. `default`: which side was faster."""
+        times = [f"{value:.1f}" if value is not None else "-" for value in (self.jaxcomm_us, self.xla_us)]
+        wrong = "-" if self.wrong is None else str(self.wrong)
+        dtype = self.dtype if "," not in self.dtype else f"{self.dtype.count(',') + 1} types"
+        line = f"{self.op:20}{self.ranks:>6}{self.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}"
+        return f"{line}  {default:8} {self.ran}".rstrip() + (f"  {self.error}" if self.error else "")
+
+
+# Of the lines of rows.
+HEADER = (
+    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster   algorithms\n"
+    f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
+)
 
 
 def key() -> dict[str, str] | None:
@@ -247,6 +262,16 @@ def measured() -> list[plan.Measured]:
     return [plan.Measured(**found) for found in ranges(own_rows())]
 
 
+def passed() -> list[str]:
+    """Those of plan.FEATURES that have given right values here. The same in all processes."""
+    return [feature for feature in plan.FEATURES if _all_right(row for row in own_rows() if row.feature == feature)]
+
+
+def _all_right(rows: Iterable[Row]) -> bool:
+    results = [row.right for row in rows]
+    return bool(results) and all(results)
+
+
 @functools.cache
 def measured_one_exchange() -> bool:
     """Whether it has measured the kernel of route_and_dispatch as faster. The same in all processes."""
@@ -257,15 +282,15 @@ def measured_one_exchange() -> bool:
 def passed_in_graphs() -> bool:
     """Whether calls in CUDA graphs have given right values here. The same in all processes."""
     # Calls between hosts stay out of graphs.
-    results = [row.right for row in own_rows() if row.feature == GRAPHS and row.ranks_per_node == row.ranks]
-    return bool(results) and all(results)
+    return _all_right(row for row in own_rows() if row.feature == GRAPHS and row.ranks_per_node == row.ranks)
 
 
-def passed_between_nodes() -> bool:
-    """Whether kernels have put over the network between hosts here. The same in all processes."""
-    return put_between_nodes(own_rows())
+def passed_between_nodes(collective: str) -> bool:
+    """As put_between_nodes(), here. The same in all processes."""
+    return put_between_nodes(own_rows(), collective)
 
 
-def put_between_nodes(rows: Iterable[Row]) -> bool:
-    results = [row.right for row in rows if row.feature == EXPERTS and row.ranks_per_node < row.ranks]
-    return bool(results) and all(results)
+def put_between_nodes(rows: Iterable[Row], collective: str) -> bool:
+    """Whether kernels of a collective (native name) have put over the network between hosts."""
+    features = (EXPERTS,) if _request.ROWS[collective].elements == "tokens" else (PROGRAMS, TYPES, PLANS)
+    return _all_right(row for row in rows if row.feature in features and row.ranks_per_node < row.ranks)

@@ -31,6 +31,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _request, _selftest_record
+from jaxcomm._core import plan
 from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES, Collective, Group
 from jaxcomm._measure.process_group import ProcessGroup
@@ -39,7 +40,10 @@ from jaxcomm._selftest_programs import (
     ALL_PROGRAMS,
     BETWEEN_NODES,
     CHOICES,
+    STAGED_BYTES,
+    STAGING,
     Lax,
+    by_feature,
     experts,
     one_exchange,
     ragged,
@@ -76,20 +80,6 @@ OPS = {
     "pmin": dataclasses.replace(_like("pmin", "pmax"), expect=lambda xs, k: np.broadcast_to(xs.min(axis=0), xs.shape)),
 }
 _TIMED = {name: op for name, op in COLLECTIVES.items() if _request.ROWS[op.native].functions[0] == name}
-
-
-def _line(row: Row, default: str) -> str:
-    times = [f"{value:.1f}" if value is not None else "-" for value in (row.jaxcomm_us, row.xla_us)]
-    wrong = "-" if row.wrong is None else str(row.wrong)
-    dtype = row.dtype if "," not in row.dtype else f"{row.dtype.count(',') + 1} types"
-    line = f"{row.op:20}{row.ranks:>6}{row.bytes:>11}{dtype:>10}{times[0]:>11}{times[1]:>11}{wrong:>7}  {default:8} "
-    return (line + row.ran).rstrip() + (f"  {row.error}" if row.error else "")
-
-
-HEADER = (
-    f"#{'op':19}{'ranks':>6}{'bytes':>11}{'type':>10}{'jaxcomm':>11}{'XLA':>11}{'wrong':>7}  faster   algorithms\n"
-    f"#{'':19}{'':>6}{'':>11}{'':>10}{'(us)':>11}{'(us)':>11}{'':>7}"
-)
 
 
 @jax.jit
@@ -167,6 +157,8 @@ def _mapped(body: Callable[..., Any], group: Group, options: dict[str, Any] | No
     return jax.jit(mapped, compiler_options=options)
 
 
+# In the error of a call without NVLink SHARP: ffi/cuda/runtime/device_call.cc.
+_NO_SWITCH = 'algorithm "multimem" needs NVLink SHARP'
 _NO_GIN = "there is no GIN between them"  # in the error of such a group: ffi/cuda/runtime/communicator.cc
 _WIDE = {"cpu": (8, 64), "gpu": (1024, 4096)}  # tokens of a rank, elements of a row: enough for all thread blocks
 
@@ -250,6 +242,10 @@ def tests(group: Group, per_node: int, platform: str, sizes: Sequence[int], ops:
         options = {"xla_gpu_graph_min_graph_size": 1} if feature == GRAPHS else None
         yield row, functools.partial(_test_program, row, run, two, 32 * n, options=options)
     if platform == "gpu":
+        for feature in plan.FEATURES if per_node == n else ("steps",):
+            count = STAGED_BYTES // 4 // n * n if feature == STAGING else 32 * n
+            row = Row(feature, feature, "float32", 4 * count, n, per_node)
+            yield row, functools.partial(_test_program, row, functools.partial(by_feature, feature=feature), two, count)
         for count in (32 * n, *(size // 4 // n * n for size in sizes[2:])):
             row = Row(SLICES, "ragged_all_to_all", "float32", 4 * count, n, per_node)
             xla = functools.partial(ragged, algorithm="xla")
@@ -319,7 +315,7 @@ class Report:
     def add(self, row: Row) -> None:
         """Prints a row and adds it to the record."""
         self.rows.append(row)
-        self.say(_line(row, "" if row.xla_us is None else "jaxcomm" if row.won else "XLA"))
+        self.say(row.line("" if row.xla_us is None else "jaxcomm" if row.won else "XLA"))
         if self.key is not None:
             try:
                 file = _selftest_record.save(self.key, [row])
@@ -387,12 +383,16 @@ def _fill(row: Row, fill: Callable[[], None]) -> str:
         with _request.resolutions() as calls:
             fill()
         row.ran = ", ".join(dict.fromkeys(found.algorithm for call, found in calls if call.algorithm != "xla"))
+        if row.right and row.feature in plan.FEATURES and {found.feature for _, found in calls} != {row.feature}:
+            return f"{row.feature} was not tested: with these settings, other kernels run these calls"
     except _NotBetweenNodes as error:
         return str(error)
     except Exception as error:  # the row names it
         text = str(error)
         if _NO_GIN in text and row.ranks_per_node < row.ranks:
             return "there is no GIN between the hosts: jaxcomm's plans cannot run between them"
+        if _NO_SWITCH in text:
+            return "there is no NVLink SHARP: multimem was not tested"
         if "RESOURCE_EXHAUSTED" in text:
             return f"{row.op} of {row.bytes} bytes was not tested: out of memory"
         lines = text.splitlines()
@@ -422,7 +422,7 @@ def run(
     report.key = _selftest_record.key() if platform == "gpu" else None
     recorded = _selftest_record.own_rows() if platform == "gpu" and not again else ()
     known = {row.test: row for row in recorded if row.right}
-    report.say(HEADER)
+    report.say(_selftest_record.HEADER)
     number, left_out = 0, 0
     for group, per_node in _groups(devices, ranks):
         for row, fill in tests(group, per_node, platform, sizes, ops):

@@ -89,6 +89,7 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         x = jax.ShapeDtypeStruct((16, draw.choice([1, 3, 1000, 60_000])), draw.choice(["float32", "int8", "bfloat16"]))
         monkeypatch.setattr(_lowering, "config", lambda setting=setting: _config.Config(algorithm=setting))
         monkeypatch.setattr(_selftest_record, "measured", lambda tested=tested: measured(8) if tested else [])
+        monkeypatch.setattr(_selftest_record, "passed", lambda: list(plan.FEATURES))
         monkeypatch.setattr(_selftest_record, "measured_one_exchange", lambda: False)
         what = f"{op} {x} {algorithm} {platform} {setting} {tested} {max_sms}"
         given = {"algorithm": algorithm, "max_sms": max_sms}
@@ -141,7 +142,7 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         ({}, ("xla", "not measured on these GPUs with these versions")),
         ({"measured": measured(8)}, ("xla", "no measurement on these GPUs")),
         ({"measured": measured(4, ["all_gather"])}, ("xla", "no measurement on these GPUs")),
-        ({"measured": measured(4)}, ("plan", "measured as faster")),
+        ({"measured": measured(4), "passed": ["steps"]}, ("plan", "measured as faster")),
         ({"setting": "plans"}, ("plan", "")),
         ({"algorithm": "hierarchical"}, ("composition", "GIN between nodes of these GPUs has not been tested")),
         ({"algorithm": "hierarchical", "tested_between_nodes": True}, ("plan", "asked for")),
@@ -238,7 +239,37 @@ def on_gpus(collective, count, dtype="float32", *, able=ABLE, per_node=8, found=
 def test_a_record_holds_for_its_calls_only(change, backend):
     row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, min_bytes=1000, max_bytes=2000)
     given = {"count": 600, "dtype": "bfloat16", **change}
-    assert on_gpus("all_reduce", able={"measured": [row], "max_channels": 32}, **given).backend == backend
+    able = {"measured": [row], "passed": plan.FEATURES, "max_channels": 32}
+    assert on_gpus("all_reduce", able=able, **given).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("feature", "collective", "count"),
+    [
+        ("steps", "all_gather", 1 << 16),
+        ("staging", "all_gather", 1 << 26),
+        ("ll", "all_gather", 256),
+        ("ll_two_shot", "all_reduce", 1 << 16),
+    ],
+)
+def test_a_record_holds_for_its_feature_only(feature, collective, count):
+    """All sizes were measured as faster, and all other features have passed."""
+    others = [name for name in plan.FEATURES if name != feature]
+    for passed, backend in (([feature], "plan"), (others, "xla"), ([], "xla")):
+        able = {"measured": measured(8), "passed": passed, "max_channels": 32, "multimem": True}
+        found = on_gpus(collective, count, able=able)
+        assert found.backend == backend, passed
+        assert found.feature == (feature if backend == "plan" else "")
+        assert backend == "plan" or f'the self-test has not passed "{feature}"' in found.reason
+    # Who names an algorithm, or asks for all plans, needs no record.
+    assert on_gpus(collective, count, able={"setting": "plans", "max_channels": 32}).feature == feature
+
+
+def test_multimem_runs_by_name_only():
+    able = {"measured": measured(8), "passed": plan.FEATURES, "max_channels": 32, "multimem": True}
+    for exponent in range(4, 28):
+        assert on_gpus("all_reduce", 1 << exponent, able=able).feature != "multimem"
+    assert on_gpus("all_reduce", 64, able=able, algorithm="multimem").feature == "multimem"
 
 
 @pytest.mark.parametrize("collective", ["dispatch", "combine"])

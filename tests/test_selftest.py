@@ -1,20 +1,16 @@
-"""python -m jaxcomm.selftest, the record that it leaves, and the defaults on GPUs that depend on the record."""
+"""python -m jaxcomm.selftest, and the record that it leaves."""
 
 import dataclasses
 import json
-import logging
 import threading
 
 import jax
-import numpy as np
 import pytest
-from harness import OURS, on_ranks
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
-from jaxcomm._core import plan
 from jaxcomm._request import NATIVE
-from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
+from jaxcomm._selftest_record import PLANS, PROGRAMS, TYPES, Row
 
 GPU_KEY = {
     "gpus": "NVIDIA H100", "hosts": "one", "network": "mlx5_0", "driver": "580.65.06", "nccl": "23203",
@@ -296,6 +292,13 @@ def test_no_memory_for_a_size(on_gpus):
     assert (status, len(report.rows)) == (selftest.PASSED, 1)
 
 
+def test_a_node_without_a_switch(on_gpus, capsys):
+    text = "psum at a.py:1: algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs don't offer"
+    status, report = on_gpus((row("multimem", "multimem"), RuntimeError(text)), PSUM[0])
+    assert (status, [found.op for found in report.rows]) == (selftest.PASSED, ["loop"])
+    assert "# there is no NVLink SHARP: multimem was not tested" in capsys.readouterr().out
+
+
 def test_a_test_that_does_not_end(tmp_path, monkeypatch):
     ended = threading.Event()
     statuses = []
@@ -319,7 +322,7 @@ def test_a_test_that_does_not_end(tmp_path, monkeypatch):
 
 class Module:
     driver_version = staticmethod(lambda: 13000)
-    devices = staticmethod(lambda: [{}])
+    num_devices = staticmethod(lambda: 1)
     nccl = staticmethod(lambda wheel: {"version": 23203})
     built = staticmethod(lambda: {"cuda": 13000, "nccl": 23203})
 
@@ -377,116 +380,3 @@ def test_a_record_of_others_is_refused(monkeypatch, caplog):
         assert rows == () and f"{file} cannot be used" in line
     _selftest_record.save(GPU_KEY, [dataclasses.replace(PSUM[0][0], wrong=0)])
     assert len(found()[0]) == 1
-
-
-def passed(feature, op, size=8, us=None, wrong=0, ranks=2, per_node=2, dtype="float32"):
-    return Row(feature, op, dtype, size, ranks, per_node, wrong, *(us or (None, None)))
-
-
-FAST, SLOW = (1.0, 2.0), (2.0, 1.0)
-TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([TYPED], []),
-        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
-        ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
-        (
-            [passed(PLANS, "all_gather", size, us) for size, us in ((512, FAST), (8, FAST), (64, SLOW), (4096, FAST))],
-            [("all_gather", 2, 2, 0, 8), ("all_gather", 2, 2, 512, 4096)],
-        ),
-        (
-            [passed(PLANS, "all_gather", 8, FAST), passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4)],
-            [("all_gather", 2, 2, 0, 8), ("all_gather", 8, 4, 0, 8)],
-        ),
-        ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, _selftest_record.ANY_SIZE)]),
-        ([passed(EXPERTS, "experts", 96, FAST)], [("dispatch", 2, 2, 0, 96)]),
-        ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 0, 96)]),
-        ([passed(PLANS, "psum_scatter", 8, FAST), passed(TYPES, "psum_scatter", wrong=1)], []),
-        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(TYPES, "pmin", wrong=1)], []),
-        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(PLANS, "psum", 64, FAST, wrong=1)], []),
-        ([passed(PLANS, "all_gather", 8, FAST), passed(PROGRAMS, "loop", wrong=1)], []),
-        ([passed(PLANS, "all_gather", 8, FAST), passed(EXPERTS, "experts", wrong=1)], [("all_gather", 2, 2, 0, 8)]),
-    ],
-)
-def test_only_what_won_is_the_default(rows, expected):
-    found = _selftest_record.ranges(rows)
-    names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
-    assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
-    assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
-
-
-def test_types_of_sums():
-    """Types that were timed by their own times, others up to the size at which their values were right."""
-    rows = [
-        passed(TYPES, "psum", 4096, dtype="float32,bfloat16,float16"),
-        *(passed(PLANS, "psum", size, FAST) for size in (8, 1 << 20)),
-        *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
-    ]
-    found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
-    assert found == {"float32": (0, 1 << 20), "float16": (0, 4096), "bfloat16": (1 << 20, 1 << 20)}
-
-
-def test_sums_are_timed_in_two_types_on_gpus():
-    (group, _), *_ = selftest._groups(jax.devices(), [8])
-    found = selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"])
-    timed = [(row.op, row.dtype) for row, _ in found if row.feature == PLANS]
-    assert timed == [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")] * 2
-
-
-def test_features_of_experts(monkeypatch):
-    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
-
-    def found(*rows):
-        forget()
-        _selftest_record.path().unlink(missing_ok=True)
-        _selftest_record.save(GPU_KEY, rows)
-        return _selftest_record.measured_one_exchange(), _selftest_record.passed_between_nodes()
-
-    between = passed(EXPERTS, "experts", 96, SLOW, ranks=4)
-    assert found() == (False, False)
-    assert found(passed(EXPERTS, "experts", 96, FAST)) == (False, False)
-    assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, SLOW), between) == (False, True)
-    rows = passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)
-    assert found(*rows) == (False, False)  # not in CUDA graphs, where XLA would run it
-    assert found(*rows, passed(GRAPHS, "graphs")) == (True, False)
-
-
-def test_the_default_on_gpus(monkeypatch, mesh, caplog):
-    """XLA's own collective, except for calls that won; one line says how to change that."""
-    _lowering._log.cache_clear()
-    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
-    monkeypatch.setattr(_lowering, "config", _config.Config)
-
-    def by_jaxcomm(op, count, dtype=np.float32):
-        jax.clear_caches()
-        f = jax.jit(on_ranks(lambda x: getattr(OURS, op)(x, "gpu"), mesh))
-        text = f.trace(np.zeros((8, count), dtype)).lower(lowering_platforms=("cuda",)).as_text()
-        return "in no graph" if "@jaxcomm_all_reduce_eager" in text else "custom_call @jaxcomm" in text
-
-    with caplog.at_level(logging.WARNING, "jaxcomm"):
-        assert not by_jaxcomm("all_gather", 16) and not by_jaxcomm("psum", 16)
-    assert len(caplog.messages) == 1 and "`python -m jaxcomm.selftest`" in caplog.text and "=plans" in caplog.text
-    four = {"ranks": 4, "per_node": 4}
-    forget()
-    won = [passed(PLANS, "psum", 256, FAST, **four), passed(PLANS, "psum", 4096, SLOW, **four)]
-    _selftest_record.save(GPU_KEY, [TYPED, *won])
-    assert by_jaxcomm("psum", 64) == "in no graph"  # not tested
-    monkeypatch.setattr(_selftest_record, "passed_in_graphs", lambda: True)
-    assert by_jaxcomm("psum", 64) is True and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
-    assert not by_jaxcomm("psum", 64, np.int32)  # a type that was not tested
-
-    def why_xla(platform, algorithm=None):
-        return plan.why_xla(algorithm or "", _lowering.capabilities(platform, algorithm))
-
-    forget()
-    _selftest_record.path().unlink()
-    assert "not measured" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
-    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
-    assert not why_xla("cuda")
-    monkeypatch.setattr(_lowering, "config", _config.Config)
-    _lowering.use_plans()
-    assert not why_xla("cuda")
-    jax.clear_caches()

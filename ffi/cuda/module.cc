@@ -108,27 +108,10 @@ int DriverVersion() {
   return version;
 }
 
-nb::list Devices() {
+int NumDevices() {
   int num_devices = 0;
   Check("cudaGetDeviceCount", cudaGetDeviceCount(&num_devices));
-  nb::list devices;
-  for (int number = 0; number < num_devices; ++number) {
-    cudaDeviceProp properties;
-    Check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, number));
-    nb::list peers;
-    for (int peer = 0; peer < num_devices; ++peer) {
-      int access = 0;
-      if (peer != number) Check("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&access, number, peer));
-      if (access) peers.append(peer);
-    }
-    nb::dict device;
-    device["name"] = properties.name;
-    device["capability"] = nb::make_tuple(properties.major, properties.minor);
-    device["memory_bytes"] = properties.totalGlobalMem;
-    device["peers"] = peers;
-    devices.append(device);
-  }
-  return devices;
+  return num_devices;
 }
 
 std::string CodeProblem(int device) {
@@ -197,7 +180,7 @@ NB_MODULE(_cuda, m) {
       nb::arg("recorder"), "Sets the flight recorder, before the watchdog starts: that of jaxcomm._core.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver supports, such as 13000; 0 without a driver.");
-  m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");
+  m.def("num_devices", &NumDevices, "GPUs of this process. Raises RuntimeError if there is none.");
   m.def("code_problem", &CodeProblem, nb::arg("device"),
         "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"), "Opens NCCL: path and version. Raises RuntimeError if it can't be used.");

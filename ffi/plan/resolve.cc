@@ -228,6 +228,12 @@ StatusOr<Resolution> ResolveOnCpus(const CallSpec& spec, const Shapes& shapes, c
 
 }  // namespace
 
+Feature FeatureOf(const Resolution& resolution) {
+  if (resolution.plan->protocol == Protocol::kMultimem) return Feature::kMultimem;
+  if (!resolution.ll) return resolution.request.staged_count > 0 ? Feature::kStaging : Feature::kSteps;
+  return resolution.plan->protocol == Protocol::kLlTwoShot ? Feature::kLlTwoShot : Feature::kLl;
+}
+
 std::string WhyXla(const std::string& algorithm, const Capabilities& capabilities) {
   if (capabilities.setting == kXla) return "JAXCOMM_ALGORITHM=xla";
   if (algorithm == kXla || algorithm == kComposed) return "asked for";
@@ -286,6 +292,14 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   if (!resolution.ok()) return resolution;
   const bool by_kernels = resolution->backend == Backend::kPlan || resolution->backend == Backend::kRows;
   if (by_kernels) resolution->lost = LostOf(spec);
+  if (by_record && resolution->backend == Backend::kPlan) {
+    const Feature feature = FeatureOf(*resolution);
+    const std::vector<Feature>& passed = capabilities.passed;
+    if (std::find(passed.begin(), passed.end(), feature) == passed.end()) {
+      return ByXla(std::string("the self-test has not passed \"") + kFeatures[static_cast<int>(feature)] +
+                   "\" on these GPUs");
+    }
+  }
   if (by_record && by_kernels) {
     resolution->reason = "measured as faster than XLA's own collective on these GPUs; " + resolution->reason;
   }

@@ -31,6 +31,16 @@ enum class Backend : uint8_t {
   kRows,         // GPUs: the kernels of all_to_all_v, dispatch and combine
 };
 
+// How the kernels of GPUs run a plan. The self-test has a row for each (jaxcomm/_selftest_programs.py).
+enum class Feature : uint8_t {
+  kSteps,      // step by step, on arenas of the whole operand and result or on XLA's buffers
+  kStaging,    // step by step, through a ring of chunks (staging.h)
+  kLl,         // LL messages of blocks
+  kLlTwoShot,  // LL messages of parts of blocks, in two exchanges
+  kMultimem,   // NVLink SHARP
+};
+constexpr const char* kFeatures[] = {"steps", "staging", "ll", "ll_two_shot", "multimem"};  // names, in this order
+
 // Calls for which the self-test has measured jaxcomm's default as faster than XLA's collective on these GPUs.
 struct Measured {
   Collective collective = Collective::kBarrier;  // dispatch: combine, too, so that one back end runs a layer
@@ -46,6 +56,7 @@ struct Capabilities {
   Platform platform = Platform::kCpu;
   std::string setting;                 // JAXCOMM_ALGORITHM: "", "xla" or "plans"
   std::vector<Measured> measured;      // GPUs: a plan may run by default for these calls; XLA's collectives run others
+  std::vector<Feature> passed;         // GPUs: of plans, in the self-test; the others do not run by default
   bool tested_between_nodes = false;   // GPUs: the self-test has passed between nodes with GIN
   bool measured_one_exchange = false;  // GPUs: the self-test has found the kernel of route_and_dispatch to be faster
   bool multimem = false;               // GPUs: a node may have NVLink SHARP
@@ -91,6 +102,9 @@ struct Resolution {
   Machine machine;           // of a rank, with all channels
   Cost cost;                 // of one channel; CostOf() has that of the call
 };
+
+// Of a Resolution with a plan on GPUs.
+Feature FeatureOf(const Resolution& resolution);
 
 // Empty, or why XLA's own collectives run all calls with this argument `algorithm`, wherever their ranks are.
 std::string WhyXla(const std::string& algorithm, const Capabilities& capabilities);

@@ -89,11 +89,15 @@ void BindResolve(nb::module_& m) {
       .def(
           "__init__",
           [](Capabilities* self, const std::string& platform, const std::string& setting,
-             std::vector<Measured> measured, bool tested_between_nodes, bool measured_one_exchange, bool multimem,
-             bool in_place, int32_t max_channels, std::optional<Machine> machine) {
+             std::vector<Measured> measured, const std::vector<std::string>& passed, bool tested_between_nodes,
+             bool measured_one_exchange, bool multimem, bool in_place, int32_t max_channels,
+             std::optional<Machine> machine) {
+            std::vector<Feature> features;
+            for (const std::string& name : passed) features.push_back(EnumOf<Feature>(kFeatures, "passed", name));
             new (self) Capabilities{EnumOf<Platform>(kPlatforms, "platform", platform),
                                     setting,
                                     std::move(measured),
+                                    std::move(features),
                                     tested_between_nodes,
                                     measured_one_exchange,
                                     multimem,
@@ -101,9 +105,9 @@ void BindResolve(nb::module_& m) {
                                     max_channels,
                                     std::move(machine)};
           },
-          "platform"_a, "setting"_a = "", "measured"_a = std::vector<Measured>(), "tested_between_nodes"_a = false,
-          "measured_one_exchange"_a = false, "multimem"_a = false, "in_place"_a = false, "max_channels"_a = 1,
-          "machine"_a = nb::none())
+          "platform"_a, "setting"_a = "", "measured"_a = std::vector<Measured>(),
+          "passed"_a = std::vector<std::string>(), "tested_between_nodes"_a = false, "measured_one_exchange"_a = false,
+          "multimem"_a = false, "in_place"_a = false, "max_channels"_a = 1, "machine"_a = nb::none())
       .def_rw("machine", &Capabilities::machine);
   nb::class_<Placement>(m, "Placement", "Where the ranks of a group are: ffi/plan/resolve.h.")
       .def(
@@ -123,6 +127,13 @@ void BindResolve(nb::module_& m) {
       .def_ro("lost", &Resolution::lost, "What XLA would do with its own collective, and does not do with this call.")
       .def_ro("returns_choices", &Resolution::returns_choices)
       .def_prop_ro("protocol", &ProtocolOf, "\"steps\", \"ll\", \"ll_two_shot\" or \"multimem\"; empty without a plan.")
+      .def_prop_ro(
+          "feature",
+          [](const Resolution& resolution) {
+            const bool on_gpus = resolution.backend == Backend::kPlan && resolution.num_channels > 0;
+            return on_gpus ? kFeatures[static_cast<int>(FeatureOf(resolution))] : "";
+          },
+          "How the kernels of GPUs run the plan: one of FEATURES; empty if they do not.")
       .def_ro("ll", &Resolution::ll)
       .def_ro("request", &Resolution::request, "Of one channel.")
       .def_ro("call_request", &Resolution::call_request, "Of all channels, in whole blocks.")
@@ -170,6 +181,9 @@ void BindResolve(nb::module_& m) {
       },
       "product"_a, "block_bytes"_a, "placement"_a, "capabilities"_a,
       "\"unfused\" or \"ring\": the loop of a collective matmul.");
+  nb::list features;
+  for (const char* name : kFeatures) features.append(name);
+  m.attr("FEATURES") = nb::tuple(features);
   m.attr("MAX_ONE_EXCHANGE_BYTES") = kMaxOneExchangeBytes;
   m.def(
       "select",

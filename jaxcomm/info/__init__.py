@@ -71,7 +71,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "XLA FFI API": ".".join(map(str, ffi)) if ffi else "unknown",
-        "CUDA plugin of JAX": f"{name} {plugin}" if name else "no: install jax[cuda12] or jax[cuda13]",
+        "CUDA plugin of JAX": f"{name} {plugin}" if name else "no: install jax[cuda13]",
         "CUDA module": module,
         "NVIDIA driver": _driver(cuda),
         "NCCL": nccl,

@@ -33,7 +33,7 @@ class Cuda:
 
     module: ModuleType | None
     problem: str
-    devices: tuple[dict[str, Any], ...] = ()
+    num_devices: int = 0
     devices_problem: str = ""
     nccl: dict[str, Any] | None = None
     nccl_problem: str = ""
@@ -61,16 +61,15 @@ def find_cuda() -> Cuda:
         nccl = module.nccl(_native.nccl_wheel())
     except RuntimeError as error:
         nccl_problem = str(error)
-    devices: tuple[dict[str, Any], ...] = ()
-    devices_problem = ""
+    num_devices, devices_problem = 0, ""
     try:
         devices_problem = _native.driver_problem(module)
         if not devices_problem:
-            devices = tuple(module.devices())
-            devices_problem = "" if devices else "there is no GPU"
+            num_devices = module.num_devices()
+            devices_problem = "" if num_devices else "there is no GPU"
     except RuntimeError as error:
         devices_problem = str(error)
-    return Cuda(module, "", devices, devices_problem, nccl, nccl_problem)
+    return Cuda(module, "", num_devices, devices_problem, nccl, nccl_problem)
 
 
 def plugin() -> tuple[str, str]:
@@ -86,7 +85,7 @@ def plugin() -> tuple[str, str]:
 def _xla_collectives() -> Answer:
     name, plugin_version = plugin()
     if not name:
-        return Answer(False, "JAX has no plugin for NVIDIA GPUs: install jax[cuda12] or jax[cuda13]")
+        return Answer(False, "JAX has no plugin for NVIDIA GPUs: install jax[cuda13]")
     prefix = "XLA_FFI_Extension_Collectives_"
     found = _native.jaxlib_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
     if found is None:
@@ -142,7 +141,7 @@ def capabilities(cuda: Cuda, devices: Sequence[jax.Device], communicator: bool) 
     if cuda.obstacle:
         return dict.fromkeys(names, Answer(False, cuda.obstacle)) | xla
     numbers = [device.local_hardware_id for device in devices if device.platform == "gpu"]
-    numbers = [number for number in numbers if number < len(cuda.devices)]
+    numbers = [number for number in numbers if number < cuda.num_devices]
     if not numbers:
         return dict.fromkeys(names, Answer(None, "JAX uses no GPU in this process")) | xla
     answers = {"kernels": _kernels(cuda, numbers)}

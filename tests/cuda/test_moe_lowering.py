@@ -173,12 +173,12 @@ def test_hierarchical_on_one_host_is_the_kernel_inside_a_node(on_overflow):
 def test_several_hosts_by_default(monkeypatch, several_hosts):
     """The kernels between nodes if the self-test has passed there, and if they take the sizes."""
     drop = functools.partial(layer, on_overflow="drop")
-    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda collective: True)
     assert targets(layer) == targets(drop) == RAILS
     for _, attributes, _ in calls(text(layer))[1:]:
         assert 'algorithm = "hierarchical"' in attributes  # the kernels run where Python has chosen them only
     assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather_eager"]
-    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: False)
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda collective: False)
     assert targets(drop) == ["all_gather_eager"]
 
 
@@ -187,7 +187,7 @@ def test_the_gradient_decides_about_the_layer_between_nodes(monkeypatch, several
 
     48 KiB are 12 KiB of moves, 8 experts of 4 bytes, and 12 bytes for 64 choices: tests/test_resolve.py.
     """
-    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda: True)
+    monkeypatch.setattr(_selftest_record, "passed_between_nodes", lambda collective: True)
 
     def gradient(x, ids, weights, **route):
         loss = lambda *args: layer(args[0], ids, args[1], **route).astype(jnp.float32).sum()  # noqa: E731

@@ -74,6 +74,42 @@ TEST_CASE("calls by XLA's stages") {
   CHECK(Alone([] { RunByXla(true, 1); }) == said + "XLA's window is null\n");
 }
 
+// Its peers would wait for its kernel.
+ALONE_TEST_CASE("a rank that loses a window fails its process") {
+  Communicator::Configure(20, 4);
+  auto* state = new GpuCallState;
+  state->spec = SpecOf(Collective::kAllGather, 2);
+  state->spec.algorithm = "direct";
+  state->spec.groups = {0, 1};
+  state->symmetric_buffers = true;
+  OnRanks(*new World(2), [&](Rank& rank) {
+    rank.number = rank.rank;
+    const XlaMemory memory(rank);
+    Stream stream;
+    FakeXla xla;
+    xla.state = state;
+    xla.stream = stream.handle();
+    xla.device = rank.rank;
+    xla.nccl_comm = &rank;
+    xla.window = memory.window;
+    xla.memory = reinterpret_cast<char*>(memory.At(0));
+    xla.memory_bytes = XlaMemory::kBytes;
+    int32_t* const x = memory.At(memory.InputOf(0));
+    int32_t* const y = memory.At(memory.OutputOf(0));
+    const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at) { return xla.Run(handler, at, x, 4, y, 8); };
+    for (xla.run = 0; xla.run < 2 - rank.rank; ++xla.run) {
+      CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
+      if (xla.run == 1) xla.memory_bytes = 0;
+      CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
+      if (rank.rank == 0) CHECK(Communicator::OwnFailure().ok() == (xla.run == 0));
+    }
+    if (rank.rank == 1) return;
+    const std::string why = "the operand was in a window of XLA's before, but is not now";
+    CHECK(Has(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE), why));
+    CHECK(Has(Communicator::OwnFailure(), why.c_str()));
+  });
+}
+
 // Prepare reports errors at once. Errors of one device in Initialize are deferred to Execute.
 ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   Communicator::Configure(20, 4);

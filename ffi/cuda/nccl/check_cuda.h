@@ -34,7 +34,7 @@ inline Status CheckCuda(const std::string& name, cudaError_t result) {
   std::string text = name + ": " + cudaGetErrorString(result);
   if (result == cudaErrorInsufficientDriver) {
     text += "; jaxcomm._cuda was built with CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
-            std::to_string(CUDART_VERSION % 1000 / 10) + ": update the driver, or build with an older CUDA";
+            std::to_string(CUDART_VERSION % 1000 / 10) + ": update the driver";
   } else if (result == cudaErrorNoKernelImageForDevice || result == cudaErrorUnsupportedPtxVersion) {
     text += "; jaxcomm._cuda has no code for this GPU: build with CMAKE_CUDA_ARCHITECTURES=native";
   }

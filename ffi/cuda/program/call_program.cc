@@ -158,7 +158,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   capabilities.max_channels = max_channels;
   Shapes shapes = {dtype, input_count, output_count};
   if (spec.row_count > 0) {
-    const int64_t rows = (spec.collective == Collective::kCombine ? output_count : input_count) / spec.row_count;
+    const int64_t rows = (TraitsOf(spec.collective).SumsTokens() ? output_count : input_count) / spec.row_count;
     shapes.choices = spec.per_choice != 0 ? rows : rows * spec.choices;
   }
   const StatusOr<Resolution> resolution =
@@ -232,7 +232,7 @@ MultimemArgs MakeMultimemArgs(const Request& request, ContiguousCounts contiguou
   args.item_bytes = static_cast<int32_t>(ItemBytes(dtype));
   args.num_channels = num_channels;
   args.reduces = Reduces(request.collective);
-  args.to_all = request.collective != Collective::kReduceScatter;
+  args.to_all = TraitsOf(request.collective).input == BufferBlocks::kOne;
   return args;
 }
 

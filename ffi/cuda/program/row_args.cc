@@ -23,7 +23,7 @@ bool HasSums(DType dtype) {
 StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                               int32_t max_channels) {
   RowArgs args;
-  args.combines = spec.collective == Collective::kCombine;
+  args.combines = TraitsOf(spec.collective).SumsTokens();
   args.dtype = dtype;
   const int64_t row = spec.row_count, choices = spec.per_choice != 0 ? 1 : spec.choices;
   if (row < 0 || choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0 ||

@@ -40,7 +40,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
-  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
+  if (TraitsOf(spec.collective).elements == ElementKind::kTokens) {
     // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
     // has no kernel to launch, but the others would wait for it.
     const RowArgs rows =
@@ -193,7 +193,7 @@ Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const Row
   ScopedDevice keep;
   const cudaError_t selected = cudaSetDevice(communicator_.device());
   if (places_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
-    return InvalidArgumentError("XLA runs the call with other buffers than it has initialized it with");
+    return UnavailableError("XLA runs the call with other buffers than it has initialized it with");
   }
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", selected));
   JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));

@@ -30,7 +30,7 @@ struct Buffers {
 };
 
 Status DecodeRows(const CallSpec& spec, ffi::RemainingArgs args, const Buffers& buffers, RowOperands* rows) {
-  const bool combines = spec.collective == Collective::kCombine;
+  const bool combines = TraitsOf(spec.collective).SumsTokens();
   const auto vector = [&](size_t i, const void** data) -> StatusOr<int64_t> {
     const auto operand = args.get<ffi::AnyBuffer>(i);
     if (!operand || operand->element_type() != ffi::DataType::S32) {
@@ -76,9 +76,10 @@ Status DecodeSlices(ffi::RemainingArgs args, const Buffers& buffers, RowOperands
 
 StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
-  const bool combines = spec.collective == Collective::kCombine;
-  const bool of_slices = spec.collective == Collective::kAllToAllV;
-  const bool of_rows = combines || spec.collective == Collective::kDispatch;
+  const CollectiveTraits& traits = TraitsOf(spec.collective);
+  const bool combines = traits.SumsTokens();
+  const bool of_slices = traits.elements == ElementKind::kSlices;
+  const bool of_rows = traits.elements == ElementKind::kTokens;
   // The values that an asynchronous call waits for are operands too.
   const bool fits = of_rows || of_slices     ? args.size() == (combines ? 6 : 4) && rets.size() == 1
                     : spec.asynchronous != 0 ? args.size() > rets.size()
@@ -90,7 +91,7 @@ StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Rem
     const auto x = args.get<ffi::AnyBuffer>(i + 1);
     auto y = rets.get<ffi::AnyBuffer>(i);
     if (!x || !y) return InvalidArgumentError("operands and results must be arrays");
-    if (spec.collective == Collective::kBarrier) {
+    if (traits.input == BufferBlocks::kNone) {
       if (x->untyped_data() != (*y)->untyped_data()) return InvalidArgumentError("results must be aliased to operands");
       continue;
     }
@@ -174,8 +175,7 @@ struct CollectiveCall {
   // Ranks may have different numbers of rows: DeviceCall compares what must be the same.
   static uint64_t Identity(const State& state, const Buffers& buffers) {
     uint64_t hash = HashAttributes(state.spec);
-    const Collective collective = state.spec.collective;
-    if (collective == Collective::kDispatch || collective == Collective::kCombine) return hash;
+    if (TraitsOf(state.spec.collective).elements == ElementKind::kTokens) return hash;
     hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));
     hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));
     return Mix(hash, static_cast<uint64_t>(buffers.output_count));

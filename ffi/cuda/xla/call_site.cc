@@ -43,6 +43,7 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
       CountLocal(all ? std::vector<int32_t>(spec.groups.size(), settings.process) : spec.processes, settings.process);
   // The others may still wait for their earlier work.
   const Status met = first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
+  NoteIfUnavailable(spec, earlier);
   JAXCOMM_RETURN_IF_ERROR(earlier);
   JAXCOMM_RETURN_IF_ERROR(met);
   FreeRetired(device);

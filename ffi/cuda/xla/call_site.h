@@ -70,8 +70,9 @@ struct CallSite : CallSiteBase {
   std::map<int32_t, std::unique_ptr<Call>> calls;  // by local device
 };
 
-// Called after a launch. Peers may wait for a kernel that this GPU can't run, so an error of CUDA ends their waits. All
-// ranks have the errors of arguments.
+// Called with the outcome of what a rank does by itself: it waits for earlier work, gets ready for a run, launches.
+// Peers wait for the kernel of a rank that can't, so an error of CUDA or XLA ends their waits. All ranks have the
+// errors of arguments.
 void NoteIfUnavailable(const CallSpec& spec, const Status& status);
 
 // Errors of handlers.

@@ -45,7 +45,10 @@ ffi::Error InitializeCall(cudaStream_t stream, typename Kind::State* state, XlaC
   if (ffi::Error failure = FailureOf(state->spec, state->FailureBefore(run.run_id)); !failure.success()) return failure;
   if (!state->ProblemOf(device).ok()) return ffi::Error::Success();
   Status problem = MakeCall<Kind>(*state, collectives, device, *operands, stream, run.run_id);
-  if (problem.ok()) problem = Kind::Ready(*state, collectives, *operands, *state->Find(device), stream);
+  if (problem.ok()) {
+    problem = Kind::Ready(*state, collectives, *operands, *state->Find(device), stream);
+    NoteIfUnavailable(state->spec, problem);
+  }
   if (!problem.ok()) state->SetProblem(device, problem);
   return ffi::Error::Success();
 }

@@ -1,0 +1,177 @@
+"""The defaults on GPUs that depend on the record of python -m jaxcomm.selftest."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+from harness import OURS, on_ranks
+from test_selftest import GPU_KEY, forget, own_cache  # noqa: F401
+
+import jaxcomm
+from jaxcomm import _config, _lowering, _request, _selftest_record, selftest
+from jaxcomm._core import plan
+from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
+
+
+def passed(feature, op, size=8, us=None, wrong=0, ranks=2, per_node=2, dtype="float32"):
+    return Row(feature, op, dtype, size, ranks, per_node, wrong, *(us or (None, None)))
+
+
+FAST, SLOW = (1.0, 2.0), (2.0, 1.0)
+TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([TYPED], []),
+        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
+        ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
+        (
+            [passed(PLANS, "all_gather", size, us) for size, us in ((512, FAST), (8, FAST), (64, SLOW), (4096, FAST))],
+            [("all_gather", 2, 2, 0, 8), ("all_gather", 2, 2, 512, 4096)],
+        ),
+        (
+            [passed(PLANS, "all_gather", 8, FAST), passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4)],
+            [("all_gather", 2, 2, 0, 8), ("all_gather", 8, 4, 0, 8)],
+        ),
+        ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, _selftest_record.ANY_SIZE)]),
+        ([passed(EXPERTS, "experts", 96, FAST)], [("dispatch", 2, 2, 0, 96)]),
+        ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 0, 96)]),
+        ([passed(PLANS, "psum_scatter", 8, FAST), passed(TYPES, "psum_scatter", wrong=1)], []),
+        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(TYPES, "pmin", wrong=1)], []),
+        ([TYPED, passed(PLANS, "psum", 8, FAST), passed(PLANS, "psum", 64, FAST, wrong=1)], []),
+        ([passed(PLANS, "all_gather", 8, FAST), passed(PROGRAMS, "loop", wrong=1)], []),
+        ([passed(PLANS, "all_gather", 8, FAST), passed(EXPERTS, "experts", wrong=1)], [("all_gather", 2, 2, 0, 8)]),
+    ],
+)
+def test_only_what_won_is_the_default(rows, expected):
+    found = _selftest_record.ranges(rows)
+    names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
+    assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
+    assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
+
+
+def test_types_of_sums():
+    """Types that were timed by their own times, others up to the size at which their values were right."""
+    rows = [
+        passed(TYPES, "psum", 4096, dtype="float32,bfloat16,float16"),
+        *(passed(PLANS, "psum", size, FAST) for size in (8, 1 << 20)),
+        *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
+    ]
+    found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
+    assert found == {"float32": (0, 1 << 20), "float16": (0, 4096), "bfloat16": (1 << 20, 1 << 20)}
+
+
+def test_sums_are_timed_in_two_types_on_gpus():
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    found = selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"])
+    timed = [(row.op, row.dtype) for row, _ in found if row.feature == PLANS]
+    assert timed == [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")] * 2
+
+
+@pytest.mark.parametrize("feature", [feature for feature in plan.FEATURES if feature != "multimem"])
+def test_the_program_of_a_feature(feature, monkeypatch):
+    """Its values on CPUs; on GPUs, kernels of that feature run all its calls."""
+    (group, _), *_ = selftest._groups(jax.devices(), [8])
+    row, fill = next(test for test in selftest.tests(group, 8, "gpu", (1024,), []) if test[0].feature == feature)
+    assert selftest._fill(row, fill) == f"{feature} was not tested: with these settings, other kernels run these calls"
+    assert row.wrong == 0
+    right = jaxcomm.all_gather if feature != "ll_two_shot" else jaxcomm.psum
+    monkeypatch.setattr(jaxcomm, right.__name__, lambda *args, **more: right(*args, **more) + 1)
+    fill()
+    assert row.wrong > 0
+
+
+@pytest.mark.parametrize("feature", plan.FEATURES)
+def test_the_calls_of_a_feature_run_on_its_kernels(feature, mesh):
+    size = selftest.STAGED_BYTES // 4 if feature == "staging" else 32 * 8
+    program = on_ranks(lambda x: selftest.by_feature(jaxcomm, x, ("node", "gpu"), feature), mesh)
+    with _request.resolutions() as calls:
+        jax.jit(program).trace(jax.ShapeDtypeStruct((8, size), "float32")).lower(lowering_platforms=("cuda",))
+    assert {found.feature for _, found in calls} == {feature}
+
+
+def test_only_features_that_passed(monkeypatch):
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
+    rows = [passed(feature, feature) for feature in plan.FEATURES if feature != "staging"]
+    rows += [passed("ll", "ll", wrong=1, ranks=4, per_node=4), passed(PLANS, "psum", 1 << 28, FAST)]
+    _selftest_record.save(GPU_KEY, [*rows, passed(GRAPHS, "graphs")])
+    assert _selftest_record.passed() == ["steps", "ll_two_shot", "multimem"]
+
+
+def test_features_of_experts(monkeypatch):
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
+
+    def found(*rows):
+        forget()
+        _selftest_record.path().unlink(missing_ok=True)
+        _selftest_record.save(GPU_KEY, rows)
+        return _selftest_record.measured_one_exchange(), _selftest_record.passed_between_nodes("dispatch")
+
+    between = passed(EXPERTS, "experts", 96, SLOW, ranks=4)
+    assert found() == (False, False)
+    assert found(passed(EXPERTS, "experts", 96, FAST)) == (False, False)
+    assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, SLOW), between) == (False, True)
+    rows = passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)
+    assert found(*rows) == (False, False)  # not in CUDA graphs, where XLA would run it
+    assert found(*rows, passed(GRAPHS, "graphs")) == (True, False)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "dispatch"])
+def test_features_between_nodes(collective):
+    """Plans and the kernels of experts put over the network by code of their own."""
+    own, other = passed(EXPERTS, "experts", ranks=4), passed(PLANS, "psum", ranks=4)
+    if collective == "all_reduce":
+        own, other = other, own
+    in_a_node = dataclasses.replace(own, ranks_per_node=4)
+    for rows, expected in (
+        ([own], True),
+        ([own, dataclasses.replace(other, wrong=1)], True),
+        ([other, in_a_node], False),
+    ):
+        assert _selftest_record.put_between_nodes(rows, collective) is expected
+    assert not _selftest_record.put_between_nodes([own, dataclasses.replace(own, error="no")], collective)
+
+
+def test_the_default_on_gpus(monkeypatch, mesh, caplog):
+    """XLA's own collective, except for calls that won; one line says how to change that."""
+    _lowering._log.cache_clear()
+    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
+    monkeypatch.setattr(_lowering, "config", _config.Config)
+
+    def by_jaxcomm(op, count, dtype=np.float32):
+        jax.clear_caches()
+        f = jax.jit(on_ranks(lambda x: getattr(OURS, op)(x, "gpu"), mesh))
+        text = f.trace(np.zeros((8, count), dtype)).lower(lowering_platforms=("cuda",)).as_text()
+        return "in no graph" if "@jaxcomm_all_reduce_eager" in text else "custom_call @jaxcomm" in text
+
+    with caplog.at_level(logging.WARNING, "jaxcomm"):
+        assert not by_jaxcomm("all_gather", 16) and not by_jaxcomm("psum", 16)
+    assert len(caplog.messages) == 1 and "`python -m jaxcomm.selftest`" in caplog.text and "=plans" in caplog.text
+    four = {"ranks": 4, "per_node": 4}
+    forget()
+    won = [passed(PLANS, "psum", 256, FAST, **four), passed(PLANS, "psum", 4096, SLOW, **four)]
+    _selftest_record.save(GPU_KEY, [TYPED, *won])
+    assert not by_jaxcomm("psum", 64)  # its kernels have not passed
+    _selftest_record.save(GPU_KEY, [passed("ll", "ll")])
+    forget()
+    assert by_jaxcomm("psum", 64) == "in no graph"  # not tested
+    monkeypatch.setattr(_selftest_record, "passed_in_graphs", lambda: True)
+    assert by_jaxcomm("psum", 64) is True and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
+    assert not by_jaxcomm("psum", 64, np.int32)  # a type that was not tested
+
+    def why_xla(platform, algorithm=None):
+        return plan.why_xla(algorithm or "", _lowering.capabilities(platform, algorithm))
+
+    forget()
+    _selftest_record.path().unlink()
+    assert "not measured" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
+    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
+    assert not why_xla("cuda")
+    monkeypatch.setattr(_lowering, "config", _config.Config)
+    _lowering.use_plans()
+    assert not why_xla("cuda")
+    jax.clear_caches()
