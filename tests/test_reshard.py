@@ -1,7 +1,9 @@
 """reshard(): values of random arrays, what is not copied, options, and errors that move nothing."""
 
 import io
+import math
 import pathlib
+import random
 import subprocess
 import sys
 import types
@@ -16,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _reshard
+from jaxcomm._core import plan
 
 
 def mesh(devices, **axes):
@@ -45,6 +48,30 @@ def test_large_arrays_in_chunks_of_all_strides():
     rows = NamedSharding(mesh(range(8), a=4, b=2), P("a"))
     for target in (COLUMNS, NamedSharding(mesh([5, 1, 4], a=1, b=3), P("a"))):
         resharding.check(jaxcomm.reshard(resharding.place(x, rows), target), x, target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_devices_receive_what_their_new_shards_lack(seed):
+    """Each element once, in random pairs of shardings, within one host and between hosts. NumPy marks the elements."""
+    rng = random.Random(seed)
+    moving = 0
+    for shape in rng.choices(resharding.SHAPES, k=40):
+        marks = np.arange(math.prod(shape)).reshape(shape)
+        source, target = (resharding.random_sharding(rng, shape) for _ in range(2))
+        old, new = (sharding.devices_indices_map(shape) for sharding in (source, target))
+        lacks = {d: np.setdiff1d(marks[index], marks[old[d]] if d in old else []).size for d, index in new.items()}
+        move = _reshard._Move.of("x", jax.ShapeDtypeStruct(shape, "float32", sharding=source), target)
+        n = len(move.devices)
+        for scope, of_host in (("node", n), ("network", n // 2 if n % 2 == 0 else 1)):
+            request = plan.reshard_request(scope, n, of_host, *move.key[-2:])
+            for algorithm in filter(lambda name: plan.supports(request, name), ("direct", "hierarchical")):
+                received = dict.fromkeys(new, 0)
+                for step in (step for p in plan.build(request, algorithm) for step in p.steps):
+                    if step.kind in ("put", "get"):
+                        received[move.devices[step.dst.rank]] += step.count
+                assert received == lacks, (source, target, algorithm)
+        moving += sum(lacks.values()) > 0
+    assert moving > 15
 
 
 def pointers(array):

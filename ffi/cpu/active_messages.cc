@@ -48,14 +48,17 @@ void* ActiveMessages::AssignDestination(int process, uint64_t id, const Header& 
 }
 
 void ActiveMessages::CancelPuts(const MessageHandler& handler) {
-  std::set<int> processes;
+  std::map<int, const char*> processes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [id, of] : puts_in_progress_) {
-      if (of.get() == &handler) processes.insert(id.first);
+      if (of.get() == &handler) processes[id.first] = "its data did not arrive in time";
+    }
+    for (const auto& [sender, process] : inputs_in_progress_) {
+      if (sender == &handler) processes.try_emplace(process, "it did not take its data in time");
     }
   }
-  for (const int process : processes) network_->Drop(process, "its data did not arrive in time");
+  for (const auto& [process, why] : processes) network_->Drop(process, why);
 }
 
 void ActiveMessages::Unregister(uint64_t key) {
@@ -84,13 +87,36 @@ ActiveMessages::Header ActiveMessages::HeaderOf(Kind kind, uint64_t key, const F
   return header;
 }
 
-void ActiveMessages::Put(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to,
-                         int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) {
+ActiveMessages::Header ActiveMessages::PutHeader(uint64_t key, const Fingerprint& fingerprint, const Place& to,
+                                                 int64_t offset_bytes) {
   Header header = HeaderOf(Kind::kPut, key, fingerprint);
   header.to = to.rank;
   header.space = to.space;
   header.offset_bytes = offset_bytes;
-  Send(process, header, std::move(data), bytes);
+  return header;
+}
+
+void ActiveMessages::Put(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to,
+                         int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) {
+  Send(process, PutHeader(key, fingerprint, to, offset_bytes), std::move(data), bytes);
+}
+
+void ActiveMessages::PutInput(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to,
+                              int64_t offset_bytes, const char* data, int64_t bytes,
+                              std::shared_ptr<MessageHandler> sender) {
+  const Header header = PutHeader(key, fingerprint, to, offset_bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inputs_in_progress_.insert({sender.get(), process});
+  }
+  network_->Send(process, key, &header, sizeof(header), data, static_cast<size_t>(bytes),
+                 [this, process, sender = std::move(sender)](bool) {
+                   {
+                     std::lock_guard<std::mutex> lock(mutex_);
+                     inputs_in_progress_.erase(inputs_in_progress_.find({sender.get(), process}));
+                   }
+                   sender->OnPutDone();
+                 });
 }
 
 void ActiveMessages::Signal(int32_t process, uint64_t key, int32_t from, int32_t to) {

@@ -53,6 +53,9 @@ class ActiveMessages : public Receiver {
 
   void Put(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to, int64_t offset_bytes,
            std::unique_ptr<char[]> data, int64_t bytes);
+  // Copies nothing. OnPutDone of the sender follows once nothing reads the data any more.
+  void PutInput(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to, int64_t offset_bytes,
+                const char* data, int64_t bytes, std::shared_ptr<MessageHandler> sender);
   void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
   // This process has entered the call; `what` describes the call. Sent only if the call takes long.
   void SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint, const RunAndGroup& run,
@@ -61,8 +64,8 @@ class ActiveMessages : public Receiver {
   void SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
   void SendAborted(int32_t process, uint64_t key, const std::string& why);
 
-  // Drops the connections to all processes that are still sending payloads to this handler. OnPutDone follows for each
-  // payload.
+  // Drops the connections to all processes that are still sending payloads to this handler, or have not taken those
+  // that it sends. OnPutDone follows for each payload.
   void CancelPuts(const MessageHandler& handler);
 
   // Success, or the reason why the process is unreachable.
@@ -118,6 +121,7 @@ class ActiveMessages : public Receiver {
   };
   using MessageId = std::pair<int, uint64_t>;
 
+  static Header PutHeader(uint64_t key, const Fingerprint& fingerprint, const Place& to, int64_t offset_bytes);
   static Header HeaderOf(Kind kind, uint64_t key, const Fingerprint& fingerprint = {});
   void Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes);
   void SendText(int32_t process, const Header& header, const std::string& text);
@@ -135,9 +139,10 @@ class ActiveMessages : public Receiver {
   std::set<uint64_t> closed_;  // keys of the most recent calls that are over
   std::deque<uint64_t> closed_order_;
   std::deque<uint64_t> aborted_;  // the most recent keys of waiting_ that a peer has aborted
-  std::map<MessageId, std::shared_ptr<MessageHandler>> puts_in_progress_;  // puts that have a destination
-  std::map<MessageId, std::unique_ptr<char[]>> texts_;                     // network's thread only
-  std::map<int32_t, std::string> lost_;                                    // and why
+  std::map<MessageId, std::shared_ptr<MessageHandler>> puts_in_progress_;    // puts that have a destination
+  std::multiset<std::pair<const MessageHandler*, int>> inputs_in_progress_;  // senders of PutInput, and to whom
+  std::map<MessageId, std::unique_ptr<char[]>> texts_;                       // network's thread only
+  std::map<int32_t, std::string> lost_;                                      // and why
   std::unique_ptr<Network> network_;  // declared last: it calls this object until it is destroyed
 };
 

@@ -34,6 +34,9 @@ constexpr int64_t kGatherTile = 1024;
 constexpr int64_t kShortFragmentBytes = 256;
 // The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
+// Larger parts of an input go to the network without a copy. After a failure, a call waits for them, and drops a peer
+// that does not take them: too much for parts that are copied in microseconds.
+constexpr int64_t kCopiedBytes = 64 << 10;
 
 }  // namespace
 
@@ -201,8 +204,13 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
 bool Execution::Move(const Place& dst, const Place& src, int64_t count) {
   const View from = ViewOf(src);
   if (RemoteTransport* remote = buffers_[dst.rank].remote) {
+    const int64_t bytes = count * program_->item_bytes;
+    if (src.space == Space::kInput && bytes > kCopiedBytes) {
+      const Cursor at(from, src.offset, program_->item_bytes);
+      if (at.left_bytes() >= bytes) return remote->PutInput(dst, at.at(), count), true;
+    }
     // A copy, because later steps may overwrite data that the network has not sent yet.
-    std::unique_ptr<char[]> data(new char[count * program_->item_bytes]);
+    std::unique_ptr<char[]> data(new char[bytes]);
     CopyElements({data.get(), BlockLayout{}}, 0, from, src.offset, count, program_->item_bytes, false);
     remote->Put(dst, std::move(data), count);
     return true;

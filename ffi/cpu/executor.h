@@ -63,6 +63,8 @@ class RemoteTransport {
  public:
   virtual ~RemoteTransport() = default;
   virtual void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) = 0;
+  // `input` is memory of the caller's, which keeps it until the network has sent it.
+  virtual void PutInput(const Place& to, const char* input, int64_t count) = 0;
   virtual void Signal(int32_t from, int32_t to) = 0;
 };
 

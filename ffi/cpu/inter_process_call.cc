@@ -400,6 +400,13 @@ void InterProcessCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_
                         std::move(data), count * item_bytes);
 }
 
+void InterProcessCall::PutInput(const Place& to, const char* input, int64_t count) {
+  const int64_t item_bytes = program_->program()->item_bytes;
+  state_.fetch_add(1);  // until OnPutDone()
+  active_messages_->PutInput(program_->process_of()[to.rank], spec_.key, fingerprint_, to, to.offset * item_bytes,
+                             input, count * item_bytes, shared_from_this());
+}
+
 void InterProcessCall::Signal(int32_t from, int32_t to) {
   active_messages_->Signal(program_->process_of()[to], spec_.key, from, to);
 }

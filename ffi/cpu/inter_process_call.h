@@ -119,6 +119,7 @@ class InterProcessCall : public MessageHandler,
   };
 
   void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override;
+  void PutInput(const Place& to, const char* input, int64_t count) override;
   void Signal(int32_t from, int32_t to) override;
 
   bool Step();
@@ -163,8 +164,8 @@ class InterProcessCall : public MessageHandler,
   std::atomic<Phase> phase_{Phase::kEntryBarrier};
   std::atomic<bool> claimed_{false};  // held by the thread that changes the phase
 
-  // The number of threads inside Advance() or Fail() plus payloads that the network may be writing, and two bits for
-  // the outcome. The last one to leave calls finish_.
+  // The number of threads inside Advance() or Fail() plus payloads that the network may be writing or reading, and two
+  // bits for the outcome. The last one to leave calls finish_.
   static constexpr uint32_t kDone = 1u << 30, kFailed = 1u << 31, kThreads = kDone - 1;
   std::atomic<uint32_t> state_{0};
   std::atomic<bool> finished_{false};

@@ -85,6 +85,7 @@ struct Extent {
   int64_t end = 0;
   Content content;
   Moment writer;
+  size_t step = 0;              // of the writer
   int64_t signals_before = -1;  // from writer to owner before the put; -1: not a put across the network
   std::vector<Moment> readers;  // since the last write
 };

@@ -109,11 +109,13 @@ class Validator {
   };
 
   static Status Fault(const std::string& text) { return InvalidArgumentError(text); }
-  Status Fault(int32_t rank, size_t step, const std::string& text) const {
+  std::string StepName(int32_t rank, size_t step) const {
     const Step& s = plans_[Index(rank)].steps[step];
-    return Fault("rank " + std::to_string(rank) + ", step " + std::to_string(step) + " (" +
-                 kStepNames[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") +
-                 "): " + text);
+    return "rank " + std::to_string(rank) + ", step " + std::to_string(step) + " (" +
+           kStepNames[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") + ")";
+  }
+  Status Fault(int32_t rank, size_t step, const std::string& text) const {
+    return Fault(StepName(rank, step) + ": " + text);
   }
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
   Memory& At(const Place& place) { return memory_[Index(place.rank) * 3 + static_cast<size_t>(place.space)]; }
@@ -312,6 +314,7 @@ class Validator {
     if (!fault.empty()) return Fault(rank, index, fault);
     Extent extent;
     extent.writer = {rank, clocks_[Index(rank)][Index(rank)]};
+    extent.step = index;
     if (!CanRead(geometry_, rank, dst.rank)) {
       extent.signals_before = static_cast<int64_t>(channels_[{rank, dst.rank}].sent.size());
     }
@@ -406,8 +409,9 @@ class Validator {
           const bool written = extent.content.value >= 0;
           if (fault.empty() && !(written && IsRight(extent.content, promise))) {
             fault = Interval(output, begin, extent.end);
-            fault += written ? " ends with the wrong contents: " + Holding(extent.content, begin, extent.end) +
-                                   ", expected " + Wanted(promise, begin, extent.end)
+            fault += written ? " ends with the wrong contents: " + Holding(extent.content, begin, extent.end) + " by " +
+                                   StepName(extent.writer.rank, extent.step) + ", expected " +
+                                   Wanted(promise, begin, extent.end)
                              : " is never written";
           }
           if (shared) Append({begin, extent.end, extent.content}, &sums);

@@ -78,15 +78,18 @@ struct Processes {
     while (fabric.Step()) {
     }
   }
+  static Place PlaceOfRank5() {
+    Place place;
+    place.rank = 5;
+    place.space = Space::kScratch;
+    return place;
+  }
   // To rank 5 of process 1.
   void Put(int from, int64_t bytes, int64_t offset, char letter, Fingerprint fingerprint = kFingerprint,
            uint64_t key = kKey) {
     std::unique_ptr<char[]> data(new char[bytes]);
     std::fill(data.get(), data.get() + bytes, letter);
-    Place place;
-    place.rank = 5;
-    place.space = Space::kScratch;
-    endpoints[from].Put(1, key, fingerprint, place, offset, std::move(data), bytes);
+    endpoints[from].Put(1, key, fingerprint, PlaceOfRank5(), offset, std::move(data), bytes);
   }
 };
 
@@ -264,6 +267,34 @@ TEST_CASE("a call that cannot wait for a payload drops its sender") {
   CHECK(all.endpoints[0].Reachable(1).message() == "the connection was lost");
   // The payload that another process sends for another call still arrives.
   CHECK((other->News() == Said{"0 lost", "landed"}) && other->buffer[kLarge - 1] == 'd');
+}
+
+TEST_CASE("an input is sent from its place, and its call keeps it until then") {
+  Processes all;
+  const auto sender = std::make_shared<Notes>(), notes = std::make_shared<Notes>();
+  std::string input(kLarge, 'a');
+  const auto put = [&](int to) {
+    all.endpoints[0].PutInput(to, kKey, kFingerprint, all.PlaceOfRank5(), 0, input.data(), kLarge, sender);
+  };
+  put(1);
+  all.Drain();
+  CHECK(sender->News().empty());
+  input.assign(kLarge, 'b');  // shows that there is no copy; a call does not do this
+  all.endpoints[1].Register(kKey, notes);
+  all.Drain();
+  CHECK(sender->News() == Said{"landed"} && notes->buffer[0] == 'b' && notes->buffer[kLarge - 1] == 'b');
+  all.endpoints[0].CancelPuts(*sender);  // nothing is in progress
+  put(2);                                // which never enters the call
+  all.Drain();
+  all.endpoints[0].CancelPuts(*notes);  // another call
+  all.Drain();
+  CHECK(sender->News().empty() && all.endpoints[0].Reachable(1).ok() && all.endpoints[0].Reachable(2).ok());
+  all.endpoints[0].CancelPuts(*sender);
+  all.Drain();
+  CHECK(sender->News() == Said{"landed"} && all.endpoints[0].Reachable(1).ok());
+  CHECK(all.endpoints[0].Reachable(2).message() == "it did not take its data in time");
+  put(2);
+  CHECK(sender->News() == Said{"landed"});  // lost: not sent
 }
 
 TEST_CASE("the state of aborted calls that are never entered has a limit") {

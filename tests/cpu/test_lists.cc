@@ -68,6 +68,11 @@ TEST_CASE("every algorithm moves the slices of every pair, and nothing else") {
 // Counts puts, and keeps what they carry.
 class Recorder : public RemoteTransport {
  public:
+  void PutInput(const Place& to, const char* input, int64_t count) override {
+    inputs.push_back(input);
+    offsets.push_back(to.offset);
+    counts.push_back(count);
+  }
   void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override {
     offsets.push_back(to.offset);
     counts.push_back(count);
@@ -76,6 +81,7 @@ class Recorder : public RemoteTransport {
   void Signal(int32_t, int32_t) override {}
   std::vector<int64_t> offsets, counts;
   std::vector<int32_t> first;
+  std::vector<const char*> inputs;
 };
 
 TEST_CASE("slices that are contiguous at both ends are one message") {
@@ -109,6 +115,34 @@ TEST_CASE("slices that are contiguous at both ends are one message") {
   CHECK((recorder.offsets == std::vector<int64_t>{2 * kRow, 9 * kRow}));
   CHECK((recorder.counts == std::vector<int64_t>{2 * kRow, kRow}));
   CHECK((recorder.first == std::vector<int32_t>{15, 21}));
+}
+
+TEST_CASE("a large part of an input is not copied, unless it has gaps") {
+  for (const int64_t b : {16 << 10, (16 << 10) + 1}) {  // of 64 KiB, and of one element more
+    for (const bool gaps : {false, true}) {
+      Request request;
+      request.collective = Collective::kAllToAll;
+      request.geometry.num_nodes = 2;
+      request.geometry.all_addressable = false;
+      request.block_count = b;
+      const BlockLayout layout = {2, b, gaps ? 1 : b};
+      const auto program = Program::Make(BuildAll(*FindAlgorithm(request.collective, "direct"), request), layout,
+                                         layout, sizeof(int32_t), nullptr);
+      std::vector<int32_t> input(2 * b), output(2 * b);
+      Recorder recorder;
+      std::vector<RankBuffers> buffers(2);
+      buffers[0].input = reinterpret_cast<const char*>(input.data());
+      buffers[0].output = reinterpret_cast<char*>(output.data());
+      buffers[1].local = false;
+      buffers[1].remote = &recorder;
+      Execution execution(program, buffers);
+      execution.Work();
+      CHECK(recorder.counts == std::vector<int64_t>{b});
+      const bool copied = gaps || b == 16 << 10;
+      CHECK(recorder.first.size() == copied && recorder.inputs.size() == !copied);
+      if (!copied) CHECK(recorder.inputs[0] == reinterpret_cast<const char*>(input.data() + b));
+    }
+  }
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ class NodesOfRanks : public RemoteTransport {
     CHECK(finished.size() == nodes.size());
   }
 
+  void PutInput(const Place&, const char*, int64_t) override { std::abort(); }
   void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override {
     const int64_t offset = to.offset * 4, bytes = count * 4;
     CHECK(bytes > 0 && offset >= 0);

@@ -130,10 +130,13 @@ TEST_CASE("outputs must be complete and correct") {
          kBroadcast);
   const Step to_2 = Put(Output(2), Input(0), 4);
   Expect("", Group({{kDown, kOwn, to_2}, {}, {}}), kBroadcast);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents: zeros, expected input [0, 4) of rank 0",
-         Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}), kBroadcast);
   Expect(
-      "output [0, 4) of rank 1 ends with the wrong contents: input [0, 4) of rank 1, expected input [0, 4) of rank 0",
+      "output [0, 4) of rank 0 ends with the wrong contents: zeros by rank 0, step 1 (zero), expected input [0, 4) of "
+      "rank 0",
+      Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}), kBroadcast);
+  Expect(
+      "output [0, 4) of rank 1 ends with the wrong contents: input [0, 4) of rank 1 by rank 1, step 0 (copy), expected "
+      "input [0, 4) of rank 0",
       Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
   // The right elements in wrong places: the middle two exchanged.
   const std::vector<Step> exchanged = {kOwn,
@@ -143,7 +146,8 @@ TEST_CASE("outputs must be complete and correct") {
                                        Put(Output(2, 2), Input(0, 1), 1),
                                        Put(Output(2, 3), Input(0, 3), 1)};
   Expect(
-      "output [1, 2) of rank 2 ends with the wrong contents: input [2, 3) of rank 0, expected input [1, 2) of rank 0",
+      "output [1, 2) of rank 2 ends with the wrong contents: input [2, 3) of rank 0 by rank 0, step 3 (put 2), "
+      "expected input [1, 2) of rank 0",
       Group({exchanged, {}, {}}), kBroadcast);
 }
 
@@ -155,8 +159,10 @@ TEST_CASE("a permute without a source must give zeros") {
       Group({{Zero(Scratch(0), 2), Copy(Output(0, 2), Scratch(0), 2), Copy(Output(0), Scratch(0), 2), kDown}, {}}, 2),
       request);
   Expect("output [0, 4) of rank 0 is never written", Group({{kDown}, {}}), request);
-  Expect("output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected zeros",
-         Group({{kOwn, kDown}, {}}), request);
+  Expect(
+      "output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0 by rank 0, step 0 (copy), expected "
+      "zeros",
+      Group({{kOwn, kDown}, {}}), request);
 }
 
 TEST_CASE("puts across the network arrive with the next signal to their target") {
@@ -214,9 +220,8 @@ TEST_CASE("sums count every rank once") {
   Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(1), Input(0)}), request);
   Expect("rank 0, step 1 (reduce): " + twice, plans({Input(0), Scratch(0), Input(1)}, {Zero(Scratch(0), 4)}), request);
   Expect(
-      "output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0, expected the sum of input [0, 4) "
-      "of rank 0 "
-      "over ranks 0, 1",
+      "output [0, 4) of rank 0 ends with the wrong contents: input [0, 4) of rank 0 by rank 0, step 0 (reduce), "
+      "expected the sum of input [0, 4) of rank 0 over ranks 0, 1",
       plans({Input(0)}), request);
   std::vector<Plan> alone = plans({Input(0), Input(1)});
   alone[0].steps.pop_back();
@@ -450,11 +455,13 @@ TEST_CASE("a copy may come from any replica, and from its own element only") {
   Expect("", plans({rest, Get(Output(0), Input(1, 3), 1)}, Get(Output(2), Input(1), 2)), request);
   Expect("output [1, 3) of rank 0 is never written", plans({own}, Get(Output(2), Input(0), 2)), request);
   Expect(
-      "output [0, 1) of rank 0 ends with the wrong contents: input [2, 3) of rank 1, expected input [3, 4) of rank 0 "
+      "output [0, 1) of rank 0 ends with the wrong contents: input [2, 3) of rank 1 by rank 0, step 0 (get 1), "
+      "expected input [3, 4) of rank 0 "
       "or a replica",
       plans({Get(Output(0), Input(1, 2), 1), rest}, Get(Output(2), Input(0), 2)), request);
   Expect(
-      "output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2, expected input [1, 2) of rank 0 "
+      "output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2 by rank 2, step 0 (copy), expected "
+      "input [1, 2) of rank 0 "
       "or a replica",
       plans({own, rest, Put(Output(2), Input(0), 1)}, Copy(Output(2, 1), Input(2), 1)), request);
   Expect("rank 2, step 0 (get 0): output [0, 3) of rank 2 exceeds the buffer of 2 elements",
