@@ -149,10 +149,9 @@ std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t 
   return reader_.Watch(peer, key, after);
 }
 
-std::shared_ptr<Call> Endpoint::Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
-                                     std::vector<StridedArray> arrays) {
+std::shared_ptr<Call> Endpoint::Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return reader_.Read(peer, lease, from, std::move(to), std::move(arrays));
+  return reader_.Read(std::move(sources), std::move(arrays));
 }
 
 void Endpoint::Cancel(const std::shared_ptr<Call>& call, const Error& why) {
@@ -181,25 +180,33 @@ void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<dou
   auto latest = began;
   TcpNetwork::Events events;
   int64_t received_bytes = 0;
+  int peer = -1;  // a read may go on at another one
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (call->done) return;
-    events = network_->Poll(call->peer);
+    peer = call->peer;
+    events = network_->Poll(peer);
     if (events.empty()) return;
-    network_->SetPolled(call->peer, true);
+    network_->SetPolled(peer, true);
     received_bytes = call->received_bytes;
   }
-  for (auto now = began; now - latest < kPollLimit && now - began < limit; now = std::chrono::steady_clock::now()) {
-    if (!Advance(events)) return;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (call->done) break;
-      if (std::exchange(received_bytes, call->received_bytes) != call->received_bytes) latest = now;
+  try {
+    for (auto now = began; now - latest < kPollLimit && now - began < limit; now = std::chrono::steady_clock::now()) {
+      if (!Advance(events)) return;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (call->done) break;
+        if (std::exchange(received_bytes, call->received_bytes) != call->received_bytes) latest = now;
+      }
+      std::this_thread::yield();  // the other endpoint may want this processor
     }
-    std::this_thread::yield();  // the other endpoint may want this processor
+  } catch (...) {  // without memory. A frame may be lost
+    const std::lock_guard<std::mutex> lock(mutex_);
+    network_->Drop(peer, "out of memory");
+    throw;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  network_->SetPolled(call->peer, false);
+  network_->SetPolled(peer, false);
 }
 
 Error Endpoint::ErrorOf(const std::shared_ptr<Call>& call) {

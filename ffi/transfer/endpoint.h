@@ -55,8 +55,7 @@ class Endpoint : private FrameReceiver {
                                     const std::string& digest, bool closes, const std::vector<Piece>& from,
                                     std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
-  std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
-                             std::vector<StridedArray> arrays);
+  std::shared_ptr<Call> Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays);
   void Cancel(const std::shared_ptr<Call>& call, const Error& why);
   void Close(int peer, uint64_t lease);
 

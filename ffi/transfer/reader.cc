@@ -2,17 +2,21 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace jaxcomm {
 
-std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer) {
+std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::string& key, int64_t version) {
   auto call = std::make_shared<Call>();
   call->peer = peer;
   call->answer = answer;
+  call->key = key;
+  call->version = version;
   call->id = next_id_++;
   calls_[call->id] = call;
   const auto to = peers_.find(peer);
+  call->retry = to == peers_.end() || to->second.open;
   if (to == peers_.end()) {  // another thread has found it lost, and has dropped it
     Finish(*call, {Code::kLost, "the connection has ended"});
   } else if (!to->second.lost.empty()) {
@@ -39,7 +43,7 @@ void Reader::OnPeer(int peer) {
 }
 
 std::shared_ptr<Call> Reader::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {
-  std::shared_ptr<Call> call = Begin(peer, kOpenedFrame);
+  std::shared_ptr<Call> call = Begin(peer, kOpenedFrame, key, version);
   Encoder request;
   request.PutText(key);
   request.Put(version);
@@ -52,8 +56,8 @@ std::shared_ptr<Call> Reader::Open(int peer, const std::string& key, int64_t ver
 std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
                                           const std::string& digest, bool closes, const std::vector<Piece>& from,
                                           std::vector<Piece> to, std::vector<StridedArray> arrays) {
-  std::shared_ptr<Call> open = Begin(peer, kOpenedFrame);
-  open->read = Begin(peer, kEndFrame);
+  std::shared_ptr<Call> open = Begin(peer, kOpenedFrame, key, version);
+  open->read = Begin(peer, kEndFrame, key, version);
   open->read->closes = closes;
   Encoder request;
   request.PutText(key);
@@ -62,7 +66,8 @@ std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int6
   request.PutText(digest);
   request.Put(open->read->id);
   request.Put(static_cast<uint8_t>(closes));
-  PutRead(*open->read, from, std::move(to), std::move(arrays), &request);
+  open->read->arrays = std::move(arrays);
+  PutRead(*open->read, from, std::move(to), &request);
   if (open->read->done) {
     Finish(*open, open->read->error);
   } else {
@@ -72,7 +77,7 @@ std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int6
 }
 
 std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t after) {
-  std::shared_ptr<Call> call = Begin(peer, kNoticeFrame);
+  std::shared_ptr<Call> call = Begin(peer, kNoticeFrame, key, kLatest);
   Encoder request;
   request.PutText(key);
   Send(peer, {kWatchFrame, static_cast<uint32_t>(request.bytes().size()), call->id, static_cast<uint64_t>(after)},
@@ -80,10 +85,11 @@ std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t af
   return call;
 }
 
-void Reader::PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to,
-                     std::vector<StridedArray> arrays, Encoder* request) {
-  call.arrays = std::move(arrays);
+void Reader::PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, Encoder* request) {
   call.pieces = std::move(to);
+  call.next_piece = 0;
+  call.walk.reset();
+  call.received_bytes = call.total_bytes = 0;
   for (const Piece& piece : call.pieces) {
     const StatusOr<int64_t> bytes = BytesOf(call.arrays[piece.array], piece.box);
     if (!bytes.ok()) return Finish(call, {Code::kInvalid, bytes.status().message()});
@@ -103,14 +109,37 @@ void Reader::PutRead(Call& call, const std::vector<Piece>& from, std::vector<Pie
   }
 }
 
-std::shared_ptr<Call> Reader::Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
-                                   std::vector<StridedArray> arrays) {
-  std::shared_ptr<Call> call = Begin(peer, kEndFrame);
-  Encoder request;
-  PutRead(*call, from, std::move(to), std::move(arrays), &request);
-  if (call->done) return call;
-  Send(peer, {kReadFrame, static_cast<uint32_t>(request.bytes().size()), call->id, lease}, request.bytes());
+std::shared_ptr<Call> Reader::Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays) {
+  auto first = std::find_if(sources.begin(), sources.end(),
+                            [&](const ReadSource& each) { return leases_.count({each.peer, each.lease}) != 0; });
+  if (first == sources.end()) first = sources.begin();
+  const auto held = leases_.find({first->peer, first->lease});
+  const bool ended = held == leases_.end();
+  std::shared_ptr<Call> call =
+      Begin(first->peer, kEndFrame, ended ? "" : held->second.key, ended ? kLatest : held->second.version);
+  call->arrays = std::move(arrays);
+  call->others.assign(std::make_move_iterator(first + 1), std::make_move_iterator(sources.end()));
+  SendRead(*call, std::move(*first));
   return call;
+}
+
+void Reader::SendRead(Call& call, ReadSource source) {
+  Encoder request;
+  PutRead(call, source.from, std::move(source.to), &request);
+  if (call.done) return;
+  call.peer = source.peer;
+  Send(call.peer, {kReadFrame, static_cast<uint32_t>(request.bytes().size()), call.id, source.lease}, request.bytes());
+}
+
+bool Reader::GoOn(Call& call) {
+  while (!call.others.empty()) {
+    ReadSource next = std::move(call.others.front());
+    call.others.erase(call.others.begin());
+    if (leases_.count({next.peer, next.lease}) == 0) continue;
+    SendRead(call, std::move(next));
+    return true;
+  }
+  return false;
 }
 
 void Reader::Finish(Call& call, Error error, bool counts) {
@@ -186,7 +215,8 @@ void Reader::OnOpened(Call& call, const Frame& frame, const char* payload) {
   }
   call.lease = frame.at;
   const std::chrono::milliseconds length(lease_ms);
-  leases_[{call.peer, call.lease}] = {call.peer, length, Clock::now() + length / 3};
+  leases_[{call.peer, call.lease}] = {call.key, call.version, length, Clock::now() + length / 3};
+  if (call.read != nullptr) call.read->version = call.version;
   if (call.read != nullptr && call.read->closes) call.read->lease = call.lease;
   if (call.read != nullptr && reads == 0) {
     Finish(*call.read, {Code::kCancelled, "the manifest has another digest"}, false);
@@ -237,16 +267,16 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
 
 void Reader::OnLost(int peer, const std::string& why) {
   if (const auto found = peers_.find(peer); found != peers_.end()) found->second.lost = why;
+  for (auto at = leases_.begin(); at != leases_.end();) {
+    at = at->first.first == peer ? leases_.erase(at) : std::next(at);
+  }
   std::vector<std::shared_ptr<Call>> lost;
   for (const auto& [id, call] : calls_) {
     if (call->peer == peer) lost.push_back(call);
   }
   for (const auto& call : lost) {
     call->placing = false;  // the network has forgotten the connection
-    Finish(*call, {Code::kLost, why});
-  }
-  for (auto at = leases_.begin(); at != leases_.end();) {
-    at = at->first.first == peer ? leases_.erase(at) : std::next(at);
+    if (!GoOn(*call)) Finish(*call, {Code::kLost, why});
   }
 }
 
@@ -254,7 +284,8 @@ std::vector<WaitingCall> Reader::Waiting() const {
   std::vector<WaitingCall> waiting;
   for (const auto& [id, call] : calls_) {
     const std::chrono::duration<double> seconds = Clock::now() - call->began;
-    waiting.push_back({call->peer, call->answer, seconds.count(), call->received_bytes, call->total_bytes});
+    waiting.push_back(
+        {call->peer, call->answer, call->key, call->version, seconds.count(), call->received_bytes, call->total_bytes});
   }
   return waiting;
 }

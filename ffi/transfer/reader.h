@@ -19,19 +19,29 @@
 
 namespace jaxcomm {
 
+// Where a read may read `from` under a lease, into `to`.
+struct ReadSource {
+  int peer;
+  uint64_t lease;
+  std::vector<Piece> from;
+  std::vector<Piece> to;
+};
+
 // A call, shared by who waits for it and the endpoint. Guarded by the endpoint's lock.
 struct Call {
   int peer = -1;
   uint64_t id = 0;
   FrameKind answer{};  // that ends it
+  std::string key;     // of what it asks for
+  bool retry = false;  // it began on a connection that was open before: if this one is lost, a new one may do
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
   bool done = false;
   Error error;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::vector<std::function<void(const Call&)>> then;  // called once it is done, without the lock
 
+  int64_t version = kLatest;
   // Of an open or a watch.
-  int64_t version = 0;
   uint64_t lease = 0;          // of a read too, if the lease ends with it
   std::string manifest;        // empty if the source's has the digest that the reader has named
   std::shared_ptr<Call> read;  // of an open with a read
@@ -43,6 +53,7 @@ struct Call {
   size_t next_piece = 0;
   std::optional<Walk> walk;
   bool placing = false;  // the network writes to the destination
+  std::vector<ReadSource> others;
   int64_t received_bytes = 0;
   int64_t total_bytes = 0;
 };
@@ -69,6 +80,8 @@ class Histogram {
 struct WaitingCall {
   int peer;
   FrameKind answer;
+  std::string key;
+  int64_t version;
   double seconds;
   int64_t received_bytes;
   int64_t total_bytes;
@@ -90,9 +103,9 @@ class Reader {
                                     const std::string& digest, bool closes, const std::vector<Piece>& from,
                                     std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
-  // Reads `from` at the source into `to` of `arrays`, whose memory must stay until the call is done.
-  std::shared_ptr<Call> Read(int peer, uint64_t lease, const std::vector<Piece>& from, std::vector<Piece> to,
-                             std::vector<StridedArray> arrays);
+  // Reads from the first of the sources into `arrays`, whose memory must stay until the call is done. If a source is
+  // lost, the read begins again at the next one.
+  std::shared_ptr<Call> Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays);
   // Ends a call at once. Nothing is written to its destination any more.
   void Cancel(const std::shared_ptr<Call>& call, const Error& why);
   void Close(int peer, uint64_t lease);
@@ -117,7 +130,8 @@ class Reader {
 
  private:
   struct Lease {
-    int peer;
+    std::string key;
+    int64_t version;
     std::chrono::milliseconds length;
     Clock::time_point renew;
   };
@@ -127,10 +141,11 @@ class Reader {
     std::string lost;                                    // why the connection has ended
   };
 
-  std::shared_ptr<Call> Begin(int peer, FrameKind answer);
+  std::shared_ptr<Call> Begin(int peer, FrameKind answer, const std::string& key, int64_t version);
   // Sets the destination and appends `from` to the request. Ends the call if it is not valid.
-  void PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, std::vector<StridedArray> arrays,
-               Encoder* request);
+  void PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, Encoder* request);
+  void SendRead(Call& call, ReadSource source);
+  bool GoOn(Call& call);  // whether the read of a lost source has begun at another one
   void Send(int peer, const Frame& frame, const std::string& payload);
   void Finish(Call& call, Error error, bool counts = true);
   // The destination of the next bytes of a read, at most `limit`.

@@ -289,7 +289,10 @@ void Source::OnRoom(int peer) {
   }
   if (!error.ok()) return Refuse(peer, read.id, error.code, error.text);
   if (read.sent_bytes < read.total_bytes) {
-    reads.push_back(std::move(read));  // reads of one peer take turns
+    // Leases take turns. Reads of one lease keep their order: a layer is wanted before the next one.
+    reads.push_front(std::move(read));
+    std::stable_partition(reads.begin(), reads.end(),
+                          [lease = reads.front().lease](const Read& other) { return other.lease != lease; });
   } else {
     network_->Send(peer, {kEndFrame, 0, read.id, static_cast<uint64_t>(read.total_bytes)}, nullptr);
     if (read.closes) EndLease(read.lease);

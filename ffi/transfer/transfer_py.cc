@@ -36,6 +36,8 @@ using Numbers = std::vector<int64_t>;
 // Address, item size, sizes, strides in bytes, the dimension of pages or -1, the pages.
 using ArrayArgument = std::tuple<uint64_t, int64_t, Numbers, Numbers, int32_t, Numbers>;
 using PieceArgument = std::tuple<uint32_t, Numbers, Numbers>;
+// Connection, lease, boxes there, boxes here.
+using SourceArgument = std::tuple<int32_t, uint64_t, std::vector<PieceArgument>, std::vector<PieceArgument>>;
 using ErrorResult = std::pair<int32_t, std::string>;
 
 std::vector<StridedArray> ArraysOf(const std::vector<ArrayArgument>& arguments) {
@@ -94,6 +96,7 @@ std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
 
 void BindTransfer(nb::module_ m) {
   nb::class_<Call>(m, "Call", "A request to another endpoint.")
+      .def_ro("retry", &Call::retry)
       .def_ro("version", &Call::version)
       .def_ro("lease", &Call::lease)
       .def_prop_ro("manifest", [](const Call& call) { return nb::bytes(call.manifest.data(), call.manifest.size()); });
@@ -164,30 +167,35 @@ void BindTransfer(nb::module_ m) {
           nb::arg("peer"), nb::arg("key"), nb::arg("after"))
       .def(
           "read",
-          [](Endpoint& self, int peer, uint64_t lease, const std::vector<PieceArgument>& from,
-             const std::vector<PieceArgument>& to, const std::vector<ArrayArgument>& arrays) {
-            return self.Read(peer, lease, PiecesOf(from), PiecesOf(to), ArraysOf(arrays));
+          [](Endpoint& self, const std::vector<SourceArgument>& arguments, const std::vector<ArrayArgument>& arrays) {
+            std::vector<ReadSource> sources;
+            for (const auto& [peer, lease, from, to] : arguments) {
+              sources.push_back({peer, lease, PiecesOf(from), PiecesOf(to)});
+            }
+            return self.Read(std::move(sources), ArraysOf(arrays));
           },
-          nb::arg("peer"), nb::arg("lease"), nb::arg("from_"), nb::arg("to"), nb::arg("arrays"),
-          "Reads boxes of the source into boxes of own arrays. The caller keeps their memory until the call is done.")
+          nb::arg("sources"), nb::arg("arrays"),
+          "Reads boxes of a source into boxes of own arrays, whose memory the caller keeps until the call is done. "
+          "Each source: connection, lease, boxes there, boxes here. The next one is for when one is lost.")
       .def(
           "wait",
-          [](Endpoint& self, const std::shared_ptr<Call>& call, double timeout_s) {
+          [](Endpoint& self, const std::shared_ptr<Call>& call, double left_s, double timeout_s) {
             const auto began = std::chrono::steady_clock::now();
-            for (double left_s = timeout_s;; left_s = timeout_s - SecondsSince(began)) {
+            for (double rest_s = left_s;; rest_s = left_s - SecondsSince(began)) {
               const bool done = [&] {
                 const nb::gil_scoped_release release;
-                return self.Wait(call, std::clamp(left_s, 0.0, kSignalsEveryS));
+                return self.Wait(call, std::clamp(rest_s, 0.0, kSignalsEveryS));
               }();
               if (done) return ResultOf(self.ErrorOf(call));
               if (PyErr_CheckSignals() != 0) throw nb::python_error();
-              if (SecondsSince(began) < timeout_s) continue;
+              if (SecondsSince(began) < left_s) continue;
               std::ostringstream text;
               text << "no answer within " << timeout_s << " s (timeout_s)";
               self.Cancel(call, {Code::kTimeout, text.str()});
             }
           },
-          nb::arg("call"), nb::arg("timeout_s"), "Waits for a call. Returns (code, text).")
+          nb::arg("call"), nb::arg("left_s"), nb::arg("timeout_s"),
+          "Waits for a call for what is left of timeout_s. Returns (code, text).")
       .def("poll", &Endpoint::Wait, nb::arg("call"), nb::arg("limit_s"), nb::call_guard<nb::gil_scoped_release>(),
            "Waits for a call, which goes on after the limit. Returns whether it is done.")
       .def("is_done", &Endpoint::IsDone, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
@@ -214,14 +222,15 @@ void BindTransfer(nb::module_ m) {
       .def(
           "waiting",
           [](Endpoint& self) {
-            std::vector<std::tuple<int, std::string, double, int64_t, int64_t>> calls;
+            nb::list calls;
             for (const WaitingCall& call : self.Waiting()) {
               const char* what = call.answer == kOpenedFrame ? "open" : call.answer == kEndFrame ? "read" : "watch";
-              calls.emplace_back(call.peer, what, call.seconds, call.received_bytes, call.total_bytes);
+              calls.append(nb::make_tuple(call.peer, what, nb::bytes(call.key.data(), call.key.size()), call.version,
+                                          call.seconds, call.received_bytes, call.total_bytes));
             }
             return calls;
           },
-          "Calls without an answer yet: connection, what, seconds, bytes received, bytes in all.");
+          "Calls without an answer yet: connection, what, key, version, seconds, bytes received, bytes in all.");
   m.def(
       "start",
       [](const std::string& name, nb::bytes secret, const std::string& host, const std::string& port,

@@ -24,7 +24,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMagic[8] = {'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'};
-constexpr std::chrono::seconds kProofLimit{2};
+constexpr std::chrono::milliseconds kProofLimit{2000};
+// Of a client, with the time until someone looks: an address at which nobody answers is lost within 2 s.
+constexpr std::chrono::milliseconds kAnswerLimit{1900};
 
 std::string Bytes(const void* data, size_t bytes) { return {static_cast<const char*>(data), bytes}; }
 
@@ -197,7 +199,7 @@ int TcpNetwork::Add(int fd, bool client, bool local) {
   c->fd = fd;
   c->client = client;
   c->local = local;
-  c->deadline = Clock::now() + kProofLimit;
+  c->deadline = Clock::now() + (client ? kAnswerLimit : kProofLimit);
   c->in.resize(client ? sizeof(Hello) : sizeof(Proof));
   if (!local) {
     const int on = 1;

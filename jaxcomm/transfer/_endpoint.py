@@ -1,12 +1,13 @@
 """Endpoints: one per process, with a thread, a name and an incarnation."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxcomm._core import transfer as _native
 from jaxcomm.recorder import _prometheus as recorder
@@ -16,8 +17,37 @@ from jaxcomm.transfer._arrays import ArrayArgument
 _MIN_SECRET_BYTES = 16
 _COLLECT_EVERY_S = 0.05
 
-# A connection, the request for a lease, the read that begins with it, and whether the connection was there before.
-_Request = tuple[int, Any, Any, bool]
+_LATEST = -1
+_OBJECT, _TICKET = b"object:", b"ticket:"  # what a key begins with
+
+# A connection, the request for a lease, and the read that begins with it.
+_Request = tuple[int, Any, Any]
+
+
+class Wanted(NamedTuple):
+    """What a lease is asked for.
+
+    Attributes:
+      address, key, version: of the source; an object or a ticket; _LATEST for the newest version and for tickets.
+      read: a read that begins at once if the manifest has the digest: the digest, whether the lease ends with it, and
+        the arguments of Lease.read.
+    """
+
+    address: str
+    key: bytes
+    version: int = _LATEST
+    read: Any = None
+
+
+class Limit:
+    """The time that a call has, with all of its waits."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._ends = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        return max(self._ends - time.monotonic(), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +90,27 @@ class Lease:
     `started` is the read that the source began with it, or that has ended because the manifest has another digest.
     """
 
-    def __init__(self, endpoint: "Endpoint", peer: int, call: Any, started: Any, what: str) -> None:
+    def __init__(self, endpoint: "Endpoint", request: _Request, what: str) -> None:
+        self._peer, call, self.started = request
         self.version: int = call.version
         self.manifest: bytes = call.manifest
-        self.started = started
         self._number: int = call.lease
-        self._endpoint, self._peer, self._what = endpoint, peer, what
+        self._endpoint, self._what = endpoint, what
 
-    def read(self, source: list[Any], destination: list[Any], arrays: list[ArrayArgument]) -> Any:
-        """Starts a read. The caller keeps the memory of `arrays` until it has ended."""
-        return self._endpoint._native.read(self._peer, self._number, source, destination, arrays)
+    def read(
+        self,
+        source: list[Any],
+        destination: list[Any],
+        arrays: list[ArrayArgument],
+        others: Sequence[tuple["Lease", list[Any], list[Any]]] = (),
+    ) -> Any:
+        """Starts a read. The caller keeps the memory of `arrays` until it has ended. It begins anew under one of the
+        other leases if the source is lost."""
+        sources = [(self, source, destination), *others]
+        return self._endpoint._native.read([(s._peer, s._number, there, here) for s, there, here in sources], arrays)
 
-    def wait(self, read: Any, timeout_s: float) -> None:
-        code, text = self._endpoint._native.wait(read, timeout_s)
+    def wait(self, read: Any, limit: Limit) -> None:
+        code, text = self._endpoint._native.wait(read, limit.left_s(), limit.timeout_s)
         if code:
             received, total = self._endpoint._native.progress(read)
             _errors.check(code, f"{text} ({received} of {total} bytes had arrived)", self._what)
@@ -163,13 +201,15 @@ class Endpoint:
         return dict(self._native.stats())
 
     def waiting(self) -> list[str]:
-        """The requests that wait for other endpoints, the longest first: the endpoint, the time, the bytes so far."""
+        """The requests that wait for other endpoints, the longest first: the object and version, the endpoint, the
+        time, the bytes so far."""
         with self._lock:
             address_of = {peer: address for address, peer in self._peers.items()}
-        calls = sorted(self._native.waiting(), key=lambda call: -call[2])
+        calls = sorted(self._native.waiting(), key=lambda call: -call[4])
         return [
-            f"{what} at {describe(address_of.get(peer, 'closed'))}: {seconds:.1f} s, {received} of {total} bytes"
-            for peer, what, seconds, received, total in calls
+            f"{what} of {_what(key, version)} at {describe(address_of.get(peer, 'closed'))}: {seconds:.1f} s, "
+            f"{received} of {total} bytes"
+            for peer, what, key, version, seconds, received, total in calls
         ]
 
     def histograms(self) -> dict[str, list[int]]:
@@ -185,10 +225,11 @@ class Endpoint:
                 peer = self._peers[address] = self._native.connect(address)
             return peer
 
-    def _check(self, result: tuple[int, str], what: str, address: str, peer: int) -> None:
-        """Raises the error of a call. The next call for a lost peer connects anew."""
+    def _wait(self, call: Any, limit: Limit, what: str, address: str, peer: int) -> None:
+        """Waits for a request, or raises its error. The next one to a lost peer connects anew."""
+        code, text = self._native.wait(call, limit.left_s(), limit.timeout_s)
         try:
-            _errors.check(*result, what)
+            _errors.check(code, text, f"{what} of {describe(address)}")
         except _errors.PeerLost:
             with self._lock:
                 if self._peers.get(address) == peer:  # another thread may have connected since
@@ -196,46 +237,59 @@ class Endpoint:
                     self._native.disconnect(peer)
             raise
 
-    def _begin_open(self, address: str, key: bytes, version: int | None, read: Any = None) -> _Request:
-        """Asks for a lease. The connection may be an old one that has ended."""
-        is_old = address in self._peers
-        peer = self._peer(address)
-        request = peer, key, version or 0, round(self.limits.lease_s * 1e3)
-        if read is None:
-            return peer, self._native.open(*request), None, is_old
-        return peer, *self._native.open_and_read(*request, *read), is_old
+    def _begin_open(self, wanted: Wanted) -> _Request:
+        peer = self._peer(wanted.address)
+        request = peer, wanted.key, wanted.version, round(self.limits.lease_s * 1e3)
+        if wanted.read is None:
+            return peer, self._native.open(*request), None
+        return peer, *self._native.open_and_read(*request, *wanted.read)
+
+    def _give_up(self, request: _Request) -> None:
+        """Ends a request and its lease. Nothing is written any more."""
+        peer, call, started = request
+        self._native.cancel(call)
+        if started is not None:
+            self._native.cancel(started)
+        self._native.close(peer, call.lease)
 
     def _open(
-        self,
-        address: str,
-        key: bytes,
-        version: int | None,
-        name: str,
-        timeout_s: float,
-        read: Any = None,
-        begun: _Request | None = None,
-    ) -> Lease:
-        """Takes a lease of what `name` describes in errors. version: None for tickets, which have none. read: a read
-        that begins at once if the manifest has the digest: the digest, whether the lease ends with it, and the
-        arguments of Lease.read. begun: the result of _begin_open, if it was called before."""
-        deadline = time.monotonic() + timeout_s
-        for again in (False, True):
-            peer, call, started, is_old = begun or self._begin_open(address, key, version, read)
-            begun = None
-            exact = f" version {version}" if version is not None and version >= 0 else ""
-            try:
-                left_s = max(deadline - time.monotonic(), 0.0)
-                self._check(self._native.wait(call, left_s), f"{name}{exact} of {describe(address)}", address, peer)
-                break
-            except BaseException as error:
-                self._native.cancel(call)
-                if started is not None:
-                    self._native.cancel(started)
-                self._native.close(peer, call.lease)
-                if again or not is_old or not isinstance(error, _errors.PeerLost):
-                    raise
-        exact = f" version {call.version}" if version is not None else ""
-        return Lease(self, peer, call, started, f"{name}{exact} of {describe(address)}")
+        self, what: str, wanted: Mapping[int, Wanted], limit: Limit, begun: Mapping[int, _Request] | None = None
+    ) -> tuple[dict[int, Lease], dict[int, _errors.PeerLost]]:
+        """Takes leases, for `what` in errors, from all sources at once. A source that is lost has an error instead.
+
+        begun: results of _begin_open. What began on an old connection that has ended is tried once more.
+        """
+        leases: dict[int, Lease] = {}
+        lost: dict[int, _errors.PeerLost] = {}
+        with contextlib.ExitStack() as undo:
+            while wanted:
+                requests = dict(begun or {})
+                begun = None
+                for i, each in wanted.items():
+                    if i not in requests:
+                        requests[i] = self._begin_open(each)
+                    undo.callback(self._give_up, requests[i])
+                again = {}
+                for i, (address, key, version, _) in wanted.items():
+                    peer, call, _ = requests[i]
+                    try:
+                        self._wait(call, limit, f"{what}: {_what(key, version)}", address, peer)
+                    except _errors.PeerLost as error:
+                        if call.retry and i not in lost:
+                            again[i] = wanted[i]
+                        lost[i] = error
+                    except (_errors.NotFound, _errors.VersionGone) as error:
+                        if i not in lost or not key.startswith(_TICKET):
+                            raise
+                        text = f"{lost[i]}; the source has taken the ticket, if it is one: ask for a new offer"
+                        raise _errors.PeerLost(text) from error
+                    else:
+                        lost.pop(i, None)
+                        name = f"{what}: {_what(key, call.version)} of {describe(address)}"
+                        leases[i] = Lease(self, requests[i], name)
+                wanted = again
+            undo.pop_all()
+        return leases, lost
 
     def _keep(self, expose: Callable[[], tuple[int, str, int]], what: str, memory: Any) -> int:
         """Shows arrays, and keeps their memory as long as they may be read."""
@@ -276,4 +330,11 @@ def describe(address: str) -> str:
 
 
 def _key_of(object: str) -> bytes:
-    return b"object:" + object.encode()
+    return _OBJECT + object.encode()
+
+
+def _what(key: bytes, version: int) -> str:
+    """What is asked for, in messages, without the secret of a ticket."""
+    if not key.startswith(_OBJECT):
+        return "a ticket" if key else "an ended lease"
+    return repr(key.removeprefix(_OBJECT).decode()) + (f" version {version}" if version >= 0 else "")

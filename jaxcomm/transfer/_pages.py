@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from jaxcomm._core import transfer as _native
 from jaxcomm.transfer import _arrays, _errors
-from jaxcomm.transfer._endpoint import Endpoint, Lease
+from jaxcomm.transfer._endpoint import _TICKET, Endpoint, Lease, Limit, Wanted
 
 _ORDER = ("kv", "page", "token", "head", "dim")  # in which the elements of a page are sent
 
@@ -216,7 +215,7 @@ def offer(
 
     def expose() -> tuple[int, str, int]:
         return endpoint._native.expose(
-            b"ticket:" + secret,
+            _TICKET + secret,
             0,
             json.dumps(manifest).encode(),
             pool._arguments(pages),
@@ -269,11 +268,11 @@ class Pull:
           PeerLost: the source died.
           TransferTimeout: it lives but did not answer in time. The pull goes no further.
         """
-        deadline = time.monotonic() + timeout_s
+        limit = Limit(timeout_s)
         try:
             for reads in self._reads if layer is None else [self._reads[layer]]:
                 for lease, read in reads:
-                    lease.wait(read, max(deadline - time.monotonic(), 0.0))
+                    lease.wait(read, limit)
         except BaseException:
             self.cancel()
             raise
@@ -317,7 +316,8 @@ def pull(
 
     Args:
       pool: where the pages go.
-      tickets: Offer.ticket of each rank of the source. Heads that several ranks have are read from one of them.
+      tickets: Offer.ticket of each rank of the source. Heads that several ranks have are read from one of them, and
+        from another one if it is lost.
       pages: own pages for the tokens from skip_tokens on. The rest of the last page becomes zero.
       skip_tokens: tokens that this job has already: a prefix. A multiple of the page size of the pool.
       timeout_s: limit of the wait for the sources' answers to the tickets.
@@ -326,20 +326,22 @@ def pull(
       ValueError: pages or skip_tokens are not valid.
       Refused: the layouts do not fit, or a ticket is for another reader.
       NotFound, VersionGone: a ticket has expired or was used before.
-      PeerLost, TransferTimeout: a source does not answer.
+      PeerLost: a source does not answer, and no other ticket has its heads; or its answer was lost.
+      TransferTimeout: a source lives but did not answer in time.
     """
     layout, endpoint = pool.layout, pool.endpoint
     pages = [int(page) for page in pages]
     pool._check(pages)
     if skip_tokens < 0 or skip_tokens % layout.page_tokens:
         raise ValueError(f"pull: skip_tokens must be a multiple of {layout.page_tokens}, got {skip_tokens}")
-    leases: list[Lease] = []
+    wanted = {}
+    for i, ticket in enumerate([tickets] if isinstance(tickets, str) else tickets):
+        address, _, secret = ticket.partition("#")
+        wanted[i] = Wanted(address, _TICKET + bytes.fromhex(secret))
+    opened, lost = endpoint._open("pull", wanted, Limit(timeout_s))
+    leases = list(opened.values())
     try:
-        for ticket in [tickets] if isinstance(tickets, str) else tickets:
-            address, _, secret = ticket.partition("#")
-            key = b"ticket:" + bytes.fromhex(secret)
-            leases.append(endpoint._open(address, key, None, "pull: a ticket", timeout_s))
-        reads = _start(pool, leases, pages, skip_tokens)
+        reads = _start(pool, leases, next(iter(lost.values()), None), pages, skip_tokens)
     except BaseException:
         for lease in leases:
             lease.close()
@@ -350,9 +352,11 @@ def pull(
 
 
 def _start(
-    pool: PagePool, leases: Sequence[Lease], pages: Sequence[int], skip_tokens: int
+    pool: PagePool, leases: Sequence[Lease], lost: _errors.PeerLost | None, pages: Sequence[int], skip_tokens: int
 ) -> list[list[tuple[Lease, Any]]]:
     layout = pool.layout
+    if not leases and lost is not None:
+        raise lost
     manifests = [json.loads(lease.manifest) for lease in leases]
     for manifest in manifests:
         other = {name: manifest[name] for name in layout._common()}
@@ -365,32 +369,41 @@ def _start(
     if len(pages) != wanted:
         raise ValueError(f"pull: {wanted} pages are needed for tokens [{skip_tokens}, {tokens}), got {len(pages)}")
     begin, end = layout.head_range
-    held = [((m["own_heads"][0],), (m["own_heads"][1],)) for m in manifests]
+    heads = [tuple(m["own_heads"]) for m in manifests]
     try:
-        moves = _native.moves(held, [((begin,), (end,))])
+        moves = _native.moves([((first,), (last,)) for first, last in heads], [((begin,), (end,))])
     except ValueError:
-        raise _errors.Refused(
-            f"jaxcomm.transfer: pull: heads [{begin}, {end}) are not in the tickets, which have "
-            f"{[tuple(m['own_heads']) for m in manifests]}"
+        raise lost or _errors.Refused(
+            f"jaxcomm.transfer: pull: heads [{begin}, {end}) are not in the tickets, which have {heads}"
         ) from None
     if end_of_last := (tokens - skip_tokens) % layout.page_tokens if pages else 0:
         for x in pool._ordered():  # attention multiplies what it masks by zero, which a NaN survives
             x[:, pages[-1], end_of_last:] = 0
     arguments = pool._arguments(pages)
+
+    def boxes(source: int, first: int, last: int, layer: int) -> tuple[list[Any], list[Any]]:
+        """Heads of a layer at a source, and here."""
+        there, here = [], []
+        page_tokens = manifests[source]["page_tokens"]
+        for (page, token), (own_page, own_token), count, length in _spans(
+            skip_tokens, tokens, page_tokens, layout.page_tokens
+        ):
+            sizes = (layout.kv, count, length, last - first, layout.dim)
+            there.append((layer, *_sized((0, page, token, first - heads[source][0], 0), sizes)))
+            here.append((layer, *_sized((0, own_page, own_token, first - begin, 0), sizes)))
+        return there, here
+
     reads: list[list[tuple[Lease, Any]]] = []
     for layer in range(layout.layers):
         of_layer = []
-        for source in sorted({move[0] for move in moves}):
-            manifest = manifests[source]
-            spans = _spans(skip_tokens, tokens, manifest["page_tokens"], layout.page_tokens)
-            there, here = [], []
-            for _, _, (first,), (last,) in (move for move in moves if move[0] == source):
-                at_source, own = first - manifest["own_heads"][0], first - begin
-                for (page, token), (own_page, own_token), count, length in spans:
-                    sizes = (layout.kv, count, length, last - first, layout.dim)
-                    there.append((layer, *_sized((0, page, token, at_source, 0), sizes)))
-                    here.append((layer, *_sized((0, own_page, own_token, own, 0), sizes)))
-            of_layer.append((leases[source], leases[source].read(there, here, arguments)))
+        for source, _, (first,), (last,) in moves:
+            others = [
+                (lease, *boxes(other, first, last, layer))
+                for other, lease in enumerate(leases)
+                if other != source and heads[other][0] <= first and last <= heads[other][1]
+            ]
+            read = leases[source].read(*boxes(source, first, last, layer), arguments, others)
+            of_layer.append((leases[source], read))
         reads.append(of_layer)
     return reads
 

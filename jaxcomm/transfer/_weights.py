@@ -20,10 +20,9 @@ from jaxcomm._processes import kv_store
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._arrays import Box
-from jaxcomm.transfer._endpoint import Endpoint, Group, Lease, _key_of, describe
+from jaxcomm.transfer._endpoint import _LATEST, Endpoint, Group, Lease, Limit, Wanted, _key_of
 from jaxcomm.transfer._plan import Pieces, Plan, box_of, is_target, make_plan
 
-_LATEST = -1
 _MOST_PLANS = 16  # of an endpoint
 _SMALL_BYTES = 64 << 10  # of a fetch that may end before fetch() returns
 _AT_ONCE_S = 1e-4
@@ -140,6 +139,7 @@ def fetch(
     several = any(
         not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
     )
+    limit = Limit(timeout_s)
     number = 0
     if several:
         number = endpoint._fetches.get(object, 0)
@@ -151,7 +151,7 @@ def fetch(
             future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
             future.set_result(begun.result())
             return future
-        run = functools.partial(_run, endpoint, group, object, version, shardings, timeout_s, (several, number), begun)
+        run = functools.partial(_run, endpoint, group, object, version, shardings, limit, (several, number), begun)
         future = endpoint._threads.submit(run)
     except BaseException:
         if begun is not None:
@@ -181,13 +181,12 @@ def watch(
       PeerLost: a writer died.
     """
     while True:
-        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        limit = Limit(math.inf if timeout_s is None else timeout_s)
         versions = []
         for address in group.addresses:
             peer = endpoint._peer(address)
             call = endpoint._native.watch(peer, _key_of(object), after)
-            left_s = max(deadline - time.monotonic(), 0.0)
-            endpoint._check(endpoint._native.wait(call, left_s), f"{object!r} of {describe(address)}", address, peer)
+            endpoint._wait(call, limit, f"watch: {object!r}", address, peer)
             versions.append(call.version)
         after = min(versions)
         yield after
@@ -199,24 +198,23 @@ def _run(
     object: str,
     version: int | str,
     shardings: PyTree,
-    timeout_s: float,
+    limit: Limit,
     shared: tuple[bool, int],
     begun: "_Begun | None",
 ) -> PyTree:
-    deadline = time.monotonic() + timeout_s
     several, number = shared
     key = f"transfer/{object}/{number}"
     wanted = version if isinstance(version, int) else _LATEST
     follows = several and wanted == _LATEST and jax.process_index() > 0
     if follows:
-        wanted = int(kv_store.kv_get(key, timeout_s, f"fetch of {object!r}: process 0 did not choose a version"))
+        wanted = int(kv_store.kv_get(key, limit.left_s(), f"fetch of {object!r}: process 0 did not choose a version"))
     with contextlib.ExitStack() as ends:
-        plan, leases, arrays = _open_planned(endpoint, group, object, wanted, shardings, deadline, ends, begun)
+        plan, leases, lost, arrays = _open_planned(endpoint, group, object, wanted, shardings, limit, ends, begun)
         if plan is None:
-            leases, lost = _open_all(endpoint, group, object, wanted, deadline, ends)
+            leases = _open_all(endpoint, group, object, wanted, limit, ends, lost)
             manifests = {writer: lease.manifest for writer, lease in leases.items()}
-            plan = make_plan(group, object, manifests, shardings, lost)
-            if lost is None:
+            plan = make_plan(group, object, manifests, shardings, next(iter(lost.values()), None))
+            if not lost:
                 _remember(endpoint, _plan_key(group, object, shardings), plan)
             arrays = plan.allocate()
         arguments = [_arrays.argument(x) for x in arrays]
@@ -234,14 +232,14 @@ def _run(
                 else:  # the only read of this writer
                     reads.append((lease, writer, pieces, lease.started))
         if several and wanted == _LATEST and not follows:
-            kv_store.kv_set(key, str(next(iter(leases.values())).version), timeout_s)
+            kv_store.kv_set(key, str(next(iter(leases.values())).version), limit.left_s())
         shows = not several or jax.process_index() == 0
         with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), shows) as bar:
             for lease, writer, pieces, read in reads:  # which become more
-                while bar is not None and not lease.poll(read, _BAR_EVERY_S) and time.monotonic() < deadline:
+                while bar is not None and not lease.poll(read, _BAR_EVERY_S) and limit.left_s() > 0:
                     bar.update(sum(each.received_bytes(r) for each, _, _, r in reads) - bar.n)
                 try:
-                    lease.wait(read, max(deadline - time.monotonic(), 0.0))
+                    lease.wait(read, limit)
                 except _errors.PeerLost as error:
                     leases.pop(writer, None)
                     for rest in plan.rest(pieces, lease.received_bytes(read), leases, error):
@@ -290,20 +288,16 @@ class _Begun:
     def __init__(self, endpoint: Endpoint, address: str, object: str, version: int, plan: Plan) -> None:
         self._endpoint, self.plan, self.arrays = endpoint, plan, plan.allocate()
         read = plan.digests[0], True, *plan.reads[0][0], [_arrays.argument(x) for x in self.arrays]
-        self.request = endpoint._begin_open(address, _key_of(object), version, read)
+        self.request = endpoint._begin_open(Wanted(address, _key_of(object), version, read))
 
     def is_done(self) -> bool:
         """Waits for a moment: another thread takes longer to begin. False: the fetch goes on, or has failed."""
         native, read = self._endpoint._native, self.request[2]
-        return bool(native.poll(read, _AT_ONCE_S) and not native.wait(read, 0.0)[0])
+        return bool(native.poll(read, _AT_ONCE_S) and not native.wait(read, 0.0, 0.0)[0])
 
     def cancel(self) -> None:
         """Nothing is written to the arrays any more."""
-        peer, opened, read, _ = self.request
-        native = self._endpoint._native
-        native.cancel(opened)
-        native.cancel(read)
-        native.close(peer, opened.lease)
+        self._endpoint._give_up(self.request)
 
     def result(self) -> PyTree:
         return self.plan.result(self.arrays)
@@ -327,74 +321,68 @@ def _open_planned(
     object: str,
     version: int,
     shardings: PyTree,
-    deadline: float,
+    limit: Limit,
     ends: contextlib.ExitStack,
     begun: "_Begun | None",
-) -> tuple[Plan | None, dict[int, Lease], list[np.ndarray]]:
-    """Opens an object and reads by the plan of an earlier fetch, in one round trip. No plan: it does not hold now."""
+) -> tuple[Plan | None, dict[int, Lease], dict[int, _errors.PeerLost], list[np.ndarray]]:
+    """Opens an object and reads by the plan of an earlier fetch, in one round trip. No plan: it does not hold now, for
+    example because the writers of the third result are lost."""
     plan = begun.plan if begun else endpoint._plans.get(_plan_key(group, object, shardings))
     if plan is None or any(len(of_writer) > 1 for of_writer in plan.reads):
-        return None, {}, []
+        return None, {}, {}, []
     arrays = begun.arrays if begun else plan.allocate()
     arguments = [_arrays.argument(x) for x in arrays]
-    leases: dict[int, Lease] = {}
+    wanted = {}
+    for writer, (address, digest, reads) in enumerate(zip(group.addresses, plan.digests, plan.reads, strict=True)):
+        read = digest, len(group.addresses) == 1, *(reads[0] if reads else ([], [])), arguments
+        wanted[writer] = Wanted(address, _key_of(object), version, read)
     with contextlib.ExitStack() as undo:
-        for writer, (address, digest, reads) in enumerate(zip(group.addresses, plan.digests, plan.reads, strict=True)):
-            pieces = reads[0] if reads else ([], [])
-            left_s = max(deadline - time.monotonic(), 0.0)
-            what, read = f"fetch: {object!r}", (digest, len(group.addresses) == 1, *pieces, arguments)
-            try:
-                request = begun.request if begun else None
-                lease = endpoint._open(address, _key_of(object), version, what, left_s, read, request)
-            except _errors.PeerLost:
-                if len(group.addresses) > 1:
-                    return None, {}, []
-                raise
+        leases, lost = endpoint._open("fetch", wanted, limit, {0: begun.request} if begun else None)
+        for lease in leases.values():
             ends.callback(lease.close)
             undo.callback(lease.cancel, lease.started)
-            if lease.manifest or lease.version != leases.get(0, lease).version:
-                return None, {}, []
-            leases[writer] = lease
+        if lost or any(lease.manifest or lease.version != leases[0].version for lease in leases.values()):
+            return None, {}, lost, []
         undo.pop_all()  # the reads go on
-    return plan, leases, arrays
+    return plan, leases, lost, arrays
 
 
 def _open_all(
-    endpoint: Endpoint, group: Group, object: str, version: int, deadline: float, ends: contextlib.ExitStack
-) -> tuple[dict[int, Lease], _errors.PeerLost | None]:
-    """Leases of one version by writer: the given one, or the newest that all of them have. Lost writers have no lease;
-    the second result is the error of the first of them."""
+    endpoint: Endpoint,
+    group: Group,
+    object: str,
+    version: int,
+    limit: Limit,
+    ends: contextlib.ExitStack,
+    lost: dict[int, _errors.PeerLost],
+) -> dict[int, Lease]:
+    """Leases of one version by writer: the given one, or the newest that all of them have. Lost writers have none, and
+    get their errors in `lost`."""
     while True:
         leases: dict[int, Lease] = {}
-        lost: _errors.PeerLost | None = None
-        to_open = [(writer, version) for writer in range(len(group.addresses))]
+        to_open = {writer: version for writer in range(len(group.addresses)) if writer not in lost}
         with contextlib.ExitStack() as undo:
             try:
                 while to_open:
-                    writer, exact = to_open.pop(0)
-                    leases.pop(writer, None)
-                    left_s = max(deadline - time.monotonic(), 0.0)
-                    what = f"fetch: {object!r}"
-                    try:
-                        lease = endpoint._open(group.addresses[writer], _key_of(object), exact, what, left_s)
-                    except _errors.PeerLost as error:
-                        lost = lost or error
-                    else:
+                    key = _key_of(object)
+                    wanted = {writer: Wanted(group.addresses[writer], key, exact) for writer, exact in to_open.items()}
+                    opened, gone = endpoint._open("fetch", wanted, limit)
+                    for lease in opened.values():
                         undo.callback(lease.close)
-                        leases[writer] = lease
-                    if not to_open:
-                        oldest = min((each.version for each in leases.values()), default=version)
-                        to_open = [(i, oldest) for i, each in leases.items() if each.version != oldest]
+                    lost.update(gone)
+                    leases = {i: each for i, each in (leases | opened).items() if i not in gone}
+                    oldest = min((each.version for each in leases.values()), default=version)
+                    to_open = {i: oldest for i, each in leases.items() if each.version != oldest}
             except _errors.VersionGone:
                 # A writer has retired the version that another one has not replaced yet.
-                if version != _LATEST or time.monotonic() > deadline:
+                if version != _LATEST or limit.left_s() == 0:
                     raise
                 time.sleep(0.01)
                 continue
-            if lost is not None and not leases:
-                raise lost
+            if not leases:
+                raise next(iter(lost.values()))
             ends.enter_context(undo.pop_all())
-            return leases, lost
+            return leases
 
 
 def _shards(leaf: Any) -> dict[Box, Any]:

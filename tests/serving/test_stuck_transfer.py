@@ -56,6 +56,6 @@ def test_the_report_names_the_endpoint(tmp_path):
     assert run.returncode == 0, run.stderr
     cause, sum_of_ranks = run.stdout.splitlines()
     endpoint = r"endpoint 'prefill' \(incarnation \w+, [\d.:]+\)"
-    wait = rf"process 0: endpoint 'decode' waits: read at {endpoint}: [\d.]+ s, 0 of 1024 bytes"
+    wait = rf"process 0: endpoint 'decode' waits: read of a ticket at {endpoint}: [\d.]+ s, 0 of 1024 bytes"
     assert re.match(rf"stuck in a transfer \| {wait} ranks \[1\] of process 0 did not arrive", cause), cause
     assert sum_of_ranks == "[2.]"

@@ -12,10 +12,12 @@ import numpy as np
 
 from jaxcomm import transfer
 from jaxcomm.recorder import _start
+from jaxcomm.transfer import _endpoint
 
 SECRET = "a secret of tests only"
 LIMIT_S = 120
 LAYOUT = transfer.PageLayout(layers=2, heads=2, dim=8, dtype=np.int32, page_tokens=4)
+LARGE = transfer.PageLayout(layers=2, heads=2, dim=1024, dtype=np.int32, page_tokens=64)  # 1 MiB per page and layer
 
 Context = multiprocessing.get_context("forkserver")
 Context.set_forkserver_preload(["jaxcomm.transfer"])
@@ -55,6 +57,21 @@ def prefill(pipe, shared_memory):
         pipe.recv()
 
 
+def large_offer(endpoint):
+    """Pages with other numbers in each element and layer."""
+    pool = transfer.PagePool(endpoint, LARGE, 2)
+    pages = pool.allocate(2)
+    for layer, array in enumerate(pool.arrays):
+        array[pages] = np.arange(array.size).reshape(array.shape) + layer
+    return transfer.offer(pool, pages)
+
+
+def large_prefill(pipe):
+    with transfer.Endpoint("prefill", secret=SECRET, shared_memory=False) as endpoint:
+        pipe.send(large_offer(endpoint).ticket)
+        pipe.recv()
+
+
 def decode(pipe, shared_memory, lease_s):
     """Pulls a page and waits for its second layer. Sends the error."""
     limits = transfer.Limits(lease_s=lease_s)
@@ -80,6 +97,34 @@ def recorded_reader(pipe, folder, address):
             time.sleep(0.001)
         pipe.send(None)
         pipe.recv()
+
+
+def open_lease(reader, address, object="x", version=1):
+    wanted = {0: _endpoint.Wanted(address, _endpoint._key_of(object), version)}
+    leases, lost = reader._open("test", wanted, _endpoint.Limit(LIMIT_S))
+    assert not lost
+    return leases[0]
+
+
+class Calls:
+    """A native endpoint, and calls of it, with the limits in seconds of waits, except of those that only look."""
+
+    def __init__(self, native):
+        self._native, self.made = native, []
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def connect(self, address):
+        self.made.append(("connect", address))
+        return self._native.connect(address)
+
+    def wait(self, call, left_s, timeout_s):
+        self.made += [("wait", left_s)] if left_s else []
+        return self._native.wait(call, left_s, timeout_s)
+
+    def of(self, name):
+        return [argument for each, argument in self.made if each == name]
 
 
 class Job:
@@ -140,6 +185,8 @@ class Link:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._streams = []
         self._most_bytes = most_bytes
+        self._answers = threading.Event()
+        self._answers.set()
         self.address = "/".join([scheme, "", f"127.0.0.1:{self._listener.getsockname()[1]}", *rest])
         self._whole = threading.Event()
         self._whole.set()
@@ -156,13 +203,14 @@ class Link:
                     near.close()
                     continue
                 self._streams.append(far)
-                for way in ((near, far, float("inf")), (far, near, self._most_bytes)):
+                for way in ((near, far, float("inf"), ()), (far, near, self._most_bytes, [self._answers])):
                     threading.Thread(target=self._forward, args=way, daemon=True).start()
 
-    def _forward(self, source, sink, most_bytes):
+    def _forward(self, source, sink, most_bytes, conditions):
         with contextlib.suppress(OSError):  # a process that was killed may reset its connections
             while data := source.recv(1 << 16):
-                self._whole.wait()
+                for condition in (self._whole, *conditions):
+                    condition.wait()
                 sink.sendall(data)
                 if 0 < most_bytes <= len(data):
                     self.cut()
@@ -170,17 +218,22 @@ class Link:
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
+    def hold_answers(self):
+        self._answers.clear()
+
     def cut(self):
         self._whole.clear()
 
     def mend(self):
         self._whole.set()
+        self._answers.set()
 
     def end_connections(self):
-        self.mend()
-        for each in self._streams:
+        """What waits never arrives."""
+        for each in list(self._streams):  # without those that come meanwhile
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        self.mend()
 
     def close(self):
         self.end_connections()

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -11,6 +13,18 @@
 
 #include "../check.h"
 #include "transfer/endpoint.h"
+
+thread_local int64_t allocations_left = -1;  // of this thread; negative: any number
+
+// Inlined, they look like a mismatch to GCC.
+__attribute__((noinline)) void* operator new(size_t bytes) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace jaxcomm {
 namespace {
@@ -83,7 +97,7 @@ void Churn(bool shared_memory, int rounds) {
         ++round;
         std::vector<int32_t> into(kCount, 0);
         const Piece piece{0, {{0}, {kCount}}};
-        const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});
+        const std::shared_ptr<Call> read = reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)});
         const unsigned action = random() % 8;
         if (action == 0) reader->Cancel(read, {Code::kCancelled, "test"});
         if (action == 1) {
@@ -128,7 +142,7 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
   CHECK(WaitFor(*reader, open).ok());
   const Piece piece{0, {{2}, {5}}};
-  const std::shared_ptr<Call> read = reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)});
+  const std::shared_ptr<Call> read = reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)});
   std::atomic<bool> called{false};
   reader->Then(read, std::chrono::steady_clock::time_point::max(),
                [&](const Call& call) { called = call.error.ok() && reader->IsDone(read); });
@@ -138,6 +152,51 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   CHECK((into == std::vector<int32_t>{0, 0, 7, 7, 7, 0, 0, 0, 0, 0}));
   const auto began = std::chrono::steady_clock::now();
   while (!called) CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+}
+
+// The endpoint's thread is in a callback, so the waiting thread gets the answer, without memory from some step on.
+TEST_CASE("a call ends although the thread that waits for it has no memory") {
+  if (std::thread::hardware_concurrency() < 2) return;  // nobody polls
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  std::vector<int32_t> memory(10, 7);
+  uint64_t id = 0;
+  Exposure exposure = Version(1, memory);
+  exposure.manifest.assign(100, ' ');
+  CHECK(source->Expose(std::move(exposure), &id).ok());
+  const auto began = std::chrono::steady_clock::now();
+  const auto wait_until = [&](const auto& condition) {
+    while (!condition()) {
+      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  };
+  int failed = 0;
+  bool enough = false;
+  for (int64_t round = 0; !enough; ++round) {
+    const int peer = ValueOf(reader->Connect(source->address()));
+    std::atomic<bool> inside{false}, leave{false};
+    reader->Then(reader->Watch(peer, "later", round), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
+      inside = true;
+      wait_until([&] { return leave.load(); });
+    });
+    Exposure later = Version(round + 1, memory);
+    later.key = "later";
+    CHECK(source->Expose(std::move(later), &id).ok());
+    wait_until([&] { return inside.load(); });
+    const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
+    wait_until([&] { return source->stats().source.granted == static_cast<uint64_t>(round) + 1; });
+    allocations_left = round;
+    try {
+      enough = reader->Wait(open, kLimitS);
+    } catch (const std::bad_alloc&) {
+      ++failed;
+    }
+    allocations_left = -1;
+    leave = true;
+    wait_until([&] { return reader->IsDone(open); });
+    reader->Disconnect(peer);
+  }
+  CHECK(failed > 1);
 }
 
 TEST_CASE("a page that is used again ends the read") {
@@ -153,9 +212,9 @@ TEST_CASE("a page that is used again ends the read") {
   const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
   CHECK(WaitFor(*reader, open).ok());
   const Piece piece{0, {{0}, {10}}};
-  CHECK(WaitFor(*reader, reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)})).ok());
+  CHECK(WaitFor(*reader, reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)})).ok());
   __atomic_store_n(&generations[1], 5, __ATOMIC_RELEASE);
-  const Error error = WaitFor(*reader, reader->Read(peer, open->lease, {piece}, {piece}, {ArrayOf(into)}));
+  const Error error = WaitFor(*reader, reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)}));
   CHECK(error.code == Code::kRevoked);
 }
 

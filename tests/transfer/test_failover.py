@@ -1,5 +1,6 @@
-"""Writers that hold the same elements: if one is lost, the others send what it has not sent."""
+"""Sources that hold the same: if one is lost, the others send what it has not sent."""
 
+import concurrent.futures
 import contextlib
 import functools
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jobs import LIMIT_S, SECRET, Link, job, replica, replicated
+from jobs import LARGE, LIMIT_S, SECRET, Link, job, large_offer, large_prefill, replica, replicated
 from test_weights import wait_until
 
 from jaxcomm import transfer
@@ -124,3 +125,67 @@ def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
         writers[2].close()
         with pytest.raises(transfer.PeerLost, match="endpoint 'writer-1'"):
             fetched(3)
+
+
+@contextlib.contextmanager
+def pool_of(shared_memory=False):
+    with transfer.Endpoint("decode", secret=SECRET, shared_memory=shared_memory) as endpoint:
+        pool = transfer.PagePool(endpoint, LARGE, 4)
+        yield endpoint, pool, pool.allocate(2)
+
+
+def check_layer(pool, pages, layer):
+    want = np.arange(2 * pool.arrays[0][0].size).reshape(pool.arrays[0][pages].shape) + layer
+    np.testing.assert_array_equal(pool.arrays[layer][pages], want)
+
+
+def through(link, ticket):
+    return f"{link.address}#{ticket.partition('#')[2]}"
+
+
+def test_the_first_layer_arrives_before_the_second_begins():
+    """Each is of several chunks. The link lets the first one through, and half of the second."""
+    with (
+        pool_of() as (_, pool, pages),
+        transfer.Endpoint("prefill", secret=SECRET, shared_memory=False) as source,
+        contextlib.closing(Link(source.address, 3 * 2**20)) as link,
+    ):
+        offer = large_offer(source)
+        pull = transfer.pull(pool, through(link, offer.ticket), pages)
+        pull.wait(0, timeout_s=LIMIT_S)
+        check_layer(pool, pages, 0)
+        assert not pull.done
+
+
+def test_a_source_of_pages_that_is_killed_while_it_sends():
+    """A layer of which a part has arrived begins again at the other source of these heads, also inside a program."""
+    with (
+        pool_of() as (reader, pool, pages),
+        transfer.Endpoint("second", secret=SECRET) as second,
+        job(large_prefill) as first,
+    ):
+        ticket, other = first.receive(), large_offer(second)
+        with contextlib.closing(Link(ticket.partition("#")[0], 3 * 2**20)) as link:
+            pull = transfer.pull(pool, [through(link, ticket), other.ticket], pages)
+            insert = jax.jit(functools.partial(transfer.insert, layout=LARGE))
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                inserted = thread.submit(insert, np.zeros(LARGE.shape(2), np.int32), pull.handle, np.arange(2), 1)
+                wait_until(lambda: reader.stats()["tcp_received_bytes"] > 2.5 * 2**20, LIMIT_S)
+                first.kill()
+                link.mend()
+                pull.wait(timeout_s=LIMIT_S)
+                np.testing.assert_array_equal(inserted.result(), pool.arrays[1][pages])
+            for layer in range(2):
+                check_layer(pool, pages, layer)
+            assert reader.stats()["failures_lost"] == 0
+        wait_until(lambda: other.done)
+
+
+def test_a_source_of_pages_that_is_lost_before_the_pull():
+    with pool_of() as (_, pool, pages), transfer.Endpoint("second", secret=SECRET) as second:
+        with transfer.Endpoint("first", secret=SECRET) as first:
+            lost = large_offer(first).ticket
+        with pytest.raises(transfer.PeerLost, match=r"a ticket of endpoint 'first' .*cannot connect"):
+            transfer.pull(pool, lost, pages)
+        transfer.pull(pool, [lost, large_offer(second).ticket], pages).wait(timeout_s=LIMIT_S)
+        check_layer(pool, pages, 1)

@@ -3,17 +3,19 @@
 Calls have limits of LIMIT_S or of the default lease, so an error of another kind than a limit has not waited for them.
 """
 
+import concurrent.futures
 import contextlib
 import re
+import socket
 import threading
 
 import numpy as np
 import pytest
-from jobs import LAYOUT, LIMIT_S, SECRET, Link, decode, job, prefill, recorded_reader, source_job
+from jobs import LAYOUT, LIMIT_S, SECRET, Calls, Link, decode, job, open_lease, prefill, recorded_reader, source_job
 from test_weights import wait_until
 
 from jaxcomm import transfer
-from jaxcomm.transfer import _weights
+from jaxcomm.transfer._endpoint import Limit
 
 LEASE_S = 4.0  # renewed three times as often: a slow machine must not let it expire
 
@@ -32,7 +34,7 @@ def test_a_source_that_is_killed_stopped_or_restarted(reader):
     with source_job() as (source, address):
         assert fetch(reader, address).result()["['w']"].sum() == 1000
         source.stop()
-        with pytest.raises(transfer.TransferTimeout, match=r"'weights' of endpoint 'trainer' .*within 0\.\d+ s"):
+        with pytest.raises(transfer.TransferTimeout, match=r"'weights' of endpoint 'trainer' .*within 0\.5 s"):
             fetch(reader, address, timeout_s=0.5).result()
         source.go_on()
         assert fetch(reader, address).result()["['w']"].sum() == 1000, "it was late, not dead"
@@ -57,6 +59,7 @@ def test_a_source_that_is_killed_while_it_sends(reader):
         old = fetch(reader, other).result()
         future = fetch(reader, link.address)
         wait_until(lambda: reader.stats()["tcp_received_bytes"] > 2**20, LIMIT_S)
+        assert re.match(r"read of 'weights' version 1 at endpoint 'trainer' .*of 100000000 bytes", reader.waiting()[0])
         source.kill()
         link.mend()
         with pytest.raises(transfer.PeerLost, match=r"version 1 of endpoint 'trainer'.*\(\d+ of 100000000 bytes"):
@@ -140,7 +143,7 @@ def test_a_link_that_is_cut_and_mended():
         pull = transfer.pull(own, f"{link.address}#{offer.ticket.partition('#')[2]}", here)
         pull.wait(0)
         link.cut()
-        with pytest.raises(transfer.TransferTimeout, match=r"endpoint 'prefill' .*within 0\.\d+ s \(timeout_s\)"):
+        with pytest.raises(transfer.TransferTimeout, match=r"endpoint 'prefill' .*within 0\.5 s \(timeout_s\)"):
             pull.wait(timeout_s=0.5)
         own.free(here)
         wait_until(lambda: offer.done, LIMIT_S)
@@ -166,7 +169,7 @@ def test_the_stacks_of_a_process_name_the_endpoint_that_it_waits_for(tmp_path):
             return found
 
         wait_until(written, LIMIT_S)
-        assert re.match(r"endpoint 'generator' waits: watch at endpoint 'trainer' \(incarnation", found[0])
+        assert re.match(r"endpoint 'generator' waits: watch of 'never' at endpoint 'trainer' \(incarnation", found[0])
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared_memory", "tcp"])
@@ -191,21 +194,7 @@ def test_both_sides_abort_at_once(shared_memory):
         wait_until(lambda: source.stats()["leases"] == 0)
 
 
-class Waits:
-    """A native endpoint, and the limits in seconds of its waits, except of those that only look."""
-
-    def __init__(self, native):
-        self._native, self.limits_s = native, []
-
-    def __getattr__(self, name):
-        return getattr(self._native, name)
-
-    def wait(self, call, limit_s):
-        self.limits_s += [limit_s] if limit_s else []
-        return self._native.wait(call, limit_s)
-
-
-class Interrupted(Waits):
+class Interrupted(Calls):
     """Its waits end as by Ctrl-C."""
 
     def wait(self, *_):
@@ -237,10 +226,10 @@ def test_a_read_after_another_thread_has_dropped_the_connection(reader):
     with transfer.Endpoint("source", secret=SECRET, shared_memory=False) as source:
         transfer.publish(source, "weights", np.ones(10), 1)
         assert fetch(reader, source.address).result()[""].sum() == 10
-        lease = reader._open(source.address, _weights._key_of("weights"), 1, "weights", LIMIT_S)
+        lease = open_lease(reader, source.address, "weights")
         reader._native.disconnect(reader._peers.pop(source.address))
         with pytest.raises(transfer.PeerLost, match="the connection has ended"):
-            lease.wait(lease.read([], [], []), LIMIT_S)
+            lease.wait(lease.read([], [], []), Limit(LIMIT_S))
         assert not reader.waiting()
         assert fetch(reader, source.address).result()[""].sum() == 10
 
@@ -255,17 +244,87 @@ def test_only_an_old_connection_is_tried_again(reader):
         with pytest.raises(transfer.VersionGone):
             fetch(reader, link.address, version=0).result()
         link.end_connections()
-        reader._native = Waits(reader._native)
+        reader._native = Calls(reader._native)
         assert fetch(reader, link.address).result()[""].sum() == 10
-        first_s, again_s = reader._native.limits_s[:2]
+        first_s, again_s = reader._native.of("wait")[:2]
         assert again_s < first_s <= LIMIT_S
         source.close()
         link.end_connections()
         for waits in (2, 1):
-            reader._native.limits_s.clear()
+            reader._native.made.clear()
             with pytest.raises(transfer.PeerLost):
                 fetch(reader, link.address).result()
-            assert len(reader._native.limits_s) == waits
+            assert len(reader._native.of("wait")) == waits
+
+
+def test_a_ticket_whose_answer_is_lost(reader):
+    """On an old connection, which is tried again: the source has taken the ticket, and the reader is not at fault."""
+    with offered(False) as (source, _, _, offer), contextlib.closing(Link(source.address)) as link:
+        transfer.publish(source, "weights", np.ones(9), 1)
+        assert fetch(reader, link.address).result()[""].sum() == 9
+        link.hold_answers()
+        own = transfer.PagePool(reader, LAYOUT, 4)
+        ticket = f"{link.address}#{offer.ticket.partition('#')[2]}"
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            pull = thread.submit(transfer.pull, own, ticket, own.allocate(1))
+            wait_until(lambda: source.stats()["leases_granted"] == 2, LIMIT_S)
+            link.end_connections()
+            with pytest.raises(transfer.PeerLost, match=r"'prefill' .*the connection ended.*has taken the ticket"):
+                pull.result()
+        wait_until(lambda: offer.done, LIMIT_S)
+
+
+@contextlib.contextmanager
+def silent_addresses(names):
+    """Nobody answers there: the queue of connections is full, so the kernel drops more."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        where = listener.getsockname()
+        stack.enter_context(socket.create_connection(where))
+        yield [f"tcp://127.0.0.1:{where[1]}/{name}/{'0' * 16}/" for name in names]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_hosts_that_do_not_answer_cost_one_time_limit(reader, planned):
+    """All are asked at once, and each is asked once."""
+    with transfer.Endpoint("source", secret=SECRET) as source, silent_addresses(["a", "b"]) as silent:
+        transfer.publish(source, "weights", np.ones(9), 1)
+        if planned:
+            fetch(reader, source.address).result()
+            ((_, *key), plan) = reader._plans.popitem()
+            group = transfer.Group([source.address, *silent])
+            plan.digests, plan.reads = plan.digests * 3, [*plan.reads, [], []]
+            reader._plans[group, *key] = plan
+            reader._native.disconnect(reader._peers.popitem()[1])
+        else:
+            with pytest.raises(transfer.PeerLost, match=r"fetch: 'weights' of endpoint 'a' .*it does not answer"):
+                fetch(reader, silent[0]).result()
+        reader._native = Calls(reader._native)
+        group = transfer.Group([source.address, *silent])
+        assert transfer.fetch(reader, group, "weights", "latest", None, timeout_s=LIMIT_S).result()[""].sum() == 9
+        kinds = [kind for kind, _ in reader._native.made]
+        assert kinds[: kinds.index("wait")] == ["connect"] * 3 == [kind for kind in kinds if kind == "connect"]
+
+
+def test_the_limit_of_a_call_is_that_of_all_its_waits(reader, monkeypatch):
+    """Its error shows the limit, not what is left of it."""
+    with offered(False) as (_, pool, _, offer):
+        tickets = [offer.ticket, transfer.offer(pool, pool.allocate(1)).ticket]
+        own = transfer.PagePool(reader, LAYOUT, 4)
+        limits, wait = [], reader._wait
+
+        def recorded(call, limit, *rest):
+            limits.append(limit)
+            wait(call, limit, *rest)
+
+        monkeypatch.setattr(reader, "_wait", recorded)
+        pull = transfer.pull(own, tickets, own.allocate(1), timeout_s=LIMIT_S)
+        assert len(limits) == 2 and limits[0] is limits[1]
+        late = Limit(LIMIT_S)
+        late._ends -= LIMIT_S
+        ((lease, read),) = pull._reads[1]
+        with pytest.raises(transfer.TransferTimeout, match=rf"within {LIMIT_S} s \(timeout_s\)"):
+            lease.wait(read, late)
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "no thread"])

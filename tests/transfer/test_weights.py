@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jobs import open_lease
 
 import jaxcomm
 from jaxcomm import transfer
 from jaxcomm.recorder._prometheus import text
 from jaxcomm.transfer import _arrays
+from jaxcomm.transfer._endpoint import Limit
 
 SECRET = "a secret of tests only"
 SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
@@ -123,7 +125,9 @@ def test_the_recorder_has_the_counters_of_endpoints(pair):
     waiting.start()
     wait_until(lambda: reader.waiting())
     found = next(each for each in jaxcomm.recorder.stats().transfers if each.endpoint == "reader")
-    assert re.fullmatch(r"watch at endpoint 'source' \(incarnation .*\): \d+\.\d s, 0 of 0 bytes", found.waiting[0])
+    assert re.fullmatch(
+        r"watch of 'y' at endpoint 'source' \(incarnation .*\): \d+\.\d s, 0 of 0 bytes", found.waiting[0]
+    )
     assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
     transfer.publish(source, "y", np.zeros(1), 1)
     waiting.join()
@@ -212,24 +216,24 @@ def test_a_snapshot_is_a_copy(pair):
 def test_revoking_ends_leases(pair):
     source, reader = pair
     transfer.publish(source, "x", np.zeros(1000), 1)
-    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    lease = open_lease(reader, source.address)
     transfer.retire(source, "x", 1)
     assert source._kept, "the lease keeps the memory"
     transfer.retire(source, "x", 1)
     into = np.ones(1000)
     whole = [(0, (0,), (1000,))]
-    lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
+    lease.wait(lease.read(whole, whole, [_argument(into)]), Limit(10))
     assert not into.any()
     source._native.withdraw(next(iter(source._kept)), True)
-    with pytest.raises(transfer.Revoked, match=r"test version 1 of endpoint 'source' .*took it back"):
-        lease.wait(lease.read(whole, whole, [_argument(into)]), 10)
+    with pytest.raises(transfer.Revoked, match=r"test: 'x' version 1 of endpoint 'source' .*took it back"):
+        lease.wait(lease.read(whole, whole, [_argument(into)]), Limit(10))
     wait_until(lambda: not source._kept)
 
 
 def test_the_last_lease_of_a_retired_version_frees_its_memory(pair):
     source, reader = pair
     transfer.publish(source, "x", np.zeros(1000), 1)
-    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    lease = open_lease(reader, source.address)
     transfer.retire(source, "x", 1)
     lease.close()
     wait_until(lambda: not source._kept)
@@ -240,7 +244,7 @@ def test_leases_end_without_renewal(pair):
     transfer.publish(source, "x", np.zeros(10), 1)
     limits = transfer.Limits(lease_s=0.3)
     with transfer.Endpoint("short", secret=SECRET, limits=limits) as reader:
-        reader._open(source.address, b"object:x", 1, "test", 10)
+        open_lease(reader, source.address)
         time.sleep(1.0)
         assert source.stats()["leases"] == 1, "its endpoint renews the lease"
         assert source.stats()["leases_renewed"] >= 2
@@ -261,13 +265,13 @@ def _argument(x):
 def test_boxes_outside_are_refused(pair):
     source, reader = pair
     transfer.publish(source, "x", np.zeros((4, 4)), 1)
-    lease = reader._open(source.address, b"object:x", 1, "test", 10)
+    lease = open_lease(reader, source.address)
     into = np.zeros((9, 9))
     outside = [((0, 0), (4, 5)), ((-1, 0), (2, 2)), ((3, 0), (2, 4)), ((0,), (2,)), ((0, 0), (2**40, 2**40))]
     for array, (begin, end) in [*((0, box) for box in outside), (7, ((0, 0), (1, 1)))]:
         read = lease.read([(array, begin, end)], [(0, (0, 0), (1, 1))], [_argument(into)])
         with pytest.raises(transfer.Refused, match=r"in dimension|of an array|no array 7"):
-            lease.wait(read, 10)
+            lease.wait(read, Limit(10))
     assert not into.any()
 
 
