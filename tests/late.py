@@ -35,7 +35,7 @@ def main(op):
         jax.distributed.initialize()
     else:
         jax.config.update("jax_num_cpu_devices", 2)
-    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
 
     def sleep(rank, x):
         if rank == 1:
@@ -50,7 +50,8 @@ def main(op):
             return jaxcomm.psum(x, "i")
         return jaxcomm.all_gather_start(x, "i", tiled=True).done(after=x * 2)
 
-    x = np.array([[1.0], [5.0]], np.float32)
+    x = np.zeros((jax.device_count(), 1), np.float32)
+    x[:2] = [[1.0], [5.0]]
     x = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
     for late in (True, False)[: 2 if jax.process_count() == 1 else 1]:
         name = "late" if late else "in time"

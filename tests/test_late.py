@@ -3,6 +3,7 @@
 import re
 
 import late
+import pytest
 
 
 def run(*launcher):
@@ -13,8 +14,9 @@ def run(*launcher):
     return warnings
 
 
-def test_late_device_is_waited_for():
-    first, second, *_ = run()
+@pytest.mark.parametrize("launcher", [(), ("-m", "jaxcomm.run", "--processes", "2", "--devices", "2")])
+def test_late_device_is_waited_for(launcher):
+    first, second, *_ = (line for line in run(*launcher) if "did not arrive" in line)
     end = " of the first of ranks [0]; an error follows after 600 s (JAXCOMM_TIMEOUT_S)"
     assert first.endswith("ranks [1] did not arrive within 0.4 s (JAXCOMM_WARN_S)" + end)
     assert second.endswith("ranks [1] did not arrive within 0.8 s" + end)

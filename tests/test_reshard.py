@@ -50,6 +50,13 @@ def test_large_arrays_in_chunks_of_all_strides():
         resharding.check(jaxcomm.reshard(resharding.place(x, rows), target), x, target)
 
 
+def test_pieces_of_two_inner_dimensions():
+    x = np.arange(192, dtype=np.float32).reshape(4, 6, 8)
+    whole, parts = NamedSharding(mesh([0], a=1), P()), NamedSharding(mesh([4, 1, 6, 3], a=2, b=2), P(None, "a", "b"))
+    for source, target in ((whole, parts), (parts, whole)):
+        resharding.check(jaxcomm.reshard(resharding.place(x, source), target), x, target)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_devices_receive_what_their_new_shards_lack(seed):
     """Each element once, in random pairs of shardings, within one host and between hosts. NumPy marks the elements."""

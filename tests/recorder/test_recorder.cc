@@ -249,6 +249,19 @@ TEST_CASE("threads record calls of their own sites at once") {
   for (const uint32_t site : sites) CHECK(rows.site(site).calls == kEach);
 }
 
+TEST_CASE("one call site has a row per algorithm, program and group") {
+  std::set<uint32_t> sites;
+  for (const char* algorithm : {"ring", "direct"}) {
+    for (const uint64_t identity : {1, 2}) {
+      for (const int64_t rank : {0, 1}) {
+        sites.insert(
+            Started().AddSite("psum at d.py:1", algorithm, identity, 30 + static_cast<uint64_t>(rank), {rank}, {0}));
+      }
+    }
+  }
+  CHECK(sites.size() == 8 && sites.count(Recorder::kNoSite) == 0);
+}
+
 TEST_CASE("full tables of names leave later sites out") {
   uint32_t site = 0;
   for (int i = 0; i <= kMaxRecordedSites; ++i) {

@@ -77,8 +77,10 @@ def test_each_element_is_sent_once(pair):
     x = jax.device_put(numbers((64, 64), np.float32), NamedSharding(MESHES[0], P()))
     transfer.publish(pair[0], "x", x, 1)
     fetch(pair, 1, NamedSharding(MESHES[1], P("a")))
-    stats = pair[1].stats()
-    assert stats["shared_memory_received_bytes"] + stats["tcp_received_bytes"] == x.nbytes
+    sent, received = pair[0].stats(), pair[1].stats()
+    assert received["shared_memory_received_bytes"] + received["tcp_received_bytes"] == x.nbytes
+    for network in ("shared_memory", "tcp"):
+        assert received[f"{network}_received_bytes"] == sent[f"{network}_sent_bytes"]
 
 
 def test_versions_are_exact(pair):
