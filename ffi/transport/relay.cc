@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -89,7 +90,10 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
   {
     const std::lock_guard<std::mutex> lock(TheServers().mutex);
     if (lost && server->fd() >= 0) shutdown(server->fd(), SHUT_RDWR);  // CloseRelayToServer() came in between
-    TheServers().sockets.push_back(server);
+    std::vector<std::weak_ptr<Socket>>& sockets = TheServers().sockets;
+    const auto closed = [](const std::weak_ptr<Socket>& held) { return held.expired(); };
+    sockets.erase(std::remove_if(sockets.begin(), sockets.end(), closed), sockets.end());
+    sockets.push_back(server);
   }
   if (server->fd() >= 0) {
     std::thread([client, server] {
