@@ -1,10 +1,15 @@
 """jaxcomm.transfer beside jax.experimental.transfer: two processes of one host, in turn.
 
-    python benchmarks/transfer.py [--rounds 15] [--json FILE]
+    python benchmarks/transfer.py [--rounds 15] [--json FILE] [--layers]
 
 Each row is the median of the rounds, and the median of the ratios of neighbours. `fetch` is jaxcomm.transfer.fetch of
 one array to one device, from lease to jax.Array. `pages` is jaxcomm.transfer.pull of as many bytes in scattered cache
 pages of 64 tokens. `jax` is a pull of jax.experimental.transfer that the source has announced before.
+
+--layers: the exposed time of a pull of 16 layers of 4 MiB: what a loop that waits for each layer and computes with it
+takes beyond its computation. That of a layer takes a fraction of the time of its transfer. It sleeps, as if another
+device computed, or spins on a processor. `predicted` is T / layers + chunk if the transfer of a layer takes at most its
+computation, else T - computation + T / layers. T is the time of a pull without computation, just before.
 """
 
 import argparse
@@ -27,6 +32,9 @@ SECRET = "only for this benchmark"
 SIZES = [1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26]
 HEADS, DIM = 8, 128
 TOKEN_BYTES = 2 * HEADS * DIM * 2
+LAYERS = transfer.PageLayout(layers=16, heads=HEADS, dim=DIM, dtype=np.uint16, page_tokens=64)
+LAYER_PAGES = 16
+CHUNK_BYTES = 256 << 10  # that an endpoint sends at a time
 
 
 def layout_of(size: int) -> transfer.PageLayout:
@@ -62,6 +70,8 @@ def source() -> None:
                 count = -(-size // (layout_of(size).page_tokens * TOKEN_BYTES))
                 pool = transfer.PagePool(endpoint, layout_of(size), 2 * count)
                 pools[path, size] = pool, scattered(pool, count)
+            pool = transfer.PagePool(endpoint, LAYERS, 2 * LAYER_PAGES)
+            pools[path, 0] = pool, scattered(pool, LAYER_PAGES)
         print(json.dumps([{path: each.address for path, each in endpoints.items()}, server.address()]), flush=True)
         for line in sys.stdin:
             what, size, number = line.split()
@@ -73,21 +83,86 @@ def source() -> None:
                 print(transfer.offer(pool, pages).ticket, flush=True)
 
 
-def measure(rounds: int) -> list[dict]:
+@contextlib.contextmanager
+def source_job():
+    """The first line of a source, and a function that asks it."""
     job = subprocess.Popen([sys.executable, __file__, "--source"], stdin=-1, stdout=-1, text=True)
     assert job.stdin and job.stdout
-    addresses, jax_address = json.loads(job.stdout.readline())
 
     def ask(*words) -> str:
         print(*words, file=job.stdin, flush=True)
         return job.stdout.readline().strip()
 
+    yield json.loads(job.stdout.readline()), ask
+    job.stdin.close()
+    job.wait()
+
+
+def compute(seconds: float, spins: bool) -> float:
+    """Takes some time, and returns how much."""
+    began = time.perf_counter()
+    if not spins:
+        time.sleep(seconds)
+    while time.perf_counter() - began < seconds:
+        pass
+    return time.perf_counter() - began
+
+
+def measure_layers(rounds: int) -> list[dict]:
+    cases = [(path, spins, ratio) for path in ("shm", "tcp") for spins in (False, True) for ratio in (0.5, 1.0, 2.0)]
+    exposed: dict[tuple, list[float]] = {case: [] for case in cases}
+    predicted: dict[tuple, list[float]] = {case: [] for case in cases}
+    whole: dict[str, list[float]] = {"shm": [], "tcp": []}
+    with source_job() as (_, ask), contextlib.ExitStack() as stack:
+        pools = {}
+        for path in whole:
+            endpoint = transfer.Endpoint("reader", secret=SECRET, shared_memory=path == "shm")
+            pool = transfer.PagePool(stack.enter_context(endpoint), LAYERS, 2 * LAYER_PAGES)
+            pools[path] = pool, scattered(pool, LAYER_PAGES)
+
+        def run(path: str, layer_s: float, spins: bool) -> tuple[float, float]:
+            """Times of a pull with its computation, and of the computation."""
+            pool, pages = pools[path]
+            ticket = ask(path, 0, 0)
+            began, computed_s = time.perf_counter(), 0.0
+            pull = transfer.pull(pool, ticket, pages)
+            for layer in range(LAYERS.layers):
+                pull.wait(layer)
+                computed_s += compute(layer_s, spins) if layer_s else 0.0
+            return time.perf_counter() - began, computed_s
+
+        for each in range(rounds + 2):
+            for path, spins, ratio in cases:
+                transfer_s, _ = run(path, 0.0, False)
+                total_s, computed_s = run(path, ratio * transfer_s / LAYERS.layers, spins)
+                if each < 2:  # warms up
+                    continue
+                layer_s = transfer_s / LAYERS.layers
+                chunk_s = layer_s * CHUNK_BYTES / (LAYER_PAGES * LAYERS.page_tokens * TOKEN_BYTES)
+                late_s = transfer_s - computed_s + layer_s
+                whole[path].append(transfer_s)
+                exposed[path, spins, ratio].append(total_s - computed_s)
+                predicted[path, spins, ratio].append(layer_s + chunk_s if computed_s >= transfer_s else late_s)
+    return [
+        {
+            "what": f"{path} {'spins' if spins else 'sleeps'}",
+            "compute/transfer": ratio,
+            "transfer_us": statistics.median(whole[path]) * 1e6,
+            "exposed_us": statistics.median(exposed[path, spins, ratio]) * 1e6,
+            "predicted_us": statistics.median(predicted[path, spins, ratio]) * 1e6,
+            "exposed/transfer": statistics.median(exposed[path, spins, ratio]) / statistics.median(whole[path]),
+        }
+        for path, spins, ratio in cases
+    ]
+
+
+def measure(rounds: int) -> list[dict]:
     device = SingleDeviceSharding(jax.local_devices()[0])
     server = jax_server()
-    connection = server.connect(jax_address)
     numbers = iter(range(1, 1 << 30))
     rows = []
-    with contextlib.ExitStack() as stack:
+    with source_job() as ((addresses, jax_address), ask), contextlib.ExitStack() as stack:
+        connection = server.connect(jax_address)
         readers = {
             path: stack.enter_context(transfer.Endpoint("reader", secret=SECRET, shared_memory=path == "shm"))
             for path in addresses
@@ -140,8 +215,6 @@ def measure(rounds: int) -> list[dict]:
                 rows.append(
                     {"bytes": size, "what": name, "us": median * 1e6, "GB/s": size / median / 1e9, "jax/x": ratio}
                 )
-    job.stdin.close()
-    job.wait()
     return rows
 
 
@@ -149,14 +222,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json")
+    parser.add_argument("--layers", action="store_true", help="measure exposed times of layers")
     parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.source:
         return source()
-    rows = measure(options.rounds)
-    print(f"{'bytes':>10} {'what':<10} {'us':>10} {'GB/s':>7} {'jax/x':>6}")
+    rows = measure_layers(options.rounds) if options.layers else measure(options.rounds)
+    print(*(f"{name:>16}" for name in rows[0]))
     for row in rows:
-        print(f"{row['bytes']:>10} {row['what']:<10} {row['us']:>10.1f} {row['GB/s']:>7.2f} {row['jax/x']:>6.2f}")
+        print(*(f"{value:>16.2f}" if isinstance(value, float) else f"{value:>16}" for value in row.values()))
     if options.json:
         record = {"command": " ".join(sys.argv), "jax": jax.__version__, "load_average": os.getloadavg(), "rows": rows}
         with open(options.json, "w") as file:

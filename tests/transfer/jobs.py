@@ -17,7 +17,7 @@ from jaxcomm.transfer import _endpoint
 SECRET = "a secret of tests only"
 LIMIT_S = 120
 LAYOUT = transfer.PageLayout(layers=2, heads=2, dim=8, dtype=np.int32, page_tokens=4)
-LARGE = transfer.PageLayout(layers=2, heads=2, dim=1024, dtype=np.int32, page_tokens=64)  # 1 MiB per page and layer
+LARGE = transfer.PageLayout(layers=2, heads=1, dim=2048, dtype=np.int32, page_tokens=64)  # 1 MiB per page and layer
 
 Context = multiprocessing.get_context("forkserver")
 Context.set_forkserver_preload(["jaxcomm.transfer"])

@@ -171,8 +171,9 @@ def test_a_source_of_pages_that_is_killed_while_it_sends():
             with concurrent.futures.ThreadPoolExecutor(1) as thread:
                 inserted = thread.submit(insert, np.zeros(LARGE.shape(2), np.int32), pull.handle, np.arange(2), 1)
                 wait_until(lambda: reader.stats()["tcp_received_bytes"] > 2.5 * 2**20, LIMIT_S)
+                assert pull.is_ready(0) and not pull.is_ready(1)
                 first.kill()
-                link.mend()
+                link.end_connections()
                 pull.wait(timeout_s=LIMIT_S)
                 np.testing.assert_array_equal(inserted.result(), pool.arrays[1][pages])
             for layer in range(2):
