@@ -52,7 +52,13 @@ OURS = ("JAX_", "OMPI_", "PMI", "MPI_", "SLURM_", "CUDA_VISIBLE", "RANK", "WORLD
         (TORCHRUN | {"MASTER_ADDR": "fe80::1", "JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "[fe80::1]:7")),
         (KUBERNETES, (3, 4, None, None, "hello-0.hello:29500")),
         (BY_HAND, (3, 4, None, None, "node1:29500")),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, (3, 4, 1, 2, None)),
+        (SLURM | {"SLURM_NTASKS": "8"} | AT, (3, 4, 1, 2, "node1:29500")),  # a step of half the tasks
+        (KUBERNETES | {"JAX_PROCESS_ID": "1"}, (1, 4, None, None, "hello-0.hello:29500")),  # several in a pod
         # One inside another: MPI inside Slurm, and our own variables above all.
+        (OPEN_MPI_5 | {"PMI_RANK": "0", "PMI_SIZE": "2"} | AT, (3, 4, 1, 2, "node1:29500")),
+        (OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0"} | TORCHRUN, (3, 4, 1, 2, "node1:29400")),
+        (TORCHRUN | {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"} | AT, (1, 2, None, None, "node1:29500")),
         (SLURM | {"SLURM_PROCID": "0"} | OPEN_MPI_5 | AT, (3, 4, 1, 2, "node1:29500")),
         (SLURM | {"SLURM_PROCID": "0"} | MPICH | AT, (3, 4, 1, 2, "node1:29500")),
         (OPEN_MPI_5 | {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"} | AT, (1, 2, None, None, "node1:29500")),
@@ -80,13 +86,14 @@ def test_processes_without_a_launcher(environment):
 def test_one_host_needs_no_coordinator(monkeypatch):
     """All ranks of a job find the same port, other jobs find others."""
 
-    def open_mpi(rank, job):
+    def open_mpi(rank, job, name="PMIX_NAMESPACE"):
         environment = OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-        return launchers.detect(environment | {"PMIX_NAMESPACE": job}).coordinator
+        return launchers.detect(environment | {"PMIX_NAMESPACE": ""} | {name: job}).coordinator
 
     found = [open_mpi(rank, "prterun-vm-1@1") for rank in range(4)]
     host, port = found[0].split(":")
     assert set(found) == {found[0]} and host == "127.0.0.1" and 61440 <= int(port) < 65536
+    assert open_mpi(0, "prterun-vm-1@1", "OMPI_MCA_ess_base_jobid") == found[0], "of Open MPI 4"
     assert len({open_mpi(0, f"prterun-vm-{job}@1") for job in range(20)}) > 15
     assert launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator is None, "no mpiexec above this process"
     monkeypatch.setattr(launchers, "_ancestor", lambda name: 17 if name == "hydra_pmi_proxy" else None)

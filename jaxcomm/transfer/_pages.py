@@ -99,7 +99,7 @@ class PagePool:
         self.arrays = [_arrays.empty(layout.shape(num_pages), layout.dtype) for _ in range(layout.layers)]
         self._generations = np.zeros(num_pages, np.int64)
         self._free = list(range(num_pages))[::-1]
-        self._users: dict[int, Any] = {}  # by page: the offer or the pull that must end before the page is free
+        self._users: dict[int, list[Any]] = {}  # by page: the offers and pulls that must end before the page is free
 
     def allocate(self, count: int) -> list[int]:
         """Numbers of cache pages that nobody uses.
@@ -119,11 +119,11 @@ class PagePool:
         """
         self._check(pages)
         for page in pages:
-            user = self._users.get(page)
-            if user is not None and not user.done:
-                raise ValueError(f"PagePool: cache page {page} is in {user}, which has not ended")
+            for user in self._users.get(page, []):
+                if not user.done:
+                    raise ValueError(f"PagePool: cache page {page} is in {user}, which has not ended")
         for page in pages:
-            if (user := self._users.pop(page, None)) is not None:
+            for user in self._users.pop(page, []):
                 user._end()
             self._generations[page] += 1
             self._free.append(page)
@@ -139,6 +139,11 @@ class PagePool:
                 raise ValueError(f"PagePool: cache page {page} is not allocated (the pool has {self.num_pages})")
         if len(set(pages)) != len(pages):
             raise ValueError(f"PagePool: a cache page is named twice in {list(pages)}")
+
+    def _add_user(self, pages: Sequence[int], made: Any) -> None:
+        for page in pages:
+            users = self._users.get(page, [])
+            self._users[page] = [user for user in users if type(user) is not type(made) or not user.done] + [made]
 
     def _ordered(self) -> list[np.ndarray]:
         axes = [self.layout.order.index(name) for name in _ORDER]
@@ -229,7 +234,7 @@ def offer(
 
     number = endpoint._keep(expose, f"offer of endpoint {endpoint.name!r}", pool)
     made = Offer(pool, pages, number, f"{endpoint.address}#{secret.hex()}")
-    pool._users.update(dict.fromkeys(pages, made))
+    pool._add_user(pages, made)
     return made
 
 
@@ -347,7 +352,7 @@ def pull(
             lease.close()
         raise
     made = Pull(pool, pages, leases, reads)
-    pool._users.update(dict.fromkeys(pages, made))
+    pool._add_user(pages, made)
     return made
 
 

@@ -130,7 +130,7 @@ def test_drop(line, rng, kind):
     """Every quota from nothing to everything; with align 1 nothing fits any more that was dropped."""
     ids = ids_of(kind, rng, 8, 6, 3, 16)
     demand = oracle.counts_of(ids, 16).sum(0).reshape(8, 2).sum(1)
-    for capacity, align in ((0, 1), (7, 1), (21, 4), (int(demand.max()) - 1, 1)):
+    for capacity, align in ((0, 1), (9, 1), (21, 4), (int(demand.max()) - 1, 1)):
         options = {"capacity": capacity, "align": align}
         got = routed(line, ids, 16, on_overflow="drop", **options)
         check(got, ids, 16, drop=True, **options)

@@ -94,7 +94,7 @@ def test_any_ranks_page_size_and_order(pair, ranks, page_tokens, order, skip):
         others = [p for p in range(32) if p not in pages]
         assert all((canonical(pool, layer)[:, others] == -1).all() for layer in range(3))
         for pool in sources:
-            wait_until(lambda pool=pool: all(user.done for user in pool._users.values()))
+            wait_until(lambda pool=pool: all(u.done for users in pool._users.values() for u in users))
             pool.free(list(pool._users))
             assert pool.num_free == 16
 
@@ -111,10 +111,12 @@ def test_layers_arrive_as_they_are_ready(pair):
         pull.wait(layer)
         check(reader, own, 0, 8, [layer])
     assert not pull.done and not offer.done
-    with pytest.raises(ValueError, match="in an offer of 2 cache pages, which has not ended"):
-        source.free(pages)
-    with pytest.raises(ValueError, match="in a pull, which has not ended"):
-        reader.free(own)
+    for pool, used, user in ((source, pages, "an offer of 2 cache pages"), (reader, own, "a pull")):
+        unused = pool.allocate(1)
+        with pytest.raises(ValueError, match=f"in {user}, which has not ended"):
+            pool.free(unused + used)
+        assert pool.num_free == 5, "nothing is freed before an error"
+        pool.free(unused)
     offer.mark_ready(2)
     pull.wait()
     wait_until(lambda: offer.done)
@@ -122,6 +124,30 @@ def test_layers_arrive_as_they_are_ready(pair):
     reader.free(own)
     with pytest.raises(ValueError, match="layer must be in"):
         offer.mark_ready(3)
+
+
+def test_pages_with_several_users_stay_until_all_have_ended(pair):
+    """Pages in two offers, the later of which ends first, and pages that are offered while they arrive."""
+    source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
+    pages, own = source.allocate(2), reader.allocate(2)
+    write(source, pages, 8)
+    first, *later = (transfer.offer(source, pages, streamed=True) for _ in range(3))
+    pull = transfer.pull(reader, first.ticket, own)
+    later.append(transfer.offer(reader, own, streamed=True))
+    for each in later:
+        each.revoke()
+        wait_until(lambda each=each: each.done)
+    for pool, used, user in ((source, pages, "an offer"), (reader, own, "a pull")):
+        with pytest.raises(ValueError, match=f"in {user}.*, which has not ended"):
+            pool.free(used)
+    for layer in range(3):
+        first.mark_ready(layer)
+    pull.wait()
+    check(reader, own, 0, 8)
+    wait_until(lambda: first.done)
+    source.free(pages)
+    reader.free(own)
+    assert source.num_free == reader.num_free == 8
 
 
 @pytest.mark.parametrize("end", ["revoke", "cancel", "close reader", "close source"])
