@@ -86,26 +86,20 @@ ALONE_TEST_CASE("a rank that loses a window fails its process") {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
-    FakeXla xla;
-    xla.state = state;
-    xla.stream = stream.handle();
-    xla.device = rank.rank;
-    xla.nccl_comm = &rank;
+    FakeXla xla(*state, stream.handle(), rank.rank, &rank);
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
     xla.memory_bytes = XlaMemory::kBytes;
-    int32_t* const x = memory.At(memory.InputOf(0));
-    int32_t* const y = memory.At(memory.OutputOf(0));
-    const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at) { return xla.Run(handler, at, x, 4, y, 8); };
+    xla.Use(memory.At(memory.InputOf(0)), 4, memory.At(memory.OutputOf(0)), 8);
     for (xla.run = 0; xla.run < 2 - rank.rank; ++xla.run) {
-      CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE).empty());
+      CHECK(xla.Prepare().empty());
       if (xla.run == 1) xla.memory_bytes = 0;
-      CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE).empty());
+      CHECK(xla.Initialize().empty());
       if (rank.rank == 0) CHECK(Communicator::OwnFailure().ok() == (xla.run == 0));
     }
     if (rank.rank == 1) return;
     const std::string why = "the operand was in a window of XLA's before, but is not now";
-    CHECK(Has(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE), why));
+    CHECK(Has(xla.Execute(), why));
     CHECK(Has(Communicator::OwnFailure(), why.c_str()));
   });
 }
