@@ -115,6 +115,25 @@ def test_the_plan_of_an_earlier_fetch_holds_for_equal_manifests_only(pair):
     wait_until(lambda: pair[0].stats()["leases"] == 0)
 
 
+def test_a_plan_is_for_one_structure_and_one_group(pair):
+    """Fetches that differ in this alone."""
+    x, sharding = numbers((8, 6), np.int32), NamedSharding(MESHES[1], P("b"))
+    transfer.publish(pair[0], "x", {"w": x}, 1)
+    for _ in range(2):
+        assert list(fetch(pair, 1, sharding)) == ["['w']"]
+        assert list(fetch(pair, 1, {"w": sharding})) == ["w"]
+        assert fetch(pair, 1, {"w": None})["w"].__class__ is np.ndarray
+        with pytest.raises(transfer.Refused, match="missing"):
+            fetch(pair, 1, {"v": sharding})
+    with transfer.Endpoint("second", secret=SECRET) as second:
+        transfer.publish(second, "x", {"w": x + 1}, 1)
+        for source, more in ((second, 1), (pair[0], 0)):
+            np.testing.assert_array_equal(fetch((source, pair[1]), 1, sharding)["['w']"], x + more)
+        group = transfer.Group([pair[0].address, second.address])
+        got = transfer.fetch(pair[1], group, "x", 1, sharding).result()["['w']"]
+        assert {0, 1} == set(np.unique(got - x)), "each writer sends a part"
+
+
 def test_the_recorder_has_the_counters_of_endpoints(pair):
     source, reader = pair
     transfer.publish(source, "x", np.zeros(9), 1)
