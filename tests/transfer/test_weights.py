@@ -94,6 +94,7 @@ def test_versions_are_exact(pair):
         fetch(pair, 6, None, name="y")
     with pytest.raises(transfer.Refused, match="must be later than version 6"):
         transfer.publish(source, "x", {"w": np.zeros(9)}, 6)
+    assert fetch(pair, 5, None)["['w']"][0] == 5, "a refused version retires none"
     transfer.retire(source, "x", 6)
     transfer.retire(source, "x", 6)
     with pytest.raises(transfer.VersionGone):
