@@ -234,14 +234,32 @@ def test_calls_under_another_mesh(x):
 
 @pytest.mark.parametrize(("old", "new"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_the_smaller_type_travels(old, new, monkeypatch):
-    sent = []
-    primitive = types.SimpleNamespace(
-        bind=lambda x, *after, **rest: sent.append(x.dtype) or _PRIMITIVE.bind(x, *after, **rest)
-    )
-    monkeypatch.setattr(_reshard, "reshard_p", primitive)
+    sent = noted(monkeypatch, lambda x, **_: x.dtype)
     target = NamedSharding(mesh([4, 3], a=2), P("a"))  # of no other test, so there is no program yet
     jaxcomm.reshard(resharding.place(resharding.values((8, 8), jnp.dtype(old), 1), ROWS), typed(target, new))
     assert sent == ["bfloat16"]
+
+
+def noted(monkeypatch, what):
+    """what(x, **parameters) of each array, in the order in which programs are traced."""
+    found = []
+
+    def bind(x, *after, **rest):
+        found.append(what(x, **rest))
+        return _PRIMITIVE.bind(x, *after, **rest)
+
+    monkeypatch.setattr(_reshard, "reshard_p", types.SimpleNamespace(bind=bind))
+    return found
+
+
+def test_calls_that_differ_in_one_option_have_their_own_programs(x, monkeypatch):
+    """XLA's own copies need none."""
+    found = noted(monkeypatch, lambda x, call, timeout_ms, **_: (call.algorithm, timeout_ms))
+    target = NamedSharding(mesh([5, 1], a=2), P("a"))  # of no other test
+    for _ in range(2):
+        for options in ({}, {"timeout_s": 60}, {"algorithm": "direct"}, {"algorithm": "xla"}):
+            resharding.check(jaxcomm.reshard(x, target, **options), np.asarray(x), target)
+    assert found == [(None, 0), (None, 60_000), ("direct", 0)]
 
 
 def test_a_terminal_shows_the_progress(x, monkeypatch):

@@ -118,7 +118,8 @@ def fetch(
       group: the endpoints of the writers.
       object: the name that they publish.
       version: a number, or "latest": the newest one that all writers have which are not lost. If the shardings span
-        several processes, all of them call fetch() in the same order, and their first process chooses.
+        several processes, all of them call fetch() in the same order, and their first process chooses. If it cannot,
+        all have its error.
       shardings: pytree with the structure of the published one, or one sharding for all arrays. A leaf is a
         jax.sharding.Sharding, or None for a numpy.ndarray. With one sharding, the result is a dict by path.
       timeout_s: limit of the whole fetch.
@@ -206,9 +207,12 @@ def _run(
     key = f"transfer/{object}/{number}"
     wanted = version if isinstance(version, int) else _LATEST
     follows = several and wanted == _LATEST and jax.process_index() > 0
+    chooses = several and wanted == _LATEST and not follows
     if follows:
-        wanted = int(kv_store.kv_get(key, limit.left_s(), f"fetch of {object!r}: process 0 did not choose a version"))
+        wanted = _chosen(key, object, limit)
     with contextlib.ExitStack() as ends:
+        if chooses:
+            ends.push(functools.partial(_tell_failure, key, limit))
         plan, leases, lost, arrays = _open_planned(endpoint, group, object, wanted, shardings, limit, ends, begun)
         if plan is None:
             leases = _open_all(endpoint, group, object, wanted, limit, ends, lost)
@@ -231,7 +235,7 @@ def _run(
                     start(writer, pieces)
                 else:  # the only read of this writer
                     reads.append((lease, writer, pieces, lease.started))
-        if several and wanted == _LATEST and not follows:
+        if chooses:
             kv_store.kv_set(key, str(next(iter(leases.values())).version), limit.left_s())
         shows = not several or jax.process_index() == 0
         with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), shows) as bar:
@@ -246,6 +250,26 @@ def _run(
                         start(*rest)
         reads.clear()
     return plan.result(arrays)
+
+
+def _chosen(key: str, object: str, limit: Limit) -> int:
+    """The version that process 0 chooses. Raises the error that it had instead."""
+    late = f"fetch: {object!r}: process 0 did not choose a version"
+    try:
+        told = kv_store.kv_get(key, limit.left_s(), late)
+    except jax.errors.JaxRuntimeError as error:
+        raise _errors.TransferTimeout(f"jaxcomm.transfer: {late} within {limit.timeout_s:g} s: {error}") from error
+    if told.isdigit():
+        return int(told)
+    name, _, text = told.partition(" ")
+    raise getattr(_errors, name, _errors.TransferError)(text)
+
+
+def _tell_failure(key: str, limit: Limit, kind: type | None, error: BaseException | None, _: object) -> None:
+    """Tells the other processes that this one has failed, if it has not chosen a version before."""
+    if kind is not None:
+        with contextlib.suppress(RuntimeError):  # it has, or the store does not answer
+            kv_store.kv_set(key, f"{kind.__name__} {error}", max(limit.left_s(), 1.0))
 
 
 @contextlib.contextmanager

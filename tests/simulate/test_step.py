@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh
@@ -16,6 +17,7 @@ from jaxcomm.simulate.step.tasks import Exchange, Kernel
 
 MESH = AbstractMesh((4, 8), ("data", "model"))
 SIZES = {"data": 4, "model": 8}
+RANKS = np.arange(32)
 H100 = Cluster.load("dgx-h100")
 STEP = dataclasses.replace(
     H100, compute=dataclasses.replace(H100.compute, flops_per_s=1e15, efficiency=0.5, kernel_s=2e-6)
@@ -336,6 +338,46 @@ def test_equal_collectives_are_simulated_once():
 
     found = _run(f, _struct(16), ins=(P(),))
     assert (len(found.collectives), len({id(row.simulated) for row in found.collectives})) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: _ring_sum(x, max_sms=1), lambda x: _ring_sum(x, max_sms=16)),
+        (_psum, lambda x: jax.lax.psum(x, "model")),
+        (lambda x: _ring_sum(x), lambda x: jaxcomm.psum(x, "model", algorithm="recursive_doubling")),
+        (_psum, lambda x: jax.lax.psum(x[:1024], "data")),
+        (lambda x: jaxcomm.all_gather(x, "model"), lambda x: jaxcomm.all_to_all(x, "model", 0, 0, tiled=True)),
+        (lambda x: _exchanged(x, 1), lambda x: _exchanged(x, 8)),
+        (lambda x: _sum_of(x, RANKS.reshape(4, 8)), lambda x: _sum_of(x, RANKS.reshape(8, 4).T)),
+        (lambda x: jaxcomm.pbroadcast(x, "data", 0), lambda x: jaxcomm.pbroadcast(x, "data", 3)),
+    ],
+    ids=["max_sms", "axes", "algorithm", "bytes", "op", "perm", "groups", "source"],
+)
+def test_collectives_that_differ_in_one_thing_have_their_own_times(one, other):
+    """In one step as alone, in both orders. The last rank has a weak adapter."""
+    weak = Cluster.load("dgx-h100", {"fault.leaf[31].out": "0.25"})
+
+    def times(*calls):
+        f = _sharded(lambda x: [f(x).sum() for f in calls], (P(),))
+        found = step(f, (_struct(1 << 20),), mesh=MESH, cluster=weak)
+        return [row.time_s for row in found.collectives]
+
+    (first,), (second,) = times(one), times(other)
+    assert first != second
+    assert sorted(times(one, other)) == sorted(times(other, one)) == sorted((first, second))
+
+
+def _ring_sum(x, **options):
+    return jaxcomm.psum(x, "model", algorithm="ring", **options)
+
+
+def _exchanged(x, with_rank):
+    return jaxcomm.ppermute(x, ("data", "model"), [(i, i ^ with_rank) for i in range(32)])
+
+
+def _sum_of(x, groups):
+    return jax.lax.psum(x, ("data", "model"), axis_index_groups=groups.tolist())
 
 
 @pytest.mark.parametrize(

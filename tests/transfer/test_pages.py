@@ -200,6 +200,7 @@ def test_bad_input(pair):
             transfer.offer(source, wrong, tokens=tokens)
     with pytest.raises(MemoryError, match="6 cache pages wanted, 5 of 8 are free"):
         source.allocate(6)
+    assert source.num_free == 5
     ticket = transfer.offer(source, pages).ticket
     with pytest.raises(ValueError, match="3 pages are needed"):
         transfer.pull(reader, ticket, reader.allocate(2))

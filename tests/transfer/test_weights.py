@@ -98,6 +98,7 @@ def test_versions_are_exact(pair):
         fetch(pair, 6, None, name="y")
     with pytest.raises(transfer.Refused, match="must be later than version 6"):
         transfer.publish(source, "x", {"w": np.zeros(9)}, 6)
+    assert fetch(pair, 5, None)["['w']"][0] == 5, "a refused version retires none"
     transfer.retire(source, "x", 6)
     transfer.retire(source, "x", 6)
     with pytest.raises(transfer.VersionGone):
@@ -117,6 +118,25 @@ def test_the_plan_of_an_earlier_fetch_holds_for_equal_manifests_only(pair):
     assert stats["tcp_received_bytes"] + stats["shared_memory_received_bytes"] == 8 * sum(map(np.prod, shapes))
     assert sum(n for name, n in stats.items() if name.startswith("failures_")) == 0
     wait_until(lambda: pair[0].stats()["leases"] == 0)
+
+
+def test_a_plan_is_for_one_structure_and_one_group(pair):
+    """Fetches that differ in this alone."""
+    x, sharding = numbers((8, 6), np.int32), NamedSharding(MESHES[1], P("b"))
+    transfer.publish(pair[0], "x", {"w": x}, 1)
+    for _ in range(2):
+        assert list(fetch(pair, 1, sharding)) == ["['w']"]
+        assert list(fetch(pair, 1, {"w": sharding})) == ["w"]
+        assert fetch(pair, 1, {"w": None})["w"].__class__ is np.ndarray
+        with pytest.raises(transfer.Refused, match="missing"):
+            fetch(pair, 1, {"v": sharding})
+    with transfer.Endpoint("second", secret=SECRET) as second:
+        transfer.publish(second, "x", {"w": x + 1}, 1)
+        for source, more in ((second, 1), (pair[0], 0)):
+            np.testing.assert_array_equal(fetch((source, pair[1]), 1, sharding)["['w']"], x + more)
+        group = transfer.Group([pair[0].address, second.address])
+        got = transfer.fetch(pair[1], group, "x", 1, sharding).result()["['w']"]
+        assert {0, 1} == set(np.unique(got - x)), "each writer sends a part"
 
 
 def test_the_recorder_has_the_counters_of_endpoints(pair):
