@@ -177,7 +177,6 @@ class Endpoint:
         self._peers: dict[str, int] = {}
         self._kept: dict[int, Any] = {}  # memory of exposures
         self._versions: dict[str, list[tuple[int, int]]] = {}  # of published objects: version, exposure
-        self._fetches: dict[str, int] = {}  # by object: those with shardings of several processes
         self._plans: dict[Any, Any] = {}  # of the latest fetches
         self._threads = concurrent.futures.ThreadPoolExecutor(self.limits.transfers, f"transfer-{name}")
         recorder.endpoints.add(self)

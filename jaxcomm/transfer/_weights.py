@@ -5,12 +5,13 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -137,14 +138,14 @@ def fetch(
     """
     if version != "latest" and not (isinstance(version, int) and version >= 0):
         raise ValueError(f"fetch: version must be a number or 'latest', got {version!r}")
-    several = any(
-        not s.is_fully_addressable for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)
-    )
+    wanted = [s for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)]
+    several = not all(s.is_fully_addressable for s in wanted)
     limit = Limit(timeout_s)
-    number = 0
+    choice = None
     if several:
-        number = endpoint._fetches.get(object, 0)
-        endpoint._fetches[object] = number + 1
+        processes = tuple(sorted({d.process_index for s in wanted for d in cast(set[jax.Device], s.device_set)}))
+        number = next(_numbers.setdefault((object, processes), itertools.count()))
+        choice = _Choice(f"transfer/{object}/{'-'.join(map(str, processes))}/{number}", processes[0])
     begun: _Begun | None = None
     try:
         begun = None if several else _begin(endpoint, group, object, version, shardings)
@@ -152,7 +153,7 @@ def fetch(
             future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
             future.set_result(begun.result())
             return future
-        run = functools.partial(_run, endpoint, group, object, version, shardings, limit, (several, number), begun)
+        run = functools.partial(_run, endpoint, group, object, version, shardings, limit, choice, begun)
         future = endpoint._threads.submit(run)
     except BaseException:
         if begun is not None:
@@ -200,19 +201,17 @@ def _run(
     version: int | str,
     shardings: PyTree,
     limit: Limit,
-    shared: tuple[bool, int],
+    choice: "_Choice | None",
     begun: "_Begun | None",
 ) -> PyTree:
-    several, number = shared
-    key = f"transfer/{object}/{number}"
     wanted = version if isinstance(version, int) else _LATEST
-    follows = several and wanted == _LATEST and jax.process_index() > 0
-    chooses = several and wanted == _LATEST and not follows
-    if follows:
-        wanted = _chosen(key, object, limit)
+    leads = choice is None or jax.process_index() == choice.process
+    choice = choice if wanted == _LATEST else None
+    if choice and not leads:
+        wanted = _chosen(choice, object, limit)
     with contextlib.ExitStack() as ends:
-        if chooses:
-            ends.push(functools.partial(_tell_failure, key, limit))
+        if choice and leads:
+            ends.push(functools.partial(_tell_failure, choice.key, limit))
         plan, leases, lost, arrays = _open_planned(endpoint, group, object, wanted, shardings, limit, ends, begun)
         if plan is None:
             leases = _open_all(endpoint, group, object, wanted, limit, ends, lost)
@@ -235,10 +234,9 @@ def _run(
                     start(writer, pieces)
                 else:  # the only read of this writer
                     reads.append((lease, writer, pieces, lease.started))
-        if chooses:
-            kv_store.kv_set(key, str(next(iter(leases.values())).version), limit.left_s())
-        shows = not several or jax.process_index() == 0
-        with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), shows) as bar:
+        if choice and leads:
+            kv_store.kv_set(choice.key, str(next(iter(leases.values())).version), limit.left_s())
+        with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), leads) as bar:
             for lease, writer, pieces, read in reads:  # which become more
                 while bar is not None and not lease.poll(read, _BAR_EVERY_S) and limit.left_s() > 0:
                     bar.update(sum(each.received_bytes(r) for each, _, _, r in reads) - bar.n)
@@ -252,11 +250,22 @@ def _run(
     return plan.result(arrays)
 
 
-def _chosen(key: str, object: str, limit: Limit) -> int:
-    """The version that process 0 chooses. Raises the error that it had instead."""
-    late = f"fetch: {object!r}: process 0 did not choose a version"
+class _Choice(NamedTuple):
+    """Of the version that several processes fetch: by whom, and where it tells the others."""
+
+    key: str
+    process: int
+
+
+# Fetches of the latest version, by object and processes, from 0: all processes count alike.
+_numbers: dict[tuple[str, tuple[int, ...]], Iterator[int]] = {}
+
+
+def _chosen(choice: _Choice, object: str, limit: Limit) -> int:
+    """The version that another process chooses. Raises the error that it had instead."""
+    late = f"fetch: {object!r}: process {choice.process} did not choose a version"
     try:
-        told = kv_store.kv_get(key, limit.left_s(), late)
+        told = kv_store.kv_get(choice.key, limit.left_s(), late)
     except jax.errors.JaxRuntimeError as error:
         raise _errors.TransferTimeout(f"jaxcomm.transfer: {late} within {limit.timeout_s:g} s: {error}") from error
     if told.isdigit():
