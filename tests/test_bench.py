@@ -167,6 +167,7 @@ def test_sizes_are_those_of_nccl_tests(name, operand, count, bus):
 def test_sweep_of_sizes():
     assert sweep.sizes(256, 64 << 20, 4) == [256 * 4**i for i in range(10)]
     assert sweep.sizes(1000, 1000, 2) == [1000]
+    assert sweep.sizes(256, 256_000, 10) == [256, 2560, 25_600, 256_000]  # log(1000, 10) < 3
 
 
 # Measuring.

@@ -34,6 +34,16 @@ def whole(mesh):
     run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
 
+def nested(mesh):
+    def inner(h, _):
+        return jax.lax.psum(h, "data"), None
+    def outer(h, _):
+        return jax.lax.scan(inner, h @ h, length=2)[0], None
+    def f(x):
+        return jax.lax.scan(outer, x @ x, length=2)[0]
+    run = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return run, (jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16),)
+
 def sized(mesh):
     return mesh.shape["data"]
 
@@ -159,6 +169,17 @@ def test_a_trace_of_a_step_shows_both_streams(program, tmp_path):
     on = {name: [e["name"] for e in slices if e["tid"] == tid] for name, tid in threads.items()}
     assert on == {"computation": ["dot_general"], "collectives": ["psum model", "psum data"], "loops": ["scan x 3"]}
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(content["otherData"]["time_s"] * 1e6)
+
+
+def test_loops_of_a_trace_hold_their_iterations(program, tmp_path):
+    assert cli.main(["step", f"{program}:nested", *STEP, "--trace", str(tmp_path / "t.json")]) == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+    assert [name for name, *_ in spans] == ["dot_general", "scan x 2", "dot_general", "scan x 2", "psum data"]
+    first, outer, product, inner, call = (span[1:] for span in spans)
+    assert first[0] == 0 and first[1] == outer[0] == product[0] and product[1] == inner[0] == call[0]
+    assert outer[1] - outer[0] == pytest.approx(2 * (inner[1] - outer[0]))
+    assert inner[1] - inner[0] == pytest.approx(2 * (call[1] - call[0]))
 
 
 def _drawn(monkeypatch):

@@ -96,6 +96,20 @@ def part_of(x, rows):
     return {((rows.start, 0), (rows.stop, x.shape[1])): x[rows]}
 
 
+def test_a_fetch_by_plan_never_mixes_versions(monkeypatch):
+    """Each of two writers has half of the rows. One publishes the next version before the other one."""
+    x = np.arange(64, dtype=np.int32).reshape(8, 8)
+    with contextlib.ExitStack() as stack:
+        reader, *writers = (stack.enter_context(transfer.Endpoint(name, secret=SECRET)) for name in ("r", "a", "b"))
+        group = transfer.Group([writer.address for writer in writers])
+        for i, version, newest in ((0, 1, None), (1, 1, 1), (0, 2, 1), (1, 2, 2)):
+            monkeypatch.setattr(_weights, "_shards", functools.partial(part_of, rows=slice(4 * i, 4 * i + 4)))
+            transfer.publish(writers[i], "x", {"w": x * version}, version, keep=2)
+            if newest:
+                found = transfer.fetch(reader, group, "x", "latest", {"w": None}, timeout_s=LIMIT_S).result()
+                np.testing.assert_array_equal(found["w"], x * newest)
+
+
 @pytest.mark.parametrize("planned", [False, True])
 def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
     """Rows 4 to 8 are at two of three writers. `planned`: an earlier fetch has left its plan."""
