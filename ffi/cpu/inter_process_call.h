@@ -173,7 +173,8 @@ class InterProcessCall : public MessageHandler,
   std::mutex error_mutex_;
   Status error_;  // success until the call has failed
   // Used by the progress thread only.
-  Clock::time_point cancel_puts_at_{};  // when it stops waiting for payloads and drops their senders
+  uint32_t pending_ = 0;                // payloads of a failed call that were on their way at the last Check()
+  Clock::time_point cancel_puts_at_{};  // when it stops waiting for the next of them and drops their peers
   bool sent_entered_ = false;
   std::optional<OtherRun> other_run_;
   int num_comparisons_ = 0;  // that have found other_run_, one after the other

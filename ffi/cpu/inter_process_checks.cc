@@ -8,8 +8,8 @@
 namespace jaxcomm {
 namespace {
 
-// Time after a failure for payloads that are still arriving in buffers. Then their senders are dropped, so that the
-// buffers are free. Enough for tens of megabytes over 1 Gbit/s.
+// Time after a failure for the next of the payloads that are still on their way. Then their peers are dropped, so that
+// the buffers are free. Enough for tens of megabytes over 1 Gbit/s.
 constexpr auto kPatience = std::chrono::milliseconds(500);
 // Added to the deadline while running. A process blocked on another waiter lets that one report the root cause first.
 // Long enough for a few calls of Check() and a message.
@@ -146,8 +146,9 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
 
 void InterProcessCall::Check(Clock::time_point now) {
   const uint32_t state = state_.load();
-  if ((state & kFailed) != 0 && (state & kThreads) != 0) {
-    if (cancel_puts_at_ == Clock::time_point{}) cancel_puts_at_ = now + kPatience;
+  if (const uint32_t pending = state & kThreads; (state & kFailed) != 0 && pending != 0) {
+    if (pending != pending_) cancel_puts_at_ = now + kPatience;  // a slow network still moves them
+    pending_ = pending;
     if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
   }
   if ((state & (kDone | kFailed)) != 0) return;

@@ -16,7 +16,7 @@ std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::strin
   call->id = next_id_++;
   calls_[call->id] = call;
   const auto to = peers_.find(peer);
-  call->retry = to == peers_.end() || to->second.open;
+  call->retry = to == peers_.end() || to->second.open || !to->second.lost.empty();
   if (to == peers_.end()) {  // another thread has found it lost, and has dropped it
     Finish(*call, {Code::kLost, "the connection has ended"});
   } else if (!to->second.lost.empty()) {

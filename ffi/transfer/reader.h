@@ -33,7 +33,7 @@ struct Call {
   uint64_t id = 0;
   FrameKind answer{};  // that ends it
   std::string key;     // of what it asks for
-  bool retry = false;  // it began on a connection that was open before: if this one is lost, a new one may do
+  bool retry = false;  // it began on a connection that was there before: if this one is lost, a new one may do
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
   bool done = false;
   Error error;

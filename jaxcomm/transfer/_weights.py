@@ -29,6 +29,7 @@ _SMALL_BYTES = 64 << 10  # of a fetch that may end before fetch() returns
 _AT_ONCE_S = 1e-4
 _SILENT_S = 2  # before the progress bar appears
 _BAR_EVERY_S = 0.2
+_TELL_S = 1.0  # for the version, or the error, of the process that chooses, if its limit has ended
 
 
 def publish(
@@ -235,7 +236,7 @@ def _run(
                 else:  # the only read of this writer
                     reads.append((lease, writer, pieces, lease.started))
         if choice and leads:
-            kv_store.kv_set(choice.key, str(next(iter(leases.values())).version), limit.left_s())
+            kv_store.kv_set(choice.key, str(next(iter(leases.values())).version), max(limit.left_s(), _TELL_S))
         with _bar(f"fetch {object}", sum(x.nbytes for x in arrays), leads) as bar:
             for lease, writer, pieces, read in reads:  # which become more
                 while bar is not None and not lease.poll(read, _BAR_EVERY_S) and limit.left_s() > 0:
@@ -265,7 +266,7 @@ def _chosen(choice: _Choice, object: str, limit: Limit) -> int:
     """The version that another process chooses. Raises the error that it had instead."""
     late = f"fetch: {object!r}: process {choice.process} did not choose a version"
     try:
-        told = kv_store.kv_get(choice.key, limit.left_s(), late)
+        told = kv_store.kv_get(choice.key, limit.left_s() + _TELL_S, late)
     except jax.errors.JaxRuntimeError as error:
         raise _errors.TransferTimeout(f"jaxcomm.transfer: {late} within {limit.timeout_s:g} s: {error}") from error
     if told.isdigit():
@@ -278,7 +279,7 @@ def _tell_failure(key: str, limit: Limit, kind: type | None, error: BaseExceptio
     """Tells the other processes that this one has failed, if it has not chosen a version before."""
     if kind is not None:
         with contextlib.suppress(RuntimeError):  # it has, or the store does not answer
-            kv_store.kv_set(key, f"{kind.__name__} {error}", max(limit.left_s(), 1.0))
+            kv_store.kv_set(key, f"{kind.__name__} {error}", max(limit.left_s(), _TELL_S))
 
 
 @contextlib.contextmanager

@@ -229,8 +229,8 @@ TEST_CASE("sums count every rank once") {
   std::vector<Plan> shifted = Group({{Reduce(Output(0), 0, 2, 3), Reduce(Output(0, 3), 2, 2, 1)}, {}});
   shifted[0].sources = {Input(0, 1), Input(1, 1), Input(0, 3), Input(1, 3)};
   Expect(
-      "output [0, 3) of rank 0 ends with the wrong contents: the sum of input [1, 4) of rank 0 over ranks 0, 1, "
-      "expected the sum of input [0, 3) of rank 0 over ranks 0, 1",
+      "output [0, 3) of rank 0 ends with the wrong contents: the sum of input [1, 4) of rank 0 over ranks 0, 1 "
+      "by rank 0, step 0 (reduce), expected the sum of input [0, 3) of rank 0 over ranks 0, 1",
       shifted, request);
   const Step last = Copy(Scratch(0, 3), Input(0, 3), 1);
   Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
@@ -259,8 +259,8 @@ TEST_CASE("a step may move parts of different contents") {
   };
   Expect("", plans({Input(2, 2), Input(1, 2)}), sum);
   Expect(
-      "output [2, 4) of rank 0 ends with the wrong contents: the sum of input [2, 4) of rank 0 over ranks 0, 2, "
-      "expected the sum of input [2, 4) of rank 0 over ranks 0, 1, 2",
+      "output [2, 4) of rank 0 ends with the wrong contents: the sum of input [2, 4) of rank 0 over ranks 0, 2 "
+      "by rank 0, step 2 (reduce), expected the sum of input [2, 4) of rank 0 over ranks 0, 1, 2",
       plans({Input(2, 2)}), sum);
   Expect("rank 0, step 2 (reduce): adds elements of different offsets", plans({Input(2, 1), Input(1, 1)}), sum);
 }

@@ -254,8 +254,8 @@ TEST_CASE("one call site has a row per algorithm, program and group") {
   for (const char* algorithm : {"ring", "direct"}) {
     for (const uint64_t identity : {1, 2}) {
       for (const int64_t rank : {0, 1}) {
-        sites.insert(
-            Started().AddSite("psum at d.py:1", algorithm, identity, 30 + static_cast<uint64_t>(rank), {rank}, {0}));
+        const uint64_t group_hash = rank == 0 ? 30 : 300;
+        sites.insert(Started().AddSite("psum at d.py:1", algorithm, identity, group_hash, {rank}, {0}));
       }
     }
   }

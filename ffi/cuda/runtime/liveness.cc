@@ -222,8 +222,6 @@ void RunClient(const std::string& host, int port, const std::string& token, int3
 StatusOr<int> ServeLiveness(const std::string& token) {
   constexpr int kType = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
   int fd = socket(AF_INET6, kType, 0);
-  const int off = 0;
-  setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   // Of all interfaces. The port is at the same place in an address of IPv4, for kernels without IPv6.
   sockaddr_in6 address = {};
   socklen_t size = sizeof address;
@@ -232,6 +230,9 @@ StatusOr<int> ServeLiveness(const std::string& token) {
     fd = socket(AF_INET, kType, 0);
     address.sin6_family = AF_INET;
     size = sizeof(sockaddr_in);
+  } else {
+    const int off = 0;
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
   auto* const any = reinterpret_cast<sockaddr*>(&address);
   if (fd < 0 || bind(fd, any, size) != 0 || listen(fd, SOMAXCONN) != 0 || getsockname(fd, any, &size) != 0) {
