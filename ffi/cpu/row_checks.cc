@@ -30,7 +30,7 @@ Status CheckPacked(const Slices& slices) {
 
 Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers, const Slices& slices,
                  int32_t position) {
-  if (spec.row_count <= 0) return OkStatus();
+  if (buffers.index == nullptr || spec.row_count <= 0) return OkStatus();
   const bool combines = TraitsOf(spec.collective).SumsTokens();
   const int64_t num_rows = participant.input_count / spec.row_count;
   const auto missing = [&](int32_t row) {
