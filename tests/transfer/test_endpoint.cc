@@ -181,6 +181,7 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
     reader->Then(reader->Watch(peer, "later", round), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
       inside = true;
       wait_until([&] { return leave.load(); });
+      inside = false;
     });
     Exposure later = Version(round + 1, memory);
     later.key = "later";
@@ -196,7 +197,7 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
     }
     allocations_left = -1;
     leave = true;
-    wait_until([&] { return reader->IsDone(open); });
+    wait_until([&] { return reader->IsDone(open) && !inside; });
     reader->Disconnect(peer);
   }
   CHECK(failed > 1);
