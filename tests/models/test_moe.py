@@ -125,7 +125,7 @@ def check_layer(mesh, comm, check_vma, experts, factor, platform):
     (expected, expected_dx), (expected_y, expected_dropped) = jax.jit(
         jax.grad(reference, argnums=(0, 1), has_aux=True)
     )(params, x)
-    assert expected_dropped.any() == (factor is not None)
+    assert (expected_dropped > 1e-6).any() == (factor is not None)
     np.testing.assert_allclose(dropped, expected_dropped, atol=1e-6)
     if factor is None:
         expert = np.argsort(-x @ params["router"], axis=1)[:, :TOP_K]
