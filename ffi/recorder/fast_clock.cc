@@ -42,6 +42,10 @@ void FastClock::Compare() {
     ticks = begin + shortest / 2;
     ns = now;
   }
+  Compare(ticks, ns);
+}
+
+void FastClock::Compare(uint64_t ticks, uint64_t ns) {
   double ns_per_tick = 0;
   if (ticks_ != 0 && ticks > ticks_) ns_per_tick = static_cast<double>(ns - ns_) / static_cast<double>(ticks - ticks_);
   if (ns_per_tick > 0 && std::abs(ns_per_tick - ns_per_tick_) <= kAgree * ns_per_tick_) {

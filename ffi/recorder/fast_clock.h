@@ -19,15 +19,24 @@ class FastClock {
     return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
   }
   uint64_t NowNs() const {
-    const Comparison* const latest = latest_.load(std::memory_order_acquire);
-    if (latest == nullptr) return SystemNs();
-    const auto ticks = static_cast<int64_t>(Ticks() - latest->ticks.load(std::memory_order_relaxed));
-    const double ns = static_cast<double>(ticks) * latest->ns_per_tick.load(std::memory_order_relaxed);
-    if (!(ns >= 0 && ns < kTrustedNs)) return SystemNs();
-    return latest->ns.load(std::memory_order_relaxed) + static_cast<uint64_t>(static_cast<int64_t>(ns));
+    if (latest_.load(std::memory_order_relaxed) == nullptr) return SystemNs();
+    const uint64_t ns = NsAt(Ticks());
+    return ns != 0 ? ns : SystemNs();
   }
   // Called by one thread, several times per second. Ten milliseconds at least must lie between two comparisons.
   void Compare();
+
+  // The time at this count of ticks, 0 if the latest comparisons do not tell it.
+  uint64_t NsAt(uint64_t at) const {
+    const Comparison* const latest = latest_.load(std::memory_order_acquire);
+    if (latest == nullptr) return 0;
+    const auto ticks = static_cast<int64_t>(at - latest->ticks.load(std::memory_order_relaxed));
+    const double ns = static_cast<double>(ticks) * latest->ns_per_tick.load(std::memory_order_relaxed);
+    if (!(ns >= 0 && ns < kTrustedNs)) return 0;
+    return latest->ns.load(std::memory_order_relaxed) + static_cast<uint64_t>(static_cast<int64_t>(ns));
+  }
+  // The count of ticks and the system's time, at once.
+  void Compare(uint64_t ticks, uint64_t ns);
 
  private:
   // Since the latest comparison. After a longer time, the machine may have been suspended.

@@ -59,20 +59,20 @@ def judge(mutant, units, covered, folder):
     return record.Result(folder, *mutant[:5], result, caught, round(total, 1))
 
 
-def run(folder, count, seed, jobs=2, only=None, file=None):
+def run(folder, count, seed, jobs=2, only=None, files=()):
     """Runs `count` mutants of a folder (0: all), or those whose "file:line: change" contains `only`.
 
-    `file`: only the mutants of this file that the folder's own tests reach.
+    `files`: only the mutants of these files that the folder's own tests reach.
     """
-    tests = TESTS[folder][:1] if file else TESTS[folder]
-    place = trees.BUILD / ("sample" if file else folder.replace("/", "-"))
-    build = schemata.Build(place, [schemata.Sources(folder, file=file)], jobs=jobs)
+    tests = TESTS[folder][:1] if files else TESTS[folder]
+    place = trees.BUILD / ("sample" if files else folder.replace("/", "-"))
+    build = schemata.Build(place, [schemata.Sources(folder, files=files)], jobs=jobs)
     units = build.native([f"tests/{name}/all" for name in tests], tests)
     covered = cover(build, units)
     mutants = build.left()
     reached = set().union(*(coverage.reached for coverage in covered.values()))
     print(f"{folder}: {len(mutants)} mutants, {sum(m.place in reached for m in mutants)} reached", flush=True)
-    if file:
+    if files:
         mutants = [mutant for mutant in mutants if mutant.place in reached]
     chosen = record.sample(mutants, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:

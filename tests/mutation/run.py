@@ -23,7 +23,7 @@ def main():
     parser.add_argument("--only", choices=KINDS, help="only mutants of this kind")
     parser.add_argument("--folder", action="append", help="a folder of sources, for example ffi/plan; may be repeated")
     parser.add_argument("--all", action="store_true", help="all generated mutants, instead of a sample of each folder")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, of two files and by hand")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, of four files and by hand")
     parser.add_argument("--per-folder", type=int, default=60, metavar="N", help="generated mutants of each folder")
     parser.add_argument("--seed", help="of the selection; default: 1, with --sample the hash of HEAD")
     parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")

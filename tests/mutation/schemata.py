@@ -28,17 +28,16 @@ def relative(path):
 
 
 class Sources:
-    """The mutants of a folder, or of one of its files only. Their numbers begin at `first`."""
+    """The mutants of a folder, or of some of its files only. Their numbers begin at `first`."""
 
-    def __init__(self, folder, first=0, file=None):
+    def __init__(self, folder, first=0, files=()):
         paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         units = [path for path in paths if path.suffix == ".cc"]
         if folder == "ffi/common":  # only other folders include most of its headers
             units += sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
-        if file:
-            paths = [path for path in paths if path == trees.ROOT / file]
-            units.sort(key=lambda path: path.stem != pathlib.Path(file).stem)  # parsed until one includes the file
+        if files:
+            paths = units = [trees.ROOT / file for file in files]
         self.sources = syntax.read(units, {str(path) for path in paths})
         self.mutants, self.edits = [], {}
         for index, (path, source) in enumerate(sorted(self.sources.items())):

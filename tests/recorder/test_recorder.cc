@@ -140,6 +140,26 @@ TEST_CASE("the fast clock shows the system's time, before and after it has been 
   }
 }
 
+TEST_CASE("the fast clock follows ticks whose latest two rates agree, for a second") {
+  FastClock clock;
+  const auto compare = [&](uint64_t ticks, uint64_t ns) {
+    clock.Compare(ticks, ns);
+    return clock.NsAt(ticks + 300);
+  };
+  CHECK(compare(1'000, 50'000) == 0);
+  CHECK(compare(301'000, 150'000) == 0);       // three ticks per ns
+  CHECK(compare(601'000, 250'000) == 250'100);
+  CHECK(compare(901'000, 350'050) == 350'150);  // a difference of 0.05 %
+  CHECK(clock.NsAt(900'999) == 0);
+  CHECK(clock.NsAt(901'000 + 2'990'000'000) > 990'000'000);
+  CHECK(clock.NsAt(901'000 + 3'010'000'000) == 0);
+  CHECK(compare(1'201'000, 450'450) == 0);  // 0.35 %
+  CHECK(compare(1'501'000, 550'850) == 550'950);
+  CHECK(compare(1'401'000, 650'850) == 0);  // ticks that went back
+  CHECK(compare(1'701'000, 750'850) == 0);
+  CHECK(compare(2'001'000, 850'850) == 850'950);
+}
+
 TEST_CASE("a call between processes waits until it runs") {
   const uint32_t site = Started().AddSite("psum at a.py:4", "", 14, 25, {0, 1}, {0, 1});
   const CallRecord record = Begin(site, 0);
