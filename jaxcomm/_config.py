@@ -13,6 +13,7 @@ from typing import Any
 # Variables of the build and of tests: no settings of the library.
 _OF_TOOLS = ("JAXCOMM_BENCHMARK_", "JAXCOMM_CUDA", "JAXCOMM_MUTANT", "JAXCOMM_TEST_")
 ALL, EACH = "all processes alike", "each process alone"
+LONGEST_S = 1e9  # limits of threads and of the operating system overflow not far above
 
 
 def _text(name: str, text: str) -> str:
@@ -24,8 +25,8 @@ def _seconds(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (0 < value < math.inf):
-        raise ValueError(f"{name} must be a positive number of seconds, got {text!r}")
+    if not 0 < value <= LONGEST_S:
+        raise ValueError(f"{name} must be a positive number of seconds up to {LONGEST_S:g}, got {text!r}")
     return value
 
 

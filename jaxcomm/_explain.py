@@ -384,7 +384,7 @@ def explain(
         chosen = plan.resolve(native, attributes | {"algorithm": ""}, dtype, *counts, before_run, own, **of_lists)
         default = f"{chosen.algorithm}: {chosen.reason}"
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
-    if rows is not None and rows.between_nodes:
+    if rows is not None and rows.between_nodes and x.size:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
         choices_between = rows.choices * (1 - ranks_per_node / n)
         # dispatch sends a position of 4 bytes per choice. combine sends a position and a weight per choice, and the end

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm import _check, _lowering
-from jaxcomm._config import config
+from jaxcomm._config import LONGEST_S, config
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes
 from jaxcomm._lowering import Call
@@ -81,8 +81,8 @@ def reshard(
     _check.algorithm(op, op, algorithm)
     if max_bytes is not None:
         max_bytes = _check.positive(op, "max_bytes", max_bytes)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"{op}: timeout_s must be positive, got {timeout_s!r}")
+    if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
+        raise ValueError(f"{op}: timeout_s must be positive and at most {LONGEST_S:g}, got {timeout_s!r}")
     paths, leaves, targets, structure = _pair(tree, shardings)
     moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
     if timeout_s is not None:

@@ -281,6 +281,7 @@ def test_a_terminal_shows_the_progress(x, monkeypatch):
         ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
+        ({"timeout_s": float("inf")}, "timeout_s must be positive and at most"),
     ],
 )
 def test_wrong_options_are_named(options, text, x):

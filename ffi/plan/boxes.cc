@@ -285,7 +285,7 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
                   std::to_string(cell.offset + cell.count) + ") of the destination of rank " + std::to_string(rank);
       }
       note_run(cell);
-      boxes->contiguous_outputs = boxes->contiguous_outputs && cell.memory == cell.offset && cell.run == cell.count;
+      boxes->contiguous_outputs = boxes->contiguous_outputs && cell.run == cell.count;
       boxes->promises[rank].push_back(std::move(promise));
       numbers[rank].push_back(number);
       boxes->outputs[rank].push_back(std::move(cell));

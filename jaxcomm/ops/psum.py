@@ -153,7 +153,7 @@ def _transfer(op, reduce_op, axis_name, axis_index_groups, options):
         if summed and leaf.dtype == np.bool_:
             leaf = leaf.astype(np.int32)
         if positional:
-            leaf = _POSITIONAL[reduce_op](leaf, axis=positional)
+            leaf = _POSITIONAL[reduce_op](leaf, axis=positional).astype(leaf.dtype)  # sums of int8 become int32
         if not axes:
             return leaf
         primitive = all_reduce_p if summed else all_reduce_ordered_p

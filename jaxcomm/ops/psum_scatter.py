@@ -137,7 +137,9 @@ reduce_scatter_p = define(
 
 
 def _transpose_all_gather(ct, x, *, call, axis):
-    return _pending.complete(reduce_scatter_p, _compat.make_varying(ct, call.axes), call=call, axis=axis)
+    return in_wider_type(
+        lambda wide: _pending.complete(reduce_scatter_p, wide, call=call, axis=axis), _compat.make_varying(ct, call.axes)
+    )
 
 
 set_transpose(all_gather_p, _transpose_all_gather)

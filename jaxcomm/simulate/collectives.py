@@ -174,9 +174,9 @@ def _of_boxes(call: Any, cluster: Cluster, algorithm: str | None) -> tuple[Any, 
 
 
 def _surviving(
-    op: str, x: Any, n: int, sizes: tuple[int, ...], cluster: Cluster, perm: Any
-) -> tuple[Any, int, tuple[int, ...], Cluster]:
-    """Operand, ranks and cluster without the ranks that are lost."""
+    op: str, x: Any, n: int, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any
+) -> tuple[Any, int, tuple[int, ...], Cluster, int]:
+    """Operand, ranks, cluster and source without the ranks that are lost."""
     for fault in cluster.faults:
         if fault.slow == 0 and fault.index >= n:
             raise ValueError(f"{op}: {cluster.name}: fault {fault}: the index must be below {n}")
@@ -185,12 +185,18 @@ def _surviving(
     except ValueError as error:
         raise ValueError(f"{op}: {cluster.name}: {error}") from None
     if left == n:
-        return x, n, sizes, dataclasses.replace(cluster, faults=broken)
+        return x, n, sizes, dataclasses.replace(cluster, faults=broken), source
     if perm is not None:
         raise ValueError(f"{op}: perm names ranks of a group of {n}, of which {n - left} are lost")
+    if op == "pbroadcast":
+        losses = [fault for fault in cluster.faults if fault.slow == 0]
+        _, numbered = faults.survive((*losses, faults.Fault(index=source)), n, cluster.levels[0].ranks)
+        if not numbered:
+            raise ValueError(f"{op}: {cluster.name}: source {source} is lost")
+        source = numbered[0].index
     if _request.splits_operand(op):
         x = jax.ShapeDtypeStruct((-(-math.prod(x.shape) // left) * left,), x.dtype)
-    return x, left, (left,), dataclasses.replace(cluster, faults=broken)
+    return x, left, (left,), dataclasses.replace(cluster, faults=broken), source
 
 
 def _weakest(machine: Any, cluster: Cluster) -> Any:
@@ -262,7 +268,7 @@ def collective(
     sizes = _request.sizes_of(op, moved[0]["group_size"] if moved else axis_sizes)
     n = math.prod(sizes)
     notes = [str(fault) for fault in cluster.faults if fault.slow == 0]
-    x, n, sizes, cluster = _surviving(op, x, n, sizes, cluster, perm)
+    x, n, sizes, cluster, source = _surviving(op, x, n, sizes, cluster, source, perm)
     cluster = cluster.spread(n)
     names = [level.name for level in cluster.levels]
     for fault in cluster.faults:

@@ -343,6 +343,8 @@ def pull(
     for i, ticket in enumerate([tickets] if isinstance(tickets, str) else tickets):
         address, _, secret = ticket.partition("#")
         wanted[i] = Wanted(address, _TICKET + bytes.fromhex(secret))
+    if not wanted:
+        raise ValueError("pull: there are no tickets")
     opened, lost = endpoint._open("pull", wanted, Limit(timeout_s))
     leases = list(opened.values())
     try:

@@ -321,6 +321,12 @@ def test_rates(folder):
     (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
     assert (row.ranks, row.state, row.call) == ((0, 1), "ended (exit)", "")
     assert (row.calls_per_s, row.bytes_per_s) == (5.5, 176)
+    before = _runs.find(folder)  # and by a program that was here before, in another file
+    (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
+    assert row.calls_per_s == 0
+    before.rings[0].path = folder / "earlier"
+    (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
+    assert (row.calls_per_s, row.bytes_per_s) == (5.5, 176)
 
 
 def test_report_of_a_real_trace_and_of_another_file(folder, tmp_path, capsys):

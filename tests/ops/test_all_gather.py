@@ -56,6 +56,12 @@ class TestAllGather(contract.GroupsContract):
         w = rng.integers(-9, 9, (16, 3)).astype(np.float32)
         assert_same(harness.value(jax.jit(inner)(x)), w)
 
+    def test_gradient_of_a_type_that_executors_do_not_add(self, mesh):
+        x = np.ones((8, 4), jax.numpy.float8_e8m0fnu)
+        compare(
+            lambda library, x: jax.grad(lambda x: library.all_gather(x, "gpu").astype(np.float32).sum())(x), mesh, x
+        )
+
     def test_no_axes(self, mesh, rng):
         x = self.integers(rng)
         assert_same(run(lambda x: OURS.all_gather(x, (), tiled=True), mesh, x), x)

@@ -83,6 +83,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
         x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)
         for axes in (("gpu", 0), (1, "node"), (0, 1, "gpu"), (0,), 1):
             compare(lambda library, x, axes=axes: library.psum(x, axes), mesh, x, check_vma=False)
+        compare(lambda library, x: library.psum(x, ("gpu", 0)), mesh, x.astype(np.int8), check_vma=False)
 
     def test_no_axes(self, mesh, rng):
         compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))

@@ -468,6 +468,13 @@ TEST_CASE("a copy may come from any replica, and from its own element only") {
          plans({own, rest}, Get(Output(2), Input(0), 3)), request);
 }
 
+TEST_CASE("a box reaches to the last element of its last cell") {
+  const Box all = {{0, 0, 0}, {2, 3, 4}}, inner = {{0, 1, 2}, {2, 3, 4}}, none = {{0, 0, 0}, {0, 0, 0}};
+  const auto boxes = ValueOf(MakeBoxes({all, none, none}, {inner, all, none}, AskForBoxes().geometry));
+  CHECK(boxes->input_span(0) == 24 && boxes->input_span(1) == 0);
+  CHECK(boxes->output_span(0) == 8 && boxes->output_span(1) == 24);
+}
+
 TEST_CASE("boxes that do not fit each other are refused") {
   const Geometry geometry = AskForBoxes().geometry;
   const Box none = {{0}, {0}}, all = {{0}, {6}};

@@ -69,6 +69,12 @@ def test_the_ranks_that_are_left_go_on():
         assert "rank 3 lost" in found.notes
     with pytest.raises(ValueError, match="perm names ranks of a group of 16, of which 8 are lost"):
         _shift(_with("rank[3]=lost"))
+    for ranks, source in ((8, 7), (64, 60)):
+        found = collective("pbroadcast", x, ranks, source=source, cluster=_with("rank[3]=lost"))
+        after = {8: 6, 64: 52}[ranks]
+        assert found.time_s == collective("pbroadcast", x, found.ranks, source=after, cluster=H100).time_s
+    with pytest.raises(ValueError, match="source 5 is lost"):  # with its domain
+        collective("pbroadcast", x, 64, source=5, cluster=_with("rank[3]=lost"))
 
 
 def test_a_lost_plane_takes_its_share():

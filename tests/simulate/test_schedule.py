@@ -65,6 +65,8 @@ def test_a_loop_repeats_its_body_without_overlap():
     assert (found.time_s, found.compute_s, found.communication_s) == (35 + 1, 20, 21)
     assert found.exposed_s == 5 * 3 + 1
     assert found.path_s == 35
+    apart = _run(Task(Loop("scan", (Block((_kernel(3), _exchange(4, asynchronous=False))),), 5, ""), ()))
+    assert (apart.time_s, apart.path_s, apart.least_s) == (35, 20, 20)
     slower = _run(Task(Loop("cond", (Block((_kernel(2),)), body), 1, ""), ()))
     assert slower.time_s == 7
     assert [times for _, times in found.leaves()] == [5, 5, 5, 1]

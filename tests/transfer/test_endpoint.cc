@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <random>
@@ -61,6 +63,23 @@ Exposure Version(int64_t version, std::vector<int32_t>& memory) {
   exposure.arrays = {ArrayOf(memory)};
   exposure.ready = {true};
   return exposure;
+}
+
+int64_t Descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+TEST_CASE("an endpoint whose Unix socket is not found costs one descriptor") {
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  std::string address = source->address();
+  address.back() = address.back() == '0' ? '1' : '0';
+  const int64_t before = Descriptors();
+  for (int i = 0; i < 40; ++i) reader->Disconnect(ValueOf(reader->Connect(address)));
+  const auto began = std::chrono::steady_clock::now();
+  while (Descriptors() > before + 20) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // The writer frees the memory of a version as soon as it is not in use. Readers check each array that they get.

@@ -201,9 +201,12 @@ def test_bad_input(pair):
     with pytest.raises(MemoryError, match="6 cache pages wanted, 5 of 8 are free"):
         source.allocate(6)
     assert source.num_free == 5
-    ticket = transfer.offer(source, pages).ticket
+    offer = transfer.offer(source, pages)
     with pytest.raises(ValueError, match="3 pages are needed"):
-        transfer.pull(reader, ticket, reader.allocate(2))
+        transfer.pull(reader, offer.ticket, reader.allocate(2))
+    wait_until(lambda: offer.done)
+    with pytest.raises(ValueError, match="there are no tickets"):
+        transfer.pull(reader, [], reader.allocate(1))
     for own in (dict(dim=16), dict(layers=2), dict(dtype=np.int64), dict(kv=1)):
         values = {"layers": 3, "heads": 4, "dim": 8, "dtype": np.int32, "page_tokens": 4, **own}
         pool = transfer.PagePool(pair[1], transfer.PageLayout(**values), 8)
