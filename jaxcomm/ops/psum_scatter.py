@@ -137,9 +137,8 @@ reduce_scatter_p = define(
 
 
 def _transpose_all_gather(ct, x, *, call, axis):
-    return in_wider_type(
-        lambda wide: _pending.complete(reduce_scatter_p, wide, call=call, axis=axis), _compat.make_varying(ct, call.axes)
-    )
+    ct = _compat.make_varying(ct, call.axes)
+    return in_wider_type(lambda wide: _pending.complete(reduce_scatter_p, wide, call=call, axis=axis), ct)
 
 
 set_transpose(all_gather_p, _transpose_all_gather)

@@ -147,7 +147,7 @@ TEST_CASE("the fast clock follows ticks whose latest two rates agree, for a seco
     return clock.NsAt(ticks + 300);
   };
   CHECK(compare(1'000, 50'000) == 0);
-  CHECK(compare(301'000, 150'000) == 0);       // three ticks per ns
+  CHECK(compare(301'000, 150'000) == 0);  // three ticks per ns
   CHECK(compare(601'000, 250'000) == 250'100);
   CHECK(compare(901'000, 350'050) == 350'150);  // a difference of 0.05 %
   CHECK(clock.NsAt(900'999) == 0);
