@@ -92,26 +92,6 @@ TEST_CASE("puts, signals and waits") {
   ExpectSound(program);
 }
 
-// The window of a rank holds new data in every round. Barriers lie between its writes and its peers' reads.
-TEST_CASE("barriers") {
-  for (const int32_t n : {2, 3}) {
-    Program program;
-    LitmusRanks ranks(program, n, 2);
-    const device::Window window = ranks.Window(program, 8, "window");
-    ranks.AddBlocks(program, 1, n == 2 ? 2 : 1, [=](const device::Comm& comm) {
-      const int32_t rank = comm.local.rank, peer = (rank + 1) % n;
-      const unsigned last = blockDim.x - 1;
-      for (uint64_t round = 1; round <= 2; ++round) {
-        if (threadIdx.x == 0) *window.At<uint64_t>(rank) = round;
-        Require(device::Barrier(comm, 0), "no signal");
-        if (threadIdx.x == last) Require(*window.At<uint64_t>(peer) == round, "stale data");
-        if (round == 1) Require(device::Barrier(comm, 0), "no signal");
-      }
-    });
-    ExpectSound(program);
-  }
-}
-
 // Kernels of one stream: counts continue, and channels do not share them.
 TEST_CASE("barriers of two channels in two kernels") {
   Program program;
