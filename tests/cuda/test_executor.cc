@@ -120,29 +120,16 @@ void Check(const Case& test, uint64_t seed) {
     call.UseBulkCopies(memory, kStages[seed / 3 % 4], [&](size_t rank) { return seed % 3 == 1 || rank % 2 == 0; });
   }
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
+  const std::string what = std::string(Name(test.request.collective)) + "/" + test.algorithm->name + " of " +
+                           std::to_string(test.request.geometry.num_nodes) + " nodes of " +
+                           std::to_string(test.request.geometry.ranks_per_node) + (test.gin ? ", GIN" : "");
   // Two runs, because counters continue from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
     Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
     network.Run(call, data, test.threads, seed + round);
     const std::vector<device::Report> reports = Reports(ranks);
     for (int32_t r = 0; r < n; ++r) {
-      const bool same = data.outputs[r] == expected[r];
-      const device::Report& report = reports[r];
-      if (same && report.state == device::Report::kNone) continue;
-      std::fprintf(
-          stderr,
-          "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, fragments of "
-          "%lld "
-          "and %lld, packs less than %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
-          Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
-          test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
-          static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.contiguous.input), static_cast<long long>(test.contiguous.output),
-          static_cast<long long>(test.pack.fragment_bytes), test.gin ? "GIN, " : "",
-          static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
-          same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
-          report.peer);
-      std::exit(1);
+      CheckRank(data.outputs[r] == expected[r], reports[r], what, r, seed, round);
     }
   }
 }
