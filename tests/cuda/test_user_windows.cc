@@ -102,9 +102,7 @@ std::string Execute(const Site& site, CallOnDevice& execution, Buffers& buffers)
 
 CallOnDevice ExecutionOf(Rank& rank, const XlaMemory& memory) {
   CallOnDevice execution = fake::ExecutionOf(rank.rank, &rank);
-  execution.window = memory.window;
-  execution.memory = reinterpret_cast<char*>(memory.At(0));
-  execution.memory_bytes = XlaMemory::kBytes;
+  memory.GiveTo(execution);
   return execution;
 }
 
@@ -266,6 +264,17 @@ ALONE_TEST_CASE("calls without windows are refused with the reason") {
     if (rank.rank == 1) execution.refused = "window";
   });
   CHECK(Has(refused[1], "XLA makes no windows on its buffers: not now"));
+  const std::vector<std::string> got = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
+    if (rank.rank == 1) execution.refused = "get window";
+  });
+  CHECK(Has(got[1], "XLA has no window on its buffer: not now"));
+  for (const bool small : {false, true}) {
+    const std::vector<std::string> old = Refusals(SwapSite(2), [small](Rank&, CallOnDevice& execution) {
+      if (small) --execution.extension.struct_size;
+      if (!small) execution.extension.minor_version = 1;
+    });
+    CHECK(Has(old[0], "XLA has windows on its buffers from jaxlib 0.12 on") && old[1] == old[0]);
+  }
   const std::vector<std::string> spaced =
       Refusals(SwapSite(2), [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; });
   CHECK(Has(spaced[0], "operand 1: XLA's window is") && Has(spaced[0], "bytes apart from rank to rank"));
