@@ -11,6 +11,7 @@ from test_moe_lowering import calls, targets, text
 
 import jaxcomm
 from jaxcomm import _lowering
+from jaxcomm._core import plan
 from jaxcomm._processes import placement
 from jaxcomm.moe.route_and_dispatch import _route_then_dispatch
 from jaxcomm.moe.row_assignment import FIELDS
@@ -56,7 +57,6 @@ def test_few_tokens_take_one_kernel():
     ],
 )
 def test_which_sizes_take_one_kernel(width, options, one):
-    """The limits of the kernel: tests/cuda/test_route_and_dispatch.cc."""
     assert targets(wide(width, **options)) == (["moe_one_shot"] if one else TWO_CALLS)
 
 
@@ -71,6 +71,26 @@ def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
     monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: False)
     with pytest.raises(NotImplementedError, match="on_overflow='raise' works on CPUs, and on GPUs with jaxcomm"):
         text(rows)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ((8, 32, 8, 256, 14336), True),
+        ((8, 32, 36, 256, 14336), True),
+        ((8, 32, 37, 256, 14336), False),
+        ((1, 1, 1, 2**15 - 1, 0), False),
+        ((1, 0, 1, 8, 4), False),
+        ((1, 1, 0, 8, 4), False),
+        ((8, 1, 1, 2**15, 4), False),
+        ((8, 32, 8, 256, 64 << 10), False),
+    ],
+)
+def test_the_limits_are_those_of_the_kernel(sizes, fits):
+    """tests/cuda/test_route_and_dispatch.cc has the same sizes."""
+    able = plan.Capabilities("cuda", measured_one_exchange=True)
+    found = plan.resolve_route_and_dispatch(*sizes, True, plan.Placement(ranks_per_node=8), able)
+    assert found == ("kernel" if fits else "two_calls")
 
 
 def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
