@@ -134,54 +134,34 @@ void Check(const Case& test, uint64_t seed) {
   }
 }
 
-// Rank 0 puts to another node and then signals two ranks. The second one overwrites the source of the put to the first.
+// Rank 0 puts to another node and then signals the receiver and rank `middle`. Rank `writer` overwrites the source of
+// the put: it is `middle`, or a rank that `middle` signals.
+template <int32_t middle, int32_t writer, int32_t receiver>
 Plan Overwrite(const Request& request, int32_t rank) {
   const int64_t b = request.block_count;
   Builder plan(request, rank);
-  if (rank != 2) plan.Zero(plan.Output(0), b);
+  if (rank != receiver) plan.Zero(plan.Output(0), b);
   if (rank == 0) {
-    plan.Move(plan.Input(0), Builder::At(2, Space::kOutput, 0), b);
-    plan.Signal(2);
-    plan.Signal(1);
-  } else if (rank == 1) {
-    plan.Wait(0);
-    plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
-  } else if (rank == 2) {
-    plan.Wait(0);
-  }
-  return std::move(plan).Finish(0);
-}
-
-// The same, but the second signal goes to rank `middle`, which signals the rank that overwrites.
-template <int32_t middle>
-Plan OverwriteByThird(const Request& request, int32_t rank) {
-  constexpr int32_t writer = 3 - middle;
-  const int64_t b = request.block_count;
-  Builder plan(request, rank);
-  if (rank != 3) plan.Zero(plan.Output(0), b);
-  if (rank == 0) {
-    plan.Move(plan.Input(0), Builder::At(3, Space::kOutput, 0), b);
-    plan.Signal(3);
+    plan.Move(plan.Input(0), Builder::At(receiver, Space::kOutput, 0), b);
+    plan.Signal(receiver);
     plan.Signal(middle);
-  } else if (rank == middle) {
-    plan.Wait(0);
-    plan.Signal(writer);
-  } else if (rank == writer) {
-    plan.Wait(middle);
-    plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
-  } else if (rank == 3) {
-    plan.Wait(0);
   }
+  if (rank == middle || rank == receiver) plan.Wait(0);
+  if (rank == middle && middle != writer) plan.Signal(writer);
+  if (rank == writer && middle != writer) plan.Wait(middle);
+  if (rank == writer) plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
   return std::move(plan).Finish(0);
 }
 
 void CheckOverwrite(uint64_t seed) {
-  for (Plan (*build)(const Request&, int32_t) : {Overwrite, OverwriteByThird<1>, OverwriteByThird<2>}) {
+  using Build = Plan (*)(const Request&, int32_t);
+  for (const auto& [build, ranks_per_node] :
+       {std::pair<Build, int32_t>{Overwrite<1, 1, 2>, 2}, {Overwrite<1, 2, 3>, 3}, {Overwrite<2, 1, 3>, 3}}) {
     const Algorithm algorithm = {"overwrite", "", {}, build};
     Case test;
     test.algorithm = &algorithm;
     test.request.collective = Collective::kPermute;
-    test.request.geometry = {2, build == Overwrite ? 2 : 3, false, false};
+    test.request.geometry = {2, ranks_per_node, false, false};
     test.request.block_count = test.block_count = 100;
     test.dtype = DType::kF32;
     test.gin = true;
