@@ -12,6 +12,7 @@
 #include "../../ffi/plan/builder.h"
 #include "../check.h"
 #include "fakes/all_types.h"
+#include "fakes/random_request.h"
 #include "fakes/seed.h"
 #if defined(__CUDACC__)
 #include "gpu/on_gpu.cuh"
@@ -237,12 +238,7 @@ void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_re
   PrepareDevice();
   uint64_t seed = FirstSeed();
   std::mt19937_64 random(seed);
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  const Collective collectives[] = {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
-  for (const Collective collective : collectives) {
+  for (const Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       int num_runs = 0;
       for (const int32_t n : sizes) {

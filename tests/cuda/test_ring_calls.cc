@@ -88,8 +88,7 @@ ALONE_TEST_CASE("the ring, stage by stage") {
   for (const int n : {1, 2, 3}) {
     cuda::Communicator::Configure(20, 3);
     const Site small(40, 9, 5, n), large(17, 3000, 3, n);
-    fake::OnRanks(n, [&](int rank, void* nccl_comm) {
-      CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    OnDevices(n, [&](int rank, CallOnDevice& execution) {
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
         const auto seed = static_cast<int>(calls.size());
