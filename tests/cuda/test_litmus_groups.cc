@@ -49,9 +49,10 @@ TEST_CASE("barriers") {
   }
 }
 
-// Each thread of a rank writes to the peer. The peer's other thread reads, and its group signals that it has.
+// Each rank puts a unit of each thread to the other, twice: a put of the second round must wait for the signal that the
+// first has been read, by another thread than that which waits for it.
 TEST_CASE("puts, signals and waits of groups") {
-  for (const Kind kind : {kWarpGroup, kWarpsGroup}) {
+  for (const Kind kind : {kBlockGroup, kWarpGroup, kWarpsGroup}) {
     Program program;
     LitmusRanks ranks(program, 2, 1);
     const device::Window window = ranks.Window(program, 32, "window");
