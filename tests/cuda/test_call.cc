@@ -10,6 +10,7 @@
 #include "../../ffi/plan/resolve.h"
 #include "../../ffi/plan/staging.h"
 #include "../check.h"
+#include "fakes/node_group.h"
 #include "fakes/virtual_ll.h"
 
 namespace jaxcomm {
@@ -113,25 +114,11 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   }
   if (calls[0].empty()) return 0;
 
-  HostMemory memory;
-  const Counters counters = MakeCounters(memory, n, n, max_channels);
-  const VirtualSlots slots(memory, n, max_channels, kLlUnits);
-  const int64_t arena_bytes = calls[0].arena.bytes;
-  device::Window arena = {memory.Take(n * arena_bytes), arena_bytes};
-  std::vector<device::Report> reports(n);
-  std::vector<uint64_t> abort_flags(n);
+  NodeGroup group(n, max_channels, kDeadlineNs, calls[0].arena.bytes, kLlUnits);
   std::vector<RankArgs> args;
   std::vector<LlArgs> ll;
   for (int32_t r = 0; r < n; ++r) {
-    device::Comm comm;
-    comm.world = comm.local = {r, n, 0, 1};
-    comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], max_channels};
-    comm.arena = arena;
-    comm.arena_bytes = arena_bytes;
-    comm.timeout_ns = 1'000'000'000;
-    comm.report = &reports[r];
-    comm.abort_flag = &abort_flags[r];
-    comm.ll_slots = slots.Of(r);
+    const device::Comm comm = group.CommOf(r);
     if (calls[r].ll) {
       CHECK(calls[r].arena.bytes == 0);
       ll.push_back(WithBuffers(*calls[r].ll, inputs[r].data(), outputs[r].data()));
@@ -139,8 +126,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
       continue;
     }
     const ProgramImage image(calls[r].program);
-    char* there = memory.Take(static_cast<int64_t>(image.bytes.size()));
-    memory.Write(there, image.bytes.data(), static_cast<int64_t>(image.bytes.size()));
+    char* const there = group.memory.Upload(image.bytes);
     args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
     const auto as_bytes = [](std::vector<int32_t>& data) { return reinterpret_cast<char*>(data.data()); };
     if (!moved && calls[r].program.shares_input) args[r].copy_in = {args[r].input.At(r), as_bytes(inputs[r])};
@@ -148,7 +134,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   }
   std::vector<int64_t> input_at, output_at;
   for (int32_t r = 0; r < n; ++r) {
-    const char* const pad = counters.pads + r * counters.pad_bytes;
+    const char* const pad = group.ranks.intra_node().pads + r * group.ranks.intra_node().pad_bytes;
     input_at.push_back(reinterpret_cast<char*>(inputs[r].data()) - pad);
     output_at.push_back(reinterpret_cast<char*>(outputs[r].data()) - pad);
   }
@@ -166,10 +152,10 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     executor.Run();
   });
   for (int32_t r = 0; r < n; ++r) {
-    CHECK(reports[r].state == device::Report::kNone);
+    CHECK(group.report(r).state == device::Report::kNone);
     CHECK(outputs[r] == Expected(spec, inputs, r, block_count));
   }
-  return arena_bytes;
+  return calls[0].arena.bytes;
 }
 
 TEST_CASE("calls with buffers in an arena, and elsewhere") {

@@ -73,8 +73,7 @@ ALONE_TEST_CASE("no kernel runs after an aborted one") {
     const auto on_stream = stream.handle();
     const auto make = [&](Rank& of, const char* algorithm, int64_t count) {
       own = &of;
-      CallSpec spec = SpecOf(Collective::kAllReduce, 2);
-      spec.algorithm = algorithm;
+      const CallSpec spec = SpecOf(Collective::kAllReduce, 2, algorithm);
       return Ok(DeviceCall::Make(spec, *Ok(Get(of)), DType::kS32, count, count));
     };
     const auto call = make(rank, "direct", kCount);
@@ -126,12 +125,9 @@ ALONE_TEST_CASE("a kernel is not aborted for a reason that comes later") {
 // Calls on two communicators that share only the process. The first failure is reported for good.
 ALONE_TEST_CASE("one failure ends all calls of the process") {
   Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 1);
-  state.spec.groups = {0};
   Rank ranks[3];
   Stream stream;
-  FakeXla xla(state, stream.handle(), 0, &ranks[0]);
+  FakeXla xla(*StateOf(SpecOf(Collective::kAllReduce, 1)), stream.handle(), 0, &ranks[0]);
   int32_t x[4] = {}, y[4];
   xla.Use(x, 4, y, 4);
   const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {

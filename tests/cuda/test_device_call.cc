@@ -19,11 +19,7 @@ using namespace fake;
 ALONE_TEST_CASE("calls by multimem") {
   constexpr int kRanks = 3;
   Communicator::Configure(20, 4, "");
-  const auto spec_of = [](Collective collective) {
-    CallSpec spec = SpecOf(collective, kRanks);
-    spec.algorithm = "multimem";
-    return spec;
-  };
+  const auto spec_of = [](Collective collective) { return SpecOf(collective, kRanks, "multimem"); };
   auto* world = new World(kRanks);
   world->multimem = true;
   emulation::Multicast& multicast = emulation::TheMulticast();
@@ -89,8 +85,7 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
     constexpr int64_t kCount = 700;
     Communicator& communicator = *Ok(Get(rank));
     const XlaMemory memory(rank);
-    CallSpec spec = SpecOf(Collective::kAllReduce, n);
-    spec.algorithm = "direct";
+    const CallSpec spec = SpecOf(Collective::kAllReduce, n, "direct");
     const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, true));
     CHECK(call && (n == 1 || (call->shares_input() && call->shares_output())));
     Stream stream;
@@ -161,8 +156,7 @@ ALONE_TEST_CASE("calls in the flight recorder") {
     Stream stream;
     std::vector<int32_t> x(kCount, 1), y(kCount);
     for (const char* const algorithm : {"ll", "direct"}) {
-      CallSpec spec = SpecOf(Collective::kAllReduce, kRanks);
-      spec.algorithm = algorithm;
+      const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, algorithm);
       const int64_t count = spec.algorithm == "ll" ? 5 : kCount;
       auto& call = calls[2 * rank.rank + (spec.algorithm == "ll" ? 0 : 1)];
       call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
@@ -230,8 +224,7 @@ ALONE_TEST_CASE("windows of changing calls") {
   OnRanks(*world, [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
     const XlaMemory memory(rank);
-    CallSpec spec = SpecOf(Collective::kAllGather, 2);
-    spec.algorithm = "direct";
+    const CallSpec spec = SpecOf(Collective::kAllGather, 2, "direct");
     const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
     CHECK(call && call->shares_input() && !call->shares_output());
     Stream stream;

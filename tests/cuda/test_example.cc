@@ -10,13 +10,13 @@
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
 #include "../check.h"
 #include "fakes/seed.h"
-#include "fakes/virtual_ranks.h"
+#if defined(__CUDACC__)
+#include "gpu/gpu.cuh"
+#endif
+#include "fakes/node_group.h"
 
 namespace fused_rmsnorm {
 namespace {
-
-using jaxcomm::cuda::Counters;
-using jaxcomm::cuda::MakeCounters;
 
 constexpr float kEpsilon = 1e-6F;
 
@@ -33,29 +33,7 @@ JAXCOMM_DEVICE void Spoil(const Args<Codec>& args) {
 #if defined(__CUDACC__)
 constexpr uint64_t kTimeoutNs = 2'000'000'000;
 
-void CheckCuda(cudaError_t status) {
-  if (status != cudaSuccess) std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  CHECK(status == cudaSuccess);
-}
-
-// Memory that the host may access while no kernel runs.
-class TestMemory : public jaxcomm::cuda::Memory {
- public:
-  ~TestMemory() override {
-    for (void* block : blocks_) cudaFree(block);
-  }
-  char* Take(int64_t bytes) override {
-    void* block = nullptr;
-    CheckCuda(cudaMallocManaged(&block, bytes > 0 ? bytes : 1));
-    std::memset(block, 0, bytes);
-    blocks_.push_back(block);
-    return static_cast<char*>(block);
-  }
-  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
-
- private:
-  std::vector<void*> blocks_;
-};
+using TestMemory = jaxcomm::cuda::ManagedMemory;
 
 // args: [call][rank].
 template <typename Codec>
@@ -82,9 +60,9 @@ void RunAll(const std::vector<Args<Codec>>& args, int32_t num_ranks, int32_t num
   const Args<Codec>* uploaded = memory.Upload(args);
   size_t stride = num_ranks;
   void* parameters[] = {&uploaded, &num_calls, &stride};
-  CheckCuda(cudaLaunchCooperativeKernel(RunRanks<Codec>, dim3(channels, num_coming), dim3(threads), parameters,
-                                        static_cast<size_t>(device::BlockSumBytes(threads)), nullptr));
-  CheckCuda(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaLaunchCooperativeKernel(RunRanks<Codec>, dim3(channels, num_coming), dim3(threads), parameters,
+                                         static_cast<size_t>(device::BlockSumBytes(threads)), nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
 #else
   emulation::Launch(
       channels, num_coming, threads, seed,
@@ -99,45 +77,25 @@ void RunAll(const std::vector<Args<Codec>>& args, int32_t num_ranks, int32_t num
 #endif
 }
 
-// The state of a communicator's ranks with a window, from one call to the next.
-struct Node {
+// The state of a communicator's ranks, whose arena is the window, from one call to the next.
+struct Node : jaxcomm::cuda::NodeGroupIn<TestMemory> {
   Node(int32_t size, int32_t num_channels, int64_t window_bytes)
-      : size(size),
-        num_channels(num_channels),
-        window_bytes(window_bytes),
-        counters(MakeCounters(memory, size, size, num_channels)),
-        reports(memory.Upload(std::vector<device::Report>(size))),
-        abort_flags(memory.Upload(std::vector<uint64_t>(size))),
-        window({memory.Take(size * window_bytes), window_bytes}) {
-    std::memset(window.base, 0xff, size * window_bytes);
+      : NodeGroupIn(size, num_channels, kTimeoutNs, window_bytes) {
+    std::memset(arena.base, 0xff, size * window_bytes);
     for (int32_t r = 0; r < size; ++r) rounds.push_back(memory.Upload(std::vector<uint64_t>(num_channels)));
   }
 
   template <typename Codec>
   Args<Codec> ArgsOf(int32_t rank) const {
     Args<Codec> args;
-    args.comm.world = {rank, size, 0, 1};
-    args.comm.local = {rank, size, 0, 1};
-    args.comm.signals = {
-        {counters.pads, counters.pad_bytes}, counters.sent[rank], counters.received[rank], num_channels};
-    args.comm.timeout_ns = kTimeoutNs;
-    args.comm.report = reports + rank;
-    args.comm.abort_flag = abort_flags + rank;
-    args.window = window;
-    args.window_bytes = window_bytes;
+    args.comm = CommOf(rank);
+    args.window = arena;
+    args.window_bytes = arena.stride;
     args.rounds = rounds[rank];
     args.epsilon = kEpsilon;
     return args;
   }
 
-  const int32_t size;
-  const int32_t num_channels;
-  const int64_t window_bytes;
-  TestMemory memory;
-  const Counters counters;
-  device::Report* const reports;
-  uint64_t* const abort_flags;  // one per rank, each as on its own GPU
-  const device::Window window;
   std::vector<uint64_t*> rounds;  // by rank
 };
 
@@ -156,7 +114,7 @@ struct Call {
     };
     residual = draw(tokens * hidden);
     weight = draw(hidden);
-    for (int32_t r = 0; r < node.size; ++r) {
+    for (int32_t r = 0; r < node.n; ++r) {
       x.push_back(draw(tokens * hidden));
       Args<Codec> rank = node.ArgsOf<Codec>(r);
       Storage* const own_x = memory.Upload(x[r]);
@@ -173,7 +131,7 @@ struct Call {
     if (in_place || !reads) return;
     const auto address = [&](int32_t r) { return reinterpret_cast<intptr_t>(args[r].x); };
     std::vector<int64_t> places;
-    for (int32_t r = 0; r < node.size; ++r) places.push_back(address(r) - address(0) - 64 * r);
+    for (int32_t r = 0; r < node.n; ++r) places.push_back(address(r) - address(0) - 64 * r);
     char* const base = reinterpret_cast<char*>(address(0));
     for (Args<Codec>& rank : args) rank.x_of = {{base, 64}, memory.Upload(places)};
   }
@@ -239,8 +197,8 @@ void LaunchAll(const Node& node, const std::vector<Call<Codec>>& calls, int32_t 
     CHECK(FindProblem(call.args[0], channels) == nullptr);
     args.insert(args.end(), call.args.begin(), call.args.end());
   }
-  RunAll(args, node.size, node.size, channels, threads, seed);
-  for (int32_t r = 0; r < node.size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+  RunAll(args, node.n, node.n, channels, threads, seed);
+  for (int32_t r = 0; r < node.n; ++r) CHECK(node.report(r).state == device::Report::kNone);
   for (const Call<Codec>& call : calls) call.Check();
 }
 
@@ -279,15 +237,15 @@ void TestMissingRank(uint64_t seed, int32_t size) {
   const Call<F32> call(node, 8, 16, false, reads, random);
   RunAll(call.args, size, size - 1, 2, 8, seed);
   for (int32_t r = 0; r + 1 < size; ++r) {
-    const device::Report& report = node.reports[r];
+    const device::Report& report = node.report(r);
     CHECK(report.state == device::Report::kComplete && report.rank == r && report.peer == size - 1);
   }
   // Later runs leave the window unchanged, because a late rank may still read it.
-  const auto bytes = static_cast<size_t>(size * node.window_bytes);
-  const std::vector<char> before(node.window.base, node.window.base + bytes);
+  const auto bytes = static_cast<size_t>(size * node.arena.stride);
+  const std::vector<char> before(node.arena.base, node.arena.base + bytes);
   const Call<F32> next(node, 8, 16, false, reads, random);
   RunAll(next.args, size, size - 1, 2, 8, seed);
-  CHECK(std::memcmp(before.data(), node.window.base, bytes) == 0);
+  CHECK(std::memcmp(before.data(), node.arena.base, bytes) == 0);
 }
 
 TEST_CASE("invalid calls are refused") {

@@ -12,6 +12,7 @@
 #include "../../ffi/plan/builder.h"
 #include "../check.h"
 #include "fakes/all_types.h"
+#include "fakes/random_request.h"
 #include "fakes/seed.h"
 #if defined(__CUDACC__)
 #include "gpu/on_gpu.cuh"
@@ -120,81 +121,48 @@ void Check(const Case& test, uint64_t seed) {
     call.UseBulkCopies(memory, kStages[seed / 3 % 4], [&](size_t rank) { return seed % 3 == 1 || rank % 2 == 0; });
   }
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
+  const std::string what = std::string(Name(test.request.collective)) + "/" + test.algorithm->name + " of " +
+                           std::to_string(test.request.geometry.num_nodes) + " nodes of " +
+                           std::to_string(test.request.geometry.ranks_per_node) + (test.gin ? ", GIN" : "");
   // Two runs, because counters continue from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
     Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
     network.Run(call, data, test.threads, seed + round);
     const std::vector<device::Report> reports = Reports(ranks);
     for (int32_t r = 0; r < n; ++r) {
-      const bool same = data.outputs[r] == expected[r];
-      const device::Report& report = reports[r];
-      if (same && report.state == device::Report::kNone) continue;
-      std::fprintf(
-          stderr,
-          "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, fragments of "
-          "%lld "
-          "and %lld, packs less than %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
-          Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
-          test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
-          static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.contiguous.input), static_cast<long long>(test.contiguous.output),
-          static_cast<long long>(test.pack.fragment_bytes), test.gin ? "GIN, " : "",
-          static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
-          same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
-          report.peer);
-      std::exit(1);
+      CheckRank(data.outputs[r] == expected[r], reports[r], what, r, seed, round);
     }
   }
 }
 
-// Rank 0 puts to another node and then signals two ranks. The second one overwrites the source of the put to the first.
+// Rank 0 puts to another node and then signals the receiver and rank `middle`. Rank `writer` overwrites the source of
+// the put: it is `middle`, or a rank that `middle` signals.
+template <int32_t middle, int32_t writer, int32_t receiver>
 Plan Overwrite(const Request& request, int32_t rank) {
   const int64_t b = request.block_count;
   Builder plan(request, rank);
-  if (rank != 2) plan.Zero(plan.Output(0), b);
+  if (rank != receiver) plan.Zero(plan.Output(0), b);
   if (rank == 0) {
-    plan.Move(plan.Input(0), Builder::At(2, Space::kOutput, 0), b);
-    plan.Signal(2);
-    plan.Signal(1);
-  } else if (rank == 1) {
-    plan.Wait(0);
-    plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
-  } else if (rank == 2) {
-    plan.Wait(0);
-  }
-  return std::move(plan).Finish(0);
-}
-
-// The same, but the second signal goes to rank `middle`, which signals the rank that overwrites.
-template <int32_t middle>
-Plan OverwriteByThird(const Request& request, int32_t rank) {
-  constexpr int32_t writer = 3 - middle;
-  const int64_t b = request.block_count;
-  Builder plan(request, rank);
-  if (rank != 3) plan.Zero(plan.Output(0), b);
-  if (rank == 0) {
-    plan.Move(plan.Input(0), Builder::At(3, Space::kOutput, 0), b);
-    plan.Signal(3);
+    plan.Move(plan.Input(0), Builder::At(receiver, Space::kOutput, 0), b);
+    plan.Signal(receiver);
     plan.Signal(middle);
-  } else if (rank == middle) {
-    plan.Wait(0);
-    plan.Signal(writer);
-  } else if (rank == writer) {
-    plan.Wait(middle);
-    plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
-  } else if (rank == 3) {
-    plan.Wait(0);
   }
+  if (rank == middle || rank == receiver) plan.Wait(0);
+  if (rank == middle && middle != writer) plan.Signal(writer);
+  if (rank == writer && middle != writer) plan.Wait(middle);
+  if (rank == writer) plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
   return std::move(plan).Finish(0);
 }
 
 void CheckOverwrite(uint64_t seed) {
-  for (Plan (*build)(const Request&, int32_t) : {Overwrite, OverwriteByThird<1>, OverwriteByThird<2>}) {
+  using Build = Plan (*)(const Request&, int32_t);
+  for (const auto& [build, ranks_per_node] :
+       {std::pair<Build, int32_t>{Overwrite<1, 1, 2>, 2}, {Overwrite<1, 2, 3>, 3}, {Overwrite<2, 1, 3>, 3}}) {
     const Algorithm algorithm = {"overwrite", "", {}, build};
     Case test;
     test.algorithm = &algorithm;
     test.request.collective = Collective::kPermute;
-    test.request.geometry = {2, build == Overwrite ? 2 : 3, false, false};
+    test.request.geometry = {2, ranks_per_node, false, false};
     test.request.block_count = test.block_count = 100;
     test.dtype = DType::kF32;
     test.gin = true;
@@ -270,12 +238,7 @@ void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_re
   PrepareDevice();
   uint64_t seed = FirstSeed();
   std::mt19937_64 random(seed);
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  const Collective collectives[] = {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
-  for (const Collective collective : collectives) {
+  for (const Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       int num_runs = 0;
       for (const int32_t n : sizes) {

@@ -9,6 +9,7 @@
 
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
+#include "fakes/random_request.h"
 #include "fakes/seed.h"
 #include "fakes/signal_model.h"
 #include "fakes/virtual_gin.h"
@@ -21,14 +22,6 @@ constexpr Operation kSum{DType::kS32, ReduceOp::kSum};
 bool Same(const device::Report& a, const device::Report& b) {
   return a.state == b.state && a.call_id == b.call_id && a.channel == b.channel && a.step == b.step &&
          a.rank == b.rank && a.peer == b.peer && a.expected == b.expected && a.seen == b.seen;
-}
-
-std::vector<Collective> AllCollectives() {
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  return {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
 }
 
 // A group that has completed some calls and is about to run them again with a fault.
@@ -174,10 +167,9 @@ class Trial {
   }
 
   Choice DrawChoice() {
-    const std::vector<Collective> collectives = AllCollectives();
     for (;;) {
       Request request;
-      request.collective = collectives[Draw(static_cast<int32_t>(collectives.size()))];
+      request.collective = kCollectives[Draw(static_cast<int32_t>(std::size(kCollectives)))];
       request.geometry = geometry_;
       request.block_count = request.collective == Collective::kBarrier ? 0 : 60 + Draw(100);
       request.chunk_count = Draw(2) == 0 ? 0 : 7;

@@ -69,22 +69,37 @@ def test_done_comes_after_the_values_that_it_names(mesh):
     assert "optimization_barrier" not in text
 
 
-def test_two_starts_and_a_synchronous_call(mesh):
-    """Each start is a function; a synchronous call is none, and XLA may capture it."""
+def with_synchronous(x):
+    pending = [jaxcomm.psum_start(x, "gpu"), jaxcomm.psum_start(2 * x, "gpu")]
+    return jaxcomm.psum(x, "gpu"), [p.done() for p in pending]
 
-    def body(x):
-        pending = [jaxcomm.psum_start(x, "gpu"), jaxcomm.psum_start(2 * x, "gpu")]
-        return jaxcomm.psum(x, "gpu"), [p.done() for p in pending]
 
-    text = lowered(body, mesh)
-    assert text.count(ATTRIBUTES) == 2
-    assert re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private")[0]) == [
-        "jaxcomm_all_reduce",
-        *["jaxcomm_done"] * 2,
-    ]
-    assert re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1]) == [
-        *["jaxcomm_all_reduce_eager"] * 2
-    ]
+def single(x):
+    return jaxcomm.psum_start(x, "gpu").done()
+
+
+def transposed(x):
+    gather = lambda x: jaxcomm.all_gather_start(x, "gpu", tiled=True, after=jnp.sin(x)).done()  # noqa: E731
+    return jax.grad(lambda x: jnp.sum(gather(x) ** 2))(x)
+
+
+@pytest.mark.parametrize(
+    ("f", "platforms", "outside", "inside"),
+    [
+        # A synchronous call is no function, and XLA may capture it.
+        (with_synchronous, ("cuda",), ["all_reduce", "done", "done"], ["all_reduce_eager"] * 2),
+        (transposed, ("cuda",), ["done", "done"], ["all_gather_eager", "reduce_scatter_eager"]),
+        # On CPUs, a start is no function.
+        (single, ("cpu", "cuda"), ["all_reduce", "done", "done"], ["all_reduce_eager"]),
+    ],
+    ids=["synchronous", "transposed", "platforms"],
+)
+def test_each_start_is_a_function_of_its_own(mesh, f, platforms, outside, inside):
+    text = lowered(f, mesh, platforms)
+    assert text.count(ATTRIBUTES) == len(inside)
+    main, functions = text.split("func.func private", 1)
+    assert sorted(re.findall(r"custom_call @jaxcomm_(\w+)", main)) == outside
+    assert sorted(re.findall(r"custom_call @jaxcomm_(\w+)", functions)) == inside
 
 
 def numbers(f, mesh, platforms=("cuda",)):
@@ -122,32 +137,6 @@ def test_equal_starts_of_a_program_are_numbered(mesh):
     assert numbers(lines, mesh) == [0, 0]
     assert numbers(leaves, mesh, ("cpu",)) == []
     assert lowered(leaves, mesh) == lowered(leaves, mesh)  # as in a process that has traced other programs
-
-
-def test_transposed_transfers_are_functions_too(mesh):
-    def loss(x):
-        return jnp.sum(jaxcomm.all_gather_start(x, "gpu", tiled=True, after=jnp.sin(x)).done() ** 2)
-
-    text = lowered(jax.grad(loss), mesh)
-    assert text.count(ATTRIBUTES) == 2
-    assert sorted(re.findall(r"custom_call @jaxcomm_(\w+)", text)) == [
-        "all_gather_eager",
-        "done",
-        "done",
-        "reduce_scatter_eager",
-    ]
-
-
-def test_one_program_for_both_platforms(mesh):
-    """On CPUs, a start is no function."""
-    text = lowered(lambda x: jaxcomm.psum_start(x, "gpu").done(), mesh, ("cpu", "cuda"))
-    assert sorted(re.findall(r"custom_call @(jaxcomm_\w+)", text)) == [
-        "jaxcomm_all_reduce",
-        "jaxcomm_all_reduce_eager",
-        "jaxcomm_done",
-        "jaxcomm_done",
-    ]
-    assert text.count(ATTRIBUTES) == 1
 
 
 def test_buffers_of_started_transfers_are_ordinary_memory(mesh, monkeypatch):

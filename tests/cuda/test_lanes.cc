@@ -2,6 +2,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../ffi/cuda/program/launch_limits.h"
@@ -63,8 +64,7 @@ struct Call {
     static constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kAllGather,
                                                   Collective::kReduceScatter};
     collective = kCollectives[random() % 3];
-    CallSpec spec = SpecOf(collective, n);
-    spec.algorithm = random() % 2 == 0 ? "ring" : "direct";
+    CallSpec spec = SpecOf(collective, n, random() % 2 == 0 ? "ring" : "direct");
     count = static_cast<int64_t>(1 + random() % 200) * (random() % 4 == 0 ? 10 : 1);
     if (random() % 3 == 0) spec.algorithm = "";  // LL messages
     x.resize(collective == Collective::kReduceScatter ? n * count : count);
@@ -160,12 +160,9 @@ struct Site {
   FakeXla xla;
 };
 
-GpuCallState* StateOf(const std::string& site, bool asynchronous, const std::string& algorithm = "") {
-  auto* state = new GpuCallState;
-  state->spec = SpecOf(Collective::kAllReduce, 2);
-  state->spec.groups = {0, 1};
+GpuCallState* CallAt(const std::string& site, bool asynchronous, const std::string& algorithm = "") {
+  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, 2, algorithm));
   state->spec.site = site;
-  state->spec.algorithm = algorithm;
   state->spec.asynchronous = asynchronous ? 1 : 0;
   return state;
 }
@@ -174,7 +171,7 @@ GpuCallState* StateOf(const std::string& site, bool asynchronous, const std::str
 ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
-  GpuCallState *const started = StateOf("here.py:1", true), *const synchronous = StateOf("here.py:2", false);
+  GpuCallState *const started = CallAt("here.py:1", true), *const synchronous = CallAt("here.py:2", false);
   OnRanks(*world, [&](Rank& rank) {
     Site first(*started, rank), second(*synchronous, rank);
     first.xla.more = {{nullptr, 0, XLA_FFI_DataType_F32}, {nullptr, 3, XLA_FFI_DataType_S8}};
@@ -196,7 +193,7 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
 ALONE_TEST_CASE("after an error, work waits for the calls that have been started") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
-  GpuCallState *const started = StateOf("here.py:1", true), *const synchronous = StateOf("here.py:2", false);
+  GpuCallState *const started = CallAt("here.py:1", true), *const synchronous = CallAt("here.py:2", false);
   OnRanks(*world, [&](Rank& rank) {
     Site first(*started, rank), second(*synchronous, rank);
     for (Site* const site : {&first, &second}) CHECK(site->Initialize().empty());
@@ -216,7 +213,7 @@ TEST_CASE("a failure of one lane ends the calls of both") {
     Alone([asynchronous] {
       auto& rank = *new Rank{new World(1), 0};
       own = &rank;
-      GpuCallState* const states[] = {StateOf("here.py:1", false), StateOf("here.py:2", true)};
+      GpuCallState* const states[] = {CallAt("here.py:1", false), CallAt("here.py:2", true)};
       for (GpuCallState* const state : states) {
         state->spec.group_size = 1;
         state->spec.groups = {0};
@@ -233,83 +230,68 @@ TEST_CASE("a failure of one lane ends the calls of both") {
   }
 }
 
-// Processes may have compiled a program in different ways. Both ranks get an error that names both calls, in time.
-ALONE_TEST_CASE("calls in different orders on two ranks are an error") {
+// The errors of two ranks, by rank and call, whose first call is their own one and whose second call that of the other
+// rank. change(site): of rank 1.
+template <typename Change>
+std::vector<std::vector<std::string>> ErrorsOf(GpuCallState* of_0, GpuCallState* of_1, const Change& change) {
   Communicator::Configure(20, 4);
-  for (const bool both_lanes : {false, true}) {
-    GpuCallState* const states[] = {StateOf("first.py:1", true), StateOf("second.py:2", !both_lanes)};
-    OnRanks(*new World(2), [&](Rank& rank) {
-      Site first(*states[rank.rank], rank), second(*states[1 - rank.rank], rank);
-      const char* const names[] = {"all_reduce at first.py:1", "all_reduce at second.py:2"};
-      CHECK(first.Initialize().empty() && second.Initialize().empty());  // reported by Execute
-      const std::string other = std::to_string(1 - rank.rank), own = std::to_string(rank.rank);
-      for (int i = 0; i < 2; ++i) {
-        Site& site = i == 0 ? first : second;
-        const int which = i == 0 ? rank.rank : 1 - rank.rank;
-        CHECK(Has(site.Execute(), "different calls, or calls in different orders: rank " + other + " makes " +
-                                      names[1 - which] + ", rank " + own + " makes " + names[which]));
-      }
-    });
-  }
-}
-
-// The leaves of a tree, or the layers of an unrolled loop.
-ALONE_TEST_CASE("equal starts of one line in different orders on two ranks are an error") {
-  Communicator::Configure(20, 4);
-  GpuCallState* const states[] = {StateOf("here.py:1", true), StateOf("here.py:1", true)};
-  states[1]->spec.number = 1;
+  GpuCallState* const states[] = {of_0, of_1};
+  std::vector<std::vector<std::string>> errors(2);
   OnRanks(*new World(2), [&](Rank& rank) {
     Site first(*states[rank.rank], rank), second(*states[1 - rank.rank], rank);
-    CHECK(first.Initialize().empty() && second.Initialize().empty());
-    const std::string error = first.Execute();
-    CHECK(Has(error, "different calls, or calls in different orders"));
-    CHECK(Has(error, "makes all_reduce at here.py:1 (call 2 of this line)"));
+    if (rank.rank == 1) change(first);
+    CHECK(first.Initialize().empty() && second.Initialize().empty());  // reported by Execute
+    errors[rank.rank] = {first.Execute(), second.Execute()};
   });
+  return errors;
 }
+void Unchanged(Site&) {}
 
-ALONE_TEST_CASE("the same call with other arguments on another rank is an error") {
-  Communicator::Configure(20, 4);
-  GpuCallState* const states[] = {StateOf("here.py:1", true, "ring"), StateOf("here.py:1", true, "direct")};
-  OnRanks(*new World(2), [&](Rank& rank) {
-    Site site(*states[rank.rank], rank);
-    CHECK(site.Initialize().empty());
-    CHECK(Has(site.Execute(), "rank " + std::to_string(rank.rank) + " and rank " + std::to_string(1 - rank.rank) +
-                                  " make this call with different shapes, types or arguments"));
-  });
-}
-
-ALONE_TEST_CASE("the same start with another element type or size on another rank is an error") {
-  for (const bool of_type : {true, false}) {
-    Alone([of_type] {
-      Communicator::Configure(20, 4);
-      GpuCallState* const states[] = {StateOf("here.py:1", true, "ring"), StateOf("here.py:1", true, "ring")};
-      OnRanks(*new World(2), [&](Rank& rank) {
-        Site site(*states[rank.rank], rank);
-        if (rank.rank == 1 && of_type) site.xla.dtype = XLA_FFI_DataType_F32;
-        if (rank.rank == 1 && !of_type) site.xla.Use(site.x, 3, site.y, 3);
-        CHECK(site.Initialize().empty());
-        CHECK(Has(site.Execute(), "make this call with different shapes, types or arguments"));
-      });
-    });
+// Processes may have compiled a program in different ways. Both ranks get an error that names both calls, in time.
+ALONE_TEST_CASE("calls in different orders on two ranks are an error") {
+  const std::string names[] = {"all_reduce at first.py:1", "all_reduce at second.py:2"};
+  for (const bool both_lanes : {false, true}) {
+    const auto errors = ErrorsOf(CallAt("first.py:1", true), CallAt("second.py:2", !both_lanes), Unchanged);
+    for (const int rank : {0, 1}) {
+      for (const int call : {0, 1}) {
+        const int own = call == 0 ? rank : 1 - rank;
+        CHECK(Has(errors[rank][call], "different calls, or calls in different orders: rank " +
+                                          std::to_string(1 - rank) + " makes " + names[1 - own] + ", rank " +
+                                          std::to_string(rank) + " makes " + names[own]));
+      }
+    }
   }
 }
 
-// Of a long name, the end is exchanged: it has the line. Names that differ before it are different calls too.
-ALONE_TEST_CASE("calls with long names are told apart") {
-  Communicator::Configure(20, 4);
+// Of a long name, the end is exchanged: it has the line. Names that differ before it are different calls too. Equal
+// starts of one line: the leaves of a tree, or the layers of an unrolled loop.
+ALONE_TEST_CASE("calls with long or equal names are told apart") {
   const std::string path(200, 'a');
-  for (const bool at_the_end : {false, true}) {
-    GpuCallState* states[2];
-    for (int i = 0; i < 2; ++i) {
-      const std::string digit = std::to_string(i + 1);
-      states[i] = StateOf(at_the_end ? path + ".py:" + digit : digit + path + ".py:7", true);
+  GpuCallState* const second = CallAt("here.py:1", true);
+  second->spec.number = 1;
+  const std::tuple<GpuCallState*, GpuCallState*, const char*> cases[] = {
+      {CallAt(path + ".py:1", true), CallAt(path + ".py:2", true), ".py:1"},
+      {CallAt(path + ".py:1", true), CallAt(path + ".py:2", true), ".py:2"},
+      {CallAt("1" + path + ".py:7", true), CallAt("2" + path + ".py:7", true), ".py:7"},
+      {CallAt("here.py:1", true), second, "makes all_reduce at here.py:1 (call 2 of this line)"}};
+  for (const auto& [of_0, of_1, part] : cases) {
+    for (const auto& of_rank : ErrorsOf(of_0, of_1, Unchanged)) {
+      CHECK(Has(of_rank[0], "different calls, or calls in different orders") && Has(of_rank[0], part));
     }
-    OnRanks(*new World(2), [&](Rank& rank) {
-      Site site(*states[rank.rank], rank);
-      CHECK(site.Initialize().empty());
-      const std::string error = site.Execute();
-      CHECK(Has(error, "different calls, or calls in different orders"));
-      CHECK(Has(error, at_the_end ? ".py:1" : ".py:7") && Has(error, at_the_end ? ".py:2" : ".py:7"));
+  }
+}
+
+TEST_CASE("the same call with other arguments, elements or sizes on another rank is an error") {
+  void (*const changes[])(Site&) = {[](Site& site) { site.xla.state = CallAt("here.py:1", true, "direct"); },
+                                    [](Site& site) { site.xla.dtype = XLA_FFI_DataType_F32; },
+                                    [](Site& site) { site.xla.Use(site.x, 3, site.y, 3); }};
+  for (const auto change : changes) {
+    Alone([change] {
+      const auto errors = ErrorsOf(CallAt("here.py:1", true, "ring"), CallAt("here.py:1", true, "ring"), change);
+      for (const int rank : {0, 1}) {
+        CHECK(Has(errors[rank][0], "rank " + std::to_string(rank) + " and rank " + std::to_string(1 - rank) +
+                                       " make this call with different shapes, types or arguments"));
+      }
     });
   }
 }

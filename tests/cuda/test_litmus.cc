@@ -64,54 +64,6 @@ TEST_CASE("the model: outcomes of known programs") {
   }
 }
 
-// Each rank puts two units of 16 bytes to its neighbour, twice, without a barrier: a put of the second round must wait
-// for the signal that the first has been read.
-TEST_CASE("puts, signals and waits") {
-  Program program;
-  LitmusRanks ranks(program, 2, 2);
-  const device::Window window = ranks.Window(program, 32, "window");
-  auto* const sources = program.Words<uint64_t>(8, "sources");
-  ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
-    const int32_t rank = comm.local.rank, peer = 1 - rank;
-    for (uint64_t round = 1; round <= 2; ++round) {
-      sources[4 * rank + 2 * threadIdx.x] = round * 10 + threadIdx.x;
-      __syncthreads();
-      device::PutSignal(comm, 0, window, peer, 0, sources + 4 * rank, 32);
-      if (threadIdx.x == 0) Require(device::Wait(comm, 0, peer), "no signal");
-      __syncthreads();
-      Require(window.At<uint64_t>(rank)[2 - 2 * threadIdx.x] == round * 10 + 1 - threadIdx.x, "stale data");
-      if (round == 2) break;
-      __syncthreads();
-      if (threadIdx.x == 1) {
-        device::Signal(comm, 0, peer);
-        Require(device::Wait(comm, 0, peer), "no signal");
-      }
-      __syncthreads();
-    }
-  });
-  ExpectSound(program);
-}
-
-// The window of a rank holds new data in every round. Barriers lie between its writes and its peers' reads.
-TEST_CASE("barriers") {
-  for (const int32_t n : {2, 3}) {
-    Program program;
-    LitmusRanks ranks(program, n, 2);
-    const device::Window window = ranks.Window(program, 8, "window");
-    ranks.AddBlocks(program, 1, n == 2 ? 2 : 1, [=](const device::Comm& comm) {
-      const int32_t rank = comm.local.rank, peer = (rank + 1) % n;
-      const unsigned last = blockDim.x - 1;
-      for (uint64_t round = 1; round <= 2; ++round) {
-        if (threadIdx.x == 0) *window.At<uint64_t>(rank) = round;
-        Require(device::Barrier(comm, 0), "no signal");
-        if (threadIdx.x == last) Require(*window.At<uint64_t>(peer) == round, "stale data");
-        if (round == 1) Require(device::Barrier(comm, 0), "no signal");
-      }
-    });
-    ExpectSound(program);
-  }
-}
-
 // Kernels of one stream: counts continue, and channels do not share them.
 TEST_CASE("barriers of two channels in two kernels") {
   Program program;

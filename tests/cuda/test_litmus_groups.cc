@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../check.h"
@@ -19,22 +20,28 @@ using memory_model::Require;
 // A word of the window per thread.
 uint64_t* At(const device::Window& window, int32_t rank, unsigned thread) { return window.At<uint64_t>(rank) + thread; }
 
-device::ThreadGroup Group(bool named) { return named ? device::OfWarps(0, 1, 1) : device::OfWarp(); }
+enum Kind { kBlockGroup, kWarpGroup, kWarpsGroup };
+device::ThreadGroup Group(Kind kind) {
+  if (kind == kBlockGroup) return device::OfBlock();
+  return kind == kWarpsGroup ? device::OfWarps(0, 1, 1) : device::OfWarp();
+}
 
-// The window of a rank holds new data of every thread in each round. Group barriers lie between its writes and its
-// peer's reads by another thread.
-TEST_CASE("barriers of groups") {
-  for (const bool named : {false, true}) {
+// The window of a rank holds new data of every thread in each round. Barriers lie between its writes and its peer's
+// reads by another thread.
+TEST_CASE("barriers") {
+  const std::tuple<int32_t, unsigned, Kind> cases[] = {
+      {2, 2, kBlockGroup}, {3, 1, kBlockGroup}, {2, 2, kWarpGroup}, {2, 2, kWarpsGroup}};
+  for (const auto& [n, threads, kind] : cases) {
     Program program;
-    LitmusRanks ranks(program, 2, 1);
+    LitmusRanks ranks(program, n, 1);
     const device::Window window = ranks.Window(program, 16, "window");
-    ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
-      const device::ThreadGroup group = Group(named);
+    ranks.AddBlocks(program, 1, threads, [=, n = n, kind = kind](const device::Comm& comm) {
+      const device::ThreadGroup group = Group(kind);
       const int32_t rank = comm.local.rank;
       for (uint64_t round = 1; round <= 2; ++round) {
         *At(window, rank, threadIdx.x) = round;
         Require(device::Barrier(comm, 0, 0, group), "no signal");
-        Require(*At(window, 1 - rank, 1 - threadIdx.x) == round, "stale data");
+        Require(*At(window, (rank + 1) % n, blockDim.x - 1 - threadIdx.x) == round, "stale data");
         if (round == 1) Require(device::Barrier(comm, 0, 0, group), "no signal");
       }
     });
@@ -42,15 +49,16 @@ TEST_CASE("barriers of groups") {
   }
 }
 
-// Each thread of a rank writes to the peer. The peer's other thread reads, and its group signals that it has.
+// Each rank puts a unit of each thread to the other, twice: a put of the second round must wait for the signal that the
+// first has been read, by another thread than that which waits for it.
 TEST_CASE("puts, signals and waits of groups") {
-  for (const bool named : {false, true}) {
+  for (const Kind kind : {kBlockGroup, kWarpGroup, kWarpsGroup}) {
     Program program;
     LitmusRanks ranks(program, 2, 1);
     const device::Window window = ranks.Window(program, 32, "window");
     auto* const sources = program.Words<uint64_t>(8, "sources");
     ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
-      const device::ThreadGroup group = Group(named);
+      const device::ThreadGroup group = Group(kind);
       const int32_t rank = comm.local.rank, peer = 1 - rank;
       for (uint64_t round = 1; round <= 2; ++round) {
         sources[4 * rank + 2 * threadIdx.x] = round * 10 + threadIdx.x;

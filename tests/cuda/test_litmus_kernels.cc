@@ -53,24 +53,19 @@ struct LitmusGin {
 std::vector<LitmusGin> MakeLitmusGin(Program& program, const VirtualRanks::Call& call) {
   const auto n = static_cast<int32_t>(call.inputs.size());
   std::vector<LitmusGin> made(n);
-  auto* const signals = program.Words<uint64_t>(n * NumGinSignals(1, n), "GIN signals");
+  const std::vector<ncclDevComm> comms = NcclCommsOf(program, n, 1);
   for (int32_t r = 0; r < n; ++r) {
     const PeerNetworkArgs& peers = call.network[r];
-    const std::string of = " of rank " + std::to_string(r);
     LitmusGin& rank = made[r];
     rank.windows[0] = {peers.input.base, peers.input.stride};
     rank.windows[1] = {peers.output.base, peers.output.stride};
     rank.windows[2] = {peers.scratch.base, peers.scratch.stride};
     rank.args.comm = peers.comm;
-    rank.args.puts = program.Words<uint64_t>(1, "puts" + of);
+    rank.args.puts = program.Words<uint64_t>(1, "puts");
     rank.args.input = {&rank.windows[0], 0};
     rank.args.output = {&rank.windows[1], 0};
     rank.args.scratch = {&rank.windows[2], 0};
-    rank.comm.rank = r;
-    rank.comm.signals = signals;
-    rank.comm.num_signals = static_cast<uint32_t>(NumGinSignals(1, n));
-    rank.comm.counters = program.Words<uint64_t>(NumGinCounters(1), "GIN counters" + of);
-    rank.comm.arrivals = program.Words<uint64_t>(n, "arrivals" + of);
+    rank.comm = comms[r];
   }
   return made;
 }

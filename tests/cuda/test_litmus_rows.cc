@@ -24,12 +24,6 @@ constexpr BulkStages kStages = {2, 16};
 
 float Value(int64_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
 
-device::Comm CommOf(const LitmusNodes& nodes, int32_t rank) {
-  device::Comm comm = nodes.comms[rank];
-  comm.arena_bytes = nodes.arena.stride;
-  return comm;
-}
-
 // Adds the runs of a kernel whose arguments `call` have the operand x and the result y.
 template <typename Args, typename X, typename Y, typename Run>
 void AddRunsOf(Program& program, int32_t rank, unsigned threads, int32_t runs, Args& call, int64_t num_x, X x,
@@ -80,7 +74,7 @@ void CheckRows(const RowCase& test, unsigned threads) {
     RowArgs& own = args[r].rows;
     args[r].gin = nodes.gins[r];
     args[r].node = nodes.comms[r];
-    own.comm = rails ? nodes.gins[r].comm : CommOf(nodes, r);
+    own.comm = rails ? nodes.gins[r].comm : nodes.comms[r];
     own.state = program.Words<uint64_t>(1, "state");
     own.table = test.to_peer ? UploadTo(program, kPeerTable, "table") : UploadTo(program, kTable, "table");
     own.index = test.combines ? UploadTo(program, kSlots[r], "index") : UploadTo(program, kRows, "index");
@@ -137,7 +131,7 @@ void CheckSlices(bool puts, unsigned threads, int32_t bulk) {
   std::vector<SliceArgs> args(kRanks);
   for (int32_t r = 0; r < kRanks; ++r) {
     SliceArgs& own = args[r];
-    own.comm = CommOf(nodes, r);
+    own.comm = nodes.comms[r];
     own.input_rows = puts ? 3 : 1, own.output_rows = 2;
     CHECK(Reads(own) == !puts);
     own.row_bytes = row * int64_t{sizeof(float)};
@@ -218,7 +212,7 @@ void CheckRouteAndDispatch(int32_t choices, bool crossed, int32_t runs, unsigned
   std::vector<RouteAndDispatchArgs> args(kRanks, sizes);
   for (int32_t r = 0; r < kRanks; ++r) {
     RouteAndDispatchArgs& own = args[r];
-    own.comm = CommOf(nodes, r);
+    own.comm = nodes.comms[r];
     own.comm.ll_slots = SlotsOfArena(own.comm, sizes.num_epochs);
     auto* const ids = program.Words<int32_t>(choices, "ids");
     for (int32_t k = 0; k < choices; ++k) ids[k] = (r + k + (crossed ? 1 : 0)) % kRanks;

@@ -23,6 +23,7 @@ using TestMemory = ManagedMemory;
 #include "../../ffi/cuda/kernels/multimem.cuh"
 #include "fakes/emulated.h"
 #endif
+#include "fakes/node_group.h"
 #include "fakes/virtual_ll.h"
 
 namespace jaxcomm {
@@ -36,33 +37,27 @@ constexpr int32_t kUnits = 64;  // of slots: enough for all random cases below
 bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr; }
 
 #if defined(__CUDACC__)
-constexpr uint64_t kDeadlineNs = 10'000'000'000;
+constexpr uint64_t kLimitNs = 10'000'000'000;
 constexpr unsigned kManyThreads = 8;
 struct MultimemArgs {};
 #else
-constexpr uint64_t kDeadlineNs = 1'000'000'000;
+constexpr uint64_t kLimitNs = 1'000'000'000;
 constexpr unsigned kManyThreads = 2 * kUnits;  // some have no slot to sweep
 #endif
-constexpr int64_t kMaxCount = 5003, kArenaBytes = 8 * (kMaxCount + 1) * 16;  // of multimem calls
+constexpr int64_t kMaxCount = 5003, kMultimemBytes = 8 * (kMaxCount + 1) * 16;  // of multimem calls
 
 // A group of one node whose slots or arena have been used before.
-struct Group {
-  Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs, bool multimem = false)
-      : multimem(multimem),
-        n(n),
-        num_channels(num_channels),
-        ranks(memory, {1, n, true, true}, num_channels, timeout_ns),
-        slots(memory, n, num_channels, kUnits) {
+struct Group : NodeGroupIn<TestMemory> {
+  Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kLimitNs, bool multimem = false)
+      : NodeGroupIn(n, num_channels, timeout_ns, multimem ? kMultimemBytes : 0, kUnits), multimem(multimem) {
 #if !defined(__CUDACC__)
     if (!multimem) return;
-    arena = {memory.Take(n * kArenaBytes), kArenaBytes};
     // Not the address of any memory.
-    emulation::TheMulticast() = {reinterpret_cast<char*>(uintptr_t{0x10000}), kArenaBytes, {}};
+    emulation::TheMulticast() = {reinterpret_cast<char*>(uintptr_t{0x10000}), kMultimemBytes, {}};
     for (int32_t r = 0; r < n; ++r) emulation::TheMulticast().replicas.push_back(arena.At(r));
 #endif
   }
 
-  device::Report& report(int32_t rank) const { return ranks.reports()[rank]; }
   uint64_t& epoch(int32_t rank, int32_t channel) const { return slots.Of(rank).epochs[channel]; }
   // The memory that peers write.
   Bytes Shared() const {
@@ -70,12 +65,7 @@ struct Group {
     return Bytes(slots.pads(), slots.pads() + n * slots.pad_bytes());
   }
 
-  TestMemory memory;
   const bool multimem;
-  const int32_t n, num_channels;
-  const VirtualRanks ranks;
-  const VirtualSlots slots;
-  device::Window arena;
 };
 
 // One of several consecutive calls: of LL messages, through the switch, or a plan of the executor.
@@ -214,11 +204,9 @@ Drawn DrawMultimem(Group& group, Collective collective, DType dtype, std::mt1993
       std::memcpy(inputs[r] + item * i, item == 4 ? static_cast<const void*>(&number) : &half, item);
     }
     MultimemArgs args = MakeMultimemArgs(drawn.request, drawn.contiguous, dtype, num_channels);
-    args.comm = group.ranks.CommOfNode(r);
-    args.comm.arena = group.arena;
-    args.comm.arena_bytes = kArenaBytes;
+    args.comm = group.CommOf(r);
     args.comm.arena_multicast = {emulation::TheMulticast().base};
-    CHECK(MultimemBytes(args) <= kArenaBytes);
+    CHECK(MultimemBytes(args) <= kMultimemBytes);
     drawn.multimem.push_back(WithBuffers(args, inputs[r], outputs[r]));
   }
   drawn.expected = OnCpu("multimem", drawn.request, drawn.contiguous, drawn.operation, inputs);
@@ -259,18 +247,9 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
   for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
     const Bytes& expected = drawn.expected[r];
     const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
-    if (same && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(
-        stderr,
-        "%s%s of %d ranks, %lld elements of type %d, operation %d, fragments of %lld and %lld, %d channels, seed %llu, "
-        "call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n",
-        Name(drawn.request.collective), drawn.two_shot ? " (two-shot)" : "", group.n,
-        static_cast<long long>(drawn.request.block_count), static_cast<int>(drawn.operation.dtype),
-        static_cast<int>(drawn.operation.op), static_cast<long long>(drawn.contiguous.input),
-        static_cast<long long>(drawn.contiguous.output), drawn.buffers.call.num_channels,
-        static_cast<unsigned long long>(seed), place, r, same ? "aborted" : "has other bits than the CPU",
-        static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
-    std::exit(1);
+    const std::string what = std::string(Name(drawn.request.collective)) +
+                             (drawn.two_shot ? " (two-shot) of " : " of ") + std::to_string(group.n) + " ranks";
+    CheckRank(same, group.report(r), what, r, seed, place);
   }
 }
 
@@ -283,7 +262,7 @@ void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned
 void TestRows(uint64_t seed, int32_t n, int length, bool multimem) {
   constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
   std::mt19937_64 random(seed);
-  Group group(n, 1 + static_cast<int32_t>(random() % 3), kDeadlineNs, multimem);
+  Group group(n, 1 + static_cast<int32_t>(random() % 3), kLimitNs, multimem);
   for (int launch = 0; launch < 2; ++launch) {
     std::vector<Drawn> row;
     for (int i = 0; i < length; ++i) {
@@ -458,7 +437,7 @@ TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 
 
 TEST_CASE("every type through the switch") {
   std::mt19937_64 random(FirstSeed());
-  Group group(4, 2, kDeadlineNs, true);
+  Group group(4, 2, kLimitNs, true);
   std::vector<Drawn> row;
   for (const DType dtype : kTypes) row.push_back(DrawMultimem(group, Collective::kAllGather, dtype, random));
   for (const DType dtype : kSums) {

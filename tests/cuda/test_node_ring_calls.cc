@@ -1,5 +1,6 @@
 // The handlers of examples/all_gather_matmul in a group of several nodes, on fakes of XLA, CUDA and NCCL: what the
-// kernel receives, and the error without GIN. test_ring_example.cc runs the kernel.
+// kernel receives, and the error without GIN. test_ring_example.cc runs the kernel. Part of test_ring_calls.cc's
+// program.
 #include "fakes/user_call.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <string>
@@ -22,14 +23,6 @@ thread_local int32_t launched_channels = 0;
 thread_local const ncclDevComm* launched_with = nullptr;
 
 template <typename Codec>
-cudaError_t Load() {
-  return cudaErrorNotSupported;  // the kernel for one node
-}
-template <typename Codec>
-cudaError_t Launch(const Args<Codec>&, int32_t, cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-template <typename Codec>
 cudaError_t LoadOnNodes() {
   return cudaSuccess;
 }
@@ -41,10 +34,6 @@ cudaError_t LaunchOnNodes(const NodeArgs<Codec>& args, int32_t channels, const n
   return cudaSuccess;
 }
 
-template cudaError_t Load<F32>();
-template cudaError_t Load<BF16>();
-template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);
-template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cudaStream_t stream);
 template cudaError_t LoadOnNodes<F32>();
 template cudaError_t LoadOnNodes<BF16>();
 template cudaError_t LaunchOnNodes<F32>(const NodeArgs<F32>&, int32_t, const ncclDevComm&, cudaStream_t);

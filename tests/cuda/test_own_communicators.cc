@@ -49,15 +49,6 @@ struct Site {
   FakeXla xla;
 };
 
-GpuCallState* StateOf(int n, bool symmetric_buffers = false) {
-  auto* state = new GpuCallState;
-  state->spec = SpecOf(Collective::kAllReduce, n);
-  state->spec.algorithm = "direct";
-  for (int r = 0; r < n; ++r) state->spec.groups.push_back(r);
-  state->symmetric_buffers = symmetric_buffers;
-  return state;
-}
-
 void Fill(int32_t* x, int32_t* y, int device, int run) {
   for (int64_t i = 0; i < Site::kCount; ++i) x[i] = static_cast<int32_t>(1000 * device + i + run), y[i] = -1;
 }
@@ -73,7 +64,8 @@ void Replace(bool same_address, bool reversed) {
   Communicator::Configure(20, 4);
   auto* const first = new World(kRanks);
   auto* const second = new World(kRanks);
-  GpuCallState *const state = StateOf(kRanks), *const other = StateOf(kRanks);
+  const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, "direct");
+  GpuCallState *const state = StateOf(spec), *const other = StateOf(spec);
   Meeting meeting(kRanks);
   OnRanks(*first, [&](Rank& of_xla) {
     const int device = of_xla.number = of_xla.rank;
@@ -142,19 +134,14 @@ ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") 
   Communicator::Configure(20, 4);
   auto* const first = new World(kRanks);
   auto* const second = new World(kRanks);
-  GpuCallState* const state = StateOf(kRanks, true);
+  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, kRanks, "direct"), true);
   Meeting meeting(kRanks);
   OnRanks(*first, [&](Rank& of_xla) {
     const int device = of_xla.number = of_xla.rank;
     Site site(*state, of_xla, device);
     Stream graph;
-    const auto use = [&](const XlaMemory& memory) {
-      site.xla.window = memory.window;
-      site.xla.memory = reinterpret_cast<char*>(memory.At(0));
-      site.xla.memory_bytes = XlaMemory::kBytes;
-    };
     const XlaMemory before(of_xla);
-    use(before);
+    before.GiveTo(site.xla);
     int32_t* x = before.At(before.InputOf(0));
     int32_t* y = before.At(before.OutputOf(0));
     Fill(x, y, device, 0);
@@ -176,7 +163,7 @@ ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") 
     next.rank = next.number = device;
     own = &next;
     const XlaMemory after(next);
-    use(after);
+    after.GiveTo(site.xla);
     site.xla.nccl_comm = &next;
     for (int run = 1; run < 3; ++run) {
       x = after.At(after.InputOf(run));
@@ -260,7 +247,7 @@ ALONE_TEST_CASE("ranks that do not connect, and NCCL's calls that do not end, ar
 // XLA's stream is busy for longer than any wait for peers.
 ALONE_TEST_CASE("earlier work that never ends is an error in time") {
   Communicator::Configure(0.02, 4);
-  GpuCallState* const state = StateOf(1);
+  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, 1, "direct"));
   OnRanks(*new World(1), [&](Rank& rank) {
     Site site(*state, rank, 0);
     site.stream.queue.push_back([] { return false; });

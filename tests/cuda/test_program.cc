@@ -10,6 +10,7 @@
 #include "../../ffi/plan/builder.h"
 #include "../../ffi/plan/channels.h"
 #include "../check.h"
+#include "fakes/random_request.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -138,11 +139,7 @@ void CheckOrder(const Plan& plan, const RankProgram& program) {
 
 TEST_CASE("moves that run at once are independent, and no wait passes a signal") {
   int num_groups = 0;
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  for (const Collective collective : {
-#include "../../ffi/collectives.def"
-       }) {
-#undef JAXCOMM_COLLECTIVE
+  for (const Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (const int32_t n : {2, 3, 4, 8}) {
         for (const bool pull : {false, true}) {

@@ -79,8 +79,7 @@ std::vector<std::string> MakeWithFault(World* world, const Fault& of_rank_1, boo
     if (rank.rank == 1) fault = of_rank_1;
     const StatusOr<Communicator*> made = Get(rank);
     Status status = made.status();
-    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
-    spec.algorithm = "ring";
+    const CallSpec spec = SpecOf(Collective::kAllReduce, 2, "ring");
     if (status.ok()) status = DeviceCall::Make(spec, **made, DType::kS32, 99, 99).status();
     errors[rank.rank] = status.message();
     if (rank.rank == 1) *reached = fault.skipped < 0;

@@ -1,5 +1,5 @@
 // The handlers of examples/all_gather_matmul on fakes of XLA, CUDA and NCCL, stage by stage as XLA calls them. Their
-// kernel runs emulated.
+// kernel runs emulated. Of several nodes: test_node_ring_calls.cc.
 #include "fakes/user_call.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <string>
@@ -25,22 +25,6 @@ template <typename Codec>
 cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
   return jaxcomm::fake::Launch(channels, 4 * device::kWarpThreads, 0, stream, [args] { Run(args); });
 }
-
-// Of several nodes: test_node_ring_calls.cc.
-template <typename Codec>
-struct NodeArgs;
-template <typename Codec>
-cudaError_t LoadOnNodes() {
-  return cudaErrorNotSupported;
-}
-template <typename Codec>
-cudaError_t LaunchOnNodes(const NodeArgs<Codec>&, int32_t, const ncclDevComm&, cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-template cudaError_t LoadOnNodes<F32>();
-template cudaError_t LoadOnNodes<BF16>();
-template cudaError_t LaunchOnNodes<F32>(const NodeArgs<F32>&, int32_t, const ncclDevComm&, cudaStream_t);
-template cudaError_t LaunchOnNodes<BF16>(const NodeArgs<BF16>&, int32_t, const ncclDevComm&, cudaStream_t);
 
 template cudaError_t Load<F32>();
 template cudaError_t Load<BF16>();
@@ -104,8 +88,7 @@ ALONE_TEST_CASE("the ring, stage by stage") {
   for (const int n : {1, 2, 3}) {
     cuda::Communicator::Configure(20, 3);
     const Site small(40, 9, 5, n), large(17, 3000, 3, n);
-    fake::OnRanks(n, [&](int rank, void* nccl_comm) {
-      CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    OnDevices(n, [&](int rank, CallOnDevice& execution) {
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
         const auto seed = static_cast<int>(calls.size());

@@ -87,22 +87,8 @@ void Launch(const std::vector<Drawn*>& calls, const Group& group, unsigned threa
 void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
   const std::vector<Bytes> expected = Dispatched(drawn.routed, drawn.x, drawn.shape.row_bytes);
   for (int32_t r = 0; r < group.n; ++r) {
-    const bool rows = expected[r] == drawn.y[r];
-    const bool fields = drawn.fields[r] == FieldsOf(drawn.routed, drawn.shape, r);
-    if (rows && fields && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(
-        stderr,
-        "route_and_dispatch of %d ranks, %d tokens, %d choices, %d experts, %d rows of %lld bytes, align %lld, "
-        "slots %lld, %d channels, seed %llu, call %zu: rank %d has %s (report: state %llu, step %d, peer %d)\n",
-        group.n, drawn.routed.tokens, drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
-        static_cast<long long>(drawn.shape.row_bytes), static_cast<long long>(drawn.shape.align),
-        static_cast<long long>(drawn.shape.slots), drawn.args[r].num_channels, static_cast<unsigned long long>(seed),
-        place, r,
-        !fields ? "another routing"
-        : !rows ? "other rows"
-                : "aborted",
-        static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
-    std::exit(1);
+    const bool same = expected[r] == drawn.y[r] && drawn.fields[r] == FieldsOf(drawn.routed, drawn.shape, r);
+    CheckRank(same, group.report(r), std::to_string(group.n) + " ranks", r, seed, place);
   }
 }
 

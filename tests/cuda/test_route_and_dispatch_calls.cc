@@ -39,11 +39,12 @@ Routed RoutingOf(const Shape& shape, int32_t run) {
 }
 
 // A call on one device, with XLA's arrays, which keep their addresses.
-struct Site {
-  Site(Rank& of, Stream& stream, const Shape& shape = {}) : rank(of), shape(shape) {
-    xla.device = rank.device();
-    xla.stream = stream.handle();
-    xla.nccl_comm = &rank;
+struct Site : CallOnDevice {
+  Site(Rank& of, Stream& on, const Shape& shape = {}) : rank(of), shape(shape) {
+    device = rank.device();
+    stream = on.handle();
+    nccl_comm = &rank;
+    state_type = &RouteAndDispatchState::id;
     x.resize(shape.tokens * shape.row);
     rows.resize(shape.capacity * shape.row, kUnset);
     ids.resize(shape.tokens * shape.choices);
@@ -87,8 +88,7 @@ struct Site {
                                {rows.data(), {shape.capacity, shape.row}, XLA_FFI_DataType_F32}};
     if (cut_results) rets.pop_back();
     if (cut_table) rets[6].dims = {kRanks, shape.experts - 1};
-    xla.state_type = &RouteAndDispatchState::id;
-    return Invoke(handler, stage, xla, AttributesOf(), XLA_FFI_DataType_S32, args, rets);
+    return Invoke(handler, stage, *this, AttributesOf(), XLA_FFI_DataType_S32, args, rets);
   }
   std::string Instantiate() { return Run(&CudaRouteAndDispatchInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE); }
   std::string Prepare() { return Run(&CudaRouteAndDispatchPrepare, XLA_FFI_ExecutionStage_PREPARE); }
@@ -143,7 +143,6 @@ struct Site {
   MoeFields fields;
   std::vector<int32_t> ids;
   std::vector<float> x, rows;
-  CallOnDevice xla;
 };
 
 // body(rank, stream, site) on each rank of the world.
@@ -186,7 +185,7 @@ ALONE_TEST_CASE("an id that no expert has: the next call of every rank raises") 
     fake::Wait(stream.handle());
     CHECK(std::all_of(site.rows.begin(), site.rows.end(), [](float row) { return row == kUnset; }));
     CHECK(site.fields == EmptyFields(site.sizes, kRanks));
-    site.xla.run = 1;
+    site.run = 1;
     const std::string said = site.Execute();
     CHECK(Has(said, "can't run, since a call before it failed: moe.route_and_dispatch at here.py:1"));
     CHECK(Has(said, "rank 0 has 1 expert ids that are not below num_experts=4"));

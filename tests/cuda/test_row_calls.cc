@@ -28,7 +28,6 @@ Routed RoutingOf(int32_t run) {
 
 CallSpec RowSpec(Collective collective) {
   CallSpec spec = SpecOf(collective, kRanks);
-  spec.groups = {0, 1};
   spec.row_count = kRow;
   spec.choices = kChoices;
   spec.num_experts = kExperts;
@@ -86,47 +85,31 @@ struct Buffers {
 };
 
 // A dispatch or a combine on one device.
-struct Site {
-  Site(GpuCallState& state, Rank& rank, Stream& stream, Buffers& buffers)
-      : combines(state.spec.collective == Collective::kCombine),
-        buffers(buffers),
-        xla(state, stream.handle(), rank.rank, &rank) {
-    xla.dtype = XLA_FFI_DataType_F32;
+struct Site : FakeXla {
+  Site(GpuCallState& of, Rank& rank, Stream& on, Buffers& buffers) : FakeXla(of, on.handle(), rank.rank, &rank) {
+    const bool combines = of.spec.collective == Collective::kCombine;
+    dtype = XLA_FFI_DataType_F32;
     const auto integers = [&](const std::vector<int32_t>& values) {
-      xla.more.push_back({values.data(), static_cast<int64_t>(values.size()), XLA_FFI_DataType_S32});
+      more.push_back({values.data(), static_cast<int64_t>(values.size()), XLA_FFI_DataType_S32});
     };
     integers(combines ? buffers.slot : buffers.order);
     if (combines) {
       integers(buffers.expert);
-      xla.more.push_back({buffers.weights.data(), kTokens * kChoices, XLA_FFI_DataType_F32});
+      more.push_back({buffers.weights.data(), kTokens * kChoices, XLA_FFI_DataType_F32});
     }
     integers(buffers.table);
+    std::vector<float>&from = combines ? buffers.rows : buffers.x, &to = combines ? buffers.y : buffers.rows;
+    Use(from.data(), static_cast<int64_t>(from.size()), to.data(), static_cast<int64_t>(to.size()));
   }
-
-  FakeXla& Xla() {
-    std::vector<float>& x = combines ? buffers.rows : buffers.x;
-    std::vector<float>& y = combines ? buffers.y : buffers.rows;
-    xla.Use(x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
-    return xla;
-  }
-  const GpuCallState& state() const { return *static_cast<GpuCallState*>(xla.state); }
-  std::string Prepare() { return Xla().Prepare(); }
-  std::string Initialize() { return Xla().Initialize(); }
-  std::string Execute() { return Xla().Execute(); }
-
-  const bool combines;
-  Buffers& buffers;
-  FakeXla xla;
+  const GpuCallState& call() const { return *static_cast<GpuCallState*>(state); }
 };
 
 // body(rank, stream, buffers, dispatch, combine) on each rank of the world. `change`: of the calls' specification.
 template <typename Change, typename Body>
 void OnLayers(World& world, const Change& change, const Body& body) {
   Communicator::Configure(20, 4);
-  auto* dispatch = new GpuCallState;
-  auto* combine = new GpuCallState;
-  dispatch->spec = RowSpec(Collective::kDispatch);
-  combine->spec = RowSpec(Collective::kCombine);
+  GpuCallState* const dispatch = StateOf(RowSpec(Collective::kDispatch));
+  GpuCallState* const combine = StateOf(RowSpec(Collective::kCombine));
   for (GpuCallState* state : {dispatch, combine}) change(state->spec);
   OnRanks(world, [&](Rank& rank) {
     rank.number = rank.rank;
@@ -163,7 +146,7 @@ void LayerAmongNodes(int num_nodes, bool sums_at_source) {
       const Routed routed = RoutingOf(run);
       buffers.Fill(routed, rank.rank, run);
       for (Site* each : {&site, &second}) {
-        each->xla.run = run;
+        each->run = run;
         CHECK(each->Prepare().empty() && each->Initialize().empty());
       }
       CHECK(site.Execute().empty() && second.Execute().empty());
@@ -172,19 +155,19 @@ void LayerAmongNodes(int num_nodes, bool sums_at_source) {
       buffers.Check(routed, rank.rank, run);
     }
     // Without tokens there is no arena.
-    const GpuCallState &dispatch = site.state(), &combine = second.state();
+    const GpuCallState &dispatch = site.call(), &combine = second.call();
     Communicator& communicator = dispatch.calls.at(rank.device())->communicator();
     CHECK(DeviceCall::Make(dispatch.spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
     CHECK(DeviceCall::Make(combine.spec, communicator, DType::kF32, kCapacity * kRow, 0).ok());
     if (num_nodes > 1) {
-      second.xla.more[2].count = 0;  // the weights
+      second.more[2].count = 0;  // the weights
       CHECK(Has(second.Execute(), "the operand of weights does not fit the attribute `weighted`"));
     }
     buffers.table[(4 + 2) * kExperts + 3] += kCapacity;  // of the slice of rank 1 for its own last expert
-    site.xla.run = 3;
+    site.run = 3;
     CHECK(site.Execute().empty());
     fake::Wait(stream.handle());
-    site.xla.run = 4;
+    site.run = 4;
     CHECK(Has(site.Execute(), "rank 1 gets more rows for its experts than it has places for"));
   });
 }
@@ -201,11 +184,11 @@ void TooManyRows(bool without_slots) {
       for (int32_t e = 2; e < kExperts; ++e) routed.table[(r * 4 + 2) * kExperts + e] += kCapacity - 2;
     }
     buffers.Fill(routed, rank.rank, 0);
-    if (without_slots) buffers.rows.clear();
+    if (without_slots) site.y_count = 0;
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
     fake::Wait(stream.handle());
     for (const float row : buffers.rows) CHECK(row == -1);
-    site.xla.run = 1;
+    site.run = 1;
     const std::string said = site.Execute();
     CHECK(Has(said, "can't run, since a call before it failed"));
     CHECK(without_slots || Has(said, "rank 1 gets more rows for its experts than it has places for"));

@@ -392,14 +392,19 @@ TEST_CASE("sums by node are rounded, sums at the source rank are not") {
   }
 }
 
-TEST_CASE("a call whose marks do not fit into shared memory") {
+CallSpec SpecOf(Collective collective, int64_t group_size, int64_t row_count, int64_t choices, int64_t num_experts) {
   CallSpec spec;
-  spec.collective = Collective::kDispatch;
-  spec.group_size = 2;
-  spec.row_count = 1;
-  spec.choices = 1;
-  spec.num_experts = 2;
+  spec.collective = collective;
+  spec.group_size = group_size;
+  spec.row_count = row_count;
+  spec.choices = choices;
+  spec.num_experts = num_experts;
   spec.algorithm = "hierarchical";
+  return spec;
+}
+
+TEST_CASE("a call whose marks do not fit into shared memory") {
+  CallSpec spec = SpecOf(Collective::kDispatch, 2, 1, 1, 2);
   const auto message = [&](int64_t rows) {
     return MakeCallProgram(spec, DType::kU8, rows, 100, {0, 1}, 4).status().message();
   };
@@ -417,12 +422,7 @@ TEST_CASE("a call whose marks do not fit into shared memory") {
 
 // The numbers of docs/internals/cuda-moe.md: T = 4096, K = 8, rows of 14336 bytes, 28 channels.
 TEST_CASE("the arena of a combine") {
-  CallSpec spec;
-  spec.collective = Collective::kCombine;
-  spec.group_size = 16;
-  spec.row_count = 7168;
-  spec.choices = 8;
-  spec.num_experts = 256;
+  CallSpec spec = SpecOf(Collective::kCombine, 16, 7168, 8, 256);
   spec.weighted = 1;
   const auto bytes = [&](int32_t num_nodes) {
     const StatusOr<InterNodeRowArgs> made = MakeInterNodeRowArgs(spec, DType::kBF16, 7168 * 40000, 7168 * 4096, 28);
@@ -434,7 +434,6 @@ TEST_CASE("the arena of a combine") {
   CHECK(bytes(2) == 1409 && bytes(8) == 1409);
   spec.home = 0;
   spec.choices = spec.row_count = 1;
-  spec.algorithm = "hierarchical";
   const int64_t tokens = 1 << 28;
   const Status refused = MakeCallProgram(spec, DType::kF32, 100, tokens, {0, 1}, 4).status();
   CHECK(refused.message() == "more than 2^31 sums of 16 nodes");

@@ -19,7 +19,6 @@ constexpr int kRanks = 2, kRows = 6, kRow = 5, kOutputRows = 8;
 
 CallSpec SliceSpec() {
   CallSpec spec = SpecOf(Collective::kAllToAllV, kRanks);
-  spec.groups = {0, 1};
   spec.row_count = kRow;
   return spec;
 }
@@ -44,22 +43,14 @@ std::vector<T> TableOf(int32_t run) {
 
 // A call on one device. The buffers keep their addresses, as in a CUDA graph. y is the operand `output` too.
 template <typename T>
-struct Site {
-  Site(GpuCallState& state, Rank& rank, Stream& stream)
-      : rank(rank.rank), xla(state, stream.handle(), rank.rank, &rank) {
-    xla.dtype = XLA_FFI_DataType_F32;
-    xla.more.push_back({y.data(), static_cast<int64_t>(y.size()), XLA_FFI_DataType_F32});
-    xla.more.push_back({table.data(), static_cast<int64_t>(table.size()),
-                        sizeof(T) == 8 ? XLA_FFI_DataType_S64 : XLA_FFI_DataType_S32});
+struct Site : FakeXla {
+  Site(GpuCallState& of, Rank& rank, Stream& on) : FakeXla(of, on.handle(), rank.rank, &rank), rank(rank.rank) {
+    dtype = XLA_FFI_DataType_F32;
+    more.push_back({y.data(), kOutputRows * kRow, dtype});
+    more.push_back({table.data(), static_cast<int64_t>(table.size()),
+                    sizeof(T) == 8 ? XLA_FFI_DataType_S64 : XLA_FFI_DataType_S32});
+    Use(x.data(), kRows * kRow, y.data(), kOutputRows * kRow);
   }
-
-  FakeXla& Buffers() {
-    xla.Use(x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
-    return xla;
-  }
-  std::string Prepare() { return Buffers().Prepare(); }
-  std::string Initialize() { return Buffers().Initialize(); }
-  std::string Execute() { return Buffers().Execute(); }
 
   void Fill(int32_t run) {
     const std::vector<T> of_run = TableOf<T>(run);
@@ -84,7 +75,6 @@ struct Site {
   const int32_t rank;
   std::vector<float> x = std::vector<float>(kRows * kRow), y = std::vector<float>(kOutputRows * kRow);
   std::vector<T> table = std::vector<T>(kRanks * 4 * kRanks);
-  FakeXla xla;
 };
 
 // With the site of each rank, and its stream.
@@ -92,8 +82,7 @@ template <typename T, typename F>
 void OnSites(F of_site, bool bulk_copy = false) {
   Communicator::Configure(20, 4, "", false, 0, 0, bulk_copy);
   auto* world = new World(kRanks);
-  auto* state = new GpuCallState;
-  state->spec = SliceSpec();
+  GpuCallState* const state = StateOf(SliceSpec());
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
     Stream stream;
@@ -142,7 +131,7 @@ ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
     fake::Wait(stream.handle());
     for (const float value : site.y) CHECK(value == -1);
-    site.xla.run = 1;
+    site.run = 1;
     const std::string said = site.Execute();
     CHECK(Has(said, "can't run, since a call before it failed"));
     CHECK(Has(said, "slice 0 from rank 0 to rank 1: send_sizes is 2 at rank 0 and recv_sizes is 3 at rank 1"));
@@ -153,11 +142,10 @@ ALONE_TEST_CASE("a wrong table: the next call of every rank raises") {
 ALONE_TEST_CASE("rows for an empty output") {
   OnSites<int32_t>([](Rank&, Stream& stream, Site<int32_t>& site) {
     site.Fill(0);
-    site.y.clear();
-    site.xla.more[0].count = 0;
+    site.y_count = site.more[0].count = 0;
     CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
     fake::Wait(stream.handle());
-    site.xla.run = 1;
+    site.run = 1;
     CHECK(Has(site.Execute(), "the output has no rows [1, 2)"));
   });
 }
@@ -165,16 +153,16 @@ ALONE_TEST_CASE("rows for an empty output") {
 ALONE_TEST_CASE("calls that GPUs refuse") {
   OnSites<int32_t>([](Rank& rank, Stream&, Site<int32_t>& site) {
     const auto refused = [&] { return site.Initialize(); };
-    site.xla.more[0].data = site.x.data();
+    site.more[0].data = site.x.data();
     CHECK(Has(refused(), "the result must be aliased to the output operand"));
-    site.xla.more[0] = {site.y.data(), kOutputRows * kRow - 1, XLA_FFI_DataType_F32};
+    site.more[0] = {site.y.data(), kOutputRows * kRow - 1, XLA_FFI_DataType_F32};
     CHECK(Has(refused(), "element types or sizes of the operands do not match"));
-    site.xla.more[0] = {site.y.data(), kOutputRows * kRow, XLA_FFI_DataType_S32};
+    site.more[0] = {site.y.data(), kOutputRows * kRow, XLA_FFI_DataType_S32};
     CHECK(Has(refused(), "element types or sizes of the operands do not match"));
-    site.xla.more[0].dtype = XLA_FFI_DataType_F32;
-    site.xla.more[1].dtype = XLA_FFI_DataType_U32;
+    site.more[0].dtype = XLA_FFI_DataType_F32;
+    site.more[1].dtype = XLA_FFI_DataType_U32;
     CHECK(Has(refused(), "element types or sizes of the operands do not match"));
-    site.xla.more.pop_back();
+    site.more.pop_back();
     CHECK(Has(refused(), "unexpected number of operands or results"));
 
     Communicator& communicator = *Ok(Get(rank));

@@ -187,17 +187,7 @@ std::vector<Bytes> Exchanged(Drawn& drawn) {
 void CheckDrawn(const NodeGroup& group, Drawn& drawn, uint64_t seed, size_t place) {
   const std::vector<Bytes> expected = Exchanged(drawn);
   for (int32_t r = 0; r < group.n; ++r) {
-    const bool same = expected[r] == drawn.y[r];
-    if (same && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(
-        stderr,
-        "%d ranks, %d slices per pair, %lld rows of %lld bytes to %lld, %d channels, seed %llu, call %zu: rank "
-        "%d %s (report: state %llu, step %d, peer %d)\n",
-        group.n, drawn.per_pair, static_cast<long long>(drawn.input_rows), static_cast<long long>(drawn.row_bytes),
-        static_cast<long long>(drawn.output_rows), drawn.args[r].num_channels, static_cast<unsigned long long>(seed),
-        place, r, same ? "aborted" : "has other bytes", static_cast<unsigned long long>(group.report(r).state),
-        group.report(r).step, group.report(r).peer);
-    std::exit(1);
+    CheckRank(expected[r] == drawn.y[r], group.report(r), std::to_string(group.n) + " ranks", r, seed, place);
   }
 }
 

@@ -12,6 +12,7 @@
 #else
 #include "fakes/emulated.h"
 #endif
+#include "fakes/node_group.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -79,22 +80,18 @@ void SumAll(const std::vector<device::Comm>& comms, const std::vector<uint64_t*>
 #endif
 
 TEST_CASE("LL of 8 bytes") {
-  TestMemory memory;
-  const VirtualRanks ranks(memory, {1, kRanks, true, true}, 1, 10'000'000'000);
-  constexpr int64_t kPadBytes = 2 * kRanks * sizeof(device::LlLine);
-  char* const pads = memory.Take(kRanks * kPadBytes);
+  NodeGroupIn<TestMemory> group(kRanks, 1, 10'000'000'000, 0, 1);
   std::vector<device::Comm> comms;
   std::vector<uint64_t*> y;
   for (int32_t r = 0; r < kRanks; ++r) {
-    comms.push_back(ranks.CommOfNode(r));
-    comms.back().ll_slots = {{pads, kPadBytes}, reinterpret_cast<uint64_t*>(memory.Take(sizeof(uint64_t))), 1, 1};
-    y.push_back(reinterpret_cast<uint64_t*>(memory.Take(kTurns * sizeof(uint64_t))));
+    comms.push_back(group.CommOf(r));
+    y.push_back(group.memory.Upload(std::vector<uint64_t>(kTurns)));
   }
   const auto begin = std::chrono::steady_clock::now();
   SumAll(comms, y);
   const double us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / kTurns;
-  for (const device::Report& report : Reports(ranks)) CHECK(report.state == device::Report::kNone);
+  for (const device::Report& report : Reports(group.ranks)) CHECK(report.state == device::Report::kNone);
   for (const uint64_t* const sums : y) {
     for (int turn = 0; turn < kTurns; ++turn) CHECK(sums[turn] == (1 << kRanks) - 1);
   }

@@ -23,19 +23,14 @@ void RunByXla(bool symmetric_buffers, int bare) {
   constexpr int64_t kCount = 500;
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
-  auto* state = new GpuCallState;  // of all devices
-  state->spec = SpecOf(Collective::kAllReduce, kRanks);
-  state->spec.algorithm = "direct";
-  state->spec.groups = {0, 1, 2};
-  state->symmetric_buffers = symmetric_buffers;
+  auto* state = StateOf(SpecOf(Collective::kAllReduce, kRanks, "direct"), symmetric_buffers);  // of all devices
   OnRanks(*world, [&](Rank& rank) {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
     FakeXla xla(*state, stream.handle(), rank.rank, &rank);
-    xla.window = memory.window;
-    xla.memory = reinterpret_cast<char*>(memory.At(0));
-    xla.memory_bytes = rank.rank == bare ? 0 : XlaMemory::kBytes;
+    memory.GiveTo(xla);
+    if (rank.rank == bare) xla.memory_bytes = 0;
     for (int32_t run = 0; run < 3; ++run) {
       xla.run = run;
       int32_t* const x = memory.At(memory.InputOf(run));
@@ -77,19 +72,13 @@ TEST_CASE("calls by XLA's stages") {
 // Its peers would wait for its kernel.
 ALONE_TEST_CASE("a rank that loses a window fails its process") {
   Communicator::Configure(20, 4);
-  auto* state = new GpuCallState;
-  state->spec = SpecOf(Collective::kAllGather, 2);
-  state->spec.algorithm = "direct";
-  state->spec.groups = {0, 1};
-  state->symmetric_buffers = true;
+  auto* state = StateOf(SpecOf(Collective::kAllGather, 2, "direct"), true);
   OnRanks(*new World(2), [&](Rank& rank) {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
     FakeXla xla(*state, stream.handle(), rank.rank, &rank);
-    xla.window = memory.window;
-    xla.memory = reinterpret_cast<char*>(memory.At(0));
-    xla.memory_bytes = XlaMemory::kBytes;
+    memory.GiveTo(xla);
     xla.Use(memory.At(memory.InputOf(0)), 4, memory.At(memory.OutputOf(0)), 8);
     for (xla.run = 0; xla.run < 2 - rank.rank; ++xla.run) {
       CHECK(xla.Prepare().empty());
@@ -107,14 +96,12 @@ ALONE_TEST_CASE("a rank that loses a window fails its process") {
 // Prepare reports errors at once. Errors of one device in Initialize are deferred to Execute.
 ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   Communicator::Configure(20, 4);
-  const auto said = [](const char* refused, bool provides = true) {
-    GpuCallState state;
-    state.spec = SpecOf(Collective::kAllReduce, 1);
-    state.spec.groups = {0};
+  const auto said = [](const char* refused, bool provides = true, xla_abi::Extension extension = FakeXla().extension) {
     Stream stream;
-    FakeXla xla(state, stream.handle(), 0, nullptr);
+    FakeXla xla(*StateOf(SpecOf(Collective::kAllReduce, 1)), stream.handle(), 0, nullptr);
     xla.refused = refused;
     xla.has_extension = provides;
+    xla.extension = extension;
     int32_t x[4] = {}, y[4];
     xla.Use(x, 4, y, 4);
     const std::string prepared = xla.Prepare();
@@ -129,6 +116,16 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   CHECK(said("") == at + "XLA's communicator is null");
   const std::string needs = ": jaxcomm needs jax, jaxlib and JAX's CUDA plugin 0.11.2 or later on GPUs";
   CHECK(said("", false) == at + "XLA provides no communicators to FFI handlers" + needs);
+  xla_abi::Extension changed = FakeXla().extension;
+  changed.struct_size = sizeof(xla_abi::Collectives);  // as jaxlib 0.11.2 has it
+  CHECK(said("", true, changed) == at + "XLA's communicator is null");
+  --changed.struct_size;
+  CHECK(Has(said("", true, changed), "does not know"));
+  changed = FakeXla().extension;
+  changed.major_version = 1;
+  CHECK(
+      Has(said("", true, changed), "XLA's collectives extension is of version 1.2, which this jaxcomm does not know"));
+  CHECK(num_errors == 0);
   XLA_FFI_Api old = {};
   old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
   old.api_version.minor_version = 3;
@@ -140,11 +137,8 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
 // All later runs use the result of the first preparation, even if a new one would differ: no run plans again.
 ALONE_TEST_CASE("the preparation happens once") {
   Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 2);
-  state.spec.algorithm = "direct";
+  GpuCallState& state = *StateOf(SpecOf(Collective::kAllReduce, 2, "direct"), true);
   state.spec.groups = {0, 2, 1, 3};
-  state.symmetric_buffers = true;
   FakeXla xla(state, nullptr, 0, nullptr);
   int32_t x[4], y[4];
   for (int run = 0; run < 3; ++run) {
@@ -166,12 +160,7 @@ ALONE_TEST_CASE("the preparation happens once") {
 ALONE_TEST_CASE("windows are requested if any number of channels needs them") {
   Communicator::Configure(20, 4);
   for (const auto& [count, num_windows] : {std::pair<int64_t, size_t>{2048, 0}, {2049, 1}, {8192, 1}, {8193, 1}}) {
-    GpuCallState state;
-    state.spec = SpecOf(Collective::kAllReduce, 2);
-    state.spec.algorithm = "ll";
-    state.spec.groups = {0, 1};
-    state.symmetric_buffers = true;
-    FakeXla xla(state, nullptr, 0, nullptr);
+    FakeXla xla(*StateOf(SpecOf(Collective::kAllReduce, 2, "ll"), true), nullptr, 0, nullptr);
     std::vector<int32_t> x(count), y(count);
     xla.Use(x.data(), count, y.data(), count);
     CHECK(xla.Prepare().empty());
@@ -181,12 +170,7 @@ ALONE_TEST_CASE("windows are requested if any number of channels needs them") {
 
 ALONE_TEST_CASE("a single GPU shares no buffers") {
   Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 1);
-  state.spec.algorithm = "direct";
-  state.spec.groups = {0};
-  state.symmetric_buffers = true;
-  FakeXla xla(state, nullptr, 0, nullptr);
+  FakeXla xla(*StateOf(SpecOf(Collective::kAllReduce, 1, "direct"), true), nullptr, 0, nullptr);
   int32_t x[4], y[4];
   xla.Use(x, 4, y, 4);
   CHECK(xla.Prepare().empty() && xla.regions.empty());
@@ -195,8 +179,7 @@ ALONE_TEST_CASE("a single GPU shares no buffers") {
 // Two devices of a process, each a group of its own. XLA ends a process in which only one of them fails to initialize.
 ALONE_TEST_CASE("local devices fail together") {
   Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 1);
+  GpuCallState& state = *StateOf(SpecOf(Collective::kAllReduce, 1));
   state.spec.groups = {0, 1};
   struct Device {
     Device(int number, GpuCallState& state) : xla(state, stream.handle(), number, &rank) { xla.Use(x, 4, y, 4); }
@@ -214,10 +197,8 @@ ALONE_TEST_CASE("local devices fail together") {
   CHECK(first.Initialize(0).empty() && second.Initialize(0).empty());
 
   // An error of one device only.
-  GpuCallState other;
-  other.spec = state.spec;
-  other.spec.group_size = 2;
-  first.xla.state = &other;
+  first.xla.state = StateOf(state.spec);
+  static_cast<GpuCallState*>(first.xla.state)->spec.group_size = 2;
   for (int64_t run = 1; run < 3; ++run) {
     CHECK(first.Initialize(run).empty());
     CHECK(Has(first.xla.Execute(), "the group's communicator has 1 ranks, the group 2"));
@@ -233,7 +214,6 @@ ALONE_TEST_CASE("local devices fail together") {
 ALONE_TEST_CASE("each device of a call has one process") {
   for (const size_t number : {0, 1, 2, 3}) {
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
-    spec.groups = {0, 1};
     spec.processes.assign(number, 0);
     const ffi::Error error = CheckGroups(spec);
     CHECK(error.success() == (number == 0 || number == 2));
@@ -248,8 +228,7 @@ ALONE_TEST_CASE("each device of a call has one process") {
 // GPUs.
 void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
   Communicator::Configure(20, 4, "", false, 5);
-  auto* const state = new GpuCallState;
-  state->spec = SpecOf(Collective::kAllReduce, 2);
+  auto* const state = StateOf(SpecOf(Collective::kAllReduce, 2));
   state->spec.groups = {0, 1, 2, 3};
   state->spec.processes = processes;
   auto* const driver = new std::mutex;
@@ -314,18 +293,15 @@ ALONE_TEST_CASE("a GPU of the process that does not come is an error in time") {
 ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
   Communicator::Configure(0.5, 4);
   auto* world = new World(2);
-  GpuCallState states[2];
-  for (GpuCallState& state : states) {
-    state.spec = SpecOf(Collective::kAllReduce, 2);
-    state.spec.groups = {0, 1};
-  }
+  GpuCallState* const states[] = {StateOf(SpecOf(Collective::kAllReduce, 2)),
+                                  StateOf(SpecOf(Collective::kAllReduce, 2))};
   OnRanks(*world, [&](Rank& rank) {
     Stream stream;
     rank.busy = &stream;
-    for (GpuCallState& state : states) {
+    for (GpuCallState* const state : states) {
       const auto begin = std::chrono::steady_clock::now();
       stream.queue.push_back([=] { return std::chrono::steady_clock::now() - begin > std::chrono::seconds(1); });
-      FakeXla xla(state, stream.handle(), rank.rank, &rank);
+      FakeXla xla(*state, stream.handle(), rank.rank, &rank);
       int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
       xla.Use(x, 4, y, 4);
       CHECK(xla.Initialize().empty() && xla.Execute().empty());

@@ -15,8 +15,7 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
     large.tokens = 9;
     large.hidden = 70000;  // rows that exceed the target's first arena
     CHECK(small.Instantiate().empty() && large.Instantiate().empty());
-    fake::OnRanks(n, [&](int rank, void* nccl_comm) {
-      CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    OnDevices(n, [&](int rank, CallOnDevice& execution) {
       CHECK(Initialize(small, execution).empty());
       const device::Comm first = On(small, rank).comm;
       CHECK(On(small, rank).max_channels == 3);
@@ -25,7 +24,7 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
       CHECK(Initialize(large, execution).empty() && Initialize(small, execution).empty());
       CHECK(On(small, rank).comm.arena.base == first.arena.base);
       CHECK(On(large, rank).comm.arena.base != first.arena.base);
-      Sum sum(nccl_comm, n, rank);
+      Sum sum(execution.nccl_comm, n, rank);
       // One after the other on one stream, as in XLA, without a wait in between.
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
@@ -50,8 +49,7 @@ ALONE_TEST_CASE("call sites and targets") {
   other.execute = &FusedRmsnormExecuteBF16;
   other.dtype = XLA_FFI_DataType_BF16;
   for (Site* site : {&one, &limited, &other}) CHECK(site->Instantiate().empty());
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     // The GPU's earlier work has ended when ranks begin to wait for each other, in the first run only.
     char over = 0;
     cudaMemsetAsync(&over, 1, 1, execution.stream);
@@ -88,8 +86,7 @@ ALONE_TEST_CASE("impossible requests are refused") {
   CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices cannot be split into groups of 0"));
   Site site;
   CHECK(site.Instantiate().empty());
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     Operands operands = OperandsOf(site, rank, 1);
     CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
     Site differs = site;
@@ -103,8 +100,7 @@ ALONE_TEST_CASE("impossible requests are refused") {
     of_rank[rank].max_sms = 1 + rank;
     CHECK(of_rank[rank].Instantiate().empty());
   }
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     CHECK(Initialize(of_rank[rank], execution).empty());
     Operands operands = OperandsOf(of_rank[rank], rank, 1);
     CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
@@ -127,8 +123,7 @@ bool MayDiffer(void (*change)(Site&, int)) {
     CHECK(sites[rank].Instantiate().empty());
   }
   std::string problems[2];
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     CHECK(Initialize(sites[rank], execution).empty());
     Operands operands = OperandsOf(sites[rank], rank, 1);
     problems[rank] = Execute(sites[rank], execution, operands);
@@ -159,8 +154,7 @@ ALONE_TEST_CASE("calls in different orders on two ranks are an error that names 
   cuda::Communicator::Configure(20, 4);
   Site sites[2] = {Site(), Site("other")};
   for (Site& site : sites) CHECK(site.Instantiate().empty());
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     Operands operands = OperandsOf(sites[0], rank, 1);
     const std::string names[] = {"fused_rmsnorm_F32 at model.py:7", "other at model.py:7"};
     const std::string own = std::to_string(rank), other = std::to_string(1 - rank);
@@ -178,9 +172,8 @@ ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that 
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
-    Sum started(nccl_comm, 2, rank, true);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
+    Sum started(execution.nccl_comm, 2, rank, true);
     const cudaStream_t side = fake::NewStream();
     started.Launch(side);
     Operands operands = OperandsOf(site, rank, 1);
@@ -196,12 +189,9 @@ ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
   Site site;
   CHECK(site.Instantiate().empty());
   std::atomic<bool> failed{false};
-  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
-    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+  OnDevices(2, [&](int rank, CallOnDevice& execution) {
     CHECK(Initialize(site, execution).empty());
-    Operands operands = OperandsOf(site, rank, 1);
-    CHECK(Execute(site, execution, operands).empty());
-    fake::Wait(execution.stream);
+    RunOnce(site, execution, rank, 1);
     if (rank == 0) {
       const device::Comm& comm = On(site, rank).comm;
       comm.report->call_id = comm.call_id;
@@ -211,6 +201,7 @@ ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
       failed = true;
     }
     while (!failed) std::this_thread::yield();
+    Operands operands = OperandsOf(site, rank, 1);
     const std::string expected =
         "fused_rmsnorm_F32 at model.py:7 can't run, since a call before it failed: "
         "fused_rmsnorm_F32 at model.py:7: rank 0 aborted in step 17: rank 1";
@@ -295,10 +286,7 @@ bool AllocatesEarly(int32_t num_processes, const std::vector<int32_t>& processes
           if (rank.rank == 1) *all_here = true;
         }
         CHECK(Initialize(*site, execution).empty());
-        Operands operands = OperandsOf(*site, rank.rank, 1);
-        CHECK(Execute(*site, execution, operands).empty());
-        fake::Wait(execution.stream);
-        CheckResults(*site, operands, 1);
+        RunOnce(*site, execution, rank.rank, 1);
       });
     });
   }

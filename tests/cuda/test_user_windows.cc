@@ -102,15 +102,13 @@ std::string Execute(const Site& site, CallOnDevice& execution, Buffers& buffers)
 
 CallOnDevice ExecutionOf(Rank& rank, const XlaMemory& memory) {
   CallOnDevice execution = fake::ExecutionOf(rank.rank, &rank);
-  execution.window = memory.window;
-  execution.memory = reinterpret_cast<char*>(memory.At(0));
-  execution.memory_bytes = XlaMemory::kBytes;
+  memory.GiveTo(execution);
   return execution;
 }
 
 // body(rank, memory, execution) on each rank of a world of its own.
 template <typename Body>
-void OnDevices(int num_ranks, const Body& body) {
+void WithMemory(int num_ranks, const Body& body) {
   OnRanks(*new World(num_ranks), [&](Rank& rank) {
     rank.number = rank.rank;
     const XlaMemory memory(rank);
@@ -135,8 +133,8 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
     Site site = SwapSite(n);
     if (first_is_empty) site.operand_windows = {0, 1};  // XLA may have an empty buffer at any address
     CHECK(site.Instantiate().empty());
-    OnDevices(n, [&, n = n, first_is_empty = first_is_empty](Rank& rank, const XlaMemory& memory,
-                                                             CallOnDevice& execution) {
+    WithMemory(n, [&, n = n, first_is_empty = first_is_empty](Rank& rank, const XlaMemory& memory,
+                                                              CallOnDevice& execution) {
       Stream& stream = Of(execution.stream);
       for (int run = 0; run < 6; ++run) {
         Buffers buffers = {memory.At(memory.InputOf(run / 2)), memory.At(memory.OutputOf(run / 2)), {}, first_is_empty};
@@ -172,7 +170,7 @@ ALONE_TEST_CASE("a captured call finds the places of each run") {
   cuda::Communicator::Configure(20, 4);
   Site site = SwapSite(2);
   CHECK(site.Instantiate().empty());
-  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+  WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     CHECK(Initialize(site, execution, buffers).empty());
     auto& captured = *Keep(std::make_unique<Stream>());
@@ -205,7 +203,7 @@ ALONE_TEST_CASE("the example's kernel with a window") {
     site.num_ranks = 3;
     site.operand_windows = {0};
     CHECK(site.Instantiate().empty());
-    OnDevices(3, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+    WithMemory(3, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
       if (!has_window && rank.rank == 1) execution.memory_bytes = 0;
       for (int run = 0; run < 3; ++run) {
         Operands operands = OperandsOf(site, rank.rank, run);
@@ -230,7 +228,7 @@ std::vector<std::string> Refusals(const Site& given, F prepare) {
   Site site = given;
   CHECK(site.Instantiate().empty());
   std::vector<std::string> found(2);
-  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+  WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
     prepare(rank, execution);
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
@@ -266,6 +264,17 @@ ALONE_TEST_CASE("calls without windows are refused with the reason") {
     if (rank.rank == 1) execution.refused = "window";
   });
   CHECK(Has(refused[1], "XLA makes no windows on its buffers: not now"));
+  const std::vector<std::string> got = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
+    if (rank.rank == 1) execution.refused = "get window";
+  });
+  CHECK(Has(got[1], "XLA has no window on its buffer: not now"));
+  for (const bool small : {false, true}) {
+    const std::vector<std::string> old = Refusals(SwapSite(2), [small](Rank&, CallOnDevice& execution) {
+      if (small) --execution.extension.struct_size;
+      if (!small) execution.extension.minor_version = 1;
+    });
+    CHECK(Has(old[0], "XLA has windows on its buffers from jaxlib 0.12 on") && old[1] == old[0]);
+  }
   const std::vector<std::string> spaced =
       Refusals(SwapSite(2), [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; });
   CHECK(Has(spaced[0], "operand 1: XLA's window is") && Has(spaced[0], "bytes apart from rank to rank"));
@@ -276,7 +285,7 @@ ALONE_TEST_CASE("a window is asked for where there is none") {
   Site none = SwapSite(2), site = SwapSite(2);
   none.operand_windows = none.result_windows = {};
   CHECK(none.Instantiate().empty() && site.Instantiate().empty());
-  OnDevices(2, [&](Rank&, const XlaMemory& memory, CallOnDevice& execution) {
+  WithMemory(2, [&](Rank&, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
     checks = false;
     CHECK(Initialize(none, execution, buffers).empty());
@@ -306,7 +315,7 @@ ALONE_TEST_CASE("empty buffers, and numbers that are wrong") {
   empty.operand_windows = {0};
   empty.tokens = 0;
   CHECK(empty.Instantiate().empty());
-  OnDevices(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+  WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(0), memory.At(64), {}};
     CHECK(Has(Initialize(far, execution, buffers), "swap at model.py:7: the call has no operand 2 for a window"));
     CHECK(jaxcomm::Initialize(empty, execution).empty() && execution.regions.empty());

@@ -5,8 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+// clang-format off: NCCL's names go before their users
 #include "gin_names.h"
+#include "../../../ffi/cuda/program/gin_args.h"
+// clang-format on
 #include "memory_model.h"
 
 struct ncclDevComm {
@@ -58,3 +62,24 @@ class ncclGin {
  private:
   const ncclDevComm& comm_;
 };
+
+namespace jaxcomm {
+namespace cuda {
+
+// By rank.
+inline std::vector<ncclDevComm> NcclCommsOf(memory_model::Program& program, int32_t num_ranks, int32_t num_channels) {
+  const int32_t num_signals = NumGinSignals(num_channels, num_ranks);
+  auto* const signals = program.Words<uint64_t>(num_ranks * num_signals, "GIN signals");
+  std::vector<ncclDevComm> comms(num_ranks);
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    comms[r].rank = r;
+    comms[r].signals = signals;
+    comms[r].num_signals = static_cast<uint32_t>(num_signals);
+    comms[r].counters = program.Words<uint64_t>(NumGinCounters(num_channels), "GIN counters");
+    comms[r].arrivals = program.Words<uint64_t>(num_ranks, "arrivals");
+  }
+  return comms;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

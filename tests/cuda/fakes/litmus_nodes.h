@@ -1,4 +1,4 @@
-// Ranks of nodes that GIN connects, with an arena and one channel, in a program for memory_model.h.
+// Ranks of nodes that GIN connects, with an arena, in a program for memory_model.h.
 #pragma once
 
 #include <vector>
@@ -15,21 +15,22 @@ namespace cuda {
 
 struct LitmusNodes {
   // sizes: ranks of each node, whose numbers follow each other.
-  LitmusNodes(memory_model::Program& program, const std::vector<int32_t>& sizes, int64_t arena_bytes) {
+  LitmusNodes(memory_model::Program& program, const std::vector<int32_t>& sizes, int64_t arena_bytes,
+              int32_t num_channels = 1) {
     int32_t n = 0;
     for (const int32_t size : sizes) n += size;
-    LitmusRanks world(program, n, 1);
+    LitmusRanks world(program, n, num_channels);
     arena = world.Window(program, arena_bytes, "arena");
     registered = {arena.base, arena.stride};
-    auto* const signals = program.Words<uint64_t>(n * NumGinSignals(1, n), "GIN signals");
+    nccl_comms = NcclCommsOf(program, n, num_channels);
     int32_t first = 0;
     for (const int32_t size : sizes) {
-      LitmusRanks node(program, size, 1);
+      LitmusRanks node(program, size, num_channels);
       for (int32_t local = 0; local < size; ++local) {
         const int32_t r = first + local;
         device::GinHandle gin;
         gin.comm = world.comm(r);
-        gin.puts = program.Words<uint64_t>(1, "puts");
+        gin.puts = program.Words<uint64_t>(num_channels, "puts");
         gin.arena = &registered;
         device::Comm comm = node.comm(local);
         comm.world = gin.comm.world;
@@ -37,15 +38,9 @@ struct LitmusNodes {
         comm.report = gin.comm.report;
         comm.abort_flag = gin.comm.abort_flag;
         comm.arena = {arena.At(first), arena.stride};
-        ncclDevComm nccl_comm;
-        nccl_comm.rank = r;
-        nccl_comm.signals = signals;
-        nccl_comm.num_signals = static_cast<uint32_t>(NumGinSignals(1, n));
-        nccl_comm.counters = program.Words<uint64_t>(NumGinCounters(1), "GIN counters");
-        nccl_comm.arrivals = program.Words<uint64_t>(n, "arrivals");
+        comm.arena_bytes = arena.stride;
         gins.push_back(gin);
         comms.push_back(comm);
-        nccl_comms.push_back(nccl_comm);
       }
       first += size;
     }

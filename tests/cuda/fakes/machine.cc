@@ -358,13 +358,22 @@ StatusOr<cuda::Communicator*> Get(Rank& rank) {
   return cuda::OwnCommunicator(reinterpret_cast<ncclComm_t>(&rank), rank.device());
 }
 
-CallSpec SpecOf(Collective collective, int32_t num_ranks) {
+CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
   CallSpec spec;
   spec.op = Name(collective);
   spec.site = "here.py:1";
   spec.collective = collective;
   spec.group_size = num_ranks;
+  spec.algorithm = algorithm;
+  for (int32_t r = 0; r < num_ranks; ++r) spec.groups.push_back(r);
   return spec;
+}
+
+cuda::GpuCallState* StateOf(const CallSpec& spec, bool symmetric_buffers) {
+  auto* const state = new cuda::GpuCallState;
+  state->spec = spec;
+  state->symmetric_buffers = symmetric_buffers;
+  return state;
 }
 
 void Sum(cuda::Communicator& communicator, int64_t count) {

@@ -212,7 +212,7 @@ void RunAndReplay(const std::vector<Site*>& sites, Stream& stream, const Fill& f
   for (int32_t run = 0; run < 3; ++run) {
     fill(run);
     for (Site* site : sites) {
-      site->xla.run = run;
+      site->run = run;
       CHECK(site->Prepare().empty() && site->Initialize().empty());
     }
     for (Site* site : sites) CHECK(site->Execute().empty());
@@ -223,7 +223,7 @@ void RunAndReplay(const std::vector<Site*>& sites, Stream& stream, const Fill& f
   Stream graph;
   graph.captures = true;
   for (Site* site : sites) {
-    site->xla.stream = graph.handle();
+    site->stream = graph.handle();
     CHECK(site->Execute().empty());
   }
   CHECK(graph.graph.size() == sites.size());
@@ -236,7 +236,10 @@ void RunAndReplay(const std::vector<Site*>& sites, Stream& stream, const Fill& f
 }
 
 StatusOr<cuda::Communicator*> Get(Rank& rank);
-CallSpec SpecOf(Collective collective, int32_t num_ranks);
+// Of the devices from 0 on.
+CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm = "");
+// The state of a call site of an executable. Never deleted.
+cuda::GpuCallState* StateOf(const CallSpec& spec, bool symmetric_buffers = false);
 // Sums `count` elements over all ranks, twice.
 void Sum(cuda::Communicator& communicator, int64_t count);
 
@@ -254,6 +257,13 @@ struct XlaMemory {
     void* address = nullptr;
     LsaPointer(window, static_cast<size_t>(offset), rank.rank, &address);
     return static_cast<int32_t*>(address);
+  }
+  // XLA has the buffers of this call here.
+  template <typename Call>
+  void GiveTo(Call& call) const {
+    call.window = window;
+    call.memory = reinterpret_cast<char*>(At(0));
+    call.memory_bytes = kBytes;
   }
 
   Rank& rank;

@@ -95,20 +95,9 @@ inline void Launch(GinCluster& cluster, const std::vector<Drawn*>& calls, unsign
 inline void CheckDrawn(const GinCluster& cluster, const Drawn& drawn, uint64_t seed, size_t place) {
   const std::vector<Bytes> expected = ExpectedOf(drawn);
   for (int32_t r = 0; r < cluster.n; ++r) {
-    const device::Report& report = cluster.reports[r];
-    const bool same = expected[r] == drawn.y[r];
-    if (same && report.state == device::Report::kNone) continue;
-    std::fprintf(stderr,
-                 "%s of %d nodes of %d ranks, %d tokens, %d choices, %d experts, %d slots, rows of %lld %s, %d "
-                 "channels, sums at source %d, per choice %d, seed %llu, call %zu: rank %d %s (report: state %llu, "
-                 "step %d, peer %d)\n",
-                 drawn.combines ? "combine" : "dispatch", drawn.num_nodes(), drawn.ranks_per_node, drawn.routed.tokens,
-                 drawn.routed.choices, drawn.routed.experts, drawn.routed.capacity,
-                 static_cast<long long>(drawn.row_count), Name(drawn.dtype), drawn.args[r].rows.num_channels,
-                 drawn.sums_at_source ? 1 : 0, drawn.per_choice ? 1 : 0, static_cast<unsigned long long>(seed), place,
-                 r, same ? "aborted" : "has other bits", static_cast<unsigned long long>(report.state), report.step,
-                 report.peer);
-    std::exit(1);
+    const std::string what = (drawn.combines ? "combine of " : "dispatch of ") + std::to_string(drawn.num_nodes()) +
+                             " nodes of " + std::to_string(drawn.ranks_per_node) + " ranks";
+    CheckRank(expected[r] == drawn.y[r], cluster.reports[r], what, r, seed, place);
   }
 }
 

@@ -87,5 +87,14 @@ inline CallOnDevice ExecutionOf(int device, void* nccl_comm) {
   return execution;
 }
 
+// body(rank, execution) on each rank of a group of its own.
+template <typename Body>
+void OnDevices(int num_ranks, const Body& body) {
+  OnRanks(num_ranks, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
+    body(rank, execution);
+  });
+}
+
 }  // namespace fake
 }  // namespace jaxcomm

@@ -46,27 +46,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 #endif
 
-// The slots of a group of one node.
-class VirtualSlots {
- public:
-  VirtualSlots(Memory& memory, int32_t num_ranks, int32_t num_channels, int32_t num_units)
-      : n_(num_ranks), num_channels_(num_channels), num_units_(num_units) {
-    pads_ = memory.Take(n_ * pad_bytes());
-    for (int32_t r = 0; r < n_; ++r) {
-      epochs_.push_back(reinterpret_cast<uint64_t*>(memory.Take(num_channels * int64_t{sizeof(uint64_t)})));
-    }
-  }
-
-  device::LlSlots Of(int32_t rank) const { return {{pads_, pad_bytes()}, epochs_[rank], num_channels_, num_units_}; }
-  char* pads() const { return pads_; }
-  int64_t pad_bytes() const { return int64_t{2} * num_channels_ * n_ * num_units_ * 16; }
-
- private:
-  const int32_t n_, num_channels_, num_units_;
-  char* pads_ = nullptr;
-  std::vector<uint64_t*> epochs_;  // by rank
-};
-
 struct LlBuffers {
   MixedCall call;
   LlArgs* args = nullptr;              // of the call

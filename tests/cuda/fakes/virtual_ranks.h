@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -172,6 +175,37 @@ class VirtualRanks {
   device::Report* const reports_;
   uint64_t* const abort_flags_;  // of a GPU per rank
 };
+
+// The LL slots of a group of one node.
+class VirtualSlots {
+ public:
+  VirtualSlots(Memory& memory, int32_t num_ranks, int32_t num_channels, int32_t num_units)
+      : n_(num_ranks), num_channels_(num_channels), num_units_(num_units) {
+    pads_ = memory.Take(n_ * pad_bytes());
+    for (int32_t r = 0; r < n_; ++r) {
+      epochs_.push_back(reinterpret_cast<uint64_t*>(memory.Take(num_channels * int64_t{sizeof(uint64_t)})));
+    }
+  }
+
+  device::LlSlots Of(int32_t rank) const { return {{pads_, pad_bytes()}, epochs_[rank], num_channels_, num_units_}; }
+  char* pads() const { return pads_; }
+  int64_t pad_bytes() const { return int64_t{2} * num_channels_ * n_ * num_units_ * 16; }
+
+ private:
+  const int32_t n_, num_channels_, num_units_;
+  char* pads_ = nullptr;
+  std::vector<uint64_t*> epochs_;  // by rank
+};
+
+// Ends the test if a rank has other results than expected, or has aborted. `what` and the seed draw the call again.
+inline void CheckRank(bool same, const device::Report& report, const std::string& what, int32_t rank, uint64_t seed,
+                      size_t place) {
+  if (same && report.state == device::Report::kNone) return;
+  std::fprintf(stderr, "%s, seed %llu, call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n", what.c_str(),
+               static_cast<unsigned long long>(seed), place, rank, same ? "aborted" : "has other results",
+               static_cast<unsigned long long>(report.state), report.step, report.peer);
+  std::exit(1);
+}
 
 }  // namespace cuda
 }  // namespace jaxcomm

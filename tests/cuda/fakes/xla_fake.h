@@ -2,6 +2,7 @@
 // calls of a handler's stages.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -19,7 +20,9 @@ namespace jaxcomm {
 namespace fake {
 
 // Errors: texts that handlers read and delete.
+inline std::atomic<int> num_errors{0};  // that have not been deleted
 inline XLA_FFI_Error* NewError(const std::string& text) {
+  ++num_errors;
   return reinterpret_cast<XLA_FFI_Error*>(new std::string(text));
 }
 
@@ -42,6 +45,7 @@ inline void SetErrors(XLA_FFI_Api& api) {
   api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) { return NewError(args->message); };
   SetTexts(api, 0);
   api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
+    --num_errors;
     delete reinterpret_cast<std::string*>(args->error);
   };
 }
@@ -55,7 +59,9 @@ struct CallOnDevice {
   int64_t run = 0;
   void* nccl_comm = nullptr;
   bool has_extension = true;
-  std::string refused;  // the function that returns an error: "extension", "request", "get" or "window"
+  xla_abi::Extension extension = {sizeof(xla_abi::CollectivesWithWindows), xla_abi::kCollectives,
+                                  xla_abi::kCollectivesMajor, 2, nullptr};
+  std::string refused;  // the function that returns an error: "extension", "request", "get", "window" or "get window"
   // Collective memory. Buffers outside of it have no window.
   void* window = nullptr;
   char* memory = nullptr;
@@ -87,10 +93,12 @@ inline XLA_FFI_Error* FindCollectives(xla_abi::FindExtensionArgs* args) {
   // One extension per context, because the functions do not receive their caller.
   thread_local xla_abi::CollectivesWithWindows with_windows;
   xla_abi::Collectives& collectives = with_windows.communicators;
-  collectives.base = {sizeof with_windows, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 2, nullptr};
+  CHECK(args->type == xla_abi::kCollectives);
+  collectives.base = call.extension;
   collectives.state = args->context;
   collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::GroupArgs* args) {
     if (Of(self).refused == "request") return NewError("not now");
+    CHECK(args->group_mode == xla_abi::kFlattenedIds && args->communication_id == 0);
     ++Of(self).num_communicators;
     Of(self).groups = args->groups;
     Of(self).num_groups = args->num_groups;
@@ -110,6 +118,8 @@ inline XLA_FFI_Error* FindCollectives(xla_abi::FindExtensionArgs* args) {
   };
   with_windows.get_window = [](const xla_abi::Collectives* self, xla_abi::GetWindowArgs* args) {
     const CallOnDevice& call = Of(self);
+    if (call.refused == "get window") return NewError("not now");
+    CHECK(args->groups.group_mode == xla_abi::kFlattenedIds && args->groups.communication_id == 0);
     const int64_t offset = static_cast<const char*>(args->buffer) - call.memory;
     for (const xla_abi::Region& region : call.regions) {
       if (region.buffer != args->buffer || offset < 0 || offset >= call.memory_bytes) continue;
@@ -200,6 +210,7 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
   frame.extension_start = &unknown;
   XLA_FFI_Error* const error = handler(&frame);
   if (error == nullptr) return "";
+  --num_errors;
   const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
   return *text;
 }

@@ -6,6 +6,7 @@
 
 #include "../../../ffi/cuda/program/call_program.h"
 #include "../../check.h"
+#include "../fakes/node_group.h"
 #include "../fakes/virtual_route_and_dispatch.h"
 #include "gpu.cuh"
 
@@ -14,20 +15,13 @@ namespace cuda {
 namespace {
 
 constexpr int32_t kRanks = 4, kChannels = 8, kTurns = 3;
-constexpr int64_t kArenaBytes = 8 << 20;
 
 // The ranks of a node, and a stream for each.
-struct Node {
-  Node() : ranks(memory, {1, kRanks, true, true}, kChannels, 10'000'000'000), arena(memory.Take(kRanks * kArenaBytes)) {
+struct Node : NodeGroupIn<ManagedMemory> {
+  Node() : NodeGroupIn(kRanks, kChannels, 10'000'000'000, 8 << 20) {
     for (cudaStream_t& stream : streams) CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   }
 
-  device::Comm CommOf(int32_t rank) const {
-    device::Comm comm = ranks.CommOfNode(rank);
-    comm.arena = {arena, kArenaBytes};
-    comm.arena_bytes = kArenaBytes;
-    return comm;
-  }
   // Launches launch(rank, stream) on all ranks, in another order each time, and waits.
   void Run(const std::function<cudaError_t(int32_t, cudaStream_t)>& launch) {
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -40,9 +34,6 @@ struct Node {
     for (const device::Report& report : Reports(ranks)) CHECK(report.state == device::Report::kNone);
   }
 
-  ManagedMemory memory;
-  const VirtualRanks ranks;
-  char* const arena;
   cudaStream_t streams[kRanks] = {};
 };
 
@@ -80,7 +71,7 @@ TEST_CASE("dispatch and combine") {
         CHECK(made.ok());
         made->comm = node.CommOf(r);
         made->state = node.memory.Upload(std::vector<uint64_t>(1));
-        CHECK(ArenaBytes(*made) <= kArenaBytes);
+        CHECK(ArenaBytes(*made) <= node.arena.stride);
         xs.emplace_back(static_cast<size_t>(x_rows * count));
         for (float& value : xs.back()) value = static_cast<float>(random() % 1000);
         RowOperands operands;
@@ -145,7 +136,7 @@ TEST_CASE("all_to_all_v") {
       std::vector<Bytes> xs, expected;
       for (int32_t r = 0; r < kRanks; ++r) {
         StatusOr<SliceArgs> made = MakeSliceArgs(spec, DType::kU8, x_rows * row_bytes, y_rows * row_bytes, kChannels);
-        CHECK(made.ok() && ArenaBytes(*made) <= kArenaBytes && Reads(*made) != puts);
+        CHECK(made.ok() && ArenaBytes(*made) <= node.arena.stride && Reads(*made) != puts);
         made->comm = node.CommOf(r);
         xs.push_back(Random(x_rows * row_bytes, random));
         expected.push_back(Random(y_rows * row_bytes, random));  // the start value, which stays between slices
@@ -181,7 +172,7 @@ TEST_CASE("route and dispatch in one exchange") {
       CallSpec spec;
       spec.group_size = kRanks;
       const StatusOr<RouteAndDispatchArgs> made = MakeRouteAndDispatchArgs(spec, shape, kChannels);
-      CHECK(made.ok() && ArenaBytes(*made) <= kArenaBytes);
+      CHECK(made.ok() && ArenaBytes(*made) <= node.arena.stride);
       std::vector<RouteAndDispatchArgs> args;
       std::vector<Bytes> xs;
       for (int32_t r = 0; r < kRanks; ++r) {

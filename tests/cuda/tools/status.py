@@ -196,7 +196,7 @@ FEATURES = (
     Feature(
         "example kernel between nodes: one ring over NVLink and GIN; late ranks and a network failure",
         "emulated, on a fake of GIN; compiled; host code on fakes",
-        ("test_cuda_ring_example", "test_cuda_node_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
+        ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
     ),
     Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
