@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -184,8 +185,9 @@ def test_tickets_are_for_one_pull(pair):
     other = transfer.offer(source, pages, reader="somebody")
     with pytest.raises(transfer.Refused, match="the ticket is for 'somebody'"):
         transfer.pull(reader, other.ticket, reader.allocate(1))
-    late = transfer.offer(source, pages, lease_s=0.05)
+    forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
+    assert not forever.done
     with pytest.raises(transfer.NotFound):
         transfer.pull(reader, late.ticket, reader.allocate(1))
     with pytest.raises(transfer.NotFound):
@@ -237,7 +239,8 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def decode(cache, handle, pages):
-        return [transfer.insert(x, handle, pages, i, layout=layout) for i, x in enumerate(cache)]
+        limits_s = (math.inf, 1e10, 60)
+        return [transfer.insert(x, handle, pages, i, layout=layout, timeout_s=limits_s[i]) for i, x in enumerate(cache)]
 
     empty = [jax.device_put(jnp.full(layout.shape(16), -1, jnp.int32), jax.devices()[1]) for _ in range(3)]
     addresses = [x.unsafe_buffer_pointer() for x in empty]
