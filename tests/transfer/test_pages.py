@@ -276,9 +276,12 @@ def test_programs_fail_with_the_pull(pair):
         run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
     sent = source.allocate(1)
     source.arrays[0][sent] = np.random.default_rng(1).integers(10, 1 << 20, source.arrays[0][sent].shape)
-    arrived = transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1))
+    arrived, ended = (transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1)) for _ in range(2))
     pull.cancel()
-    for each, bad in ((pull, 1), (arrived, 0)):
+    ended._end()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.transfer: insert: the pull has ended"):
+        run(cache(), ended.handle, np.array([0]), 0).block_until_ready()
+    for each, bad in ((pull, 1), (arrived, 0), (ended, 1)):
         result, mask = masked(cache() + 5, each.handle, np.array([2]), 0)
         assert mask.tolist() == [bad]
         np.testing.assert_array_equal(result[2], 5 if bad else source.arrays[0][sent[0]])
