@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxClosed = 1 << 14;
 constexpr size_t kMaxAborted = 1 << 10;
+constexpr size_t kMaxFailedRuns = 16;
 
 }  // namespace
 
@@ -146,6 +147,32 @@ void ActiveMessages::SendExited(int32_t process, uint64_t key, const Fingerprint
 
 void ActiveMessages::SendAborted(int32_t process, uint64_t key, const std::string& why) {
   SendText(process, HeaderOf(Kind::kAborted, key), why);
+}
+
+void ActiveMessages::SendRunFailed(int32_t process, int64_t run_id, const std::string& why) {
+  Header header = HeaderOf(Kind::kRunFailed, 0);
+  header.run.run_id = run_id;
+  SendText(process, header, why);
+}
+
+void ActiveMessages::OnRunFailed(int32_t process, int64_t run_id, const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto same = [run_id](const FailedRun& run) { return run.run_id == run_id; };
+  const auto found = std::find_if(failed_runs_.begin(), failed_runs_.end(), same);
+  if (found != failed_runs_.end()) {
+    found->processes.insert(process);
+    return;
+  }
+  failed_runs_.push_back({run_id, why, {process}});
+  if (failed_runs_.size() > kMaxFailedRuns) failed_runs_.pop_front();
+}
+
+std::optional<std::string> ActiveMessages::FailureOf(int32_t process, int64_t run_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const FailedRun& run : failed_runs_) {
+    if (run.run_id == run_id && run.processes.count(process) > 0) return run.why;
+  }
+  return std::nullopt;
 }
 
 Status ActiveMessages::Reachable(int32_t process) {
@@ -301,6 +328,8 @@ void ActiveMessages::OnDelivered(const Message& message) {
       Dispatch(header.key, {process, [=](MessageHandler& handler) { handler.OnAborted(process, text); }},
                [&](Waiting& waiting) { waiting.entered.erase(process); });
       return DropWaiting(header.key, process);
+    case Kind::kRunFailed:
+      return OnRunFailed(process, header.run.run_id, text);
   }
 }
 

@@ -63,6 +63,8 @@ class ActiveMessages : public Receiver {
   // This process has sent all its puts and signals.
   void SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
   void SendAborted(int32_t process, uint64_t key, const std::string& why);
+  // This process has aborted all calls of the run, also those that it has not entered.
+  void SendRunFailed(int32_t process, int64_t run_id, const std::string& why);
 
   // Drops the connections to all processes that are still sending payloads to this handler, or have not taken those
   // that it sends. OnPutDone follows for each payload.
@@ -70,6 +72,8 @@ class ActiveMessages : public Receiver {
 
   // Success, or the reason why the process is unreachable.
   Status Reachable(int32_t process);
+  // The error of a run that `process` has aborted; none if it has not. Only the last 16 failed runs are known.
+  std::optional<std::string> FailureOf(int32_t process, int64_t run_id);
   // Calls that `process` has announced and that this process has not entered: " in X and in Y", or empty.
   std::string OtherCallsOf(int32_t process);
   // A call of the same group in another run that `process` has announced and that this process has not entered. None if
@@ -86,12 +90,12 @@ class ActiveMessages : public Receiver {
   void OnPeerLost(int process, const std::string& why) override;
 
  private:
-  enum class Kind : uint8_t { kPut, kSignal, kEntered, kExited, kAborted };
+  enum class Kind : uint8_t { kPut, kSignal, kEntered, kExited, kAborted, kRunFailed };
   struct Header {
     uint64_t key = 0;
     int64_t offset_bytes = 0;
     Fingerprint fingerprint;
-    RunAndGroup run;  // kEntered
+    RunAndGroup run;  // kEntered, kRunFailed
     int32_t from = -1;
     int32_t to = -1;
     Kind kind = Kind::kPut;
@@ -119,6 +123,11 @@ class ActiveMessages : public Receiver {
     std::map<int32_t, Entered> entered;  // by processes that have not aborted
     std::set<int32_t> aborted;
   };
+  struct FailedRun {
+    int64_t run_id;
+    std::string why;  // the first error is the cause
+    std::set<int32_t> processes;
+  };
   using MessageId = std::pair<int, uint64_t>;
 
   static Header PutHeader(uint64_t key, const Fingerprint& fingerprint, const Place& to, int64_t offset_bytes);
@@ -129,6 +138,7 @@ class ActiveMessages : public Receiver {
                           const std::shared_ptr<MessageHandler>& handler);
   void Dispatch(uint64_t key, WaitingEvent event, const std::function<void(Waiting&)>& note = nullptr);
   void DropWaiting(uint64_t key, int32_t process);
+  void OnRunFailed(int32_t process, int64_t run_id, const std::string& why);
   void FinishPut(const MessageId& id);
   void* TextDestination(const Message& message);
   void* Refuse(const Message& message);
@@ -143,6 +153,7 @@ class ActiveMessages : public Receiver {
   std::multiset<std::pair<const MessageHandler*, int>> inputs_in_progress_;  // senders of PutInput, and to whom
   std::map<MessageId, std::unique_ptr<char[]>> texts_;                       // network's thread only
   std::map<int32_t, std::string> lost_;                                      // and why
+  std::deque<FailedRun> failed_runs_;
   std::unique_ptr<Network> network_;  // declared last: it calls this object until it is destroyed
 };
 

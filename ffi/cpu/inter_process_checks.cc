@@ -157,6 +157,7 @@ void InterProcessCall::Check(Clock::time_point now) {
   // A process may end once it has left all its calls. So AllExited() is checked after alive().
   if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
   for (const int32_t process : distant_) {
+    if (const auto why = active_messages_->FailureOf(process, spec_.run.run_id)) return OnAborted(process, *why);
     if (!active_messages_->Reachable(process).ok()) return OnLost(process);
   }
   for (const Other& other : others_) {

@@ -83,8 +83,15 @@ NodeResources ProcessContext::ResourcesOf(const std::vector<int32_t>& processes,
 
 void ProcessContext::PublishFailure(int64_t run_id, const std::string& why) {
   if (!node_.is_open()) return;
-  std::lock_guard<std::mutex> lock(node_.control_segment_mutex());
-  if (!node_.control_segment().FindFailure(run_id)) node_.control_segment().AddFailure(run_id, why);
+  {
+    std::lock_guard<std::mutex> lock(node_.control_segment_mutex());
+    if (!node_.control_segment().FindFailure(run_id)) node_.control_segment().AddFailure(run_id, why);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (active_messages_.network() == nullptr) return;
+  for (const auto& [index, info] : others_) {
+    if (info.node != info_.node) active_messages_.SendRunFailed(index, run_id, why);
+  }
 }
 
 }  // namespace jaxcomm

@@ -47,7 +47,7 @@ class ProcessContext {
   // The resources that all of these processes have in common. `single_copy`: all support remote reads. `node_of`: the
   // node of each process, numbered from 0 in order of appearance.
   NodeResources ResourcesOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of);
-  // Publishes the error that made this process abort a run.
+  // Publishes the error that made this process abort a run, in its node and to the connected processes of others.
   void PublishFailure(int64_t run_id, const std::string& why);
 
  private:

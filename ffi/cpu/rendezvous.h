@@ -126,8 +126,7 @@ class Rendezvous : public OpenCalls, public std::enable_shared_from_this<Rendezv
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
   void Fail(GroupCall& group_call, const Status& error);
-  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, const Status& checked,
-                         uint64_t key);
+  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, uint64_t key);
   StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);

@@ -31,16 +31,14 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
   Record(*group_call);
   group_call->record.Started(key);
   const StatusOr<Slices> slices = CheckedSlices(spec_, participant, group_call->key.group);
-  if (!slices.ok()) return Fail(*group_call, slices.status());  // every rank finds the same fault; no row has moved
+  if (!slices.ok()) return Fail(*group_call, slices.status());
   group_call->slices = *slices;
-  Status checked;
-  for (size_t i = 0; checked.ok() && i < group_call->buffers.size(); ++i) {
-    checked = CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
+  for (size_t i = 0; i < group_call->buffers.size(); ++i) {
+    const Status checked =
+        CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
+    if (!checked.ok()) return Fail(*group_call, checked);
   }
-  if (local_count_[group] < spec_.group_size) {
-    return StartInterProcess(group_call, own_position, checked, key);
-  }
-  if (!checked.ok()) return Fail(*group_call, checked);
+  if (local_count_[group] < spec_.group_size) return StartInterProcess(group_call, own_position, key);
 
   group_call->record.SetPhase(CallPhase::kRunning);
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
@@ -70,9 +68,8 @@ void Rendezvous::Fail(GroupCall& group_call, const Status& error) {
   CompletionPool::Get().Push(group_call.Failed(error));
 }
 
-// Starts the call with the other processes, and fails it if `checked` is an error.
-void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position,
-                                   const Status& checked, uint64_t key) {
+// Starts the call with the other processes.
+void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, uint64_t key) {
   const auto [run_id, iteration, group] = group_call->key;
   const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
   if (!made.ok()) return Fail(*group_call, WithPrefix(Prefix(), made.status()));
@@ -98,7 +95,6 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
                                          inter_process->program, std::move(spec), group_call->buffers, finish);
   call->Enter();
   AtHandOver(HandOver::kEntered);
-  if (!checked.ok()) call->Fail(checked);  // after Enter(), so that the other processes get the error
   using Clock = InterProcessCall::Clock;
   const auto spin = own_position < 0 ? Clock::duration::zero() : kSpin;
   const Clock::time_point start = Clock::now();

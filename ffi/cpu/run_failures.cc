@@ -25,10 +25,12 @@ void RunFailures::Watch(const std::shared_ptr<OpenCalls>& calls) {
 
 void RunFailures::Fail(int64_t run_id, const Status& error) {
   // The failure is recorded before the open calls fail. So a device that arrives in between gets the error.
+  bool first = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto is_run = [&](const auto& entry) { return entry.first == run_id; };
-    if (std::none_of(failed_.begin(), failed_.end(), is_run)) {  // the first error is the cause
+    first = std::none_of(failed_.begin(), failed_.end(), is_run);
+    if (first) {  // the first error is the cause
       failed_.emplace_back(run_id, error);
       if (failed_.size() > 16) failed_.pop_front();
       any_failed_.store(true, std::memory_order_release);
@@ -37,7 +39,7 @@ void RunFailures::Fail(int64_t run_id, const Status& error) {
   }
   ProcessContext& process = ProcessContext::Get();
   if (process.index() >= 0) {
-    process.PublishFailure(run_id, error.message());
+    if (first) process.PublishFailure(run_id, error.message());
     process.progress_thread().FailRun(run_id, error);
   }
   for (const auto& calls : Watched()) calls->FailCalls(run_id, error);

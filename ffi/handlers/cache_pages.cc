@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/attributes.h"
+#include "common/duration.h"
 #include "cpu/completion_pool.h"
 #include "handlers/call.h"
 
@@ -104,8 +105,8 @@ ffi::Future ExecuteInsert(ffi::Span<const int64_t> order, double timeout_s, bool
   item->completion = std::make_unique<Insertion>(std::move(promise), pull, layer, *std::move(places), masks_errors,
                                                  mask->typed_data());
   item->pace = std::make_shared<Pace>();
-  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_s));
-  CachePages::Get().WhenArrived(pull, layer, std::chrono::steady_clock::now() + limit, [item](const Status& status) {
+  const auto deadline = std::chrono::steady_clock::now() + DurationOf(timeout_s);
+  CachePages::Get().WhenArrived(pull, layer, deadline, [item](const Status& status) {
     item->status = status;
     std::vector<CompletionPool::Item> items;
     items.push_back(std::move(*item));

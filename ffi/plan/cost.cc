@@ -215,7 +215,8 @@ double ReceiveTime(const std::vector<Plan>& plans, const Model& model, int64_t i
 
 // The same machine, but each rank has its own share of the network link of its node.
 Machine Divided(Machine machine, const Geometry& geometry) {
-  if (machine.shared_network) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s /= geometry.ranks_per_node;
+  const bool shares = Model(geometry, 0, machine, 1).SharesLinks();
+  if (shares) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s /= geometry.ranks_per_node;
   return machine;
 }
 

@@ -14,6 +14,8 @@ struct Arrival {
   std::function<void(const Status&)> then;
 };
 
+Status Ended() { return UnavailableError("jaxcomm.transfer: insert: the pull has ended: its pages are free"); }
+
 }  // namespace
 
 CachePages& CachePages::Get() {
@@ -64,10 +66,10 @@ void CachePages::Remove(int32_t id) {
 void CachePages::WhenArrived(int32_t pull, int32_t layer, std::chrono::steady_clock::time_point deadline,
                              std::function<void(const Status&)> then) {
   const std::shared_ptr<Entry> entry = Find(pull);
-  if (entry == nullptr) return then(InvalidArgumentError("insert: the pull has ended: its pages are free"));
+  if (entry == nullptr) return then(Ended());
   if (layer < 0 || static_cast<size_t>(layer) >= entry->layers.size()) {
-    return then(InvalidArgumentError("insert: layer must be in [0, " + std::to_string(entry->layers.size()) +
-                                     "), got " + std::to_string(layer)));
+    return then(InvalidArgumentError("jaxcomm.transfer: insert: layer must be in [0, " +
+                                     std::to_string(entry->layers.size()) + "), got " + std::to_string(layer)));
   }
   const std::vector<std::shared_ptr<Call>>& calls = entry->layers[static_cast<size_t>(layer)];
   if (calls.empty()) return then(OkStatus());
@@ -107,11 +109,11 @@ StatusOr<const StridedArray*> CachePages::PagesFor(const Entry& entry, int32_t l
 
 Status CachePages::Insert(int32_t pull, int32_t layer, const StridedArray& cache) {
   const std::shared_ptr<Entry> entry = Find(pull);
-  if (entry == nullptr) return InvalidArgumentError("jaxcomm.transfer: insert: the pull has ended: its pages are free");
+  if (entry == nullptr) return Ended();
   StatusOr<const StridedArray*> pages = PagesFor(*entry, layer, cache);
   JAXCOMM_RETURN_IF_ERROR(pages.status());
   const std::lock_guard<std::mutex> lock(entry->copying);
-  if (entry->removed) return InvalidArgumentError("jaxcomm.transfer: insert: the pull has ended: its pages are free");
+  if (entry->removed) return Ended();
   CopyAll(**pages, cache);
   return OkStatus();
 }

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "common/duration.h"
+
 namespace jaxcomm {
 namespace {
 
@@ -171,8 +173,8 @@ bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
   if (polls) Poll(call, std::chrono::duration<double>(limit_s));
   std::unique_lock<std::mutex> lock(mutex_);
   // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
-  const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(limit_s));
-  return done_.wait_until(lock, std::chrono::system_clock::now() + limit, [&] { return call->done; });
+  const auto deadline = std::chrono::system_clock::now() + DurationOf(limit_s);
+  return done_.wait_until(lock, deadline, [&] { return call->done; });
 }
 
 void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit) {

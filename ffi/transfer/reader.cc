@@ -267,9 +267,7 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
 
 void Reader::OnLost(int peer, const std::string& why) {
   if (const auto found = peers_.find(peer); found != peers_.end()) found->second.lost = why;
-  for (auto at = leases_.begin(); at != leases_.end();) {
-    at = at->first.first == peer ? leases_.erase(at) : std::next(at);
-  }
+  EraseLeases(peer);
   std::vector<std::shared_ptr<Call>> lost;
   for (const auto& [id, call] : calls_) {
     if (call->peer == peer) lost.push_back(call);

@@ -94,7 +94,10 @@ class Reader {
   void SetNetwork(TcpNetwork* network) { network_ = network; }
 
   void Add(int peer) { peers_[peer]; }
-  void Forget(int peer) { peers_.erase(peer); }
+  void Forget(int peer) {
+    EraseLeases(peer);
+    peers_.erase(peer);
+  }
   bool Has(int peer) const { return peers_.count(peer) != 0; }
   std::shared_ptr<Call> Open(int peer, const std::string& key, int64_t version, int64_t lease_ms);
   // An open that also reads, in one round trip, if the manifest has this digest: the call, whose `read` is the read.
@@ -141,6 +144,7 @@ class Reader {
     std::string lost;                                    // why the connection has ended
   };
 
+  void EraseLeases(int peer) { leases_.erase(leases_.lower_bound({peer, 0}), leases_.lower_bound({peer + 1, 0})); }
   std::shared_ptr<Call> Begin(int peer, FrameKind answer, const std::string& key, int64_t version);
   // Sets the destination and appends `from` to the request. Ends the call if it is not valid.
   void PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, Encoder* request);

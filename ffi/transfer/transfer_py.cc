@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/duration.h"
 #include "transfer/cache_pages.h"
 #include "transfer/endpoint.h"
 #include "transfer/memory_pool.h"
@@ -117,10 +118,7 @@ void BindTransfer(nb::module_ m) {
             exposure.ready.assign(arrays.size(), ready);
             exposure.reader = reader;
             exposure.once = once;
-            if (once) {
-              exposure.expires = Source::Clock::now() + std::chrono::duration_cast<Source::Clock::duration>(
-                                                            std::chrono::duration<double>(lease_s));
-            }
+            if (once) exposure.expires = Source::Clock::now() + DurationOf(lease_s);
             exposure.generations = reinterpret_cast<const int64_t*>(generations);
             exposure.expected = std::move(expected);
             uint64_t id = 0;

@@ -186,7 +186,7 @@ void ReceiveQueue::Lose(int process, const std::string& why) {
   if (peer.disconnected) {
     // All messages of the peer have been announced. Those whose payloads have arrived are still delivered.
     bool all_here = !peer.held.empty();
-    for (const auto& [sequence, held] : peer.held) all_here = all_here && !held.remote;
+    for (const auto& [sequence, held] : peer.held) all_here = all_here && (held.ready || !held.remote);
     if (all_here) return;
   }
   peer.lost = true;

@@ -65,7 +65,7 @@ class TcpNetwork {
     std::string host;  // of one interface, in digits
     std::string port;  // "0": any
     bool shared_memory = true;
-    int max_strangers = 64;  // connections without a proof; the oldest makes room
+    int max_strangers = 64;  // connections without a proof, at least 1; the oldest makes room
   };
 
   struct Traffic {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/duration.h"
 #include "transport/receive_queue.h"
 #include "transport/ucx_library.h"
 #include "transport/ucx_worker.h"
@@ -430,8 +431,7 @@ void UcxNetwork::Close() {
   RunQueue();
   for (size_t process = 0; process < peers_.size(); ++process)
     PostControl(static_cast<int>(process), Envelope::kDisconnect);
-  const std::chrono::duration<double> limit(options_.disconnect_s);
-  ProgressUntil(std::chrono::duration_cast<Clock::duration>(limit), [this] {
+  ProgressUntil(DurationOf(options_.disconnect_s), [this] {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
       // A peer that has disconnected itself needs nothing more, and its disconnect has been acknowledged.

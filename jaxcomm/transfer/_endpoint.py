@@ -60,12 +60,21 @@ class Limits:
       max_lease_s: the longest lease that this endpoint grants.
       connections: connections without a proof of the secret at one time. A further one ends the oldest.
       transfers: fetches that run at the same time.
+
+    Raises:
+      ValueError: a limit is not positive, or is infinite.
     """
 
     lease_s: float = 30.0
     max_lease_s: float = 600.0
     connections: int = 64
     transfers: int = 8
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least, most = (1e-3, 1e9) if field.name.endswith("_s") else (1, 1e6)
+            if not least <= (value := getattr(self, field.name)) <= most:
+                raise ValueError(f"Limits: {field.name} must be between {least:g} and {most:g}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

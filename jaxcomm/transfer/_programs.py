@@ -31,16 +31,16 @@ def insert(
       layer: number of the layer; may be traced.
       layout: that of the pull's pool.
       timeout_s: limit of the wait.
-      on_error: "raise", or "mask": if the pull fails or the layer does not arrive in time, the program goes on with the
-        cache as it was.
+      on_error: "raise", or "mask": if the pull has ended or fails, or the layer does not arrive in time, the program
+        goes on with the cache as it was.
 
     Returns:
       The cache with the new pages. With "mask", also an int32 array, with 1 for each of `pages` that did not arrive and
       is to be computed again.
 
     Raises, when the result is used:
-      jax.errors.JaxRuntimeError: the pull failed, or the layer did not arrive in time. With "mask": a page or the layer
-        is out of range.
+      jax.errors.JaxRuntimeError: the pull has ended or failed, or the layer did not arrive in time. With "mask": a page
+        or the layer is out of range, or the pages of the pull and of the cache differ in number or shape.
     """
     if on_error not in ("raise", "mask"):
         raise ValueError(f"insert: on_error must be 'raise' or 'mask', got {on_error!r}")

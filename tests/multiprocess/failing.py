@@ -105,15 +105,13 @@ def stop():
 
 
 @scenario
-def killed_in_a_collective():
-    attempt(victim_does(kill))
+def killed_in_a_collective(op=psum):
+    attempt(victim_does(kill, op=op))
     survivors_work()
 
 
-@scenario
-def killed_in_one_shot():
-    attempt(victim_does(kill, op=moe_failing.one_shot))
-    survivors_work()
+SCENARIOS["killed_in_one_shot"] = lambda: killed_in_a_collective(moe_failing.one_shot)
+SCENARIOS["killed_in_a_call_of_others"] = lambda: killed_in_a_collective(meshes_failing.two_groupings)
 
 
 def survivors_work():

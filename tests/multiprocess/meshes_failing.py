@@ -1,4 +1,4 @@
-"""Programs of failing.py over several meshes. Nothing here fails."""
+"""Programs of failing.py over several meshes or groups. Nothing here fails."""
 
 import time
 
@@ -30,3 +30,10 @@ def meshes_of_different_devices():
     calls = [start(number) for number in range(2)]
     for result in [f(x) for f, x in calls]:
         assert result.addressable_data(0) == 2
+
+
+def two_groupings(x):
+    """Of three processes with two devices each. Process 2 needs process 0 only after that has met process 1."""
+    for groups in [[0, 2], [1, 3], [4, 5]], [[0, 4], [1, 5], [2, 3]]:
+        x = jaxcomm.psum(x, "i", axis_index_groups=groups)
+    return x

@@ -25,6 +25,7 @@ TAMPERED = [
         (lambda r: {"table": r.table.at[0, 0].add(1)}, 1, True),
         (lambda r: {"table": r.table.at[0, 0].set(-3)}, 1, False),
         (lambda r: {"table": r.table.at[0].set(r.table[0, ::-1])}, 2, False),  # all ranks of a process agree
+        (lambda r: {"table": r.table.at[0, 0].set(-3)}, 2, False),
         (lambda r: {"expert": r.expert + 100}, 1, True),
         (lambda r: {"expert": r.expert - 100}, 1, True),
         (lambda r: {"slot": r.slot + 1000000}, 1, True),

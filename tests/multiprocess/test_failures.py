@@ -180,14 +180,19 @@ def reshard_of_a_stopped_and_a_dead_process(start, nodes="ab"):
     finish([survivor])
 
 
-def mixtures_of_experts(start):
-    """Wrong routings of one rank, then a rank that is late in route_and_dispatch, and then dead in it."""
-    ranks = start("tampered_routings stopped_in_one_shot works_again killed_in_one_shot", 2)
-    for text in [*["with different tables of slices"] * 4, "expert 1", "expert -", "row 100000", "does not belong"]:
+def hear_of_wrong_routings(ranks):
+    tables = [*["with different tables of slices"] * 4, "send_sizes is -3"]
+    for text in [*tables, "expert 1", "expert -", "row 10000", "does not belong"]:
         errors = [rank.wait_for("error")["text"] for rank in ranks]
         assert all(text in error and "failing.py:" in error for error in errors), (text, errors)
     for rank in ranks:
         rank.wait_for("all work")
+
+
+def mixtures_of_experts(start):
+    """Wrong routings of one rank, then a rank that is late in route_and_dispatch, and then dead in it."""
+    ranks = start("tampered_routings stopped_in_one_shot works_again killed_in_one_shot", 2)
+    hear_of_wrong_routings(ranks)
     hear_of_stopped(ranks[:1], ranks[1], "moe.route_and_dispatch")
     all_work_again(ranks)
     survivor, victim = ranks
@@ -199,11 +204,24 @@ def mixtures_of_experts(start):
     finish([survivor])
 
 
+def hosts_fail_together(start):
+    """A process learns that another one has failed without the call, or in an earlier one."""
+    first, victim, last = ranks = start("tampered_routings killed_in_a_call_of_others", 3, "abc", VICTIM="1", **LONG)
+    hear_of_wrong_routings(ranks)
+    killed = victim.wait_for("acts")["at"]
+    for rank, how in (first, "while running, the process of"), (last, "(process 0) aborted: "):
+        error = rank.wait_for("error")
+        assert how in error["text"] and "(process 1) cannot be reached" in error["text"], error
+        assert error["at"] - killed < PROMPT_S
+        rank.wait_for("survivors work")
+    finish([first, last])
+
+
 @pytest.mark.parametrize(
     "checks",
     [
         (all_live_on, one_after_the_other_is_killed, ranks_disagree),
-        (mixtures_of_experts, reshard_of_a_stopped_and_a_dead_process),
+        (mixtures_of_experts, reshard_of_a_stopped_and_a_dead_process, hosts_fail_together),
         (killed_during_bootstrap, sender_is_stopped_in_the_middle, started_transfers),
     ],
     ids=lambda checks: "-".join(check.__name__ for check in checks),

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -184,8 +185,9 @@ def test_tickets_are_for_one_pull(pair):
     other = transfer.offer(source, pages, reader="somebody")
     with pytest.raises(transfer.Refused, match="the ticket is for 'somebody'"):
         transfer.pull(reader, other.ticket, reader.allocate(1))
-    late = transfer.offer(source, pages, lease_s=0.05)
+    forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
+    assert not forever.done
     with pytest.raises(transfer.NotFound):
         transfer.pull(reader, late.ticket, reader.allocate(1))
     with pytest.raises(transfer.NotFound):
@@ -240,7 +242,8 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def decode(cache, handle, pages):
-        return [transfer.insert(x, handle, pages, i, layout=layout) for i, x in enumerate(cache)]
+        limits_s = (math.inf, 1e10, 60)
+        return [transfer.insert(x, handle, pages, i, layout=layout, timeout_s=limits_s[i]) for i, x in enumerate(cache)]
 
     empty = [jax.device_put(jnp.full(layout.shape(16), -1, jnp.int32), jax.devices()[1]) for _ in range(3)]
     addresses = [x.unsafe_buffer_pointer() for x in empty]
@@ -276,9 +279,12 @@ def test_programs_fail_with_the_pull(pair):
         run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
     sent = source.allocate(1)
     source.arrays[0][sent] = np.random.default_rng(1).integers(10, 1 << 20, source.arrays[0][sent].shape)
-    arrived = transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1))
+    arrived, ended = (transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1)) for _ in range(2))
     pull.cancel()
-    for each, bad in ((pull, 1), (arrived, 0)):
+    ended._end()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.transfer: insert: the pull has ended"):
+        run(cache(), ended.handle, np.array([0]), 0).block_until_ready()
+    for each, bad in ((pull, 1), (arrived, 0), (ended, 1)):
         result, mask = masked(cache() + 5, each.handle, np.array([2]), 0)
         assert mask.tolist() == [bad]
         np.testing.assert_array_equal(result[2], 5 if bad else source.arrays[0][sent[0]])

@@ -1,6 +1,7 @@
 """publish() and fetch() between endpoints, against NumPy."""
 
 import itertools
+import math
 import pathlib
 import re
 import threading
@@ -325,3 +326,6 @@ def test_wrong_trees_and_shardings(pair):
         transfer.Endpoint("x", secret=SECRET, listen="0.0.0.0:0")
     with pytest.raises(ValueError, match="name of an endpoint"):
         transfer.Endpoint("a/b", secret=SECRET)
+    for field, value in [("connections", 0), ("transfers", -1), ("lease_s", 4e-4), ("max_lease_s", math.inf)]:
+        with pytest.raises(ValueError, match=f"Limits: {field} must be between"):
+            transfer.Limits(**{field: value})

@@ -266,6 +266,17 @@ TEST_CASE("a disconnect is reported after all messages of its sender") {
   other.Send(disconnect);
   CHECK((other.receiver.TakeCalls() == Calls{"destination of 0", "1 lost: it disconnected"}) && remote.released);
 
+  Connection third;  // a payload that has been fetched stays, behind one that has no destination yet
+  RemoteState fetched;
+  third.Send(Connection::EnvelopeOf(0), kBytes);
+  third.SendRemote(Connection::EnvelopeOf(1), fetched);
+  third.queue.Accept(1, 1, place);
+  fetched.done(true);
+  third.Send(disconnect);
+  third.queue.Accept(1, 0, place);
+  CHECK((third.receiver.TakeCalls() ==
+         Calls{"destination of 0", "destination of 1", "0 in 0", "1 in 0", "1 lost: it disconnected"}));
+
   Envelope answer = Connection::EnvelopeOf(77);  // its sequence number is ignored
   answer.kind = Envelope::kDisconnectAck;
   Connection leaving;

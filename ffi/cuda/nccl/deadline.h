@@ -2,15 +2,15 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <thread>
+
+#include "common/duration.h"
 
 namespace jaxcomm {
 
 class Deadline {
  public:
-  explicit Deadline(double seconds)
-      : end_(std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6))) {}
+  explicit Deadline(double seconds) : end_(std::chrono::steady_clock::now() + DurationOf(seconds)) {}
 
   // Sleeps for a short while. False, at once, after the deadline.
   bool Wait() const {

@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "common/duration.h"
+
 namespace jaxcomm {
 namespace cuda {
 namespace {
@@ -60,7 +62,7 @@ bool Threads::End(double limit_s) {
   std::unique_lock<std::mutex> lock(state.mutex);
   state.ending = true;
   state.changed.notify_all();
-  return state.changed.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return state.num_running == 0; });
+  return state.changed.wait_for(lock, DurationOf(limit_s), [&] { return state.num_running == 0; });
 }
 
 bool RunBounded(std::function<void()> call, const Deadline& deadline, const std::function<bool()>& gives_up) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "common/duration.h"
 #include "common/status.h"
 #include "cuda/nccl/wait_for_stream.h"
 
@@ -41,8 +42,7 @@ class LocalRendezvous {
     std::unique_lock<std::mutex> lock(mutex_);
     const int64_t& num_joined = ++num_joined_[run_id];
     joined_.notify_all();
-    const bool met =
-        joined_.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return num_joined >= num_devices; });
+    const bool met = joined_.wait_for(lock, DurationOf(limit_s), [&] { return num_joined >= num_devices; });
     return met ? OkStatus() : Late(std::to_string(num_devices - num_joined) + " other GPUs of this process", limit_s);
   }
 
