@@ -21,7 +21,7 @@ from jaxcomm._processes import kv_store
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._arrays import Box
-from jaxcomm.transfer._endpoint import _LATEST, Endpoint, Group, Lease, Limit, Wanted, _key_of
+from jaxcomm.transfer._endpoint import _LATEST, Endpoint, Group, Lease, Limit, Wanted, _key_of, describe
 from jaxcomm.transfer._plan import Pieces, Plan, box_of, is_target, make_plan
 
 _MOST_PLANS = 16  # of an endpoint
@@ -155,7 +155,8 @@ def fetch(
             future.set_result(begun.result())
             return future
         run = functools.partial(_run, endpoint, group, object, version, shardings, limit, choice, begun)
-        future = endpoint._threads.submit(run)
+        late = functools.partial(_late, endpoint, group, object, limit, choice if version == "latest" else None, begun)
+        future = endpoint._submit(run, limit, late)
     except BaseException:
         if begun is not None:
             begun.cancel()
@@ -335,6 +336,22 @@ class _Begun:
 
     def result(self) -> PyTree:
         return self.plan.result(self.arrays)
+
+
+def _late(
+    endpoint: Endpoint, group: Group, object: str, limit: Limit, choice: _Choice | None, begun: _Begun | None
+) -> _errors.TransferTimeout:
+    """Ends a fetch that no thread takes within its limit. Returns its error."""
+    if begun is not None:
+        begun.cancel()
+    error = _errors.TransferTimeout(
+        f"jaxcomm.transfer: fetch: {object!r} of {describe(group.addresses[0])}: it waited {limit.timeout_s:g} s "
+        f"(timeout_s) for other fetches of this endpoint, of which {endpoint.limits.transfers} (Limits.transfers) run "
+        "at the same time"
+    )
+    if choice and jax.process_index() == choice.process:
+        _tell_failure(choice.key, limit, type(error), error, None)
+    return error
 
 
 def _cancel_begun(begun: _Begun, future: "concurrent.futures.Future[PyTree]") -> None:
