@@ -61,6 +61,8 @@ def test_any_sharding_to_any_other(pair):
             want = jax.device_put(values[i], shardings[i])
             assert (array.sharding, array.aval, array.committed) == (want.sharding, want.aval, want.committed)
             np.testing.assert_array_equal(array, values[i], err_msg=str(cases[int(i)]))
+            on, on_want = ([s.data.devices() for s in x.addressable_shards] for x in (array, want))
+            assert on == on_want
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int4", "int8", "uint16", "float8_e4m3fn", "bfloat16", "complex64"])
