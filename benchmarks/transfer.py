@@ -1,6 +1,6 @@
 """jaxcomm.transfer beside jax.experimental.transfer: two processes of one host, in turn.
 
-    python benchmarks/transfer.py [--rounds 15] [--json FILE] [--layers]
+    python benchmarks/transfer.py [--rounds 15] [--sizes BYTES ...] [--json FILE] [--layers]
 
 Each row is the median of the rounds, and the median of the ratios of neighbours. `fetch` is jaxcomm.transfer.fetch of
 one array to one device, from lease to jax.Array. `pages` is jaxcomm.transfer.pull of as many bytes in scattered cache
@@ -156,7 +156,7 @@ def measure_layers(rounds: int) -> list[dict]:
     ]
 
 
-def measure(rounds: int) -> list[dict]:
+def measure(rounds: int, sizes: list[int]) -> list[dict]:
     device = SingleDeviceSharding(jax.local_devices()[0])
     server = jax_server()
     numbers = iter(range(1, 1 << 30))
@@ -167,7 +167,7 @@ def measure(rounds: int) -> list[dict]:
             path: stack.enter_context(transfer.Endpoint("reader", secret=SECRET, shared_memory=path == "shm"))
             for path in addresses
         }
-        for size in SIZES:
+        for size in sizes:
             want = np.arange(size // 4, dtype=np.float32)
             pools = {
                 path: transfer.PagePool(readers[path], layout_of(size), 2 * (size // 2048 + 1)) for path in readers
@@ -221,13 +221,14 @@ def measure(rounds: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--json")
     parser.add_argument("--layers", action="store_true", help="measure exposed times of layers")
     parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.source:
         return source()
-    rows = measure_layers(options.rounds) if options.layers else measure(options.rounds)
+    rows = measure_layers(options.rounds) if options.layers else measure(options.rounds, options.sizes)
     print(*(f"{name:>16}" for name in rows[0]))
     for row in rows:
         print(*(f"{value:>16.2f}" if isinstance(value, float) else f"{value:>16}" for value in row.values()))

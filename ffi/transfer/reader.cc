@@ -7,7 +7,7 @@
 
 namespace jaxcomm {
 
-std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::string& key, int64_t version) {
+std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::string& key, int64_t version, bool counts) {
   auto call = std::make_shared<Call>();
   call->peer = peer;
   call->answer = answer;
@@ -18,9 +18,9 @@ std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::strin
   const auto to = peers_.find(peer);
   call->retry = to == peers_.end() || to->second.open || !to->second.lost.empty();
   if (to == peers_.end()) {  // another thread has found it lost, and has dropped it
-    Finish(*call, {Code::kLost, "the connection has ended"});
+    Finish(*call, {Code::kLost, "the connection has ended"}, counts);
   } else if (!to->second.lost.empty()) {
-    Finish(*call, {Code::kLost, to->second.lost});
+    Finish(*call, {Code::kLost, to->second.lost}, counts);
   }
   return call;
 }
@@ -57,7 +57,7 @@ std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int6
                                           const std::string& digest, bool closes, const std::vector<Piece>& from,
                                           std::vector<Piece> to, std::vector<StridedArray> arrays) {
   std::shared_ptr<Call> open = Begin(peer, kOpenedFrame, key, version);
-  open->read = Begin(peer, kEndFrame, key, version);
+  open->read = Begin(peer, kEndFrame, key, version, false);  // the open counts
   open->read->closes = closes;
   Encoder request;
   request.PutText(key);
@@ -69,7 +69,7 @@ std::shared_ptr<Call> Reader::OpenAndRead(int peer, const std::string& key, int6
   open->read->arrays = std::move(arrays);
   PutRead(*open->read, from, std::move(to), &request);
   if (open->read->done) {
-    Finish(*open, open->read->error);
+    Finish(*open, open->read->error, false);  // the read counts
   } else {
     Send(peer, {kOpenFrame, static_cast<uint32_t>(request.bytes().size()), open->id, 0}, request.bytes());
   }
@@ -124,10 +124,10 @@ std::shared_ptr<Call> Reader::Read(std::vector<ReadSource> sources, std::vector<
 }
 
 void Reader::SendRead(Call& call, ReadSource source) {
+  call.peer = source.peer;
   Encoder request;
   PutRead(call, source.from, std::move(source.to), &request);
   if (call.done) return;
-  call.peer = source.peer;
   Send(call.peer, {kReadFrame, static_cast<uint32_t>(request.bytes().size()), call.id, source.lease}, request.bytes());
 }
 

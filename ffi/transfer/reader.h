@@ -145,7 +145,8 @@ class Reader {
   };
 
   void EraseLeases(int peer) { leases_.erase(leases_.lower_bound({peer, 0}), leases_.lower_bound({peer + 1, 0})); }
-  std::shared_ptr<Call> Begin(int peer, FrameKind answer, const std::string& key, int64_t version);
+  // counts: whether a lost peer is a failure of its own.
+  std::shared_ptr<Call> Begin(int peer, FrameKind answer, const std::string& key, int64_t version, bool counts = true);
   // Sets the destination and appends `from` to the request. Ends the call if it is not valid.
   void PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, Encoder* request);
   void SendRead(Call& call, ReadSource source);

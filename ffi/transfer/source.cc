@@ -276,8 +276,7 @@ void Source::OnRoom(int peer) {
   const auto ready =
       std::find_if(reads.begin(), reads.end(), [&](const Read& read) { return IsReady(read) || !Check(read).ok(); });
   if (ready == reads.end()) return network_->SetBusy(peer, false);
-  Read read = std::move(*ready);
-  reads.erase(ready);
+  Read& read = *ready;
   Error error = Check(read);
   const int64_t bytes = std::min<int64_t>(read.total_bytes - read.sent_bytes, kMaxBulkBytes);
   if (error.ok() && bytes > 0) {
@@ -287,16 +286,19 @@ void Source::OnRoom(int peer) {
     read.sent_bytes += bytes;
     error = Check(read);  // pages may have changed while they were packed
   }
-  if (!error.ok()) return Refuse(peer, read.id, error.code, error.text);
-  if (read.sent_bytes < read.total_bytes) {
+  if (error.ok() && read.sent_bytes < read.total_bytes) {
     // Leases take turns. Reads of one lease keep their order: a layer is wanted before the next one.
-    reads.push_front(std::move(read));
     std::stable_partition(reads.begin(), reads.end(),
-                          [lease = reads.front().lease](const Read& other) { return other.lease != lease; });
-  } else {
+                          [lease = read.lease](const Read& other) { return other.lease != lease; });
+    return;
+  }
+  if (error.ok()) {
     network_->Send(peer, {kEndFrame, 0, read.id, static_cast<uint64_t>(read.total_bytes)}, nullptr);
     if (read.closes) EndLease(read.lease);
+  } else {
+    Refuse(peer, read.id, error.code, error.text);
   }
+  reads.erase(ready);
 }
 
 void Source::OnLost(int peer) {

@@ -98,6 +98,7 @@ std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
 void BindTransfer(nb::module_ m) {
   nb::class_<Call>(m, "Call", "A request to another endpoint.")
       .def_ro("retry", &Call::retry)
+      .def_ro("peer", &Call::peer, "The connection; of a call that has ended, that of its latest source.")
       .def_ro("version", &Call::version)
       .def_ro("lease", &Call::lease)
       .def_prop_ro("manifest", [](const Call& call) { return nb::bytes(call.manifest.data(), call.manifest.size()); });

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxcomm._core import transfer as _native
 from jaxcomm.recorder import _prometheus as recorder
@@ -22,6 +22,7 @@ _OBJECT, _TICKET = b"object:", b"ticket:"  # what a key begins with
 
 # A connection, the request for a lease, and the read that begins with it.
 _Request = tuple[int, Any, Any]
+_T = TypeVar("_T")
 
 
 class Wanted(NamedTuple):
@@ -118,11 +119,13 @@ class Lease:
         sources = [(self, source, destination), *others]
         return self._endpoint._native.read([(s._peer, s._number, there, here) for s, there, here in sources], arrays)
 
-    def wait(self, read: Any, limit: Limit) -> None:
+    def wait(self, read: Any, limit: Limit, others: Sequence["Lease"] = ()) -> None:
+        """Waits for a read, which may go on under one of the other leases. Its error names the latest source."""
         code, text = self._endpoint._native.wait(read, limit.left_s(), limit.timeout_s)
         if code:
             received, total = self._endpoint._native.progress(read)
-            _errors.check(code, f"{text} ({received} of {total} bytes had arrived)", self._what)
+            latest = next((lease for lease in others if lease._peer == read.peer), self)
+            _errors.check(code, f"{text} ({received} of {total} bytes had arrived)", latest._what)
 
     def poll(self, read: Any, limit_s: float) -> bool:
         """Waits for a read, which goes on after the limit. Returns whether it has ended."""
@@ -188,6 +191,7 @@ class Endpoint:
         self._versions: dict[str, list[tuple[int, int]]] = {}  # of published objects: version, exposure
         self._plans: dict[Any, Any] = {}  # of the latest fetches
         self._threads = concurrent.futures.ThreadPoolExecutor(self.limits.transfers, f"transfer-{name}")
+        self._num_submitted = 0  # to these threads, without those that have ended
         recorder.endpoints.add(self)
         self._finalizer = weakref.finalize(self, self._native.stop)
 
@@ -226,6 +230,39 @@ class Endpoint:
         Element i counts those that took less than 2**i microseconds, and that no element before counts.
         """
         return dict(self._native.histograms())
+
+    def _submit(
+        self, run: Callable[[], _T], limit: Limit, late: Callable[[], Exception]
+    ) -> "concurrent.futures.Future[_T]":
+        """Runs a transfer on one of the threads. If none takes it within the limit, its error is that of `late`."""
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(run())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        def expire() -> None:
+            if submitted.cancel() and future.set_running_or_notify_cancel():
+                future.set_exception(late())
+
+        def count(_: object) -> None:
+            with self._lock:
+                self._num_submitted -= 1
+
+        submitted = self._threads.submit(work)
+        with self._lock:
+            self._num_submitted += 1
+            waits = self._num_submitted > self.limits.transfers
+        submitted.add_done_callback(count)
+        if waits:
+            timer = threading.Timer(limit.left_s(), expire)
+            timer.daemon = True
+            future.add_done_callback(lambda _: timer.cancel())
+            timer.start()
+        return future
 
     def _peer(self, address: str) -> int:
         with self._lock:

@@ -277,7 +277,7 @@ class Pull:
         try:
             for reads in self._reads if layer is None else [self._reads[layer]]:
                 for lease, read in reads:
-                    lease.wait(read, limit)
+                    lease.wait(read, limit, self._leases)
         except BaseException:
             self.cancel()
             raise

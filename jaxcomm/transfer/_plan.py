@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxcomm import _compat
 from jaxcomm._core import transfer as _native
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
@@ -34,6 +35,7 @@ class _Leaf:
     sources: list[tuple[int, int, Box]]  # writer, its array, box
     sharding: Sharding | None
     numbers: dict[Box, int] = dataclasses.field(default_factory=dict)  # of the own arrays
+    made: Any = None  # of an earlier result: its type, and the own array of each device
 
 
 @dataclasses.dataclass
@@ -56,6 +58,11 @@ class Plan:
     @functools.cached_property
     def size_bytes(self) -> int:
         return sum(math.prod(_sizes(box)) * leaf.dtype.itemsize for leaf, box in self._arrays)
+
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether no other process has a part of the result."""
+        return all(leaf.sharding is None or leaf.sharding.is_fully_addressable for leaf in self._leaves)
 
     def allocate(self) -> list[np.ndarray]:
         try:
@@ -105,10 +112,17 @@ def _result(leaf: _Leaf, arrays: Sequence[np.ndarray]) -> Any:
         return arrays[next(iter(leaf.numbers.values()))]
     if not leaf.numbers:  # no device of this process
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [], dtype=leaf.dtype)
+    if leaf.made is not None:
+        aval, numbers = leaf.made
+        return _compat.put_shards(aval, leaf.sharding, [arrays[i] for i in numbers.values()], list(numbers))
     # Takes a tenth of the time of device_put, and copies aligned memory as little.
-    return jax.make_array_from_callback(
+    result = jax.make_array_from_callback(
         leaf.shape, leaf.sharding, lambda index: arrays[leaf.numbers[box_of(index, leaf.shape)]]
     )
+    if leaf.dtype.itemsize <= 4:  # the type of others depends on jax_enable_x64
+        indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+        leaf.made = result.aval, {d: leaf.numbers[box_of(index, leaf.shape)] for d, index in indices.items()}
+    return result
 
 
 def make_plan(

@@ -21,7 +21,7 @@ from jaxcomm._processes import kv_store
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._arrays import Box
-from jaxcomm.transfer._endpoint import _LATEST, Endpoint, Group, Lease, Limit, Wanted, _key_of
+from jaxcomm.transfer._endpoint import _LATEST, Endpoint, Group, Lease, Limit, Wanted, _key_of, describe
 from jaxcomm.transfer._plan import Pieces, Plan, box_of, is_target, make_plan
 
 _MOST_PLANS = 16  # of an endpoint
@@ -139,23 +139,18 @@ def fetch(
     """
     if version != "latest" and not (isinstance(version, int) and version >= 0):
         raise ValueError(f"fetch: version must be a number or 'latest', got {version!r}")
-    wanted = [s for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)]
-    several = not all(s.is_fully_addressable for s in wanted)
     limit = Limit(timeout_s)
-    choice = None
-    if several:
-        processes = tuple(sorted({d.process_index for s in wanted for d in cast(set[jax.Device], s.device_set)}))
-        number = next(_numbers.setdefault((object, processes), itertools.count()))
-        choice = _Choice(f"transfer/{object}/{'-'.join(map(str, processes))}/{number}", processes[0])
     begun: _Begun | None = None
     try:
-        begun = None if several else _begin(endpoint, group, object, version, shardings)
+        begun = _begin(endpoint, group, object, version, shardings)
         if begun is not None and begun.is_done():
             future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
             future.set_result(begun.result())
             return future
+        choice = _choice_of(object, shardings) if begun is None else None
         run = functools.partial(_run, endpoint, group, object, version, shardings, limit, choice, begun)
-        future = endpoint._threads.submit(run)
+        late = functools.partial(_late, endpoint, group, object, limit, choice if version == "latest" else None, begun)
+        future = endpoint._submit(run, limit, late)
     except BaseException:
         if begun is not None:
             begun.cancel()
@@ -258,6 +253,16 @@ class _Choice(NamedTuple):
     process: int
 
 
+def _choice_of(object: str, shardings: PyTree) -> _Choice | None:
+    """None: the shardings do not span several processes."""
+    wanted = [s for s in jax.tree.leaves(shardings, is_leaf=is_target) if isinstance(s, Sharding)]
+    if all(s.is_fully_addressable for s in wanted):
+        return None
+    processes = tuple(sorted({d.process_index for s in wanted for d in cast(set[jax.Device], s.device_set)}))
+    number = next(_numbers.setdefault((object, processes), itertools.count()))
+    return _Choice(f"transfer/{object}/{'-'.join(map(str, processes))}/{number}", processes[0])
+
+
 # Fetches of the latest version, by object and processes, from 0: all processes count alike.
 _numbers: dict[tuple[str, tuple[int, ...]], Iterator[int]] = {}
 
@@ -337,6 +342,22 @@ class _Begun:
         return self.plan.result(self.arrays)
 
 
+def _late(
+    endpoint: Endpoint, group: Group, object: str, limit: Limit, choice: _Choice | None, begun: _Begun | None
+) -> _errors.TransferTimeout:
+    """Ends a fetch that no thread takes within its limit. Returns its error."""
+    if begun is not None:
+        begun.cancel()
+    error = _errors.TransferTimeout(
+        f"jaxcomm.transfer: fetch: {object!r} of {describe(group.addresses[0])}: it waited {limit.timeout_s:g} s "
+        f"(timeout_s) for other fetches of this endpoint, of which {endpoint.limits.transfers} (Limits.transfers) run "
+        "at the same time"
+    )
+    if choice and jax.process_index() == choice.process:
+        _tell_failure(choice.key, limit, type(error), error, None)
+    return error
+
+
 def _cancel_begun(begun: _Begun, future: "concurrent.futures.Future[PyTree]") -> None:
     if future.cancelled():  # no thread has taken it
         begun.cancel()
@@ -345,6 +366,8 @@ def _cancel_begun(begun: _Begun, future: "concurrent.futures.Future[PyTree]") ->
 def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, shardings: PyTree) -> _Begun | None:
     plan = endpoint._plans.get(_plan_key(group, object, shardings))
     if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or plan.size_bytes > _SMALL_BYTES:
+        return None
+    if not plan.is_local:
         return None
     return _Begun(endpoint, group.addresses[0], object, version if isinstance(version, int) else _LATEST, plan)
 

@@ -57,13 +57,13 @@ def prefill(pipe, shared_memory):
         pipe.recv()
 
 
-def large_offer(endpoint):
+def large_offer(endpoint, streamed=False):
     """Pages with other numbers in each element and layer."""
     pool = transfer.PagePool(endpoint, LARGE, 2)
     pages = pool.allocate(2)
     for layer, array in enumerate(pool.arrays):
         array[pages] = np.arange(array.size).reshape(array.shape) + layer
-    return transfer.offer(pool, pages)
+    return transfer.offer(pool, pages, streamed=streamed)
 
 
 def large_prefill(pipe):

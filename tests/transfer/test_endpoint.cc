@@ -222,6 +222,78 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
   CHECK(failed > 1);
 }
 
+// The reader's thread is in a callback meanwhile, so the slots of the shared memory hold a part of the second array.
+TEST_CASE("an array that becomes ready late goes before the rest of one after it") {
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  std::vector<int32_t> memory(4 << 20, 7), into(8 << 20);  // 16 MiB, four times the shared memory
+  Exposure exposure = Version(1, memory);
+  exposure.arrays.push_back(exposure.arrays[0]);
+  exposure.ready = {false, false};
+  uint64_t id = 0;
+  CHECK(source->Expose(std::move(exposure), &id).ok());
+  const int peer = ValueOf(reader->Connect(source->address()));
+  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 60000);
+  CHECK(WaitFor(*reader, open).ok());
+  const auto began = std::chrono::steady_clock::now();
+  const auto wait_until = [&](const auto& condition) {
+    while (!condition()) {
+      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  };
+  std::vector<uint32_t> ended;
+  std::atomic<int> num_ended{0};
+  for (uint32_t array = 0; array < 2; ++array) {
+    const int64_t size = 4 << 20, at = array * size;
+    const Piece from{array, {{0}, {size}}}, to{0, {{at}, {at + size}}};
+    reader->Then(reader->Read({{peer, open->lease, {from}, {to}}}, {ArrayOf(into)}),
+                 std::chrono::steady_clock::time_point::max(), [&, array](const Call& call) {
+                   CHECK(call.error.ok());
+                   ended.push_back(array);
+                   ++num_ended;
+                 });
+  }
+  wait_until([&] { return source->stats().source.reads == 2; });
+  std::atomic<bool> inside{false}, leave{false};
+  reader->Then(reader->Watch(peer, "later", 0), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
+    inside = true;
+    wait_until([&] { return leave.load(); });
+  });
+  Exposure later = Version(1, memory);
+  later.key = "later";
+  uint64_t id_of_later = 0;
+  CHECK(source->Expose(std::move(later), &id_of_later).ok());
+  wait_until([&] { return inside.load(); });
+  source->MarkReady(id, 1);
+  wait_until([&] { return source->stats().shared_memory.sent_bytes > 0; });
+  source->MarkReady(id, 0);
+  leave = true;
+  wait_until([&] { return num_ended == 2; });
+  CHECK((ended == std::vector<uint32_t>{0, 1}));
+}
+
+TEST_CASE("an open with a read that fails counts once") {
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  std::vector<int32_t> memory(10, 7), into(10);
+  uint64_t id = 0;
+  CHECK(source->Expose(Version(1, memory), &id).ok());
+  const int peer = ValueOf(reader->Connect(source->address()));
+  const Piece piece{0, {{0}, {10}}}, outside{0, {{0}, {11}}};
+  std::vector<uint64_t> want = reader->stats().failures;
+  const auto check = [&](const std::string& key, const Piece& to, Code code) {
+    const std::shared_ptr<Call> open =
+        reader->OpenAndRead(peer, key, 1, 5000, "a digest", true, {piece}, {to}, {ArrayOf(into)});
+    CHECK(WaitFor(*reader, open).code == code);
+    CHECK(WaitFor(*reader, open->read).code == code);
+    ++want[static_cast<size_t>(code)];
+    CHECK(reader->stats().failures == want);
+  };
+  check("y", piece, Code::kUnknown);
+  check("x", outside, Code::kInvalid);
+  reader->Disconnect(peer);
+  check("x", piece, Code::kLost);
+}
+
 TEST_CASE("a page that is used again ends the read") {
   const std::shared_ptr<Endpoint> source = Make("source", false), reader = Make("reader", false);
   std::vector<int32_t> memory(10, 7), into(10);

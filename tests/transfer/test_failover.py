@@ -196,6 +196,23 @@ def test_a_source_of_pages_that_is_killed_while_it_sends():
         wait_until(lambda: other.done)
 
 
+@pytest.mark.parametrize("error", [transfer.PeerLost, transfer.TransferTimeout])
+def test_the_error_of_a_pull_names_the_source_that_failed_last(error):
+    with (
+        pool_of() as (_, pool, pages),
+        transfer.Endpoint("first", secret=SECRET) as first,
+        transfer.Endpoint("second", secret=SECRET) as second,
+    ):
+        offers = [large_offer(source, streamed=True) for source in (first, second)]
+        pull = transfer.pull(pool, [offer.ticket for offer in offers], pages)
+        first.close()
+        wait_until(lambda: second.stats()["reads_served"] == LARGE.layers, LIMIT_S)
+        if error is transfer.PeerLost:
+            second.close()
+        with pytest.raises(error, match="a ticket of endpoint 'second'"):
+            pull.wait(1, timeout_s=LIMIT_S if error is transfer.PeerLost else 0.1)
+
+
 def test_a_source_of_pages_that_is_lost_before_the_pull():
     with pool_of() as (_, pool, pages), transfer.Endpoint("second", secret=SECRET) as second:
         with transfer.Endpoint("first", secret=SECRET) as first:

@@ -11,6 +11,7 @@ SECRET = "a secret of tests only"
 LIMIT_S = 120
 SCRIPT = f"""
 import sys
+import threading
 import jax
 import numpy as np
 import jaxcomm
@@ -19,17 +20,22 @@ from jaxcomm import transfer
 
 jaxcomm.distributed.initialize()
 sharding = NamedSharding(Mesh(np.array(jax.devices()[1:]), ("i",)), PartitionSpec("i"))
-endpoints = [] if jax.process_index() == 0 else [("weights", "missing", "missing", "odd"), ("weights",)]
+endpoints = [] if jax.process_index() == 0 else [("weights", "missing", "missing", "odd", "busy"), ("weights",)]
 for names in endpoints:
-    with transfer.Endpoint("reader", secret={SECRET!r}) as reader:
+    with transfer.Endpoint("reader", secret={SECRET!r}, limits=transfer.Limits(transfers=1)) as reader:
         for name in names:
+            free, limit_s = threading.Event(), {LIMIT_S}
+            if name == "busy" and jax.process_index() == 1:
+                reader._submit(free.wait, None, None)
+                limit_s = 0.5
             try:
                 found = transfer.fetch(
-                    reader, transfer.Group(sys.argv[1]), name, "latest", sharding, timeout_s={LIMIT_S}
+                    reader, transfer.Group(sys.argv[1]), name, "latest", sharding, timeout_s=limit_s
                 ).result()
                 said = [shard.data.tolist() for shard in found[""].addressable_shards]
             except transfer.TransferError as error:
                 said = f"{{type(error).__name__}} {{error}}"
+            free.set()
             print("said", name, said, flush=True)
 """
 
@@ -47,6 +53,8 @@ def test_all_processes_have_the_error_of_the_one_that_chooses(tmp_path):
     for rank, half in (("[1]", [0, 1, 2, 3]), ("[2]", [4, 5, 6, 7])):
         lines = [line for line in done.stdout.splitlines() if line.startswith(rank) and " said " in line]
         said = [line.split(" said ")[1] for line in lines]
-        assert said[0] == said[4] == f"weights {[half]}"
+        assert said[0] == said[5] == f"weights {[half]}"
         assert all("NotFound jaxcomm.transfer: fetch: 'missing'" in text for text in said[1:3]), said
+        assert "TransferTimeout jaxcomm.transfer: fetch: 'busy' of endpoint 'source'" in said[4], said
+        assert "waited 0.5 s" in said[4], said
         assert "Refused" in said[3] and "does not fit shape (7,)" in said[3], said

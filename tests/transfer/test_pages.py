@@ -260,6 +260,36 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
     wait_until(lambda: offer.done)
 
 
+@pytest.mark.parametrize("failed", [0, 1, None])
+def test_insert_fails_if_one_of_two_sources_does(pair, failed):
+    """Each has half of the heads. The reads have ended before, so insert() sees them in the order of the tickets."""
+    with transfer.Endpoint("prefill-1", secret=SECRET) as second:
+        offers = []
+        for rank, endpoint in enumerate((pair[0], second)):
+            source = transfer.PagePool(endpoint, LAYOUT.of_rank(rank, 2), 2)
+            pages = source.allocate(2)
+            write(source, pages, 8)
+            offers.append(transfer.offer(source, pages, streamed=True))
+        pool = transfer.PagePool(pair[1], LAYOUT, 2)
+        pull = transfer.pull(pool, [offer.ticket for offer in offers], pool.allocate(2))
+        for rank, offer in enumerate(offers):
+            if rank == failed:
+                offer.revoke()
+            else:
+                offer.mark_ready(0)
+        wait_until(lambda: pull.is_ready(0))
+        arguments = jnp.full(LAYOUT.shape(4), -1, jnp.int32), pull.handle, np.array([3, 1]), 0
+        cache, mask = jax.jit(functools.partial(transfer.insert, layout=LAYOUT, on_error="mask"))(*arguments)
+        if failed is None:
+            assert mask.tolist() == [0, 0]
+            got = np.asarray(cache)[[3, 1]].transpose(1, 0, 2, 3, 4).reshape(2, 8, 4, 8)
+            np.testing.assert_array_equal(got, code(LAYOUT, 0, 8))
+        else:
+            assert mask.tolist() == [1, 1] and (cache == -1).all()
+            with pytest.raises(jax.errors.JaxRuntimeError, match="insert: the source took it back"):
+                jax.jit(functools.partial(transfer.insert, layout=LAYOUT))(*arguments).block_until_ready()
+
+
 def test_programs_fail_with_the_pull(pair):
     source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
     run = jax.jit(functools.partial(transfer.insert, layout=LAYOUT, timeout_s=0.2))

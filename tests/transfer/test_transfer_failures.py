@@ -331,7 +331,7 @@ def test_the_limit_of_a_call_is_that_of_all_its_waits(reader, monkeypatch):
             lease.wait(read, late)
 
 
-@pytest.mark.parametrize("ends", ["cancelled", "no thread"])
+@pytest.mark.parametrize("ends", ["cancelled", "no thread", "late"])
 def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
     """Its memory may be freed, so nothing is written there when the answer comes."""
     with (
@@ -345,12 +345,16 @@ def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
         busy = threading.Event()
         with contextlib.ExitStack() as stack:
             stack.callback(busy.set)
-            reader._threads.submit(busy.wait)
+            reader._submit(busy.wait, Limit(LIMIT_S), TimeoutError)
             link.cut()
             if ends == "cancelled":
                 future = fetch(reader, link.address)
                 assert reader.waiting()
                 assert future.cancel()
+            elif ends == "late":
+                error = fetch(reader, link.address, timeout_s=0.2).exception(LIMIT_S)
+                assert isinstance(error, transfer.TransferTimeout) and not busy.is_set()
+                assert re.search(r"'weights' of endpoint 'source' .* waited 0.2 s .* 1 \(Limits.transfers\)", str(error))
             else:
                 monkeypatch.setattr(reader._threads, "submit", None)
                 with pytest.raises(TypeError):

@@ -49,15 +49,21 @@ def numbers(shape, dtype):
 
 
 def test_any_sharding_to_any_other(pair):
+    """The second fetch is by the plan of the first one."""
     x = numbers((16, 24), np.float32)
     here, there = MESHES
     cases = list(itertools.product(SPECS, SPECS))
-    tree = {str(i): jax.device_put(x + i, NamedSharding(here, spec)) for i, (spec, _) in enumerate(cases)}
-    transfer.publish(pair[0], "x", tree, 1)
     shardings = {str(i): NamedSharding(there, spec) for i, (_, spec) in enumerate(cases)}
-    for i, array in fetch(pair, 1, shardings).items():
-        assert array.sharding == shardings[i]
-        np.testing.assert_array_equal(array, x + int(i), err_msg=str(cases[int(i)]))
+    for version in (1, 2):
+        values = {str(i): x * version + i for i in range(len(cases))}
+        tree = {i: jax.device_put(values[i], NamedSharding(here, cases[int(i)][0])) for i in values}
+        transfer.publish(pair[0], "x", tree, version)
+        for i, array in fetch(pair, version, shardings).items():
+            want = jax.device_put(values[i], shardings[i])
+            assert (array.sharding, array.aval, array.committed) == (want.sharding, want.aval, want.committed)
+            np.testing.assert_array_equal(array, values[i], err_msg=str(cases[int(i)]))
+            on, on_want = ([s.data.devices() for s in x.addressable_shards] for x in (array, want))
+            assert on == on_want
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int4", "int8", "uint16", "float8_e4m3fn", "bfloat16", "complex64"])
@@ -67,10 +73,20 @@ def test_dtypes_and_shapes(pair, dtype):
     tree = [(numbers(shape, np.int32) % 2).astype(kind) for shape in shapes]
     transfer.publish(pair[0], "x", [jnp.asarray(x) for x in tree], 1)
     one = NamedSharding(MESHES[0], P())
-    fetched = fetch(pair, 1, [one, None, None, one, one])
-    for want, got in zip(tree, fetched, strict=True):
-        assert got.dtype == want.dtype and got.shape == want.shape
-        np.testing.assert_array_equal(np.asarray(got), want)
+    for _ in range(2):  # the second one is by plan
+        for want, got in zip(tree, fetch(pair, 1, [one, None, None, one, one]), strict=True):
+            assert got.dtype == want.dtype and got.shape == want.shape
+            np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_elements_of_64_bits_are_what_jax_makes_of_them(pair):
+    x = np.arange(3) + 0.1
+    transfer.publish(pair[0], "x", x, 1)
+    for has_64_bits in (False, False, True, True, False):
+        with jax.enable_x64(has_64_bits):
+            got = fetch(pair, 1, NamedSharding(MESHES[0], P()))[""]
+            assert got.dtype == jnp.asarray(x).dtype
+            np.testing.assert_array_equal(got, x.astype(got.dtype))
 
 
 def test_each_element_is_sent_once(pair):
