@@ -34,21 +34,27 @@ def _shift(cluster, ranks=16, by=8, **options):
 
 
 def _with(text):
-    key, _, value = text.partition("=")
-    return Cluster.load("dgx-h100", {f"fault.{key}": value})
+    return Cluster.load("dgx-h100", {f"fault.{key}": value for key, value in (one.split("=") for one in text.split())})
 
 
 @pytest.mark.parametrize(
-    ("fault", "factor"),
-    [("leaf[3]=0.5", 2), ("leaf[3].out=0.25", 4), ("leaf[3].in=0.25", 4), ("leaf[3]=lost", 2), ("nvlink[3]=0.5", 1)],
+    ("fault", "factor", "ranks"),
+    [
+        ("leaf[3]=0.5", 2, 16),
+        ("leaf[3].out=0.25", 4, 16),
+        ("leaf[3].in=0.25", 4, 16),
+        ("leaf[3]=lost", 2, 16),
+        ("leaf[1]=lost leaf[2]=lost leaf[3]=lost", 4, 16),  # one adapter carries all
+        ("nvlink[3]=0.5", 1, 16),
+        ("spine[3].out=0.5", 2, 512),
+    ],
 )
-def test_a_shift_waits_for_its_slowest_link(fault, factor):
-    """The adapter of one rank with a share of its bandwidth; a lost one leaves its bytes to a second adapter."""
-    found = _shift(_with(fault))
-    extra = found.time_s - _shift(H100).time_s
+def test_a_shift_waits_for_its_slowest_link(fault, factor, ranks):
+    """The adapter of one rank with a share of its bandwidth; a lost one leaves its bytes to another adapter."""
+    found, healthy = (_shift(cluster, ranks, ranks // 2) for cluster in (_with(fault), H100))
     hops = 2e-6 if "lost" in fault else 0
-    assert extra == pytest.approx((factor - 1) * SIZE / ADAPTER, rel=1e-6, abs=1e-9 + hops)
-    assert len(found.notes) == 1 and found.notes[0] in str(found)
+    assert found.time_s - healthy.time_s == pytest.approx((factor - 1) * SIZE / ADAPTER, rel=1e-6, abs=1e-9 + hops)
+    assert len(found.notes) == len(fault.split()) and found.notes[0] in str(found)
 
 
 def test_a_slow_rank_delays_the_rank_that_waits_for_it():
@@ -339,6 +345,8 @@ def test_a_file_has_faults():
             ["--fault", "spine[1]=0.5"],
             "fault spine[1] with 0.5 of its bandwidth: 16 ranks use the levels nvlink, leaf only",
         ),
+        (["--fault", *(f"leaf[{rank}]=lost" for rank in range(8))], "all adapters of the domain of rank"),
+        (["--ranks", "512", "--fault", "spine[16]=0.5"], "the index must be below 16"),
         (["--what-if", "fault.spine[1]=0.5"], "16 ranks use the levels nvlink, leaf only"),
         (["--bytes", "1KiB", "--ranks", "8", "--fault", "nvlink[8]=0.5"], "the index must be below 8"),  # an LL plan
     ],
