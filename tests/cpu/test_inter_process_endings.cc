@@ -63,33 +63,24 @@ TEST_CASE("a call finishes when all others have left, and not before") {
 }
 
 // A process that aborts also leaves the slots of the others. That alone does not mean that it has put its data.
-TEST_CASE("the abort of a peer before its put is detected after the own work") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);  // it has found the other
-  CHECK(!pair.Move(0));                                                        // this one has done its work
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.results.num_ended() == 1);
-  CHECK(pair.Move(0));
-  CHECK(pair.results.error(0) == "psum at test: in the exit barrier, ranks [0] (process 1) aborted: had enough");
-  CHECK(pair.results.error(1) == "had enough");
-}
-
-TEST_CASE("a peer that aborts before it has found the others is detected in the entry barrier") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.Move(0));
-  CHECK(pair.results.error(0) == "psum at test: in the entry barrier, ranks [0] (process 1) aborted: had enough");
-}
-
-TEST_CASE("the abort of a peer after its work is detected") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  CHECK(!pair.Move(1));  // it has counted itself out
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.Move(0));
-  CHECK(Has(pair.results.error(0), "aborted: had enough"));
+TEST_CASE("the abort of a peer is detected before it has found the others, before its put, and after its work") {
+  enum class Done { kNothing, kFoundOthers, kWork };
+  for (const auto& [done, phase] : {std::pair{Done::kNothing, "in the entry barrier, "},
+                                    {Done::kFoundOthers, "in the exit barrier, "},
+                                    {Done::kWork, ""}}) {
+    Pair pair = Pair::Direct();
+    pair.Enter(1000);
+    if (done == Done::kFoundOthers) {
+      CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);
+      CHECK(!pair.Move(0));  // this one has done its work
+    }
+    if (done == Done::kWork) CHECK(!pair.Move(1));  // it has counted itself out
+    pair.calls[1]->Fail(kEnough);
+    CHECK(pair.results.num_ended() == 1);
+    CHECK(pair.Move(0));
+    CHECK(Has(pair.results.error(0), phase) && Has(pair.results.error(0), "ranks [0] (process 1) aborted: had enough"));
+    CHECK(pair.results.error(1) == "had enough");
+  }
 }
 
 TEST_CASE("only the first failure counts, and none after success") {

@@ -90,12 +90,8 @@ void AllGetAnError(int num_nodes) {
   CHECK(next.outputs == next.expected);
 }
 
-TEST_CASE("processes of a node that execute different programs get an error that shows both calls") {
-  AllGetAnError(1);
-}
-
-TEST_CASE("processes of several nodes that execute different programs get an error that shows both calls") {
-  AllGetAnError(3);
+TEST_CASE("processes that execute different programs get an error that shows both calls, on one node and on several") {
+  for (const int num_nodes : {1, 3}) AllGetAnError(num_nodes);
 }
 
 // Two processes in calls of different runs, without progress threads: the test sets the time.

@@ -66,5 +66,18 @@ TEST_CASE("with faults, one rank for all of equal role gives the time of all ran
   CHECK(folded_cases > 0);
 }
 
+TEST_CASE("faults beyond the cluster") {
+  const auto reason = [](const LinkFault& fault, const SlowRank& slow) {
+    Cluster cluster = Rails();
+    cluster.faults = {fault};
+    cluster.slow_ranks = {slow};
+    return Topology::Make(cluster, 16).status().message();
+  };
+  CHECK(reason({2, 7, true, true, 0.5}, {15, 2}).empty());
+  CHECK(reason({1, 16, true, true, 0.5}, {}).find("fault leaf[16]: the index must be below 16") != std::string::npos);
+  CHECK(reason({2, 8, true, true, 0.5}, {}).find("fault spine[8]: the index must be below 8") != std::string::npos);
+  CHECK(reason({}, {16, 2}).find("slow rank 16: must be below 16") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace jaxcomm
