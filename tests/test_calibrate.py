@@ -10,6 +10,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from test_distributed import Device
 
 import jaxcomm
 from jaxcomm import _config, _core, _cost_params
@@ -111,14 +112,6 @@ def test_a_measurement_that_cannot_be_saved_is_returned(kept, monkeypatch):
     with pytest.warns(UserWarning, match="not saved in .*: the disk is full"):
         found = jaxcomm.calibrate()
     assert found.cells == (cell,) and found.path is None
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    id: int
-    process_index: int
-    platform: str = "cpu"
-    device_kind: str = "fake"
 
 
 def test_groups_that_measure(monkeypatch):

@@ -265,16 +265,18 @@ struct SlowLink {
 
 // Two nodes disagree and send large payloads to each other. Both get the error before the payloads could have arrived,
 // fetch none of them, and can run further calls.
-void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
+TEST_CASE("nodes that disagree over a slow link") {
+  std::mt19937 random(11);
+  uint64_t key = 1000;
   const Algorithm& direct = Named(Collective::kAllGather, "direct");
   for (const bool late : {false, true}) {
     SlowLink slow;
     Collective1 one(direct, SlowLink::Gather(1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
     Collective1 other(direct, SlowLink::Gather(1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
     Results results(2);
-    const uint64_t now = *key = (*key / 1000 + 1) * 1000;
+    key += 1000;
     for (const int32_t p : {0, 1}) {
-      auto call = (p == 0 ? one : other).CallOf(slow.world, p, now, results);
+      auto call = (p == 0 ? one : other).CallOf(slow.world, p, key, results);
       call->Enter();
       slow.world.progress_thread(p).Add(call);
       const auto sent = [&] { return slow.world.fabric().bytes_sent(0, 1) > 0; };
@@ -290,17 +292,17 @@ void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
 
 // A call fails while a large payload is arriving in its result. The call does not end before the payload has arrived or
 // its sender has been dropped. The result is not written afterwards.
-void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
+void FailureWhilePayloadLands(bool comes) {
+  std::mt19937 random(11);
   SlowLink slow;
   World& world = slow.world;
   // In this ring, each process forwards the data that it receives, so none finishes before the data has arrived.
   Collective1 one(Named(Collective::kAllGather, "ring"), SlowLink::Gather(2, SlowLink::kBlock), {0, 0, 1, 1}, false,
                   random, &world, 2);
   Results results(2);
-  const uint64_t now = *key = (*key / 1000 + 1) * 1000;
   std::vector<std::shared_ptr<InterProcessCall>> calls;
   for (const int32_t p : {0, 1}) {
-    calls.push_back(one.CallOf(world, p, now, results));
+    calls.push_back(one.CallOf(world, p, 1000, results));
     calls[p]->Enter();
     world.progress_thread(p).Add(calls[p]);
   }
@@ -389,16 +391,8 @@ TEST_CASE("late, missing and disagreeing nodes") {
   for (int round = 0; round < 2; ++round) FailuresBetweenNodes(random, &key);
 }
 
-TEST_CASE("nodes that disagree over a slow link") {
-  std::mt19937 random(11);
-  uint64_t key = 1000;
-  DisagreementOverSlowLink(random, &key);
-}
-
 TEST_CASE("a failure while a payload arrives") {
-  std::mt19937 random(11);
-  uint64_t key = 1000;
-  for (const bool comes : {true, false}) FailureWhilePayloadLands(comes, random, &key);
+  for (const bool comes : {true, false}) FailureWhilePayloadLands(comes);
 }
 
 TEST_CASE("failures free all resources") {

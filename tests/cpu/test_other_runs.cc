@@ -71,27 +71,25 @@ struct InOtherRun {
 
 // One of three processes executes another program. All get an error long before the time limit. At least one of the
 // processes that disagree shows both calls, and the others say who aborted. The next call works.
-void AllGetAnError(int num_nodes) {
-  World world(3, num_nodes);
-  Calls calls{world, 3};
-  Collective1 &here = calls.Make(), &there = calls.Make(), &next = calls.Make();
-  Results &result = calls.Result(), &after = calls.Result();
-  for (const int32_t p : {0, 1}) calls.Enter(here, p, 1001, 1, result);
-  calls.Enter(there, 2, 2001, 2, result);
-  CHECK(result.WaitFor(3));
-  for (int32_t p = 0; p < 3; ++p) {
-    const std::string error = result.error(p);
-    CHECK(Has(error, "calls do not match: ranks ") && Has(error, "call 1001 of") && Has(error, "call 2001 of"));
-    CHECK(Has(error, "[2] (process 2)"));
-  }
-  for (int32_t p = 0; p < 3; ++p) calls.Enter(next, p, 3001, 3, after);
-  CHECK(after.WaitFor(3));
-  for (int32_t p = 0; p < 3; ++p) CHECK(after.error(p).empty());
-  CHECK(next.outputs == next.expected);
-}
-
 TEST_CASE("processes that execute different programs get an error that shows both calls, on one node and on several") {
-  for (const int num_nodes : {1, 3}) AllGetAnError(num_nodes);
+  for (const int num_nodes : {1, 3}) {
+    World world(3, num_nodes);
+    Calls calls{world, 3};
+    Collective1 &here = calls.Make(), &there = calls.Make(), &next = calls.Make();
+    Results &result = calls.Result(), &after = calls.Result();
+    for (const int32_t p : {0, 1}) calls.Enter(here, p, 1001, 1, result);
+    calls.Enter(there, 2, 2001, 2, result);
+    CHECK(result.WaitFor(3));
+    for (int32_t p = 0; p < 3; ++p) {
+      const std::string error = result.error(p);
+      CHECK(Has(error, "calls do not match: ranks ") && Has(error, "call 1001 of") && Has(error, "call 2001 of"));
+      CHECK(Has(error, "[2] (process 2)"));
+    }
+    for (int32_t p = 0; p < 3; ++p) calls.Enter(next, p, 3001, 3, after);
+    CHECK(after.WaitFor(3));
+    for (int32_t p = 0; p < 3; ++p) CHECK(after.error(p).empty());
+    CHECK(next.outputs == next.expected);
+  }
 }
 
 // Two processes in calls of different runs, without progress threads: the test sets the time.

@@ -111,8 +111,9 @@ class BlockingCompletion : public Completion {
   const int wait_for_;
 };
 
-void ContinuationsThatWait(int num_rounds) {
-  constexpr int kRanks = 8;
+TEST_CASE("continuations wait for each other") {
+  Prepare();
+  constexpr int kRanks = 8, num_rounds = 500;
   const std::shared_ptr<Rendezvous> site =
       ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
   std::vector<float> in(kRanks, 1), out(kRanks);
@@ -134,11 +135,6 @@ void ContinuationsThatWait(int num_rounds) {
 TEST_CASE("independent calls arrive in any order") {
   Prepare();
   for (int round = 0; round < 5; ++round) IndependentCalls(round);
-}
-
-TEST_CASE("continuations wait for each other") {
-  Prepare();
-  ContinuationsThatWait(500);
 }
 
 // A page of memory that blocks the first thread that touches it until the page is released.
@@ -304,28 +300,18 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   Prepare();
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
-  Counter counter;
-  for (int64_t rank = 0; rank < 2; ++rank) {
-    site->Arrive(MakeParticipant(2000, rank, in.data(), out.data(), rank == 0 ? 8 : 4),
-                 std::make_unique<CountCompletion>(counter));
-  }
-  CHECK(counter.WaitFor(2));
-  const auto errors = counter.errors();
-  CHECK(errors.size() == 2);
-  for (const auto& message : errors) {
-    CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of float32, rank 0 has 8 -> 8 ") !=
-          std::string::npos);
-  }
-  Counter types;
-  for (int64_t rank = 0; rank < 2; ++rank) {
-    Participant participant = MakeParticipant(2001, rank, in.data(), out.data(), 4);
-    participant.dtype = rank == 0 ? DType::kF32 : DType::kS32;
-    site->Arrive(participant, std::make_unique<CountCompletion>(types));
-  }
-  CHECK(types.WaitFor(2) && types.errors().size() == 2);
-  for (const auto& message : types.errors()) {
-    CHECK(message.find("rank 1 has 4 -> 4 elements of int32, rank 0 has 4 -> 4 elements of float32") !=
-          std::string::npos);
+  for (const bool types : {false, true}) {
+    Counter counter;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      Participant participant = MakeParticipant(2000 + types, rank, in.data(), out.data(), rank == 0 && !types ? 8 : 4);
+      if (types && rank == 1) participant.dtype = DType::kS32;
+      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    }
+    CHECK(counter.WaitFor(2) && counter.errors().size() == 2);
+    const std::string expected = types ? "int32, rank 0 has 4 -> 4 elements of float32" : "float32, rank 0 has 8 -> 8 ";
+    for (const auto& message : counter.errors()) {
+      CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of " + expected) != std::string::npos);
+    }
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};

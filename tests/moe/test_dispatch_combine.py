@@ -160,6 +160,21 @@ def test_second_derivatives_of_a_layer(line, rng, slots):
     assert not got[1][2].reshape(matrices.shape)[3].any()  # the expert without tokens
 
 
+def test_gradients_of_weights_are_added_in_f32(line, rng):
+    """Products of bfloat16 rows, each rounded to bfloat16, would have errors above 1e-3."""
+    ids = ids_of("uniform", rng, 8, 16, 4, 16)
+    x, ct = (rng.standard_normal((8, 16, 64)).astype(jnp.bfloat16) for _ in range(2))
+    weights = rng.standard_normal(ids.shape).astype(np.float32)
+
+    def body(ids, x, w, ct):
+        return jax.vjp(lambda w: through(ids, x, w, experts=16)[1], w)[1](ct)[0]
+
+    got = run(body, line, ids, x, weights, ct)
+    want = np.einsum("rtw,rtw->rt", x.astype(np.float64), ct.astype(np.float64))[:, :, None]
+    error = np.linalg.norm(got - want) / np.linalg.norm(np.broadcast_to(want, got.shape))
+    assert got.dtype == np.float32 and error < 1e-6
+
+
 def test_gradients_of_rows_round_once(line, rng):
     """The product of a cotangent in bfloat16 and a weight in float32."""
     ids = ids_of("uniform", rng, 8, 16, 1, 16)

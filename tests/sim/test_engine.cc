@@ -147,17 +147,6 @@ std::vector<Cluster> Clusters() {
   return clusters;
 }
 
-// The request of a call on GPUs whose nodes are the groups of level 0.
-Request OnGpus(Collective collective, const Cluster& cluster, int64_t num_ranks, int64_t block_count,
-               int64_t chunk_count) {
-  const int64_t locals = std::min(cluster.levels[0].ranks, num_ranks);
-  Request request =
-      Ask(collective, static_cast<int32_t>(num_ranks / locals), static_cast<int32_t>(locals), block_count, chunk_count);
-  request.geometry.all_addressable = request.geometry.num_nodes == 1;
-  request.geometry.pull = true;
-  return request;
-}
-
 template <typename Visit>
 void ForEachAlgorithmOnGpus(int64_t block_count, int64_t chunk_count, Visit visit) {
   for (const Cluster& cluster : Clusters()) {
@@ -170,23 +159,29 @@ void ForEachAlgorithmOnGpus(int64_t block_count, int64_t chunk_count, Visit visi
   }
 }
 
-TEST_CASE("one rank for all of equal role gives the time of all ranks") {
-  int folded_cases = 0;
-  for (const auto& [block, chunk] : {std::pair{1600, 0}, {160000, 4000}, {3200000, 0}}) {
-    ForEachAlgorithmOnGpus(
-        block, chunk, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
-          const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
-          const Simulation folded = Run(algorithm, request, cluster, Fidelity::kFolded);
-          const std::string what =
-              std::string(Name(request.collective)) + " " + algorithm.name + " " + cluster.levels.back().name;
-          CheckClose(what.c_str(), folded.time_s, full.time_s, 1e-9);
-          CheckClose(what.c_str(), folded.bounds.alpha_s, full.bounds.alpha_s, 1e-9);
-          CheckClose(what.c_str(), folded.bounds.beta_s, full.bounds.beta_s, 1e-9);
-          CHECK(full.bounds.alpha_s <= full.time_s && full.bounds.beta_s <= full.time_s);
-          folded_cases += folded.ranks_simulated < 16;
-        });
+TEST_CASE("one rank for all of equal role gives the time of all ranks, with faults too") {
+  const std::vector<LinkFault> none, domain = {{0, 3, true, true, 0.5}}, out = {{1, 9, true, false, 0.3}},
+                                     two = {{2, 3, true, true, 0.1}, {1, 0, false, true, 0.7}};
+  for (const auto& faults : {none, domain, out, two}) {
+    int folded_cases = 0;
+    for (const auto& [block, chunk] : {std::pair{1600, 0}, {160000, 4000}, {3200000, 0}}) {
+      ForEachAlgorithmOnGpus(
+          block, chunk, [&](const Cluster& whole, const Algorithm& algorithm, const Request& request) {
+            Cluster cluster = whole;
+            cluster.faults = faults;
+            const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
+            const Simulation folded = Run(algorithm, request, cluster, Fidelity::kFolded);
+            const std::string what =
+                std::string(Name(request.collective)) + " " + algorithm.name + " " + cluster.levels.back().name;
+            CheckClose(what.c_str(), folded.time_s, full.time_s, 1e-9);
+            CheckClose(what.c_str(), folded.bounds.alpha_s, full.bounds.alpha_s, 1e-9);
+            CheckClose(what.c_str(), folded.bounds.beta_s, full.bounds.beta_s, 1e-9);
+            CHECK(full.bounds.alpha_s <= full.time_s && full.bounds.beta_s <= full.time_s);
+            folded_cases += folded.ranks_simulated < 16;
+          });
+    }
+    CHECK(folded_cases > (faults.empty() ? 200 : 0));
   }
-  CHECK(folded_cases > 200);
 }
 
 TEST_CASE("colour refinement folds what has no symmetry") {

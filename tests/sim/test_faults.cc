@@ -1,4 +1,4 @@
-// Relays of lost adapters, and folding with faults. tests/simulate/test_faults.py has the times of exchanges.
+// Relays of lost adapters, and indices. tests/simulate/test_faults.py has the times of exchanges.
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,31 +39,6 @@ TEST_CASE("a relay adds the latency of the domain on both sides") {
   CheckClose("from a relay", apart.LatencyS(13, 5), healthy.LatencyS(13, 5) + 3e-6);
   CheckClose("no relay", apart.LatencyS(4, 8), healthy.LatencyS(4, 8));
   CheckClose("in the domain", apart.LatencyS(5, 6), healthy.LatencyS(5, 6));
-}
-
-TEST_CASE("with faults, one rank for all of equal role gives the time of all ranks") {
-  int64_t folded_cases = 0;
-  const std::vector<std::vector<LinkFault>> faults = {
-      {{0, 3, true, true, 0.5}}, {{1, 9, true, false, 0.3}}, {{2, 6, true, true, 0.1}, {1, 0, false, true, 0.7}}};
-  for (const std::vector<LinkFault>& some : faults) {
-    for (int i = 0; i <= static_cast<int>(Collective::kBarrier); ++i) {
-      Cluster cluster = Rails();
-      cluster.faults = some;
-      Request request = Ask(static_cast<Collective>(i), 4, 4, 160000, 10000);
-      request.geometry.all_addressable = false;
-      for (const Algorithm& algorithm : Algorithms(request.collective)) {
-        if (!algorithm.supports(request)) continue;
-        const auto run = [&](Fidelity fidelity) {
-          return ValueOf(Simulate(algorithm, request, 4, cluster, fidelity, 1 << 20));
-        };
-        const Simulation full = run(Fidelity::kFull), folded = run(Fidelity::kFolded);
-        CheckClose(algorithm.name, folded.time_s, full.time_s, 1e-9);
-        CHECK(full.bounds.alpha_s <= full.time_s && full.bounds.beta_s <= full.time_s);
-        folded_cases += folded.ranks_simulated < 16;
-      }
-    }
-  }
-  CHECK(folded_cases > 0);
 }
 
 TEST_CASE("faults beyond the cluster") {

@@ -24,14 +24,6 @@ Cluster Tree(LevelKind second, int64_t leaf, int64_t ranks, double taper) {
   return cluster;
 }
 
-Request OnGpus(Collective collective, const Cluster& cluster, int64_t ranks, int64_t block_count, int64_t chunk_count) {
-  const auto locals = static_cast<int32_t>(std::min(cluster.levels[0].ranks, ranks));
-  Request request = Ask(collective, static_cast<int32_t>(ranks / locals), locals, block_count, chunk_count);
-  request.geometry.all_addressable = request.geometry.num_nodes == 1;
-  request.geometry.pull = true;
-  return request;
-}
-
 void SameInFull(const Algorithm& algorithm, const Request& request, const Cluster& cluster) {
   const auto run = [&](Fidelity fidelity) {
     return ValueOf(Simulate(algorithm, request, 4, cluster, fidelity, 10'000'000));
