@@ -2,7 +2,8 @@
 
     late.py <op>
 
-The operation runs with a late device: rank 1 sleeps LATE_S seconds. In one process, it then runs without.
+The operation runs with a late device: rank 1 sleeps LATE_S seconds. In one process, it then runs without. "missing" is
+a psum that rank 1 never calls when it is late.
 """
 
 import functools
@@ -46,7 +47,9 @@ def main(op):
         x = jaxcomm.pmax(x, "i") * 0 + x  # both have compiled the program
         if late:
             x = jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), jax.lax.axis_index("i"), x)
-        if op == "psum":
+        if op == "missing" and late:  # rank 1 takes another branch
+            return jax.lax.cond(jax.lax.axis_index("i") == 1, lambda x: x, lambda x: jaxcomm.psum(x, "i"), x)
+        if op != "all_gather_start":
             return jaxcomm.psum(x, "i")
         return jaxcomm.all_gather_start(x, "i", tiled=True).done(after=x * 2)
 

@@ -5,13 +5,12 @@ import importlib
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
+from test_distributed import Device
 
 import jaxcomm
 from jaxcomm import _config, _core, _cost_params
@@ -113,14 +112,6 @@ def test_a_measurement_that_cannot_be_saved_is_returned(kept, monkeypatch):
     with pytest.warns(UserWarning, match="not saved in .*: the disk is full"):
         found = jaxcomm.calibrate()
     assert found.cells == (cell,) and found.path is None
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    id: int
-    process_index: int
-    platform: str = "cpu"
-    device_kind: str = "fake"
 
 
 def test_groups_that_measure(monkeypatch):
@@ -247,19 +238,6 @@ def test_path_of_the_saved_parameters(monkeypatch, tmp_path):
     assert path("") is None
     assert path(None, XDG_CACHE_HOME="/cache") == pathlib.Path("/cache/jaxcomm/calibration-host.json")
     assert path(None, HOME="/home/me") == pathlib.Path("/home/me/.cache/jaxcomm/calibration-host.json")
-
-
-def test_the_environment_names_the_file(tmp_path):
-    path = tmp_path / "cost_params.json"
-    slow = {"format": 2, "processors": jaxcomm.topology().processors,
-            "cost_params": {"process": {"links": rows(1e6), "launch_s": 1e-5}}}  # fmt: skip
-    path.write_text(json.dumps(slow))
-    script = "import jax, jaxcomm; print(jaxcomm.explain('psum', jax.ShapeDtypeStruct((1 << 20,), 'f4'), 8))"
-    environment = {"JAXCOMM_CALIBRATION": str(path), "JAX_PLATFORMS": "cpu", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("predicted")]
-    assert float(line.split()[1]) > 1e6
 
 
 def test_explain_distinguishes_scopes():

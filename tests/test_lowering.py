@@ -16,21 +16,6 @@ from jaxcomm._lowering import ranks_per_node, replica_groups
 from jaxcomm._processes import placement
 
 
-@pytest.mark.parametrize(
-    ("axes", "groups", "rows"),
-    [
-        (("b",), None, [[0, 1, 2], [3, 4, 5]]),
-        (("a",), None, [[0, 3], [1, 4], [2, 5]]),
-        (("a", "b"), None, [[0, 1, 2, 3, 4, 5]]),
-        (("b", "a"), None, [[0, 3, 1, 4, 2, 5]]),
-        (("b",), ((2,), (0,), (1,)), [[2], [0], [1], [5], [3], [4]]),
-        (("a", "b"), ((0, 5), (1, 4), (3, 2)), [[0, 5], [1, 4], [3, 2]]),
-    ],
-)
-def test_groups_are_mesh_positions_in_the_order_of_the_axes(axes, groups, rows):
-    np.testing.assert_array_equal(replica_groups(("a", "b"), (2, 3), axes, groups), rows)
-
-
 @pytest.mark.parametrize("axes", [("b",), ("c", "a"), ("b", "c", "a")], ids=str)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "halves"])
 def test_groups_match_jax(axes, whole):

@@ -2,9 +2,7 @@
 
 import io
 import math
-import pathlib
 import random
-import subprocess
 import sys
 import types
 
@@ -17,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _reshard
+from jaxcomm import _config, _lowering, _reshard
 from jaxcomm._core import plan
 
 
@@ -301,22 +299,12 @@ def test_a_deleted_array_is_named(x):
         jaxcomm.reshard(x, COLUMNS)
 
 
-SETTING = """
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-jax.config.update("jax_num_cpu_devices", 2)
-import jaxcomm
-from jaxcomm import _reshard
-to = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), P("a"))
-moved = jaxcomm.reshard(jax.numpy.arange(4), to)
-assert moved.sharding == to and _reshard._program.cache_info().misses == 0
-"""
-
-
-def test_the_setting_selects_device_put(monkeypatch):
-    monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
-    root = pathlib.Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", SETTING], check=True, cwd=root, timeout=120)
+def test_the_setting_selects_device_put(x, monkeypatch):
+    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="xla"))
+    monkeypatch.setattr(_reshard, "_why_xla", _reshard._why_xla.__wrapped__)
+    before, target = _reshard._program.cache_info().misses, NamedSharding(mesh([3, 6], a=2), P("a"))  # of no other test
+    resharding.check(jaxcomm.reshard(x, target), np.asarray(x), target)
+    assert _reshard._program.cache_info().misses == before
 
 
 def test_a_thread_waits_for_its_turn_until_the_time_limit():

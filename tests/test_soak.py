@@ -9,6 +9,7 @@ import pytest
 
 # Processes, nodes, programs, collectives.
 CASES = [
+    pytest.param(1, 1, 4, 150, id="1 x 8"),
     pytest.param(2, 2, 4, 150, id="2 nodes x 1 x 4"),
     pytest.param(2, 1, 16, 3000, id="2 x 4", marks=pytest.mark.full),
     pytest.param(4, 2, 16, 1000, id="2 nodes x 2 x 2", marks=pytest.mark.full),

@@ -10,7 +10,6 @@ import threading
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
@@ -194,65 +193,6 @@ def test_donated_buffers_in_flight(mesh, rng, alive, rounds):
         for _ in range(IN_FLIGHT):
             y = f(y)
         assert_same(y, x + IN_FLIGHT)  # an exchange is its own inverse, and their number is even
-
-
-def random_program(seed):
-    """A directed graph of ops, a function of (library, row). The same seed gives the same program."""
-
-    def program(library, x):
-        choose = random.Random(seed)
-        values = [x]
-        for _ in range(30):
-            v = choose.choice(values[-4:])
-            axes = choose.choice(["node", "gpu", BOTH, ("gpu", "node")])
-            n = lax.axis_size(axes)
-            order = choose.sample(range(n), n)
-            groups = choose.choice([None, None, [order[: n // 2], order[n // 2 :]]])
-            size = n if groups is None else n // 2
-            op = choose.randrange(8)
-            if op == 0:
-                v = library.all_to_all(v, axes, 0, 0, axis_index_groups=groups, tiled=True)
-            elif op == 1:
-                v = library.psum(v, axes, axis_index_groups=groups)
-            elif op == 2:
-                v = library.all_gather(v[: len(v) // size], axes, axis_index_groups=groups, tiled=True)
-            elif op == 3:
-                v = jnp.tile(library.psum_scatter(v, axes, axis_index_groups=groups, tiled=True), size)
-            elif op == 4 and axes != ("gpu", "node"):  # jax.lax takes ranks in mesh order there, or refuses
-                v = library.ppermute(v, axes, list(zip(order, range(choose.randrange(n)), strict=False)))
-            elif op == 5:
-                v = library.pbroadcast(v, axes, choose.randrange(n))
-            elif op == 6:
-                v = library.barrier(v, axes)
-            else:
-                v = library.pmax(v, axes, axis_index_groups=groups)
-            values.append(v + choose.randrange(5))
-        return values
-
-    return program
-
-
-SEEDS = [
-    0,
-    *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 2 * ROUNDS["full"])),
-    *(pytest.param(seed, marks=pytest.mark.stress) for seed in range(2 * ROUNDS["full"], 2 * ROUNDS["stress"])),
-]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_programs(seed, mesh, rng, alive):
-    program = random_program(seed)
-    x = data(rng, choose_size(seed))
-    ours, theirs = (jax.jit(on_ranks(lambda x, lib=lib: program(lib, x), mesh, check_vma=False)) for lib in (OURS, LAX))
-    want = jax.tree.map(np.asarray, theirs(x))
-    for _ in range(5):
-        alive()
-        assert_same(ours(x), want)
-
-
-def choose_size(seed):
-    """Divisible by 8: a few elements, more than a page, more than one thread copies at a time."""
-    return (8, 1000, 8 * 8209)[seed % 3]
 
 
 def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive, rounds):

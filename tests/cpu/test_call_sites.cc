@@ -175,41 +175,12 @@ TEST_CASE("groups of a call site are distinguished, each in its own order") {
   });
 }
 
-TEST_CASE("results that are larger than inputs, and written by the other process") {
-  InTwoProcesses([](int32_t p, const std::function<void()>&) {
-    CallSpec spec = Spec(Collective::kAllGather, 2, 2, "all_gather");
-    spec.processes = {0, 1};
-    spec.algorithm = "ring";
-    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec)));
-    Part part(10 + p, 2);
-    part.Arrive(*site, 100, p);
-    part.Expect({10, 11});
-  });
-}
-
-TEST_CASE("processes with different types get an error that names both") {
-  InTwoProcesses([](int32_t p, const std::function<void()>&) {
-    const auto site = PairSite();
-    Counter counter;
-    float in = 1, out = 0;
-    Participant participant = MakeParticipant(100, p, &in, &out, 1);
-    participant.dtype = p == 0 ? DType::kF32 : DType::kS32;
-    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
-    CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
-    const std::string message = counter.errors()[0];
-    for (const char* part : {"[0] (process 0) are in psum", "[1] (process 1) are in psum", "1 -> 1 elements of float32",
-                             "1 -> 1 elements of int32"}) {
-      if (message.find(part) == std::string::npos) std::fprintf(stderr, "%s\n", message.c_str());
-      CHECK(message.find(part) != std::string::npos);
-    }
-  });
-}
-
-// Both processes make a call with the attributes that `change(process, spec)` sets. Both get an error at once that has
-// all the parts, and the next call works.
+// Both processes make a call with the attributes that `change(process, spec)` sets, of `dtypes[process]`. Both get an
+// error at once that has all the parts, and the next call works.
 template <typename Change>
 void CheckDisagreement(Collective collective, const Change& change, const std::vector<std::string>& parts,
-                       const char* missing = "within", bool of_tables = false) {
+                       const char* missing = "within", bool of_tables = false,
+                       std::vector<DType> dtypes = {DType::kF32, DType::kF32}) {
   InTwoProcesses([&](int32_t p, const std::function<void()>&) {
     CallSpec spec = Spec(collective, 2, 2, "psum");
     spec.processes = {0, 1};
@@ -221,6 +192,7 @@ void CheckDisagreement(Collective collective, const Change& change, const std::v
     std::vector<int32_t> table(2 * 4 * 2);  // no rows
     table[4] = p;                           // an offset
     Participant participant = MakeParticipant(100, p, in.data(), out.data(), 1);
+    participant.dtype = dtypes[p];
     if (of_tables) {
       participant.table = table.data();
       participant.table_count = static_cast<int64_t>(table.size());
@@ -246,6 +218,13 @@ TEST_CASE("processes with different algorithms get an error that names both") {
                      "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, ring; call "});
 }
 
+TEST_CASE("processes with different types get an error that names both") {
+  CheckDisagreement(Collective::kAllReduce, [](int32_t, CallSpec&) {},
+                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32",
+                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of int32"},
+                    "within", false, {DType::kF32, DType::kS32});
+}
+
 // The processes wait in the second iteration of one call site and in the first of an equal one.
 TEST_CASE("an error tells equal call sites and their iterations apart") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
@@ -267,23 +246,21 @@ TEST_CASE("an error tells equal call sites and their iterations apart") {
   });
 }
 
-TEST_CASE("processes with other different attributes get an error, however long the name of the file is") {
-  for (const size_t length : {10, 230}) {
-    const auto change = [&](int32_t p, CallSpec& spec) {
-      spec.root = p;
-      spec.site = std::string(length, 'x');
-    };
-    CheckDisagreement(Collective::kBroadcast, change, {", with different attributes or plans"}, "tables");
-  }
-}
-
-TEST_CASE("processes with different tables get an error, however long the name of the file is") {
-  for (const size_t length : {10, 230}) {
-    const auto change = [&](int32_t, CallSpec& spec) {
-      spec.row_count = 1;
-      spec.site = std::string(length, 'x');
-    };
-    CheckDisagreement(Collective::kAllToAllV, change, {", with different tables of slices"}, "attributes", true);
+TEST_CASE("processes with other different attributes or tables get an error, however long the name of the file is") {
+  for (const bool of_tables : {false, true}) {
+    for (const size_t length : {10, 230}) {
+      const auto change = [&](int32_t p, CallSpec& spec) {
+        spec.site = std::string(length, 'x');
+        if (of_tables) {
+          spec.row_count = 1;
+        } else {
+          spec.root = p;
+        }
+      };
+      CheckDisagreement(of_tables ? Collective::kAllToAllV : Collective::kBroadcast, change,
+                        {of_tables ? ", with different tables of slices" : ", with different attributes or plans"},
+                        of_tables ? "attributes" : "tables", of_tables);
+    }
   }
 }
 

@@ -144,40 +144,6 @@ TEST_CASE("reductions of more than a tile, and of operands with different fragme
   }
 }
 
-// A peer that aborts may free its buffers at any time.
-TEST_CASE("a reduction of unreadable memory does not finish") {
-  if (!Node::AllowSingleCopy()) return;
-  constexpr int64_t kBlock = 40'001;
-  Request request;
-  request.collective = Collective::kReduceScatter;
-  request.geometry.ranks_per_node = 2;
-  request.geometry.pull = true;
-  request.block_count = kBlock;
-  const auto program =
-      Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request), {2, kBlock, kBlock},
-                    {1, kBlock, kBlock}, sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
-  const std::vector<int32_t> in(2 * kBlock, 1);
-  std::vector<int32_t> out(kBlock, -1);
-  void* const gone = mmap(nullptr, in.size() * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(gone != MAP_FAILED);
-  std::vector<RankBuffers> buffers(2);
-  buffers[0].input = reinterpret_cast<const char*>(in.data());
-  buffers[0].output = reinterpret_cast<char*>(out.data());
-  buffers[1].input = static_cast<const char*>(gone);
-  buffers[1].input_pid = getpid();
-  buffers[1].local = false;
-  // The signal of the other rank: its input is ready.
-  std::vector<std::atomic<uint32_t>> from(2), to(2);
-  for (auto& signal : from) signal.store(1);
-  buffers[0].signals = from.data();
-  buffers[1].signals = to.data();
-  Execution execution(program, buffers);
-  CHECK(!execution.Work());
-  CHECK(execution.unreadable_pid() == getpid());
-  CHECK(!execution.Work() && to[0].load() <= 1);  // nor does it signal that it has read
-  munmap(gone, in.size() * sizeof(int32_t));
-}
-
 // A rank that waits for a signal that has arrived only waits for a thread.
 TEST_CASE("the pair of ranks of an error has no signal that has arrived") {
   constexpr int32_t kRanks = 3, kLate = 2;

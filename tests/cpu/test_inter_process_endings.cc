@@ -26,14 +26,7 @@ struct Pair {
 
   explicit Pair(const Algorithm& algorithm, const Request& request, bool single_copy = false)
       : one(algorithm, request, {1, 0}, single_copy, random) {}
-  // The ranks write to each other without waits. The call ends when all have left.
-  static Request Exchange(int64_t block_count) {
-    Request request = Sum(2, block_count);
-    request.collective = Collective::kAllGather;
-    request.geometry.pull = false;
-    return request;
-  }
-  static Pair Direct() { return Pair(Named(Collective::kAllGather, "direct"), Exchange(100)); }
+  static Pair Direct() { return Pair(Named(Collective::kAllGather, "direct"), Exchange(2, 100)); }
   static Pair Ring() { return Pair(Named(Collective::kAllReduce, "ring"), Sum(2, 100)); }
 
   void Enter(uint64_t key, double timeout_s = 60) {
@@ -42,13 +35,7 @@ struct Pair {
       calls[p]->Enter();
     }
   }
-  // Advances the call until it waits. Returns whether the call is over.
-  bool Move(int process) {
-    InterProcessCall::AdvanceResult status;
-    while ((status = calls[process]->Advance()) == InterProcessCall::AdvanceResult::kMoved) {
-    }
-    return status == InterProcessCall::AdvanceResult::kOver;
-  }
+  bool Move(int process) { return jaxcomm::Move(*calls[process]); }
   // Runs an entered call until it succeeds.
   void Succeed() {
     for (auto& output : one.outputs) std::fill(output.begin(), output.end(), -1);
@@ -76,33 +63,24 @@ TEST_CASE("a call finishes when all others have left, and not before") {
 }
 
 // A process that aborts also leaves the slots of the others. That alone does not mean that it has put its data.
-TEST_CASE("the abort of a peer before its put is detected after the own work") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);  // it has found the other
-  CHECK(!pair.Move(0));                                                        // this one has done its work
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.results.num_ended() == 1);
-  CHECK(pair.Move(0));
-  CHECK(pair.results.error(0) == "psum at test: in the exit barrier, ranks [0] (process 1) aborted: had enough");
-  CHECK(pair.results.error(1) == "had enough");
-}
-
-TEST_CASE("a peer that aborts before it has found the others is detected in the entry barrier") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.Move(0));
-  CHECK(pair.results.error(0) == "psum at test: in the entry barrier, ranks [0] (process 1) aborted: had enough");
-}
-
-TEST_CASE("the abort of a peer after its work is detected") {
-  Pair pair = Pair::Direct();
-  pair.Enter(1000);
-  CHECK(!pair.Move(1));  // it has counted itself out
-  pair.calls[1]->Fail(kEnough);
-  CHECK(pair.Move(0));
-  CHECK(Has(pair.results.error(0), "aborted: had enough"));
+TEST_CASE("the abort of a peer is detected before it has found the others, before its put, and after its work") {
+  enum class Done { kNothing, kFoundOthers, kWork };
+  for (const auto& [done, phase] : {std::pair{Done::kNothing, "in the entry barrier, "},
+                                    {Done::kFoundOthers, "in the exit barrier, "},
+                                    {Done::kWork, ""}}) {
+    Pair pair = Pair::Direct();
+    pair.Enter(1000);
+    if (done == Done::kFoundOthers) {
+      CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);
+      CHECK(!pair.Move(0));  // this one has done its work
+    }
+    if (done == Done::kWork) CHECK(!pair.Move(1));  // it has counted itself out
+    pair.calls[1]->Fail(kEnough);
+    CHECK(pair.results.num_ended() == 1);
+    CHECK(pair.Move(0));
+    CHECK(Has(pair.results.error(0), phase) && Has(pair.results.error(0), "ranks [0] (process 1) aborted: had enough"));
+    CHECK(pair.results.error(1) == "had enough");
+  }
 }
 
 TEST_CASE("only the first failure counts, and none after success") {
@@ -139,24 +117,20 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
     std::vector<uint64_t> offsets;
     for (int round = 0; round < 6; ++round) {
       Collective1 one(Named(direct ? Collective::kAllGather : Collective::kAllReduce, direct ? "direct" : "ring"),
-                      direct ? Pair::Exchange(100) : Sum(2, 100), {1, 0}, false, random);
+                      direct ? Exchange(2, 100) : Sum(2, 100), {1, 0}, false, random);
       Results results(2);
       std::shared_ptr<InterProcessCall> calls[2];
       // Each turn has its own run, so the next does not find its failure. The key, which determines the slot, stays.
       for (const int p : {0, 1}) calls[p] = one.CallOf(world, p, key, results, 60, round);
       for (const auto& call : calls) call->Enter();
-      const auto move = [&](int p) {
-        while (calls[p]->Advance() == InterProcessCall::AdvanceResult::kMoved) {
-        }
-      };
       ControlSegment& control_segment = world.node(0).control_segment();
       const int slot = control_segment.Find(key);
       CHECK(slot >= 0);
       offsets.push_back(control_segment.slots[slot].offset);
       if (round % 3 != 2) {
-        move(0);
+        Move(*calls[0]);
         CHECK(results.num_ended() == 0);
-        for (int turn = 1; turn < 50 && results.num_ended() < 2; ++turn) move(turn % 2);
+        for (int turn = 1; turn < 50 && results.num_ended() < 2; ++turn) Move(*calls[turn % 2]);
         CHECK(results.num_ended() == 2 && one.outputs == one.expected);
         for (const int p : {0, 1}) CHECK(results.error(p).empty());
       } else {
@@ -165,7 +139,7 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
         CHECK(results.num_ended() == 1);
         CHECK(!calls[0]->Reclaim());  // the other process may still touch it
         CHECK(control_segment.Find(key) < 0 && control_segment.keys[slot].load() != 0);
-        move(1);
+        Move(*calls[1]);
         calls[1]->Check(Clock::now());  // a call that waits for a signal detects the failure here
         CHECK(results.num_ended() == 2 && Has(results.error(1), "aborted: had enough"));
         for (const int p : {1, 0}) CHECK(calls[p]->Reclaim());
@@ -203,41 +177,30 @@ TEST_CASE("a block is free again when the last of its users is done") {
 }
 
 TEST_CASE("a call fails at its deadline, with a grace period while it runs") {
-  const auto ms = [](int64_t count) { return std::chrono::milliseconds(count); };
-  Pair pair = Pair::Ring();
-  const auto began = Clock::now();
-  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 500);
-  pair.calls[0]->Enter();
-  CHECK(!pair.Move(0));
-  pair.calls[0]->Check(began + ms(499'999));
-  CHECK(pair.results.num_ended() == 0);
-  pair.calls[0]->Check(Clock::now() + ms(500'001));
-  CHECK(pair.results.error(0) ==
-        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
-        "(process 1) in no collective, which did not enter the call within 500 s (JAXCOMM_TIMEOUT_S)");
-
-  Pair running = Pair::Ring();
-  const auto before = Clock::now();
-  running.Enter(1000, 500);
-  CHECK(!running.Move(0));
-  running.calls[0]->Check(before + ms(500'290));  // beyond the deadline, unless this machine is slow
-  CHECK(running.results.num_ended() == 0);
-  running.calls[0]->Check(Clock::now() + ms(501'000));
-  CHECK(running.results.error(0) ==
-        "psum at test: while running, rank 1 in call 1000 of 100 elements got no signal from rank 0 (process 1) within "
-        "500 s (JAXCOMM_TIMEOUT_S)");
-  CHECK(running.calls[0]->failed());
-
-  Pair leaving = Pair::Direct();
-  const auto start = Clock::now();
-  leaving.Enter(1000, 500);
-  CHECK(!leaving.Move(0));
-  leaving.calls[0]->Check(start + ms(499'999));
-  CHECK(leaving.results.num_ended() == 0);
-  leaving.calls[0]->Check(Clock::now() + ms(500'001));
-  CHECK(leaving.results.error(0) ==
-        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
-        "(process 1), which did not leave the call within 500 s (JAXCOMM_TIMEOUT_S)");
+  enum class Phase { kEntry, kRunning, kExit };
+  const std::string call = " in call 1000 of 100 elements ", limit = " within 500 s (JAXCOMM_TIMEOUT_S)";
+  for (const auto& [phase, why] :
+       {std::pair<Phase, std::string>{Phase::kEntry, "in the entry barrier, ranks [1] (process 0)" + call +
+                                                         "waited for ranks [0] (process 1) in no collective, which "
+                                                         "did not enter the call" +
+                                                         limit},
+        {Phase::kRunning, "while running, rank 1" + call + "got no signal from rank 0 (process 1)" + limit},
+        {Phase::kExit, "in the exit barrier, ranks [1] (process 0)" + call +
+                           "waited for ranks [0] (process 1), which did not leave the call" + limit}}) {
+    const bool running = phase == Phase::kRunning;
+    Pair pair = phase == Phase::kExit ? Pair::Direct() : Pair::Ring();
+    const auto began = Clock::now();
+    for (const int p : {0, 1}) {
+      pair.calls[p] = pair.one.CallOf(pair.world, p, 1000, pair.results, 500);
+      if (p == 0 || phase != Phase::kEntry) pair.calls[p]->Enter();
+    }
+    CHECK(!pair.Move(0));
+    // While it runs, beyond the deadline, unless this machine is slow.
+    pair.calls[0]->Check(began + std::chrono::milliseconds(running ? 500'290 : 499'999));
+    CHECK(pair.results.num_ended() == 0);
+    pair.calls[0]->Check(Clock::now() + std::chrono::milliseconds(running ? 501'000 : 500'001));
+    CHECK(pair.results.error(0) == "psum at test: " + why && pair.calls[0]->failed());
+  }
 }
 
 TEST_CASE("a late process is named together with its current calls") {

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -25,12 +26,11 @@ void Prepare() {
   Rendezvous::SetLimits({60, 30});
 }
 
-// Devices are threads. Each arrives at every site of every run in its own order of sites, without waiting for earlier
-// calls. Every output must belong to its own site, run and iteration.
+// Devices are threads. Each arrives at every site of two runs in its own order, without waiting for earlier calls.
+// Every output must belong to its own site, run and iteration.
 void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
-  constexpr int kSites = 12;
-  constexpr int kIterations = 5;
+  constexpr int kSites = 12, kRuns = 2, kIterations = 5;
   std::vector<std::shared_ptr<Rendezvous>> sites;
   std::vector<int64_t> counts;
   for (int s = 0; s < kSites; ++s) {
@@ -48,9 +48,10 @@ void IndependentCalls(int round) {
   struct Call {
     std::vector<int32_t> input, output;
   };
-  std::vector<std::vector<Call>> calls(kRanks, std::vector<Call>(kSites * kIterations));
-  const auto value = [&](int64_t rank, int site, int iteration) {
-    return static_cast<int32_t>(rank + 1000 * site + 100000 * iteration + 7 * round);
+  std::vector<std::vector<Call>> calls(kRanks, std::vector<Call>(kRuns * kSites * kIterations));
+  // `which`: run and site, as numbers of `calls`.
+  const auto value = [&](int64_t rank, int which, int iteration) {
+    return static_cast<int32_t>(rank + 1000 * which + 100000 * iteration + 7 * round);
   };
   Counter counter;
   std::vector<std::thread> devices;
@@ -58,32 +59,34 @@ void IndependentCalls(int round) {
     devices.emplace_back([&, rank] {
       std::mt19937 random(static_cast<unsigned>(rank + 100 * round));
       for (int iteration = 0; iteration < kIterations; ++iteration) {
-        std::vector<int> order(kSites);
-        for (int s = 0; s < kSites; ++s) order[s] = s;
+        std::vector<int> order(kRuns * kSites);
+        std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), random);
-        for (const int s : order) {
-          Call& call = calls[rank][s * kIterations + iteration];
-          call.input.assign(counts[s], value(rank, s, iteration));
+        for (const int which : order) {
+          const int s = which % kSites;
+          Call& call = calls[rank][which * kIterations + iteration];
+          call.input.assign(counts[s], value(rank, which, iteration));
           call.output.assign(counts[s], -1);
-          sites[s]->Arrive(MakeParticipant(1 + round, rank, call.input.data(), call.output.data(), counts[s]),
-                           std::make_unique<CountCompletion>(counter));
+          sites[s]->Arrive(
+              MakeParticipant(kRuns * round + which / kSites, rank, call.input.data(), call.output.data(), counts[s]),
+              std::make_unique<CountCompletion>(counter));
           if (random() % 8 == 0) std::this_thread::yield();
         }
       }
     });
   }
   for (auto& device : devices) device.join();
-  CHECK(counter.WaitFor(kRanks * kSites * kIterations));
+  CHECK(counter.WaitFor(kRanks * kRuns * kSites * kIterations));
   CHECK(counter.errors().empty());
   for (int64_t rank = 0; rank < kRanks; ++rank) {
-    for (int s = 0; s < kSites; ++s) {
-      const int64_t group_size = s % 3 == 2 ? 4 : kRanks;
+    for (int which = 0; which < kRuns * kSites; ++which) {
+      const int64_t group_size = which % kSites % 3 == 2 ? 4 : kRanks;
       for (int iteration = 0; iteration < kIterations; ++iteration) {
         int32_t expected = 0;
         for (int64_t peer = rank / group_size * group_size; peer < (rank / group_size + 1) * group_size; ++peer) {
-          expected += value(peer, s, iteration);
+          expected += value(peer, which, iteration);
         }
-        for (const int32_t out : calls[rank][s * kIterations + iteration].output) CHECK(out == expected);
+        for (const int32_t out : calls[rank][which * kIterations + iteration].output) CHECK(out == expected);
       }
     }
   }
@@ -108,8 +111,9 @@ class BlockingCompletion : public Completion {
   const int wait_for_;
 };
 
-void ContinuationsThatWait(int num_rounds) {
-  constexpr int kRanks = 8;
+TEST_CASE("continuations wait for each other") {
+  Prepare();
+  constexpr int kRanks = 8, num_rounds = 500;
   const std::shared_ptr<Rendezvous> site =
       ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
   std::vector<float> in(kRanks, 1), out(kRanks);
@@ -131,39 +135,6 @@ void ContinuationsThatWait(int num_rounds) {
 TEST_CASE("independent calls arrive in any order") {
   Prepare();
   for (int round = 0; round < 5; ++round) IndependentCalls(round);
-}
-
-TEST_CASE("continuations wait for each other") {
-  Prepare();
-  ContinuationsThatWait(500);
-}
-
-// Every device alternates between two runs of one call site, the second half of the devices in the other order.
-TEST_CASE("two runs that interleave on every device") {
-  Prepare();
-  constexpr int kRanks = 4;
-  const std::shared_ptr<Rendezvous> site =
-      ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
-  int32_t in[kRanks][2][3], out[kRanks][2][3];
-  Counter counter;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (int iteration = 0; iteration < 3; ++iteration) {
-      for (int i = 0; i < 2; ++i) {
-        const int which = rank < 2 ? i : 1 - i;
-        in[rank][which][iteration] = rank + 100 * which + 10000 * iteration;
-        site->Arrive(MakeParticipant(3000 + which, rank, &in[rank][which][iteration], &out[rank][which][iteration], 1),
-                     std::make_unique<CountCompletion>(counter));
-      }
-    }
-  }
-  CHECK(counter.WaitFor(kRanks * 2 * 3));
-  for (const auto& runs : out) {
-    for (int which = 0; which < 2; ++which) {
-      for (int iteration = 0; iteration < 3; ++iteration) {
-        CHECK(runs[which][iteration] == 6 + kRanks * (100 * which + 10000 * iteration));
-      }
-    }
-  }
 }
 
 // A page of memory that blocks the first thread that touches it until the page is released.
@@ -329,28 +300,18 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   Prepare();
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
-  Counter counter;
-  for (int64_t rank = 0; rank < 2; ++rank) {
-    site->Arrive(MakeParticipant(2000, rank, in.data(), out.data(), rank == 0 ? 8 : 4),
-                 std::make_unique<CountCompletion>(counter));
-  }
-  CHECK(counter.WaitFor(2));
-  const auto errors = counter.errors();
-  CHECK(errors.size() == 2);
-  for (const auto& message : errors) {
-    CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of float32, rank 0 has 8 -> 8 ") !=
-          std::string::npos);
-  }
-  Counter types;
-  for (int64_t rank = 0; rank < 2; ++rank) {
-    Participant participant = MakeParticipant(2001, rank, in.data(), out.data(), 4);
-    participant.dtype = rank == 0 ? DType::kF32 : DType::kS32;
-    site->Arrive(participant, std::make_unique<CountCompletion>(types));
-  }
-  CHECK(types.WaitFor(2) && types.errors().size() == 2);
-  for (const auto& message : types.errors()) {
-    CHECK(message.find("rank 1 has 4 -> 4 elements of int32, rank 0 has 4 -> 4 elements of float32") !=
-          std::string::npos);
+  for (const bool types : {false, true}) {
+    Counter counter;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      Participant participant = MakeParticipant(2000 + types, rank, in.data(), out.data(), rank == 0 && !types ? 8 : 4);
+      if (types && rank == 1) participant.dtype = DType::kS32;
+      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    }
+    CHECK(counter.WaitFor(2) && counter.errors().size() == 2);
+    const std::string expected = types ? "int32, rank 0 has 4 -> 4 elements of float32" : "float32, rank 0 has 8 -> 8 ";
+    for (const auto& message : counter.errors()) {
+      CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of " + expected) != std::string::npos);
+    }
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};

@@ -267,8 +267,9 @@ TEST_CASE("rows reach their slots and come back") {
   }
 }
 
-// Two processes of a node read from each other. The rows of a token are neighbours for one process, or are not. Of the
-// long rows, a rank reads more in combine than TokenSums holds at once: 4 MiB, or the rows of one token.
+// Two processes of a node, or of a host whose ranks are those of several nodes, read from each other. The rows of a
+// token are neighbours for one process, or are not. Of the long rows, a rank reads more in combine than TokenSums holds
+// at once: 4 MiB, or the rows of one token.
 TEST_CASE("rows of other processes reach their slots and come back") {
   std::mt19937 random(7);
   struct Size {
@@ -278,12 +279,13 @@ TEST_CASE("rows of other processes reach their slots and come back") {
     row_count = size.elements;
     const bool is_long = size.elements > 259;
     for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
-      for (const auto& [n, nodes] : {std::pair(2, 1), {6, 1}, {8, 2}}) {
+      for (const auto& [n, nodes] : {std::pair(2, 1), {6, 1}, {8, 2}, {8, 4}}) {
         if (is_long && (n > 2 || (k != 0 && static_cast<Kind>(k) != Kind::kOneExpert))) continue;  // for time
         Setup setup;
         setup.nodes = nodes;
         setup.locals = n / nodes;
         setup.processes = 2;
+        setup.one_host = nodes == 4;
         for (const bool flag : {false, true}) {
           setup.algorithm = nodes > 1 && !flag ? "hierarchical" : "direct";
           setup.per_choice = flag;
@@ -293,27 +295,6 @@ TEST_CASE("rows of other processes reach their slots and come back") {
           CheckDispatch(c, setup, random);
           CheckCombine(c, setup, random);
         }
-      }
-    }
-  }
-  row_count = 5;
-}
-
-// A process of a mesh of several axes may have ranks of several nodes. One rank of each node reads.
-TEST_CASE("rows reach the ranks of each node of a process and come back") {
-  std::mt19937 random(9);
-  Setup setup;
-  setup.nodes = 4;
-  setup.locals = setup.processes = 2;
-  setup.one_host = true;
-  for (const int64_t elements : {5, 259}) {
-    row_count = elements;
-    for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
-      for (const char* algorithm : {"direct", "hierarchical"}) {
-        setup.algorithm = algorithm;
-        const Routed c = DrawRouting(static_cast<Kind>(k), 8, 6, 3, 2, 1 + random() % 4, random);
-        CheckDispatch(c, setup, random);
-        CheckCombine(c, setup, random);
       }
     }
   }

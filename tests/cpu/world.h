@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -170,6 +171,23 @@ struct Collective1 {
   }
 };
 
+// Advances the call until it waits. Returns whether the call is over.
+inline bool Move(InterProcessCall& call) {
+  InterProcessCall::AdvanceResult status;
+  while ((status = call.Advance()) == InterProcessCall::AdvanceResult::kMoved) {
+  }
+  return status == InterProcessCall::AdvanceResult::kOver;
+}
+
+template <typename Condition>
+void WaitUntil(Condition condition) {
+  const Clock::time_point limit = Clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    CHECK(Clock::now() < limit);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 inline std::vector<int32_t> Split(int32_t num_ranks, int32_t num_processes, bool interleaved) {
   std::vector<int32_t> process_of;
   for (int32_t r = 0; r < num_ranks; ++r) {
@@ -189,6 +207,14 @@ inline Request Sum(int32_t num_ranks, int64_t block_count) {
   request.collective = Collective::kAllReduce;
   request.geometry = {1, num_ranks, true, true};
   request.block_count = block_count;
+  return request;
+}
+
+// The ranks of a node write to each other without waits. The call ends when all have left.
+inline Request Exchange(int32_t num_ranks, int64_t block_count) {
+  Request request = Sum(num_ranks, block_count);
+  request.collective = Collective::kAllGather;
+  request.geometry.pull = false;
   return request;
 }
 

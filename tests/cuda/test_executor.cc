@@ -301,7 +301,7 @@ TEST_CASE("blocks in fragments, packed and not") {
 
 TEST_CASE("plans, in all shapes [full]") { TestAllPlans(); }
 
-// tests/cpu/test_types.cc checks the CPU's results that are the reference here.
+// tests/cpu/test_every_type.py checks the CPU's results that are the reference here.
 void TestTypes(bool all_algorithms) {
   PrepareDevice();
   uint64_t seed = FirstSeed();

@@ -57,17 +57,18 @@ def check(text, *parts, call=r"psum at failing.py:\d+ \(.+?\)"):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("scenario", "options"),
-    [("killed_in_a_collective", {}), ("killed_while_large_data_move", {}),
-     ("killed_while_reshard_runs", {"call": "reshard at jaxcomm.reshard"})],
+    ("scenario", "errors", "options"),
+    [("killed_in_a_collective", 1, {}), ("killed_while_large_data_move", 1, {}), ("killed_between_collectives", 2, {}),
+     ("killed_while_reshard_runs", 1, {"call": "reshard at jaxcomm.reshard"})],
 )  # fmt: skip
-def test_process_that_is_killed_in_a_collective(start, scenario, options, round_):
+def test_process_that_is_killed(start, scenario, errors, options, round_):
     *survivors, victim = start(scenario, **LONG)
     killed = victim.wait_for("acts")["at"]
     for rank in survivors:
-        error = rank.wait_for("error")
-        check(error["text"], "[6, 7] (process 3)", **options)
-        assert error["at"] - killed < PROMPT_S
+        for _ in range(errors):
+            error = rank.wait_for("error")
+            check(error["text"], "[6, 7] (process 3)", **options)
+            assert error["at"] - killed < PROMPT_S
         rank.wait_for("survivors work")
     finish(survivors)
 
@@ -85,17 +86,6 @@ def test_routing_that_is_wrong_on_one_rank(start, round_, on_each):
         assert error["at"] - began < PROMPT_S + SLACK_S
         rank.wait_for("all work")
     finish(ranks)
-
-
-@pytest.mark.full
-def test_process_that_is_killed_between_collectives(start, round_):
-    *survivors, victim = start("killed_between_collectives", **LONG)
-    victim.wait_for("acts")
-    for rank in survivors:
-        for _ in range(2):
-            check(rank.wait_for("error")["text"], "[6, 7] (process 3)")
-        rank.wait_for("survivors work")
-    finish(survivors)
 
 
 @pytest.mark.full

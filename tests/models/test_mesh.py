@@ -38,8 +38,7 @@ DENSE = {"permute": 2, "all_gather": 3 + 2 + 12, "reduce_scatter": 3 + 1 + 9, "a
 )
 def test_collectives_of_a_step(layout, experts, wanted):
     config = tiny("mesh", layout=layout, experts=experts, microbatches=2, attention="gather", matmul="unfused")
-    program = scripts.program(config)
-    assert scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config)) == wanted
+    assert scripts.collectives_of_a_step(config) == wanted
 
 
 def test_an_evaluation_has_one_sum_of_losses():

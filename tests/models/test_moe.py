@@ -25,48 +25,6 @@ from models.moe.model import AXES, TOP_K
 COMMS = {"jaxcomm": jaxcomm, "lax": comm_lib.with_synchronous_starts(jax.lax)}
 
 
-# Routing.
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def route(logits, capacity):
-    return model_lib.route(model_lib.choose(logits), logits.shape[1], capacity)
-
-
-def route_oracle(logits, capacity):
-    """The definition, token by token: (kept (t, TOP_K) bool, slot number, expert)."""
-    logits = np.asarray(logits)
-    expert = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]
-    kept, slot = np.zeros(expert.shape, bool), np.zeros(expert.shape, int)
-    used = np.zeros(logits.shape[1], int)
-    for k in range(TOP_K):
-        for token in range(len(logits)):
-            i = expert[token, k]
-            kept[token, k], slot[token, k] = used[i] < capacity, used[i]
-            used[i] += 1
-    return kept, slot, expert
-
-
-@pytest.mark.parametrize(
-    ("experts", "capacity"),
-    [(e, c) if (e, c) in [(2, 40), (8, 7), (13, 3)] else pytest.param(e, c, marks=pytest.mark.full)
-     for e in (2, 8, 13) for c in (1, 3, 7, 40)],
-)  # fmt: skip
-def test_route_matches_the_loop(capacity, experts):
-    logits = np.random.default_rng([capacity, experts]).normal(size=(40, experts)).astype(np.float32)
-    routing = route(logits, capacity)
-    kept, slot, expert = route_oracle(logits, capacity)
-    np.testing.assert_array_equal(routing.slot, np.where(kept, expert * capacity + slot, experts * capacity))
-    token_in = np.full(experts * capacity, 40)
-    for token, k in np.argwhere(kept):
-        token_in[expert[token, k] * capacity + slot[token, k]] = token
-    np.testing.assert_array_equal(routing.token, token_in)
-    assert float(routing.stats.dropped) == pytest.approx(1 - kept.mean())
-    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    load = np.bincount(expert[:, 0], minlength=experts) / 40
-    assert float(routing.stats.balance) == pytest.approx(experts * (load * probs.mean(0)).sum(), rel=1e-5)
-
-
 # The distributed layer against every expert applied to every token on one device.
 
 

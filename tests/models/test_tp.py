@@ -34,10 +34,8 @@ def test_cross_entropy_without_a_gather(comm):
 def test_collectives_of_a_step():
     """Per layer: 2 gathers and 2 scatters forward, as many backward, and 2 gathers for the gradients of weights."""
     config = tiny("tp", layers=3, matmul="unfused")
-    program = scripts.program(config)
-    state = jax.eval_shape(program.init)
     layers = config.layers
-    assert scripts.collectives(program.step, state, scripts.tokens(config)) == {
+    assert scripts.collectives_of_a_step(config) == {
         "all_gather": (2 + 2 + 2) * layers + 3,  # head forward and its weights, embedding backward
         "reduce_scatter": (2 + 2) * layers + 2,  # embedding forward, head backward
         # Largest score, sum and target; gradients over data and over all ranks; norm; loss.
@@ -46,15 +44,12 @@ def test_collectives_of_a_step():
 
 
 def test_an_axis_of_size_1_has_no_collective():
-    config = tiny("tp", layout="1x1")
-    program = scripts.program(config)
-    assert scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config)) == {}
+    assert scripts.collectives_of_a_step(tiny("tp", layout="1x1")) == {}
 
 
 def test_ring_sends_blocks():
     config = tiny("tp", matmul="ring")
-    program = scripts.program(config)
-    found = scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config))
+    found = scripts.collectives_of_a_step(config)
     assert set(found) == {"permute", "all_reduce", "reduce_scatter", "all_gather"}
     assert (found["reduce_scatter"], found["all_gather"]) == (1, 1)  # embedding
     assert found["permute"] == 3 * (10 * config.layers + 3)

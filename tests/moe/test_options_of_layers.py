@@ -26,7 +26,7 @@ OPTIONS = {
     "sums": ["weighted", "plain", "choices"],
     "dtype": ["float32", "bfloat16", "float64", "complex64"],
     "weights": ["float32", "bfloat16"],
-    "ids": ["holes", "duplicates", "none"],
+    "ids": ["holes", "duplicates", "one rank", "none"],
     "tokens": [3, 0],
     "choices": [2, 0],
     "batch": ["alone", "x", "weights", "both", "cotangents"],

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import LAX, assert_same, on_ranks, run
+from harness import assert_same, on_ranks, run
 from jax import lax
 from pairs import BLOCK, STARTED, call
 from test_start_values import calls
@@ -31,16 +31,6 @@ def test_the_operand_of_a_tangent_is_kept_until_its_done(mesh):
         return jax.jvp(lambda x: call(STARTED, "all_gather", x), (x,), (x + 1,))
 
     assert sorted(calls(tangent, mesh, x)) == [("all_gather", 2, True)] * 2 + [("done", 2, False)] * 2
-
-
-def test_linear_transpose_with_values_to_wait_for(mesh):
-    x = np.zeros((8, *BLOCK), np.float32) + np.arange(8, dtype=np.float32).reshape(8, *[1] * len(BLOCK))
-
-    def back(library, x, **after):
-        transpose = jax.linear_transpose(lambda y: call(library, "psum_scatter", y, **after), x)
-        return transpose(call(library, "psum_scatter", x))
-
-    assert_same(*run(lambda x: [back(STARTED, x, start_after=jnp.sin(x)), back(LAX, x)], mesh, x))
 
 
 def test_derivatives_keep_no_values_to_wait_for(mesh):

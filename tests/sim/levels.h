@@ -1,6 +1,7 @@
 // Levels of a cluster and comparisons of times, for the tests of the simulator.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -8,6 +9,7 @@
 
 #include "../../ffi/sim/topology.h"
 #include "../check.h"
+#include "../plan/written.h"
 
 namespace jaxcomm {
 
@@ -29,6 +31,17 @@ inline Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double b
   level.overhead_s = 4e-7;
   level.taper = taper;
   return level;
+}
+
+// The request of a call on GPUs whose nodes are the groups of level 0.
+inline Request OnGpus(Collective collective, const Cluster& cluster, int64_t num_ranks, int64_t block_count,
+                      int64_t chunk_count) {
+  const int64_t locals = std::min(cluster.levels[0].ranks, num_ranks);
+  Request request =
+      Ask(collective, static_cast<int32_t>(num_ranks / locals), static_cast<int32_t>(locals), block_count, chunk_count);
+  request.geometry.all_addressable = request.geometry.num_nodes == 1;
+  request.geometry.pull = true;
+  return request;
 }
 
 // The levels that the cost model sees: a domain without contention and a network.

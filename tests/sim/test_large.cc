@@ -24,14 +24,6 @@ Cluster Tree(LevelKind second, int64_t leaf, int64_t ranks, double taper) {
   return cluster;
 }
 
-Request OnGpus(Collective collective, const Cluster& cluster, int64_t ranks, int64_t block_count, int64_t chunk_count) {
-  const auto locals = static_cast<int32_t>(std::min(cluster.levels[0].ranks, ranks));
-  Request request = Ask(collective, static_cast<int32_t>(ranks / locals), locals, block_count, chunk_count);
-  request.geometry.all_addressable = request.geometry.num_nodes == 1;
-  request.geometry.pull = true;
-  return request;
-}
-
 void SameInFull(const Algorithm& algorithm, const Request& request, const Cluster& cluster) {
   const auto run = [&](Fidelity fidelity) {
     return ValueOf(Simulate(algorithm, request, 4, cluster, fidelity, 10'000'000));
@@ -140,16 +132,6 @@ TEST_CASE("a ring of 131072 ranks takes the time of its rounds") {
     CHECK(steps == 0 || found.num_ops == steps);  // the cost is the same
     steps = found.num_ops;
   }
-}
-
-TEST_CASE("a long ring over a tapered tree is simulated in few steps") {
-  // 131072 ranks: each leaf sends one rank's pieces over its uplinks, so taper costs nothing; latencies add up.
-  const Cluster tree = Tree(LevelKind::kRails, 32, 1 << 17, 4);
-  const Algorithm& ring = *FindAlgorithm(Collective::kAllReduce, "ring");
-  const Simulation found = ValueOf(
-      Simulate(ring, OnGpus(Collective::kAllReduce, tree, 1 << 17, 1 << 22, 0), 4, tree, Fidelity::kFolded, 1'000'000));
-  CHECK(found.num_ops < 1'000'000);
-  CHECK(found.bounds.alpha_s <= found.time_s && found.bounds.beta_s <= found.time_s);
 }
 
 }  // namespace

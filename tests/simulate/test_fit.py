@@ -64,10 +64,9 @@ def test_a_measured_point_returns_itself(tmp_path):
     assert set(found.evidence) == {"measured"}
 
 
-def test_a_prediction_names_what_it_rests_on(tmp_path):
-    rows = made.sweep(DENSE[:3], (4, 8), [2**k for k in range(12, 24, 2)])
-    fitted = fit(made.timed(tmp_path / "t.csv", rows, TRUTH))
-    asked = [
+KERNEL = {"note": "lib=MSCCL++; algo=one"}
+NAMED = {
+    "nccl": [
         ({"bytes": "8192", "ranks": "8"}, "between"),
         ({"bytes": "1073741824", "ranks": "8"}, "beyond"),
         ({"ranks": "6"}, "scale"),
@@ -78,24 +77,25 @@ def test_a_prediction_names_what_it_rests_on(tmp_path):
         ({"hardware": "8x H100"}, "device"),
         ({"hardware": "8x MI300X", "note": "lib=RCCL"}, "guess"),
         ({"note": "lib=MSCCL++"}, "guess"),
-    ]
-    found = fitted.predict(made.read(tmp_path / "q.csv", [row for row, _ in asked]))
-    assert list(found.evidence) == [evidence for _, evidence in asked]
-    assert np.isfinite(found.log_time).all()
-
-
-def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
-    note = {"note": "lib=MSCCL++; algo=one"}
-    rows = [{**note, "bytes": str(b), "time_us": str(5 + b / 1e5)} for b in SIZES]
-    fitted = fit(made.read(tmp_path / "t.csv", rows))
-    asked = [
-        ({**note, "bytes": "8192"}, "between"),
-        ({**note, "source": "other/sweep:file"}, "harness"),
-        ({**note, "op": "all_gather"}, "guess"),
+    ],
+    "kernel": [  # from the same kernel only
+        ({**KERNEL, "bytes": "8192"}, "between"),
+        ({**KERNEL, "source": "other/sweep:file"}, "harness"),
+        ({**KERNEL, "op": "all_gather"}, "guess"),
         ({"note": "lib=UCCL"}, "guess"),
-    ]
-    found = fitted.predict(made.read(tmp_path / "q.csv", [row for row, _ in asked]))
-    assert list(found.evidence) == [evidence for _, evidence in asked]
+    ],
+}
+
+
+@pytest.mark.parametrize("table", NAMED)
+def test_a_prediction_names_what_it_rests_on(tmp_path, table):
+    if table == "nccl":
+        rows = made.timed(tmp_path / "t.csv", made.sweep(DENSE[:3], (4, 8), [2**k for k in range(12, 24, 2)]), TRUTH)
+    else:
+        rows = made.read(tmp_path / "t.csv", [{**KERNEL, "bytes": str(b), "time_us": str(5 + b / 1e5)} for b in SIZES])
+    found = fit(rows).predict(made.read(tmp_path / "q.csv", [row for row, _ in NAMED[table]]))
+    assert list(found.evidence) == [evidence for _, evidence in NAMED[table]]
+    assert np.isfinite(found.log_time).all()
 
 
 def test_residuals_pass_through_points_and_fade(tmp_path):

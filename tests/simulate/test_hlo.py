@@ -170,17 +170,6 @@ def test_pairs_of_start_and_done_run_beside_computation():
     assert (block.tasks[1].work.flops, block.tasks[1].work.bytes) == (2.0 * 1024**3, 3 * 2 * 1024**2)
 
 
-def test_a_wrapped_collective_is_asynchronous():
-    wrapped = ADD + (
-        "\n%wrapped (q: bf16[1024,1024]) -> bf16[1024,1024] {\n  %q = bf16[1024,1024] parameter(0)\n"
-        "  ROOT %x = bf16[1024,1024] all-to-all(%q), channel_id=2, dimensions={0}, replica_groups=[2,4]<=[8]\n}\n"
-    )
-    start = "%s = ((bf16[1024,1024]), bf16[1024,1024], u32[]) async-start(%p), calls=%wrapped"
-    _, block = _block(P0, start, "ROOT %d = bf16[1024,1024] async-done(%s), calls=%wrapped", more=wrapped)
-    (found,) = block.exchanges()
-    assert (found.op, found.axes, found.count, found.asynchronous) == ("all_to_all", ("model",), 1 << 20, True)
-
-
 def test_ragged_and_several_operands():
     _, block = _block(
         P0,

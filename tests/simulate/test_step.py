@@ -211,8 +211,8 @@ def test_results_that_nothing_uses_take_no_time():
     assert [type(task.work) for task in block.tasks] == [Kernel, Exchange]
 
 
-def test_collective_products_and_experts():
-    """Rows of all 8 ranks times the weight, while they are gathered; choices of tokens over 8 ranks."""
+def test_collective_products():
+    """Rows of all 8 ranks times the weight, while they are gathered."""
 
     def f(x, w):
         return jaxcomm.all_gather_matmul(x, w, "model")
@@ -230,13 +230,33 @@ def test_collective_products_and_experts():
     (row,) = found.collectives
     assert (row.op, row.bytes) == ("psum_scatter", 4 * 128 * 32)
 
-    def h(x, ids):
-        route = jaxcomm.moe.route(ids, "model", num_experts=16, capacity=256)
-        rows = jaxcomm.moe.dispatch(x, route)
-        return jaxcomm.moe.combine(rows, route)
 
-    found = _run(h, _struct(64, 32), _struct(64, 2, dtype=jnp.int32), ins=(P(), P()))
-    assert [row.bytes for row in found.collectives if row.op == "ragged_all_to_all"] == [4 * 64 * 2 * 32] * 2
+def _layer(x, ids):
+    route = jaxcomm.moe.route(ids, "model", num_experts=16, capacity=256)
+    rows = jaxcomm.moe.dispatch(x, route)
+    return jaxcomm.moe.combine(rows, route)
+
+
+def _two_types(values, scales, ids):
+    return jaxcomm.moe.dispatch((values, scales), jaxcomm.moe.route(ids, "model", num_experts=16, capacity=256))
+
+
+def _one_shot(x, ids):
+    return jaxcomm.moe.route_and_dispatch(x, ids, "model", num_experts=16, capacity=256, algorithm="one_shot")[0]
+
+
+@pytest.mark.parametrize(
+    ("f", "payload", "counts", "rows"),
+    [
+        (_layer, [_struct(64, 32)], None, [4 * 64 * 2 * 32] * 2),
+        (_two_types, [_struct(64, 16, dtype=jnp.float8_e4m3fn), _struct(64, 1)], None, [64 * 2 * (16 + 4)]),
+        (_one_shot, [_struct(64, 32)], 4 * 17, [4 * 64 * 32 * 2]),  # E + 1 counts, and every choice of a row
+    ],
+)
+def test_exchanges_of_experts_take_the_bytes_of_all_choices(f, payload, counts, rows):
+    found = _run(f, *payload, _struct(64, 2, dtype=jnp.int32), ins=(P(),) * (len(payload) + 1))
+    assert [row.bytes for row in found.collectives if row.op == "ragged_all_to_all"] == rows
+    assert counts is None or [row.bytes for row in found.collectives if row.op == "all_gather"] == [counts]
     assert any("equally many tokens" in note for note in found.notes)
 
 
@@ -399,31 +419,6 @@ def test_collectives_and_their_derivatives_are_those_of_jax_lax(request, ours, l
 
     for differentiate in (False, True) if "pbroadcast" not in request.node.name else (False,):  # not in jax.lax
         assert rows(ours, differentiate) == rows(lax, differentiate) != []
-
-
-def test_a_payload_of_two_types_takes_its_bytes():
-    def f(values, scales, ids):
-        route = jaxcomm.moe.route(ids, "model", num_experts=16, capacity=256)
-        return jaxcomm.moe.dispatch((values, scales), route)
-
-    shapes = (_struct(64, 16, dtype=jnp.float8_e4m3fn), _struct(64, 1), _struct(64, 2, dtype=jnp.int32))
-    found = _run(f, *shapes, ins=(P(),) * 3)
-    assert [c.bytes for c in found.collectives if c.op == "ragged_all_to_all"] == [64 * 2 * (16 + 4)]
-
-
-def test_an_exchange_in_one_shot_is_that_of_counts_and_a_dispatch():
-    """E + 1 counts, and every choice of a row."""
-
-    def f(x, ids):
-        return jaxcomm.moe.route_and_dispatch(x, ids, "model", num_experts=16, capacity=64, algorithm="one_shot")[0]
-
-    shapes = (_struct(8, 32), _struct(8, 2, dtype=jnp.int32))
-    found = _run(f, *shapes, ins=(P(),) * 2)
-    assert [(c.op, c.bytes) for c in sorted(found.collectives, key=lambda c: c.bytes)] == [
-        ("all_gather", 4 * 17),
-        ("ragged_all_to_all", 4 * 8 * 32 * 2),
-    ]
-    assert any("equally many tokens" in note for note in found.notes)
 
 
 def test_a_group_of_one_takes_no_time():
