@@ -48,7 +48,7 @@ void* ActiveMessages::AssignDestination(int process, uint64_t id, const Header& 
   return nullptr;
 }
 
-void ActiveMessages::CancelPuts(const MessageHandler& handler) {
+std::vector<int32_t> ActiveMessages::CancelPuts(const MessageHandler& handler) {
   std::map<int, const char*> processes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -59,7 +59,12 @@ void ActiveMessages::CancelPuts(const MessageHandler& handler) {
       if (sender == &handler) processes.try_emplace(process, "it did not take its data in time");
     }
   }
-  for (const auto& [process, why] : processes) network_->Drop(process, why);
+  std::vector<int32_t> dropped;
+  for (const auto& [process, why] : processes) {
+    network_->Drop(process, why);
+    dropped.push_back(process);
+  }
+  return dropped;
 }
 
 void ActiveMessages::Unregister(uint64_t key) {

@@ -67,8 +67,8 @@ class ActiveMessages : public Receiver {
   void SendRunFailed(int32_t process, int64_t run_id, const std::string& why);
 
   // Drops the connections to all processes that are still sending payloads to this handler, or have not taken those
-  // that it sends. OnPutDone follows for each payload.
-  void CancelPuts(const MessageHandler& handler);
+  // that it sends. OnPutDone follows for each payload. Returns these processes.
+  std::vector<int32_t> CancelPuts(const MessageHandler& handler);
 
   // Success, or the reason why the process is unreachable.
   Status Reachable(int32_t process);

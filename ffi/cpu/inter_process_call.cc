@@ -280,7 +280,7 @@ bool InterProcessCall::Leave(int64_t own_position) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     status = error_;
   }
-  if (!status.ok()) {
+  if ((state & kFailed) != 0) {
     for (Other& other : others_) LeaveSlot(other);
     if (slot_ >= 0) node_.control_segment().slots[slot_].over.store(1);
   }

@@ -128,6 +128,7 @@ class InterProcessCall : public MessageHandler,
   void SubmitToWorkers();
   void LeaveSlot(Other& other);
   bool AllExited() const;
+  void EndSends();
   bool Close();
   bool Leave(int64_t own_position);
   const Other* Failed() const;  // a process that has aborted, or null

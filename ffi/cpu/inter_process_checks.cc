@@ -144,6 +144,19 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
          (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
 }
 
+// Drops the processes that have left the call without taking all that this one sends.
+void InterProcessCall::EndSends() {
+  if (active_messages_ == nullptr) return;
+  state_.fetch_add(1);  // the call must not finish before its error is set
+  std::string late;
+  for (const int32_t process : active_messages_->CancelPuts(*this)) late += (late.empty() ? "" : ", ") + RanksOf(process);
+  if (!late.empty()) {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    error_ = Wrong(StatusCode::kDeadlineExceeded, "ranks " + late + " did not take their data" + wait_.WithinTimeout());
+  }
+  Leave(-1);
+}
+
 void InterProcessCall::Check(Clock::time_point now) {
   const uint32_t state = state_.load();
   if (const uint32_t pending = state & kThreads; (state & kFailed) != 0 && pending != 0) {
@@ -151,6 +164,7 @@ void InterProcessCall::Check(Clock::time_point now) {
     pending_ = pending;
     if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
   }
+  if ((state & kDone) != 0 && wait_.Expired(now)) EndSends();
   if ((state & (kDone | kFailed)) != 0) return;
   bool ended = false;
   for (const Other& other : others_) ended |= !other.peer->alive();

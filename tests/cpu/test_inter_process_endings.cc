@@ -203,6 +203,42 @@ TEST_CASE("a call fails at its deadline, with a grace period while it runs") {
   }
 }
 
+// Rank 0 sends its input to rank 1, whose process leaves the call and takes nothing.
+TEST_CASE("a call that is done waits for its sends until its deadline") {
+  World world(2, 2, MemoryNetworkOptions());
+  std::mt19937 random(11);
+  Request request;
+  request.collective = Collective::kPermute;
+  request.geometry = {2, 1, false, true};
+  request.block_count = 50'000;
+  request.source_of = {-1, 0};
+  Collective1 one(Named(Collective::kPermute, "direct"), request, {0, 1}, false, random, &world, 2);
+  Results results(2);
+  const auto began = Clock::now();
+  const auto call = one.CallOf(world, 0, 1001, results, 500);
+  call->Enter();
+  const auto advance = [&] {
+    while (world.fabric().Step()) {
+    }
+    while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+    }
+  };
+  advance();
+  world.active_messages(1)->SendExited(0, 1001, {one.program->fingerprint(), 0}, "");
+  advance();
+  CHECK(world.node(0).control_segment().Find(1001) < 0);  // done
+  call->Check(began + std::chrono::milliseconds(499'999));
+  advance();
+  CHECK(results.num_ended() == 0 && world.active_messages(0)->Reachable(1).ok());
+  call->Check(Clock::now() + std::chrono::milliseconds(500'001));
+  advance();
+  CHECK(results.num_ended() == 1 && call->over() && !call->failed());
+  CHECK(results.error(0) ==
+        "psum at test: in the exit barrier, ranks [1] (process 1) did not take their data within 500 s "
+        "(JAXCOMM_TIMEOUT_S)");
+  CHECK(world.active_messages(0)->Reachable(1).message() == "it did not take its data in time");
+}
+
 TEST_CASE("a late process is named together with its current calls") {
   Pair pair = Pair::Ring();
   Results more(2);

@@ -1,4 +1,4 @@
-// MakeRequest: the sizes of buffers and of contiguous fragments that fit a group.
+// MakeRequest: the sizes of buffers and of contiguous fragments that fit a group. Geometries of CPUs and GPUs.
 #include "../../ffi/plan/request.h"
 #include "../check.h"
 
@@ -30,6 +30,34 @@ TEST_CASE("buffers must have the sizes of the collective") {
     const int64_t input = row.input * kBlock, output = row.output * kBlock;
     CHECK(ValueOf(RequestOf(spec, input, output)).block_count == kBlock);
     CHECK(!RequestOf(spec, input + 1, output).ok() && !RequestOf(spec, input, output + 1).ok());
+  }
+}
+
+TEST_CASE("buffers without blocks have any size, and a request has the root and the sources of its call") {
+  for (const Collective collective : {Collective::kBarrier, Collective::kAllToAllV}) {
+    CHECK(RequestOf(SpecOf(collective), 5, 7).ok());
+  }
+  CallSpec spec = SpecOf(Collective::kBroadcast);
+  spec.root = 2;
+  CHECK(ValueOf(RequestOf(spec, kBlock, kBlock)).root == 2);
+  spec = SpecOf(Collective::kPermute);
+  spec.source_of = {1, -1, 0, 3};
+  CHECK(ValueOf(RequestOf(spec, kBlock, kBlock)).source_of == spec.source_of);
+}
+
+TEST_CASE("geometries") {
+  for (const int32_t ranks_per_node : {2, 4, 8}) {
+    for (const bool multimem : {false, true}) {
+      const Geometry g = GpuGeometry(8, ranks_per_node, multimem);
+      CHECK(g.ranks_per_node == ranks_per_node && g.num_nodes * ranks_per_node == 8);
+      CHECK(g.all_addressable == (ranks_per_node == 8) && g.pull && g.multimem == multimem && g.nvlink);
+    }
+    for (const Scope scope : {Scope::kProcess, Scope::kNode, Scope::kNetwork}) {
+      const Geometry g = CpuGeometry(scope, 8, ranks_per_node);
+      CHECK(g.ranks_per_node == ranks_per_node && g.num_nodes * ranks_per_node == 8);
+      CHECK(g.all_addressable == (scope != Scope::kNetwork) && g.pull == (scope != Scope::kProcess));
+      CHECK(!g.multimem && !g.nvlink);
+    }
   }
 }
 
