@@ -317,6 +317,7 @@ def test_clocks_by_the_calendar(folder):
 def test_rates(folder):
     """11 calls of 32 bytes in 2 s."""
     run, before = _runs.find(folder), _runs.find(folder)
+    assert _top.snapshot(run, before, elapsed_s=2, window_s=1).processes[0].calls_per_s == 0
     before.rings[0].path = folder / "earlier"  # of another program in the same folder
     (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
     assert (row.ranks, row.state, row.call) == ((0, 1), "ended (exit)", "")
