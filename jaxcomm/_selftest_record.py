@@ -264,7 +264,7 @@ def _won(name: str, timed: Iterable[Row]) -> list[tuple[int, int, str]]:
     for size, winner in sorted(winners.items()):
         if len(winner) == 1 and winner != {"xla"}:
             begin = found.pop()[0] if winner == before else size
-            found.append((begin, size, *winner))
+            found.append((begin, size, min(winner)))
         before = winner
     return [(0, ANY_SIZE, algorithm) for _, _, algorithm in found] if name == "barrier" else found
 

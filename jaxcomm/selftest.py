@@ -296,21 +296,14 @@ class Report:
                 types.setdefault(tuple(found[field] for field in fields), []).append(found["dtype"])
             for (name, ranks, begin, end, algorithm), dtypes in types.items():
                 sizes = f"operands of {begin:,} to {end:,} bytes" if end < _selftest_record.ANY_SIZE else "all calls"
+                by = f" by {algorithm}" if algorithm else ""
                 of_types = f" of {', '.join(dtypes)}" if _request.ROWS[name].reduces else ""
-                self.say(
-                    f"# jaxcomm by default: {name} over {ranks} ranks{algorithm and ' by '}{algorithm}, {sizes}{of_types}"
-                )
+                self.say(f"# jaxcomm by default: {name} over {ranks} ranks{by}, {sizes}{of_types}")
             self.say("# All other calls use XLA's collectives by default.")
         self.say(f"# {result}")
         if self.prints and self.file is not None:
             rows = [dataclasses.asdict(row) for row in (*self.known, *self.rows)]
-            found = {
-                "result": result,
-                "status": status,
-                "seconds": round(self.seconds, 3),
-                **self.facts,
-                "rows": rows,
-            }
+            found = {"result": result, "status": status, "seconds": round(self.seconds, 3), **self.facts, "rows": rows}
             self.file.write_text(json.dumps(found, indent=1) + "\n")
         return status
 
