@@ -108,7 +108,13 @@ def test_an_exception_is_a_failure_and_the_other_ops_are_tested(tmp_path, monkey
 
 
 def test_arguments(monkeypatch, capsys):
-    for arguments in (["--sizes", "0"], ["--sizes", "1X"], ["--ops", "nothing"], ["--ranks", "3"]):
+    for arguments in (
+        ["--sizes", "0"],
+        ["--sizes", "1X"],
+        ["--sizes", "1M..64K"],
+        ["--ops", "nothing"],
+        ["--ranks", "3"],
+    ):
         with pytest.raises(SystemExit, match="2"):
             selftest.main(arguments)
     monkeypatch.setattr(_config, "config", lambda: _config.Config(algorithm="xla"))
