@@ -40,6 +40,7 @@ add_library(jaxcomm_cuda_programs OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/program/slice_args.cc)
 add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/bootstrap.cc
+  ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/device_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/failed_processes.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/first_contact.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/nccl/gin.cc
@@ -54,7 +55,6 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/liveness.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/recorded_calls.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_memory.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/watchdog.cc)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxcomm import _check, _compat, _lowering, _native
 from jaxcomm._core import plan
-from jaxcomm._processes import liveness, placement
+from jaxcomm._processes import bootstrap, liveness, placement
 
 
 def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, execute: str) -> None:
@@ -195,7 +195,7 @@ def _lower(ctx: Any, *xs: Any, platform: str, user_call: _UserCall) -> Any:
     wanted = platform == "cuda" and bool(windows)
     if wanted:
         own |= {f"jaxcomm_{name}_windows": np.array(numbers, np.int64) for name, numbers in windows.items()}
-    if wanted and (reason := _lowering.no_windows(axis_context.mesh)) is not None:
+    if wanted and (reason := bootstrap.no_windows(axis_context.mesh)) is not None:
         own["jaxcomm_no_windows"] = reason
         wanted = False
 

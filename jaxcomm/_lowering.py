@@ -154,7 +154,7 @@ class Site:
     @functools.cached_property
     def windows(self) -> bool:
         """Whether peers access operands and results where XLA has them. Starts have none (docs/internals/cuda.md)."""
-        return self.platform == "cuda" and not self.call.asynchronous and no_windows(self.mesh) is None
+        return self.platform == "cuda" and not self.call.asynchronous and bootstrap.no_windows(self.mesh) is None
 
     @functools.cached_property
     def why_xla(self) -> str:
@@ -254,33 +254,25 @@ def why_xla(platform: str, algorithm: str | None) -> str:
     return str(plan.why_xla(algorithm or "", capabilities(platform, algorithm)))
 
 
+def by_record(platform: str, algorithm: str | None) -> bool:
+    """Whether the record of the self-test decides what runs calls with this argument `algorithm`."""
+    return platform == "cuda" and not (algorithm or _use_plans or config().algorithm)
+
+
 def capabilities(platform: str, algorithm: str | None, **more: Any) -> plan.Capabilities:
     """What this platform can do: settings and records. `algorithm`: argument of the call; `more`: further fields."""
     setting = "plans" if _use_plans and config().algorithm is None else config().algorithm or ""
-    by_record = platform == "cuda" and algorithm is None and not setting
+    recorded = by_record(platform, algorithm)
     return plan.Capabilities(
         platform,
         setting,
-        measured=_selftest_record.measured() if by_record else [],
-        passed=_selftest_record.passed() if by_record else [],
-        measured_one_exchange=by_record and _selftest_record.measured_one_exchange(),
+        measured=_selftest_record.measured() if recorded else [],
+        passed=_selftest_record.passed() if recorded else [],
+        measured_one_exchange=recorded and _selftest_record.measured_one_exchange(),
         multimem=platform == "cuda",
         max_channels=config().max_sms,
         **more,
     )
-
-
-def no_windows(mesh: AnyMesh) -> str | None:
-    """Why XLA makes no windows on its buffers; None if it does. The same in all processes of the mesh.
-
-    Raises:
-      RuntimeError: as bootstrap.symmetric_buffers.
-    """
-    if not _compat.has_windows():
-        return "XLA has windows on its buffers from jax 0.12 on"
-    if not bootstrap.symmetric_buffers(mesh):
-        return "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"
-    return None
 
 
 def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
@@ -400,8 +392,8 @@ def custom_call(
     if beside:  # ranks compare the order of their calls, also that of equal ones
         # Shapes and operands of after= do not count, because ranks do not compare them.
         common["call"]["number"] = np.int64(site.number_in_program())
-    own = site.call.algorithm or _use_plans or config().algorithm  # by name, not by the record of the self-test
-    if site.platform == "cuda" and (beside or not site.on_one_host or not (own or _selftest_record.passed_in_graphs())):
+    untested = by_record(site.platform, site.call.algorithm) and not _selftest_record.passed_in_graphs()
+    if site.platform == "cuda" and (beside or not site.on_one_host or untested):
         target += "_eager"  # not in CUDA graphs, where XLA runs started calls after the computations beside them
 
     def run(xs: Sequence[Any], types: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
@@ -474,8 +466,9 @@ def lower(
     resolution = site.resolve(target.removeprefix("jaxcomm_"), given, operand.dtype, sizes)
     own = None
     if resolution.backend in ("plan", "rows"):
-        # The run selects a plan again: NCCL finds the nodes.
-        algorithm = resolution.algorithm if resolution.backend == "rows" else call.algorithm
+        # The run selects a plan again, because NCCL finds the nodes, but not another plan than the record has.
+        decided = resolution.backend == "rows" or by_record(platform, call.algorithm)
+        algorithm = resolution.algorithm if decided else call.algorithm
         own = custom_call(site, target, algorithm=algorithm, aliases={1: 0} if onto_zeros else aliases)
     elif resolution.backend == "composition" and composed is not None and (levels := site.levels) is not None:
         xla = functools.partial(composed, levels=levels)

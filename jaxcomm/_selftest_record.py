@@ -34,6 +34,7 @@ PLANS = "plans"  # one collective of one size, timed
 SLICES = "ragged_all_to_all"
 EXPERTS = "dispatch, combine"
 ONE_EXCHANGE = "route_and_dispatch"
+SUMS_BY_NODE = "sums by node"  # a test of EXPERTS: the hosts are the nodes that the kernels have found
 STARTS = "started transfers"
 GRAPHS = "CUDA graphs"
 _LISTS = {SLICES: ("all_to_all_v",), EXPERTS: ("dispatch", "combine")}
@@ -201,15 +202,17 @@ def own_rows() -> tuple[Row, ...]:
 def ranges(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The calls that jaxcomm runs by default: the fields of plan.Measured by name. `rows`: those of one key.
 
-    A range of sizes begins and ends with a size that won, and every size that was measured between them won. Below the
-    smallest measured size, the number of messages determines the time: a range that begins there begins at 0. Sums of a
-    type that was not timed follow those of float32, up to the size at which their values were right. A wrong value
-    excludes its collective altogether; in a program of several collectives it excludes all of them.
+    A range of sizes begins and ends with a measured size. At both, and at every size that was measured between them,
+    one plan won. XLA's collectives run all other sizes: below the smallest, above the largest, and between two sizes
+    that XLA or different plans won. Between hosts, plans count only if the kernels have found the hosts to be the
+    nodes. Sums of a type that was not timed follow those of float32, up to the size at which their values were right. A
+    wrong value excludes its collective altogether; in a program of several collectives it excludes all of them.
     """
     rows = list(rows)
     if any(row.feature == PROGRAMS and not row.right for row in rows):
         return []
     wrong = {_collective(row) for row in rows if not row.right}
+    hosts_are_nodes = {(row.ranks, row.ranks_per_node) for row in rows if row.op == SUMS_BY_NODE and row.right}
     types: dict[str, dict[str, int]] = {}  # of sums: the bytes at which a type's values were right
     sizes: dict[tuple[str, str, int, int], list[Row]] = {}
     for row in rows:
@@ -219,7 +222,11 @@ def ranges(rows: Iterable[Row]) -> list[dict[str, Any]]:
         reduces = _request.ROWS[name].reduces
         if row.feature == TYPES and reduces:
             types.setdefault(name, {}).update(dict.fromkeys(row.dtype.split(","), row.bytes))
-        elif row.xla_us is not None:
+        elif row.xla_us is not None and (
+            row.feature != PLANS
+            or row.ranks_per_node == row.ranks
+            or (row.ranks, row.ranks_per_node) in hosts_are_nodes
+        ):
             dtype = row.dtype if reduces else "float32"
             sizes.setdefault((name, dtype, row.ranks, row.ranks_per_node), []).append(row)
     found = []
@@ -229,11 +236,11 @@ def ranges(rows: Iterable[Row]) -> list[dict[str, Any]]:
         if dtype == "float32":
             timed_dtypes = {key[1] for key in sizes if key[0] == name and key[2:] == (ranks, ranks_per_node)}
             most |= {other: bytes_ for other, bytes_ in types.get(name, {}).items() if other not in timed_dtypes}
-        for begin, end in _won(sorted(timed, key=lambda row: row.bytes)):
+        for begin, end, algorithm in _won(name, timed):
             for name_of_type, limit in sorted(most.items()):
                 if begin <= limit:
                     limits = {"dtype": name_of_type, "min_bytes": begin, "max_bytes": min(end, limit)}
-                    found.append(group | limits)
+                    found.append(group | limits | {"algorithm": algorithm})
     return found
 
 
@@ -244,21 +251,27 @@ def _collective(row: Row) -> str | None:
     return {SLICES: "all_to_all_v", EXPERTS: "dispatch"}.get(row.feature)
 
 
-def _won(timed: list[Row]) -> list[tuple[int, int]]:
-    """Ranges of bytes that won, of rows in the order of their sizes."""
-    found: list[tuple[int, int]] = []
-    goes_on = False
-    for place, row in enumerate(timed):
-        if row.won:
-            begin = found.pop()[0] if goes_on else row.bytes if place > 0 else 0
-            found.append((begin, row.bytes if row.op != "barrier" else ANY_SIZE))
-        goes_on = row.won
-    return found
+def _won(name: str, timed: Iterable[Row]) -> list[tuple[int, int, str]]:
+    """Ranges of bytes that one plan won, and the plan; "" for a collective with one kernel."""
+    has_plans = _request.ROWS[name].elements not in ("slices", "tokens")
+    names = [algorithm for algorithm, _ in plan.algorithms(name)] if has_plans else [""]
+    winners: dict[int, set[str]] = {}  # "xla": it won, or it is not known which plan ran
+    for row in timed:
+        ran = row.ran if has_plans else ""
+        winners.setdefault(row.bytes, set()).add(ran if row.won and ran in names else "xla")
+    found: list[tuple[int, int, str]] = []
+    before = {"xla"}
+    for size, winner in sorted(winners.items()):
+        if len(winner) == 1 and winner != {"xla"}:
+            begin = found.pop()[0] if winner == before else size
+            found.append((begin, size, min(winner)))
+        before = winner
+    return [(0, ANY_SIZE, algorithm) for _, _, algorithm in found] if name == "barrier" else found
 
 
 @functools.cache
 def measured() -> list[plan.Measured]:
-    """The calls for which a self-test has measured jaxcomm as faster here. The same in all processes."""
+    """The calls for which a self-test has measured one plan as faster here. The same in all processes."""
     return [plan.Measured(**found) for found in ranges(own_rows())]
 
 

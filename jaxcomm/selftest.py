@@ -49,7 +49,7 @@ from jaxcomm._selftest_programs import (
     ragged,
     sum_by_node,
 )
-from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, SLICES, TYPES, Row
+from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, SLICES, SUMS_BY_NODE, TYPES, Row
 from jaxcomm.info._capabilities import find_cuda
 
 PASSED, FAILED, INCOMPLETE, NOTHING, TIMED_OUT = 0, 1, 3, 4, 124
@@ -215,7 +215,7 @@ def _tests_of_experts(group: Group, per_node: int, platform: str) -> Iterator[Te
     n, two = group.size, _two_axes(group)
     between = per_node < n
     if between:
-        row = Row(EXPERTS, "sums by node", "bfloat16", 32 * n * 2, n, per_node)
+        row = Row(EXPERTS, SUMS_BY_NODE, "bfloat16", 32 * n * 2, n, per_node)
         yield row, functools.partial(_find_nodes, row, two)
     tokens, width = _WIDE[platform]
     cells = [(4 * n, 8, "float32", "node"), *((tokens, width, "bfloat16", reduce) for reduce in ("node", "home"))]
@@ -290,25 +290,20 @@ class Report:
     def end(self, status: int, result: str) -> int:
         """Prints what runs by default and the result, and writes the file."""
         if self.key is not None:
-            fields = ("collective", "num_ranks", "min_bytes", "max_bytes")
+            fields = ("collective", "num_ranks", "min_bytes", "max_bytes", "algorithm")
             types: dict[tuple[Any, ...], list[str]] = {}
             for found in _selftest_record.ranges([*self.known, *self.rows]):
                 types.setdefault(tuple(found[field] for field in fields), []).append(found["dtype"])
-            for (name, ranks, begin, end), dtypes in types.items():
+            for (name, ranks, begin, end, algorithm), dtypes in types.items():
                 sizes = f"operands of {begin:,} to {end:,} bytes" if end < _selftest_record.ANY_SIZE else "all calls"
+                by = f" by {algorithm}" if algorithm else ""
                 of_types = f" of {', '.join(dtypes)}" if _request.ROWS[name].reduces else ""
-                self.say(f"# jaxcomm by default: {name} over {ranks} ranks, {sizes}{of_types}")
+                self.say(f"# jaxcomm by default: {name} over {ranks} ranks{by}, {sizes}{of_types}")
             self.say("# All other calls use XLA's collectives by default.")
         self.say(f"# {result}")
         if self.prints and self.file is not None:
             rows = [dataclasses.asdict(row) for row in (*self.known, *self.rows)]
-            found = {
-                "result": result,
-                "status": status,
-                "seconds": round(self.seconds, 3),
-                **self.facts,
-                "rows": rows,
-            }
+            found = {"result": result, "status": status, "seconds": round(self.seconds, 3), **self.facts, "rows": rows}
             self.file.write_text(json.dumps(found, indent=1) + "\n")
         return status
 

@@ -119,12 +119,13 @@ def test_what_runs_by_default_and_what_is_lost(monkeypatch):
         assert ("lost " in str(found)) == bool(found.lost)
     assert on_gpus("barrier", 0, 8).lost == ""
     row = {"collective": "all_reduce", "dtype": "float32", "num_ranks": 8, "ranks_per_node": 8}
-    measured = [plan.Measured(**row, min_bytes=0, max_bytes=1 << 20)]
+    measured = [plan.Measured(**row, min_bytes=8, max_bytes=1 << 20, algorithm="ll")]
     monkeypatch.setattr(_selftest_record, "measured", lambda: measured)
     monkeypatch.setattr(_selftest_record, "measured_one_exchange", lambda: False)
     assert on_gpus("psum", 4096, 8).default == 'xla: the self-test has not passed "ll" on these GPUs'
     monkeypatch.setattr(_selftest_record, "passed", lambda: ["ll"])
-    assert on_gpus("psum", 4096, 8).default.startswith("ll: measured as faster than XLA's own collective")
+    default = "ll: measured as faster than XLA's own collective on these GPUs for operands of 8 to 1048576 bytes"
+    assert on_gpus("psum", 4096, 8).default == default
     for op, count in (("psum", 1 << 20), ("psum_start", 4096), ("all_gather", 4096)):
         assert on_gpus(op, count, 8).default.startswith("xla: ")
 

@@ -2,7 +2,7 @@
 
 import urllib.request
 
-from jaxcomm import recorder
+from jaxcomm import _core, recorder
 from jaxcomm.recorder import _prometheus
 
 PLACE = 'modèle "a".py:1'
@@ -59,3 +59,14 @@ def test_the_page_is_whole(monkeypatch):
     monkeypatch.setattr(_prometheus, "stats", lambda: FOUND)
     with urllib.request.urlopen(f"http://127.0.0.1:{recorder.serve()}/metrics", timeout=60) as page:
         assert page.read().decode() == _prometheus.text(FOUND, 0)
+
+
+def test_a_ring_that_somebody_has_removed(tmp_path, monkeypatch):
+    """The thread that writes the counters goes on, also without the folder: it may come back."""
+    ring = tmp_path / "folder" / "process-3-1-1.ring"
+    monkeypatch.setattr(_core.recorder, "path", lambda: str(ring))
+    writer = _prometheus.Writer(ring)
+    writer.write()
+    ring.parent.mkdir()
+    writer.write()
+    assert set(values(ring.with_name(f"{ring.name}.prom").read_text())) >= {'jaxcomm_late_ranks{process="3"}'}

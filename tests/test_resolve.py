@@ -52,9 +52,10 @@ def lowered(mesh, op, x, platform, **more):
     return found[-1 if op == "ragged_all_to_all" else 0][1]
 
 
-def measured(per_node, names=tuple(ROWS), num_ranks=8):
-    """A record in which jaxcomm was faster for these collectives, of any size."""
-    row = {"num_ranks": num_ranks, "ranks_per_node": per_node, "min_bytes": 0, "max_bytes": _selftest_record.ANY_SIZE}
+def measured(per_node, names=tuple(ROWS), algorithm="direct"):
+    """A record in which one plan was faster for these collectives, of any size."""
+    row = {"num_ranks": 8, "ranks_per_node": per_node, "min_bytes": 0, "max_bytes": _selftest_record.ANY_SIZE}
+    row["algorithm"] = algorithm
     dtypes = ("float32", "uint8", "int8", "bfloat16", "uint16")
     return [plan.Measured(collective=name, dtype=dtype, **row) for name in names for dtype in dtypes]
 
@@ -116,8 +117,12 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
             with pytest.raises(ValueError, match="needs several nodes"):
                 jaxcomm.explain(op, x, (2, 4), **given_to_explain)
             continue
+        reason = found.reason
+        if platform == "cuda" and algorithm is None and setting is None:  # the record names the plan
+            assert reason.startswith("measured as faster than XLA's own collective on these GPUs"), what
+            given["algorithm"] = given_to_explain["algorithm"] = algorithm = "direct"
+            reason = "asked for"
         told = jaxcomm.explain(op, x, (2, 4), **given_to_explain)
-        reason = found.reason.removeprefix("measured as faster than XLA's own collective on these GPUs; ")
         assert (told.algorithm, told.reason, told.sms) == (found.algorithm, reason, found.num_channels), what
         assert told.protocol == (found.protocol if found.ll else "steps"), what
         request, same = found.request, told._request
@@ -142,7 +147,9 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         ({}, ("xla", "not measured on these GPUs with these versions")),
         ({"measured": measured(8)}, ("xla", "no measurement on these GPUs")),
         ({"measured": measured(4, ["all_gather"])}, ("xla", "no measurement on these GPUs")),
-        ({"measured": measured(4), "passed": ["steps"]}, ("plan", "measured as faster")),
+        ({"measured": measured(4, algorithm="ring"), "passed": ["steps"]}, ("plan", "measured as faster")),
+        ({"measured": measured(4), "passed": ["steps"]}, ("xla", "needs other nodes")),
+        ({"measured": measured(4, algorithm="hierarchical"), "passed": ["steps"]}, ("xla", "has not been tested")),
         ({"setting": "plans"}, ("plan", "")),
         ({"algorithm": "hierarchical"}, ("composition", "GIN between nodes of these GPUs has not been tested")),
         ({"algorithm": "hierarchical", "tested_between_nodes": True}, ("plan", "asked for")),
@@ -237,7 +244,9 @@ def on_gpus(collective, count, dtype="float32", *, able=ABLE, per_node=8, found=
     ],
 )
 def test_a_record_holds_for_its_calls_only(change, backend):
-    row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, min_bytes=1000, max_bytes=2000)
+    row = plan.Measured(
+        "all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, min_bytes=1000, max_bytes=2000, algorithm="direct"
+    )
     given = {"count": 600, "dtype": "bfloat16", **change}
     able = {"measured": [row], "passed": plan.FEATURES, "max_channels": 32}
     assert on_gpus("all_reduce", able=able, **given).backend == backend
@@ -256,7 +265,8 @@ def test_a_record_holds_for_its_feature_only(feature, collective, count):
     """All sizes were measured as faster, and all other features have passed."""
     others = [name for name in plan.FEATURES if name != feature]
     for passed, backend in (([feature], "plan"), (others, "xla"), ([], "xla")):
-        able = {"measured": measured(8), "passed": passed, "max_channels": 32, "multimem": True}
+        algorithm = feature if feature.startswith("ll") else "direct"
+        able = {"measured": measured(8, algorithm=algorithm), "passed": passed, "max_channels": 32}
         found = on_gpus(collective, count, able=able)
         assert found.backend == backend, passed
         assert found.feature == (feature if backend == "plan" else "")
@@ -266,7 +276,7 @@ def test_a_record_holds_for_its_feature_only(feature, collective, count):
 
 
 def test_multimem_runs_by_name_only():
-    able = {"measured": measured(8), "passed": plan.FEATURES, "max_channels": 32, "multimem": True}
+    able = {**ABLE, "multimem": True}
     for exponent in range(4, 28):
         assert on_gpus("all_reduce", 1 << exponent, able=able).feature != "multimem"
     assert on_gpus("all_reduce", 64, able=able, algorithm="multimem").feature == "multimem"
@@ -276,7 +286,7 @@ def test_multimem_runs_by_name_only():
 @pytest.mark.parametrize(("count", "backend"), [(8, "xla"), (32, "rows"), (64, "xla")])
 def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, backend):
     """2 choices of one token of 8, 32 and 64 floats: 64, 256 and 512 bytes."""
-    row = plan.Measured("dispatch", "int8", num_ranks=8, ranks_per_node=8, min_bytes=100, max_bytes=300)
+    row = plan.Measured("dispatch", "int8", num_ranks=8, ranks_per_node=8, min_bytes=100, max_bytes=300, algorithm="")
     layer = {"choices": 2, "num_experts": 8, "row_count": count}
     assert on_gpus(collective, count, able={"measured": [row], "max_channels": 32}, **layer).backend == backend
 

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import threading
+import types
 
 import jax
 import pytest
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
+from jaxcomm import _config, _lowering, _native, _request, _selftest_record, selftest
 from jaxcomm._request import NATIVE
 from jaxcomm._selftest_record import PLANS, PROGRAMS, TYPES, Row
 
@@ -107,7 +108,13 @@ def test_an_exception_is_a_failure_and_the_other_ops_are_tested(tmp_path, monkey
 
 
 def test_arguments(monkeypatch, capsys):
-    for arguments in (["--sizes", "0"], ["--sizes", "1X"], ["--ops", "nothing"], ["--ranks", "3"]):
+    for arguments in (
+        ["--sizes", "0"],
+        ["--sizes", "1X"],
+        ["--sizes", "1M..64K"],
+        ["--ops", "nothing"],
+        ["--ranks", "3"],
+    ):
         with pytest.raises(SystemExit, match="2"):
             selftest.main(arguments)
     monkeypatch.setattr(_config, "config", lambda: _config.Config(algorithm="xla"))
@@ -183,6 +190,8 @@ def on_gpus(monkeypatch):
                     row.wrong = 0
                     if isinstance(found, tuple):
                         row.jaxcomm_us, row.xla_us = found
+                        lowered = types.SimpleNamespace(algorithm=None), types.SimpleNamespace(algorithm="ring")
+                        _request.add_to_list(*lowered)
                     elif isinstance(found, int):
                         row.wrong = found
 
@@ -221,8 +230,8 @@ def test_a_run_on_gpus_is_recorded(on_gpus, capsys):
     status, report = on_gpus(*PSUM)
     assert (status, len(report.rows)) == (selftest.PASSED, 5)
     out = capsys.readouterr().out
-    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 4,096 bytes of float32" in out
-    assert "# jaxcomm by default: all_reduce over 2 ranks, operands of 0 to 8 bytes of bfloat16" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks by ring, operands of 8 to 4,096 bytes of float32" in out
+    assert "# jaxcomm by default: all_reduce over 2 ranks by ring, operands of 8 to 8 bytes of bfloat16" in out
     assert _selftest_record.rows_of(GPU_KEY) == (report.rows, "")
     assert report.facts["recorded"] == str(_selftest_record.path())
 

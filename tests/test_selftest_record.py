@@ -15,43 +15,120 @@ from jaxcomm._core import plan
 from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
 
 
-def passed(feature, op, size=8, us=None, wrong=0, ranks=2, per_node=2, dtype="float32"):
-    return Row(feature, op, dtype, size, ranks, per_node, wrong, *(us or (None, None)))
+def passed(feature, op, size=8, us=None, wrong=0, ranks=2, per_node=2, dtype="float32", ran="direct"):
+    return Row(feature, op, dtype, size, ranks, per_node, wrong, *(us or (None, None)), ran=ran)
 
 
 FAST, SLOW = (1.0, 2.0), (2.0, 1.0)
 TYPED = passed(TYPES, "psum", dtype="bfloat16,float32")
+ANY_SIZE = _selftest_record.ANY_SIZE
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
         ([TYPED], []),
-        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 0, 8)]),
-        ([TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)], [("all_reduce", 2, 2, 64, 64)]),
+        ([passed(PLANS, "psum", 8, FAST)], [("all_reduce", 2, 2, 8, 8, "direct")]),
+        (
+            [TYPED, passed(PLANS, "psum", 8, SLOW), passed(PLANS, "psum", 64, FAST)],
+            [("all_reduce", 2, 2, 64, 64, "direct")],
+        ),
         (
             [passed(PLANS, "all_gather", size, us) for size, us in ((512, FAST), (8, FAST), (64, SLOW), (4096, FAST))],
-            [("all_gather", 2, 2, 0, 8), ("all_gather", 2, 2, 512, 4096)],
+            [("all_gather", 2, 2, 8, 8, "direct"), ("all_gather", 2, 2, 512, 4096, "direct")],
         ),
         (
             [passed(PLANS, "all_gather", 8, FAST), passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4)],
-            [("all_gather", 2, 2, 0, 8), ("all_gather", 8, 4, 0, 8)],
+            [("all_gather", 2, 2, 8, 8, "direct")],  # NVLink may connect the hosts
         ),
-        ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, _selftest_record.ANY_SIZE)]),
-        ([passed(EXPERTS, "experts", 96, FAST)], [("dispatch", 2, 2, 0, 96)]),
-        ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 0, 96)]),
+        (
+            [
+                passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4, ran="hierarchical"),
+                passed(EXPERTS, "sums by node", ranks=8, per_node=4),
+            ],
+            [("all_gather", 8, 4, 8, 8, "hierarchical")],
+        ),
+        ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, ANY_SIZE, "direct")]),
+        ([passed(PLANS, "barrier", 4, SLOW)], []),
+        ([passed(EXPERTS, "experts", 96, FAST, ran="direct, ring")], [("dispatch", 2, 2, 96, 96, "")]),
+        ([passed(EXPERTS, f"experts, {us}", 96, us) for us in (FAST, SLOW)], []),
+        ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 96, 96, "")]),
+        ([passed(PLANS, "psum", 8, FAST, ran=ran) for ran in ("", "xla", "direct, ring")], []),
         ([passed(PLANS, "psum_scatter", 8, FAST), passed(TYPES, "psum_scatter", wrong=1)], []),
         ([TYPED, passed(PLANS, "psum", 8, FAST), passed(TYPES, "pmin", wrong=1)], []),
         ([TYPED, passed(PLANS, "psum", 8, FAST), passed(PLANS, "psum", 64, FAST, wrong=1)], []),
         ([passed(PLANS, "all_gather", 8, FAST), passed(PROGRAMS, "loop", wrong=1)], []),
-        ([passed(PLANS, "all_gather", 8, FAST), passed(EXPERTS, "experts", wrong=1)], [("all_gather", 2, 2, 0, 8)]),
+        (
+            [passed(PLANS, "all_gather", 8, FAST), passed(EXPERTS, "experts", wrong=1)],
+            [("all_gather", 2, 2, 8, 8, "direct")],
+        ),
     ],
 )
 def test_only_what_won_is_the_default(rows, expected):
     found = _selftest_record.ranges(rows)
-    names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes")
+    names = ("collective", "num_ranks", "ranks_per_node", "min_bytes", "max_bytes", "algorithm")
     assert list(dict.fromkeys(tuple(entry[name] for name in names) for entry in found)) == expected
     assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
+
+
+# Inside a node, the cost model has no "ring" and "tree" among its candidates, and no other size has "root".
+MEASURED = [
+    *(
+        passed(PLANS, "psum", size, us, ranks=8, per_node=8, ran=ran)
+        for size, us, ran in (
+            (64, FAST, "ring"),
+            (1 << 10, FAST, "ring"),
+            (4 << 10, FAST, "tree"),
+            (1 << 20, SLOW, "tree"),
+            (16 << 20, FAST, "tree"),
+        )
+    ),
+    passed(PLANS, "psum", 512, FAST, ranks=4, per_node=4, ran="root"),
+    passed(PLANS, "psum", 8 << 10, FAST, ranks=4, per_node=4, ran="root"),
+    *(passed(PLANS, "all_gather", size, FAST, ranks=8, per_node=8, ran="bruck") for size in (64, 4 << 10)),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "expected"),
+    [
+        (
+            "all_reduce",
+            8,
+            [
+                (60, "xla"),  # below all
+                (64, "ring"),
+                (512, "ring"),  # both neighbours
+                (1 << 10, "ring"),
+                ((1 << 10) + 4, "xla"),  # its neighbours are different plans
+                (2 << 10, "xla"),
+                (4 << 10, "tree"),
+                ((4 << 10) + 4, "xla"),  # one neighbour is XLA's
+                (1 << 20, "xla"),
+                (8 << 20, "xla"),
+                (16 << 20, "tree"),
+                ((16 << 20) + 4, "xla"),  # above all
+            ],
+        ),
+        ("all_reduce", 4, [(64, "xla"), (512, "root"), (1 << 10, "root"), (8 << 10, "root"), (16 << 10, "xla")]),
+        ("all_gather", 8, [(60, "xla"), (64, "bruck"), (2 << 10, "bruck"), (4 << 10, "bruck"), (8 << 10, "xla")]),
+        ("all_gather", 4, [(64, "xla"), (1 << 10, "xla")]),
+        ("reduce_scatter", 8, [(64, "xla"), (1 << 10, "xla")]),
+    ],
+)
+def test_the_record_alone_decides(op, ranks, expected):
+    """Below, at, between and above the measured sizes, whatever the cost model says."""
+    record = [plan.Measured(**found) for found in _selftest_record.ranges(MEASURED)]
+    able = plan.Capabilities("cuda", measured=record, passed=plan.FEATURES, max_channels=32)
+    placement = plan.Placement(ranks_per_node=ranks, found=False)
+    for size, algorithm in expected:
+        count = size // 4
+        result = count * ranks if op == "all_gather" else count // ranks if op == "reduce_scatter" else count
+        call = {"group_size": ranks, "ranks_per_node": ranks}
+        found = plan.resolve(op, call, "float32", count, result, placement, able)
+        assert found.algorithm == algorithm, size
+        assert ("measured as faster" in found.reason) == (algorithm != "xla"), found.reason
+        assert ("no measurement on these GPUs" in found.reason) == (algorithm == "xla"), found.reason
 
 
 def test_types_of_sums():
@@ -62,7 +139,7 @@ def test_types_of_sums():
         *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
     ]
     found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
-    assert found == {"float32": (0, 1 << 20), "float16": (0, 4096), "bfloat16": (1 << 20, 1 << 20)}
+    assert found == {"float32": (8, 1 << 20), "float16": (8, 4096), "bfloat16": (1 << 20, 1 << 20)}
 
 
 def test_sums_are_timed_in_two_types_on_gpus():
@@ -153,7 +230,7 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
     assert len(caplog.messages) == 1 and "`python -m jaxcomm.selftest`" in caplog.text and "=plans" in caplog.text
     four = {"ranks": 4, "per_node": 4}
     forget()
-    won = [passed(PLANS, "psum", 256, FAST, **four), passed(PLANS, "psum", 4096, SLOW, **four)]
+    won = [passed(PLANS, "psum", size, us, **four, ran="ll") for size, us in ((4, FAST), (256, FAST), (4096, SLOW))]
     _selftest_record.save(GPU_KEY, [TYPED, *won])
     assert not by_jaxcomm("psum", 64)  # its kernels have not passed
     _selftest_record.save(GPU_KEY, [passed("ll", "ll")])

@@ -29,21 +29,21 @@ Resolution ByComposition(std::string reason) {
   return resolution;
 }
 
-// Empty, or why XLA's own collective runs a call on GPUs that names no algorithm.
-std::string WhyNotMeasured(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
-                           const Capabilities& capabilities) {
-  if (spec.asynchronous != 0) return "XLA overlaps its own started collective with computations";
+// What the record says of a call on GPUs that names no algorithm; null if it does not know a faster plan.
+const Measured* FindMeasured(const CallSpec& spec, const Shapes& shapes, const Placement& placement,
+                             const Capabilities& capabilities) {
   const bool of_tokens = TraitsOf(spec.collective).elements == ElementKind::kTokens;
   const Collective collective = of_tokens ? Collective::kDispatch : spec.collective;  // the row of a whole layer
   const int64_t count = of_tokens ? shapes.choices * spec.row_count : shapes.input_count;
   const int64_t bytes = count * ItemBytes(shapes.dtype);
   const int64_t per_node = std::min(placement.ranks_per_node, spec.group_size);
-  const bool faster = std::any_of(capabilities.measured.begin(), capabilities.measured.end(), [&](const Measured& row) {
+  const std::vector<Measured>& rows = capabilities.measured;
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const Measured& row) {
     return row.collective == collective && (row.dtype == shapes.dtype || !Reduces(collective)) &&
            row.num_ranks == spec.group_size && row.ranks_per_node == per_node && row.min_bytes <= bytes &&
-           bytes <= row.max_bytes;
+           bytes <= row.max_bytes && (!row.algorithm.empty() || OfLists(collective));
   });
-  return faster ? "" : "no measurement on these GPUs has found a plan to be faster for this call";
+  return found == rows.end() ? nullptr : &*found;
 }
 
 // Resolution::lost. XLA's passes for GPUs combine these collectives with others of their kind (all-reduce, all-gather,
@@ -280,17 +280,28 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
   limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
   const bool by_record = spec.algorithm.empty() && !placement.found && capabilities.setting != kPlans;
+  CallSpec named = spec;
+  std::string measured;
   if (by_record) {
-    if (std::string why = WhyNotMeasured(spec, shapes, placement, capabilities); !why.empty()) {
-      return ByXla(std::move(why));
+    if (spec.asynchronous != 0) return ByXla("XLA overlaps its own started collective with computations");
+    const Measured* const row = FindMeasured(spec, shapes, placement, capabilities);
+    if (row == nullptr)
+      return ByXla("no measurement on these GPUs has found one plan to be faster at the sizes around this call");
+    named.algorithm = row->algorithm;
+    measured = "measured as faster than XLA's own collective on these GPUs";
+    if (shapes.input_count > 0 && !row->algorithm.empty()) {
+      measured +=
+          " for operands of " + std::to_string(row->min_bytes) + " to " + std::to_string(row->max_bytes) + " bytes";
     }
   }
   const auto resolve_on_gpus = TraitsOf(spec.collective).elements == ElementKind::kSlices ? ResolveSlicesOnGpus
                                : of_lists                                                 ? ResolveRowsOnGpus
                                                                                           : ResolvePlanOnGpus;
-  StatusOr<Resolution> resolution = resolve_on_gpus(spec, shapes, placement, limited);
+  StatusOr<Resolution> resolution = resolve_on_gpus(named, shapes, placement, limited);
   if (!resolution.ok()) return resolution;
   const bool by_kernels = resolution->backend == Backend::kPlan || resolution->backend == Backend::kRows;
+  if (by_record && !by_kernels) return ByXla(std::move(resolution->reason));
+  if (by_record && resolution->plan == nullptr) return ByXla("the measured plan needs other nodes than these hosts");
   if (by_kernels) resolution->lost = LostOf(spec);
   if (by_record && resolution->backend == Backend::kPlan) {
     const Feature feature = FeatureOf(*resolution);
@@ -300,8 +311,8 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
                    "\" on these GPUs");
     }
   }
-  if (by_record && by_kernels) {
-    resolution->reason = "measured as faster than XLA's own collective on these GPUs; " + resolution->reason;
+  if (by_record) {
+    resolution->reason = named.algorithm.empty() ? measured + "; " + resolution->reason : measured;
   }
   return resolution;
 }

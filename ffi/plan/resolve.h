@@ -41,7 +41,8 @@ enum class Feature : uint8_t {
 };
 constexpr const char* kFeatures[] = {"steps", "staging", "ll", "ll_two_shot", "multimem"};  // names, in this order
 
-// Calls for which the self-test has measured jaxcomm's default as faster than XLA's collective on these GPUs.
+// Calls for which the self-test has measured one plan as faster than XLA's collective on these GPUs: at both sizes, and
+// at all sizes that it has measured between them.
 struct Measured {
   Collective collective = Collective::kBarrier;  // dispatch: combine, too, so that one back end runs a layer
   DType dtype = DType::kF32;                     // of sums; the types of other collectives do not matter
@@ -49,13 +50,14 @@ struct Measured {
   int64_t ranks_per_node = 0;                    // of the group, on one host
   int64_t min_bytes = 0;  // of the operand of a rank; of dispatch: of a row for each choice of its tokens
   int64_t max_bytes = 0;  // inclusive
+  std::string algorithm;  // of the plan; empty: all_to_all_v and dispatch, which have one kernel for each placement
 };
 
 // Settings, versions and records: what a platform can do apart from this call.
 struct Capabilities {
   Platform platform = Platform::kCpu;
   std::string setting;                 // JAXCOMM_ALGORITHM: "", "xla" or "plans"
-  std::vector<Measured> measured;      // GPUs: a plan may run by default for these calls; XLA's collectives run others
+  std::vector<Measured> measured;      // GPUs: what runs these calls by default; XLA's collectives run others
   std::vector<Feature> passed;         // GPUs: of plans, in the self-test; the others do not run by default
   bool tested_between_nodes = false;   // GPUs: the self-test has passed between nodes with GIN
   bool measured_one_exchange = false;  // GPUs: the self-test has found the kernel of route_and_dispatch to be faster

@@ -76,15 +76,15 @@ std::string ProtocolOf(const Resolution& resolution) {
 
 void BindResolve(nb::module_& m) {
   nb::class_<Measured>(m, "Measured",
-                       "Calls for which a plan was measured as faster on these GPUs: ffi/plan/resolve.h.")
+                       "Calls for which one plan was measured as faster on these GPUs: ffi/plan/resolve.h.")
       .def(
           "__init__",
           [](Measured* self, const std::string& collective, const std::string& dtype, int64_t num_ranks,
-             int64_t ranks_per_node, int64_t min_bytes, int64_t max_bytes) {
-            new (self)
-                Measured{CollectiveOf(collective), DTypeOf(dtype), num_ranks, ranks_per_node, min_bytes, max_bytes};
+             int64_t ranks_per_node, int64_t min_bytes, int64_t max_bytes, const std::string& algorithm) {
+            new (self) Measured{
+                CollectiveOf(collective), DTypeOf(dtype), num_ranks, ranks_per_node, min_bytes, max_bytes, algorithm};
           },
-          "collective"_a, "dtype"_a, "num_ranks"_a, "ranks_per_node"_a, "min_bytes"_a, "max_bytes"_a);
+          "collective"_a, "dtype"_a, "num_ranks"_a, "ranks_per_node"_a, "min_bytes"_a, "max_bytes"_a, "algorithm"_a);
   nb::class_<Capabilities>(m, "Capabilities", "Settings, versions and records of a platform: ffi/plan/resolve.h.")
       .def(
           "__init__",

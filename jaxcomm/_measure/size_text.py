@@ -36,11 +36,17 @@ def text(size_bytes: int) -> str:
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """The sizes of "1K,1M", or of "64KiB..4GiB": every power of two times the first one, up to the last one."""
+    """The sizes of "1K,1M", or of "64KiB..4GiB": every power of two times the first one, up to the last one.
+
+    Raises:
+      SizeError: a text that is no size, or a last size below the first one.
+    """
     found = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         size, most = parse(first), parse(last) if dots else 0
+        if dots and most < size:
+            raise SizeError(f"got {part!r}, expected the smaller size first: {last.strip()}..{first.strip()}")
         found.append(size)
         while (size := 2 * size) <= most:
             found.append(size)

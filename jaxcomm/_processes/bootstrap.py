@@ -193,3 +193,16 @@ def symmetric_buffers(mesh: AnyMesh) -> bool:
         for process in sorted(others) if wanted else []:
             _symmetric_buffers[process] = kv_store.kv_get_of_process("symmetric_buffers", process)
         return wanted and all(_symmetric_buffers[device.process_index] == "1" for device in devices)
+
+
+def no_windows(mesh: AnyMesh) -> str | None:
+    """Why XLA makes no windows on its buffers; None if it does. The same in all processes of the mesh.
+
+    Raises:
+      RuntimeError: as symmetric_buffers.
+    """
+    if not _compat.has_windows():
+        return "XLA has windows on its buffers from jax 0.12 on"
+    if not symmetric_buffers(mesh):
+        return "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes"
+    return None

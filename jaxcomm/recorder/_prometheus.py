@@ -86,11 +86,12 @@ endpoints: "weakref.WeakSet[Any]" = weakref.WeakSet()  # of jaxcomm.transfer, wh
 
 
 def stats() -> Stats:
-    """The counters of the flight recorder since the start of this process; no entries if the recorder is off."""
+    """The counters of the flight recorder since the start of this process; none if it is off or its file is gone."""
     transfers = tuple(Transfers(e.name, e.stats(), e.histograms(), e.waiting()) for e in list(endpoints))
-    if not (path := _core.recorder.path()):
+    try:
+        ring = _file.read(pathlib.Path(_core.recorder.path()))
+    except _file.Unreadable:
         return Stats((), (), _core.recorder.rejected(), transfers)
-    ring = _file.read(pathlib.Path(path))
     late = _top.late_ranks(ring, config().warn_s)
     return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected(), transfers)
 

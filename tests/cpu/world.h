@@ -121,6 +121,8 @@ struct Collective1 {
   std::shared_ptr<const InterProcessProgram> program;
   std::vector<int32_t> process_of;
   uint64_t group = 0;  // as in RunAndGroup
+  int64_t first_rank = 0;
+  CallRecord record;
   Values inputs, outputs, expected;
 
   Collective1(const Algorithm& algorithm, const Request& r, std::vector<int32_t> processes, bool single_copy,
@@ -156,9 +158,10 @@ struct Collective1 {
     auto names = std::make_shared<CallNames>();
     names->prefix = "psum at test: ";
     spec.what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
-    for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
+    for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(first_rank + static_cast<int64_t>(r));
     spec.names = std::move(names);
     spec.asynchronous = asynchronous;
+    spec.record = record;
     spec.wait = BoundedWait(Clock::now(), {timeout_s, warn_s});
     std::vector<RankBuffers> buffers(process_of.size());
     for (size_t r = 0; r < process_of.size(); ++r) {

@@ -1,9 +1,12 @@
 // The end or failure of a process: what its peers learn over connections between real processes, and which waits it
 // ends, on fakes of NCCL and the GPU.
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <string>
 #include <thread>
@@ -15,6 +18,16 @@
 #include "../../ffi/cuda/runtime/device_call.h"
 #include "../../ffi/cuda/runtime/liveness.h"
 #include "fakes/machine.h"
+
+namespace {
+bool kernel_has_ipv6 = true;
+}
+
+// In place of the C library's.
+extern "C" int socket(int domain, int type, int protocol) noexcept {
+  if (domain == AF_INET6 && !kernel_has_ipv6) return errno = EAFNOSUPPORT, -1;
+  return static_cast<int>(syscall(SYS_socket, domain, type, protocol));
+}
 
 namespace jaxcomm {
 namespace cuda {
@@ -169,6 +182,18 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
   CHECK(Receive<char>(lasts.from) == 'e');
   CHECK(FailureOf({leaves.incarnation}).ok() && FailureOf({lasts.incarnation}).ok());
   for (Process* const process : {&fails, &lasts}) process->End(SIGKILL);
+  CHECK(Threads::End(kLimitS));
+}
+
+ALONE_TEST_CASE("a kernel without IPv6") {
+  Process killed(1, [](int from, int) { Receive<char>(from); });
+  kernel_has_ipv6 = false;
+  const StatusOr<int> port = ServeLiveness("token");
+  CHECK(port.ok());
+  Send(killed.to, *port);
+  killed.incarnation = Receive<uint64_t>(killed.from);
+  killed.End(SIGKILL);
+  CHECK(WaitForFailure(killed.incarnation) == "process 1 has ended");
   CHECK(Threads::End(kLimitS));
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "../../ffi/cuda/nccl/device_memory.h"
 #include "../../ffi/cuda/nccl/first_contact.h"
 #include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
@@ -200,6 +201,26 @@ ALONE_TEST_CASE("what identifies a group") {
   const auto restarted = get(false, 77);
   CHECK(restarted[0] != first[0] && restarted[1] != first[1] && restarted[0] != reversed[0]);
   CHECK(get(false, 77) == restarted && get(false, 78)[0] != restarted[0] && get(false, 0) == first);
+}
+
+// Each call site of a GPU makes first contact, and larger groups need more memory for it.
+ALONE_TEST_CASE("the memory of first contact of a smaller group, and of a copy that failed, is freed") {
+  const auto meet = [](int n) {
+    OnRanks(*new World(n), [&](Rank& rank) {
+      rank.number = rank.rank;
+      FirstContact contact(**NcclLibrary::Open(""), reinterpret_cast<ncclComm_t>(&rank), rank.number, 5);
+      CHECK(Ok(contact.Members()).size() == static_cast<size_t>(n));
+      FreeRetired(rank.number);
+    });
+  };
+  for (const int n : {2, 4, 3, 8}) meet(n);
+  CHECK(num_allocated == 8 * 2);  // one block on each GPU, and one on the host
+  for (const char* const call : {"cudaMemcpyAsync", "cudaStreamQuery"}) {
+    fault = {call, 0};
+    CHECK(!CopyToGpu("x", 1, 5).ok());
+    FreeRetired(current_device);
+    CHECK(num_allocated == 8 * 2);
+  }
 }
 
 // Rank 0 waits for an exchange that rank 1 never makes.

@@ -25,12 +25,16 @@ struct File {
   const Row& At(int64_t table, uint64_t row) const {
     return reinterpret_cast<const Row*>(bytes.data() + table)[row];
   }
-  // The call with this number among all.
-  const RecordedCall& Call(uint64_t number) const {
-    for (uint64_t i = 0;; ++i) {
-      CHECK(i < kCalls);
-      if (At<RecordedCall>(offsets.calls, i).number == number) return At<RecordedCall>(offsets.calls, i);
+  // The call with this number among all; null if there is none.
+  const RecordedCall* Find(uint64_t number) const {
+    for (uint64_t i = 0; i < kCalls; ++i) {
+      if (At<RecordedCall>(offsets.calls, i).number == number) return &At<RecordedCall>(offsets.calls, i);
     }
+    return nullptr;
+  }
+  const RecordedCall& Call(uint64_t number) const {
+    CHECK(Find(number) != nullptr);
+    return *Find(number);
   }
   const RecordedSite& Site(uint64_t number) const { return At<RecordedSite>(offsets.sites, Call(number).site); }
   std::string Ranks(uint64_t number) const {
@@ -41,6 +45,28 @@ struct File {
   const RecorderOffsets offsets{kCalls};
   std::string bytes;
 };
+
+// A program that is compiled again and again: its calls go, and the recorder forgets them, but not at once.
+ALONE_TEST_CASE("calls that have gone") {
+  char folder[] = "/tmp/jaxcomm-test-recorded-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", kCalls, {}).ok());
+  CallSpec spec;
+  spec.op = "psum";
+  RecordedCalls calls;
+  device::Progress progress;
+  const auto look = [&](uint64_t number, uint64_t call_id) {
+    progress.begun = number << 32 | call_id;
+    progress.ended = number;
+    calls.Look(progress);
+    return File().Find(number) != nullptr;
+  };
+  for (uint64_t call_id = 0; call_id <= 256; ++call_id) {
+    calls.Add(call_id, spec, 0, 0, 0, DType::kF32, 5, 5);
+    calls.Remove(call_id);
+  }
+  CHECK(look(1, 256) && look(2, 1) && !look(3, 0));
+}
 
 // GPU 3 of a process with four, which form two groups; at last, GPU 1.
 ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {

@@ -18,8 +18,9 @@ WAITS = {
     r"cudaStreamWaitValue|cuStreamWaitValue": {},
     r"cudaLaunchHostFunc": {},
     # Wait for the GPU, so for kernels, which end within their own timeouts.
-    r"\bcudaFree\(": {"runtime/device_memory.cc": "memory of a call that has ended"},
-    r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
+    r"\bcudaFree\(": {"nccl/device_memory.cc": "memory of a call that has ended"},
+    r"cudaFreeHost": {"nccl/device_memory.cc": "memory of an exchange that has ended"},
+    r"cudaStreamDestroy|cudaGraph": {},
     # NCCL waits for peers.
     r"CommInitRankConfig\(": {"nccl/nccl_calls.cc": "on a thread of its own"},
     r"CommInitRank\(|CommInitAll|CommDestroy\(|CommFinalize|CommWindowDeregister\(": {

@@ -14,13 +14,16 @@
 namespace jaxcomm {
 namespace cuda {
 
-StatusOr<Exchange> Exchange::Make(size_t num_words) {
+StatusOr<Exchange> Exchange::Make(size_t num_words, cudaStream_t stream) {
   Exchange made;
   made.num_words = num_words;
+  made.stream = stream;
   const size_t bytes = num_words * sizeof(uint64_t);
   void* host = nullptr;
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking)));
+  if (stream == nullptr) {
+    JAXCOMM_RETURN_IF_ERROR(
+        CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking)));
+  }
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped)));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&made.on_device, bytes)));
   made.on_host = static_cast<uint64_t*>(host);

@@ -19,8 +19,8 @@ namespace cuda {
 
 // Memory of one GPU and a stream, with which the ranks of a communicator exchange words.
 struct Exchange {
-  // On the current device. `num_words`: those of a rank and of all ranks together.
-  static StatusOr<Exchange> Make(size_t num_words);
+  // On the current device. `num_words`: those of a rank and of all ranks together. `stream`: null for a new one.
+  static StatusOr<Exchange> Make(size_t num_words, cudaStream_t stream = nullptr);
   // Gathers `own` from each of `size` ranks, in rank order. All pass the same number of words. `processes`: as in
   // CallNccl. Collective.
   StatusOr<std::vector<uint64_t>> AllGather(const NcclLibrary& nccl, ncclComm_t nccl_comm, int32_t size,

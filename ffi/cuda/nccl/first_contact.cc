@@ -6,9 +6,11 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <utility>
 
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/device_memory.h"
 #include "cuda/nccl/nccl_calls.h"
 
 namespace jaxcomm {
@@ -28,19 +30,20 @@ Kept& GetKept() {
   return *kept;
 }
 
-// Takes what is kept for the GPU, if it is large enough. What an exchange that has failed may still use is not put
-// back.
+// Takes what is kept for the GPU, with new memory if a larger group needs it. What an exchange that has failed may
+// still use is not put back.
 StatusOr<Exchange> Take(int32_t device, size_t num_words) {
+  Exchange kept;
   {
     std::lock_guard<std::mutex> lock(GetKept().mutex);
-    const auto found = GetKept().of_device.find(device);
-    if (found != GetKept().of_device.end() && found->second.num_words >= num_words) {
-      const Exchange kept = found->second;
-      GetKept().of_device.erase(found);
-      return kept;
-    }
+    std::swap(kept, GetKept().of_device[device]);
   }
-  return Exchange::Make(num_words);
+  if (kept.num_words >= num_words) return kept;
+  if (kept.num_words > 0) {
+    Retire(device, kept.on_device);
+    Retire(device, kept.on_host, true);
+  }
+  return Exchange::Make(num_words, kept.stream);
 }
 
 }  // namespace

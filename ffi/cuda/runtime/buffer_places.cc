@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/runtime/device_memory.h"
+#include "cuda/nccl/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -12,12 +12,12 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/device_memory.h"
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/program/launch_limits.h"
 #include "cuda/runtime/call_names.h"
-#include "cuda/runtime/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {

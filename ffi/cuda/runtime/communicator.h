@@ -72,6 +72,7 @@ class Communicator {
 
   // Makes a call of this communicator known to the flight recorder, by device::Comm::call_id.
   void AddToRecorder(uint64_t call_id, const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count);
+  void RemoveFromRecorder(uint64_t call_id) { recorded_calls_.Remove(call_id); }
   // Records the calls in progress of all communicators. Called by one thread, now and then.
   static void RecordProgress();
 

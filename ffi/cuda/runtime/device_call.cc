@@ -10,7 +10,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/runtime/device_memory.h"
+#include "cuda/nccl/device_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -174,6 +174,7 @@ Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow
 }
 
 DeviceCall::~DeviceCall() {
+  communicator_.RemoveFromRecorder(name_.number());
   // XLA destroys the executable's CUDA graphs with it.
   if (image_ != nullptr) Retire(communicator_.device(), image_);
 }

@@ -54,6 +54,15 @@ void RecordedCalls::Add(uint64_t call_id, const CallSpec& spec, int32_t process,
   calls_[static_cast<uint32_t>(call_id)] = call;
 }
 
+void RecordedCalls::Remove(uint64_t call_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  constexpr size_t kKept = 256;
+  removed_.push_back(static_cast<uint32_t>(call_id));
+  if (removed_.size() <= kKept) return;
+  calls_.erase(removed_.front());
+  removed_.pop_front();
+}
+
 void RecordedCalls::Look(const device::Progress& progress) {
   const uint64_t begun = Load(progress.begun), waits_ns = Load(progress.waits_ns);
   const auto number = static_cast<uint32_t>(begun >> 32);

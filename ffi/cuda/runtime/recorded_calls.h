@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -21,6 +22,8 @@ class RecordedCalls {
   // A call with this device::Comm::call_id. `rank`: position of this GPU in its group.
   void Add(uint64_t call_id, const CallSpec& spec, int32_t process, int32_t device, int32_t rank, DType dtype,
            int64_t input_count, int64_t output_count);
+  // The call has gone. It is known for a while after that, because Look() sees only later that it has run.
+  void Remove(uint64_t call_id);
   // Called by one thread.
   void Look(const device::Progress& progress);
 
@@ -37,6 +40,7 @@ class RecordedCalls {
 
   std::mutex mutex_;
   std::map<uint32_t, Call> calls_;  // by the lower half of call_id
+  std::deque<uint32_t> removed_;    // those of calls_ that have gone
 
   uint32_t number_ = 0;  // of the latest call that has been seen
   Call call_;

@@ -19,6 +19,7 @@ class RouteAndDispatch {
   // Collective, as Communicator::ReserveFor.
   static StatusOr<std::unique_ptr<RouteAndDispatch>> Make(const CallSpec& spec, Communicator& communicator,
                                                           const RouteAndDispatchShape& shape);
+  ~RouteAndDispatch() { communicator_.RemoveFromRecorder(name_.number()); }
 
   // Enqueues the call on `stream`. May be captured.
   Status Launch(const RouteAndDispatchBuffers& buffers, cudaStream_t stream) const;

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "cuda/runtime/device_memory.h"
+#include "cuda/nccl/device_memory.h"
 #include "cuda/runtime/own_communicators.h"
 
 namespace jaxcomm {

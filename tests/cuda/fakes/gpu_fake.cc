@@ -85,8 +85,10 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 cudaError_t cudaFree(void* memory) {
   if (memory != nullptr) std::memset(memory, 0xdd, malloc_usable_size(memory));  // what still uses it notices
+  if (memory != nullptr) --num_allocated;
   return std::free(memory), cudaSuccess;
 }
+cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   if (before_allocation) before_allocation();
   return Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
@@ -98,6 +100,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (Fails("cudaMemcpyAsync")) return cudaErrorUnknown;
   if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
   // CUDA has read pageable host memory when the call returns.
   auto staged = std::make_shared<std::vector<char>>();
@@ -118,7 +121,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (stream == cudaStreamPerThread) return cudaSuccess;
+  if (stream == cudaStreamPerThread) return Fails("cudaStreamQuery") ? cudaErrorLaunchFailure : cudaSuccess;
   if (AnyOf(stream).HasFailed()) return cudaErrorLaunchFailure;
   return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
 }

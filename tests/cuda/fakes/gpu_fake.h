@@ -56,6 +56,7 @@ inline int num_gpus = 1024;  // of the process
 
 // Called before memory is allocated, on any thread.
 inline std::function<void()> before_allocation;
+inline std::atomic<int> num_allocated{0};  // blocks from cudaMalloc and cudaHostAlloc that are not free
 
 struct Event {
   uint64_t recorded = 0, over = 0;
@@ -91,6 +92,7 @@ inline FakeStream& AnyOf(cudaStream_t stream) { return *reinterpret_cast<FakeStr
 inline Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 
 inline cudaError_t Allocate(void** memory, size_t bytes) {
+  ++num_allocated;
   *memory = std::malloc(bytes);
   std::memset(*memory, 0x5c, bytes);  // memory is not zero at first
   return cudaSuccess;

@@ -1,4 +1,4 @@
-#include "cuda/runtime/device_memory.h"
+#include "cuda/nccl/device_memory.h"
 
 #include <cuda_runtime_api.h>
 
@@ -15,9 +15,13 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
+struct Block {
+  void* memory;
+  bool on_host;
+};
 struct Retired {
   std::mutex mutex;
-  std::map<int32_t, std::vector<void*>> of_device;
+  std::map<int32_t, std::vector<Block>> of_device;
 };
 
 Retired& GetRetired() {
@@ -31,10 +35,13 @@ StatusOr<char*> CopyToGpu(const void* data, size_t bytes, double timeout_s) {
   void* made = nullptr;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&made, bytes)));
   // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(made, data, bytes, cudaMemcpyHostToDevice, cudaStreamPerThread)));
-  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, timeout_s, "the end of a copy to the GPU"));
-  return static_cast<char*>(made);
+  Status copied =
+      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(made, data, bytes, cudaMemcpyHostToDevice, cudaStreamPerThread));
+  if (copied.ok()) copied = WaitForStream(cudaStreamPerThread, timeout_s, "the end of a copy to the GPU");
+  if (copied.ok()) return static_cast<char*>(made);
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) Retire(device, made);  // the copy may go on
+  return copied;
 }
 
 StatusOr<uint64_t*> AbortFlag(int device, double timeout_s) {
@@ -48,21 +55,27 @@ StatusOr<uint64_t*> AbortFlag(int device, double timeout_s) {
   return word = reinterpret_cast<uint64_t*>(made);
 }
 
-void Retire(int32_t device, void* memory) {
+void Retire(int32_t device, void* memory, bool on_host) {
   std::lock_guard<std::mutex> lock(GetRetired().mutex);
-  GetRetired().of_device[device].push_back(memory);
+  GetRetired().of_device[device].push_back({memory, on_host});
 }
 
 void FreeRetired(int32_t device) {
-  std::vector<void*> memory;
+  std::vector<Block> blocks;
   {
     std::lock_guard<std::mutex> lock(GetRetired().mutex);
-    memory = std::exchange(GetRetired().of_device[device], {});
+    blocks = std::exchange(GetRetired().of_device[device], {});
   }
-  if (memory.empty()) return;
+  if (blocks.empty()) return;
   ScopedDevice keep;
   cudaSetDevice(device);
-  for (void* const block : memory) cudaFree(block);
+  for (const Block& block : blocks) {
+    if (block.on_host) {
+      cudaFreeHost(block.memory);
+    } else {
+      cudaFree(block.memory);
+    }
+  }
   cudaGetLastError();
 }
 
