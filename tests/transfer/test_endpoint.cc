@@ -294,6 +294,34 @@ TEST_CASE("an open with a read that fails counts once") {
   check("x", piece, Code::kLost);
 }
 
+TEST_CASE("a read goes to the next source if the first one was just disconnected") {
+  const std::shared_ptr<Endpoint> reader = Make("reader", false);
+  std::vector<int32_t> memory(10, 7), into(10);
+  const Piece piece{0, {{0}, {10}}};
+  std::vector<std::shared_ptr<Endpoint>> sources;
+  std::vector<ReadSource> from;
+  uint64_t id = 0;
+  for (const char* const name : {"first", "second"}) {
+    sources.push_back(Make(name, false));
+    CHECK(sources.back()->Expose(Version(1, memory), &id).ok());
+    const int peer = ValueOf(reader->Connect(sources.back()->address()));
+    const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
+    CHECK(WaitFor(*reader, open).ok());
+    from.push_back({peer, open->lease, {piece}, {piece}});
+  }
+  std::atomic<bool> inside{false}, leave{false};  // the endpoint's thread, which would notice
+  reader->Then(reader->Watch(from[1].peer, "x", 1), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
+    inside = true;
+    while (!leave) std::this_thread::yield();
+  });
+  CHECK(sources[1]->Expose(Version(2, memory), &id).ok());
+  while (!inside) std::this_thread::yield();
+  reader->Disconnect(from[0].peer);
+  const std::shared_ptr<Call> read = reader->Read(from, {ArrayOf(into)});
+  leave = true;
+  CHECK(WaitFor(*reader, read).ok() && into == memory);
+}
+
 TEST_CASE("a page that is used again ends the read") {
   const std::shared_ptr<Endpoint> source = Make("source", false), reader = Make("reader", false);
   std::vector<int32_t> memory(10, 7), into(10);
