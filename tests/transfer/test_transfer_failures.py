@@ -351,7 +351,7 @@ def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
             elif ends == "late":
                 error = fetch(reader, link.address, timeout_s=0.2).exception(LIMIT_S)
                 assert isinstance(error, transfer.TransferTimeout) and not busy.is_set()
-                assert re.search(r"'weights' of endpoint 'source' .* waited 0.2 s .* 1 \(Limits.transfers\)", str(error))
+                assert re.search(r"'weights' of endpoint 'source' .* 0.2 s .* 1 \(Limits.transfers\)", str(error))
             else:
                 monkeypatch.setattr(reader._threads, "submit", None)
                 with pytest.raises(TypeError):
