@@ -149,7 +149,8 @@ void InterProcessCall::EndSends() {
   if (active_messages_ == nullptr) return;
   state_.fetch_add(1);  // the call must not finish before its error is set
   std::string late;
-  for (const int32_t process : active_messages_->CancelPuts(*this)) late += (late.empty() ? "" : ", ") + RanksOf(process);
+  for (const int32_t process : active_messages_->CancelPuts(*this))
+    late += (late.empty() ? "" : ", ") + RanksOf(process);
   if (!late.empty()) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     error_ = Wrong(StatusCode::kDeadlineExceeded, "ranks " + late + " did not take their data" + wait_.WithinTimeout());
