@@ -123,7 +123,7 @@ def dot_general_type(a: Any, b: Any, contract: tuple, batch: tuple, dtype: Any) 
 
 
 def put_shards(aval: Any, sharding: Any, shards: Sequence[Any], devices: Sequence[Any]) -> Any:
-    """The array of these shards: what jax.make_array_from_callback ends with, and takes four times as long for."""
+    """The array of these shards, as jax.make_array_from_callback makes it, in a quarter of its time."""
     return xla_client.batched_device_put(aval, sharding, shards, devices)
 
 

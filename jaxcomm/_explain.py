@@ -245,9 +245,9 @@ def explain(
 ) -> Explanation:
     """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
-    On CPUs, a program selects the same plan for the same arguments. On GPUs, this is the plan that runs where jaxcomm's
-    kernels do; `Explanation.default` says whether they do. `links` change only the prediction. `algorithm`
-    selects another plan.
+    On CPUs, a program selects the same plan for the same arguments. On GPUs, this is the plan that the record of the
+    self-test names, or else the one that jaxcomm's kernels would run; `Explanation.default` says what a program runs.
+    `links` change only the prediction. `algorithm` selects another plan.
 
     Args:
       op: public name, such as "all_to_all", "psum" or "psum_start".
@@ -354,6 +354,14 @@ def explain(
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         placement = plan.Placement(scope or "process", ranks_per_node)
         able = plan.Capabilities(platform, machine=machine)
+    default = recorded = ""
+    if on_gpus:
+        own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
+        before_run = plan.Placement(ranks_per_node=ranks_per_node, found=False)
+        chosen = plan.resolve(native, attributes | {"algorithm": ""}, dtype, *counts, before_run, own, **of_lists)
+        default = f"{chosen.algorithm}: {chosen.reason}"
+        if chosen.backend in ("plan", "rows") and _lowering.by_record(platform, algorithm):
+            attributes["algorithm"], recorded = chosen.algorithm, chosen.reason
     if of_boxes and on_gpus:
         resolution = plan.resolve(native, attributes, dtype, *counts, placement, able)
         runs, machine.arena = resolution.algorithm, False
@@ -371,18 +379,12 @@ def explain(
         resolution = plan.select(request, "", np.dtype(dtype).itemsize, machine)
     else:
         resolution = _request.planned(op, native, call, placement, able, **of_lists)
-        runs, reason = resolution.algorithm, resolution.reason
+        runs, reason = resolution.algorithm, recorded or resolution.reason
     request, sms = resolution.call_request, resolution.num_channels
     if on_gpus and known is None and algorithm is None and ranks_per_node < n:  # GPUs that are not at hand
         reason = f"assumes that {reason} of these GPUs"
     machine.arena = resolution.machine.arena
     _replace(op, machine, links)
-    default = ""
-    if on_gpus:
-        own = _lowering.capabilities(platform, None, tested_between_nodes=bool(known))
-        before_run = plan.Placement(ranks_per_node=ranks_per_node, found=False)
-        chosen = plan.resolve(native, attributes | {"algorithm": ""}, dtype, *counts, before_run, own, **of_lists)
-        default = f"{chosen.algorithm}: {chosen.reason}"
     once = 1.0  # bytes between nodes, as a part of those that the plan has for lists without common rows
     if rows is not None and rows.between_nodes and x.size:
         row_bytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize

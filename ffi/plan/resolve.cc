@@ -289,7 +289,7 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
       return ByXla("no measurement on these GPUs has found one plan to be faster at the sizes around this call");
     named.algorithm = row->algorithm;
     measured = "measured as faster than XLA's own collective on these GPUs";
-    if (shapes.input_count > 0 && !row->algorithm.empty()) {
+    if (TraitsOf(spec.collective).input != BufferBlocks::kNone && !row->algorithm.empty()) {
       measured +=
           " for operands of " + std::to_string(row->min_bytes) + " to " + std::to_string(row->max_bytes) + " bytes";
     }

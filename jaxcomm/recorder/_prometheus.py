@@ -88,9 +88,12 @@ endpoints: "weakref.WeakSet[Any]" = weakref.WeakSet()  # of jaxcomm.transfer, wh
 def stats() -> Stats:
     """The counters of the flight recorder since the start of this process; none if it is off or its file is gone."""
     transfers = tuple(Transfers(e.name, e.stats(), e.histograms(), e.waiting()) for e in list(endpoints))
+    path = pathlib.Path(_core.recorder.path())
     try:
-        ring = _file.read(pathlib.Path(_core.recorder.path()))
+        ring = _file.read(path)
     except _file.Unreadable:
+        if path.is_file():
+            raise
         return Stats((), (), _core.recorder.rejected(), transfers)
     late = _top.late_ranks(ring, config().warn_s)
     return Stats(tuple(_counters(site) for site in ring.sites), late, _core.recorder.rejected(), transfers)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from jaxcomm._config import LONGEST_S
 from jaxcomm._core import transfer as _native
 from jaxcomm.recorder import _prometheus as recorder
 from jaxcomm.transfer import _errors
@@ -63,7 +64,7 @@ class Limits:
       transfers: fetches that run at the same time.
 
     Raises:
-      ValueError: a limit is not positive, or is infinite.
+      ValueError: seconds are not between 0.001 and 10^9, or numbers not between 1 and 10^6.
     """
 
     lease_s: float = 30.0
@@ -92,6 +93,17 @@ class Group:
         object.__setattr__(self, "addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses))
         if not self.addresses:
             raise ValueError("Group: addresses must have at least one address of an endpoint")
+
+
+def _run_for(taken: "list[concurrent.futures.Future[_T]]", run: Callable[[], _T]) -> None:
+    """Gives the result of `run` to the future in the list. No frame keeps it, because an error keeps its frames."""
+    future = taken.pop()
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(run())
+        except BaseException as error:
+            future.set_exception(error)
+            del future
 
 
 class Lease:
@@ -237,28 +249,23 @@ class Endpoint:
         """Runs a transfer on one of the threads. If none takes it within the limit, its error is that of `late`."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
-        def work() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(run())
-                except BaseException as error:
-                    future.set_exception(error)
+        held = weakref.ref(future)  # the timer must not keep the result
 
         def expire() -> None:
-            if submitted.cancel() and future.set_running_or_notify_cancel():
-                future.set_exception(late())
+            if submitted.cancel() and (waiting := held()) and waiting.set_running_or_notify_cancel():
+                waiting.set_exception(late())
 
         def count(_: object) -> None:
             with self._lock:
                 self._num_submitted -= 1
 
-        submitted = self._threads.submit(work)
+        submitted = self._threads.submit(_run_for, [future], run)
         with self._lock:
             self._num_submitted += 1
             waits = self._num_submitted > self.limits.transfers
         submitted.add_done_callback(count)
         if waits:
-            timer = threading.Timer(limit.left_s(), expire)
+            timer = threading.Timer(min(limit.left_s(), LONGEST_S), expire)
             timer.daemon = True
             future.add_done_callback(lambda _: timer.cancel())
             timer.start()

@@ -175,7 +175,7 @@ def source_job(listen="127.0.0.1:0", version=1, elements=1000):
 class Link:
     """A cable to the address of an endpoint, which can be cut and mended. Bytes wait while it is cut.
 
-    The endpoint cuts it by sending `most_bytes`.
+    The endpoint cuts it by sending `most_bytes`, which a test must wait for before it mends the cable.
     """
 
     def __init__(self, address, most_bytes=float("inf")):
@@ -223,6 +223,9 @@ class Link:
 
     def cut(self):
         self._whole.clear()
+
+    def is_cut(self):
+        return not self._whole.is_set()
 
     def mend(self):
         self._whole.set()

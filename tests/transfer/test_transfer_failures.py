@@ -59,7 +59,7 @@ def test_a_source_that_is_killed_while_it_sends(reader):
     ):
         old = fetch(reader, other).result()
         future = fetch(reader, link.address)
-        wait_until(lambda: reader.stats()["tcp_received_bytes"] > 2**20, LIMIT_S)
+        wait_until(lambda: link.is_cut() and reader.stats()["tcp_received_bytes"] > 2**20, LIMIT_S)
         assert re.match(r"read of 'weights' version 1 at endpoint 'trainer' .*of 100000000 bytes", reader.waiting()[0])
         source.kill()
         link.mend()
