@@ -120,6 +120,7 @@ struct Process {
     pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the test
+      close(down[1]);                    // also if that has ended before
       JoinLiveness("127.0.0.1", Receive<int>(down[0]), "token", number);
       Send(up[1], Incarnation());
       body(down[0], up[1]);
