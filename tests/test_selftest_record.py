@@ -48,10 +48,18 @@ ANY_SIZE = _selftest_record.ANY_SIZE
             ],
             [("all_gather", 8, 4, 8, 8, "hierarchical")],
         ),
+        *(
+            ([passed(PLANS, "all_gather", ranks=8, per_node=4, us=FAST, ran="hierarchical"), by_node], [])
+            for by_node in (
+                passed(EXPERTS, "sums by node", ranks=8, per_node=4, wrong=1),
+                passed(EXPERTS, "sums by node", ranks=4, per_node=4),
+            )
+        ),
         ([passed(PLANS, "barrier", 4, FAST)], [("barrier", 2, 2, 0, ANY_SIZE, "direct")]),
         ([passed(PLANS, "barrier", 4, SLOW)], []),
         ([passed(EXPERTS, "experts", 96, FAST, ran="direct, ring")], [("dispatch", 2, 2, 96, 96, "")]),
         ([passed(EXPERTS, f"experts, {us}", 96, us) for us in (FAST, SLOW)], []),
+        ([passed(PLANS, "all_gather", 8, FAST, dtype=dtype, ran=dtype) for dtype in ("ring", "bruck")], []),
         ([passed(SLICES, "ragged_all_to_all", 96, FAST)], [("all_to_all_v", 2, 2, 96, 96, "")]),
         ([passed(PLANS, "psum", 8, FAST, ran=ran) for ran in ("", "xla", "direct, ring")], []),
         ([passed(PLANS, "psum_scatter", 8, FAST), passed(TYPES, "psum_scatter", wrong=1)], []),

@@ -8,6 +8,8 @@
 
 #include "../../ffi/recorder/recorder.h"
 #include "fakes/machine.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include "../../ffi/cuda/runtime/route_and_dispatch.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -184,6 +186,16 @@ ALONE_TEST_CASE("calls in the flight recorder") {
   }
   progress.ended = 7;
   CHECK(rows(7)[1].phase == done && rows(7)[1].waiting_peer == 0);
+  // Of the calls that have gone, it knows the last 256.
+  calls.clear();
+  OnRanks(*new World(kRanks), [&](Rank& rank) {
+    rank.number = communicators[rank.rank]->device();
+    Communicator& communicator = *Ok(Get(rank));
+    const CallSpec spec = SpecOf(Collective::kDispatch, kRanks);
+    for (int i = 0; i < 256; ++i) Ok(RouteAndDispatch::Make(spec, communicator, {1, 1, 2, 2, 1, 0, 16}));
+  });
+  progress.begun += uint64_t{1} << 32;
+  CHECK(rows(8)[1].number == 0);
 }
 
 // Plans use bulk copies only if they are wanted and the GPU has them.

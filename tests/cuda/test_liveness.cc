@@ -120,6 +120,7 @@ struct Process {
     pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the test
+      close(down[1]);                    // also if that has ended before
       JoinLiveness("127.0.0.1", Receive<int>(down[0]), "token", number);
       Send(up[1], Incarnation());
       body(down[0], up[1]);
@@ -186,14 +187,17 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
 }
 
 ALONE_TEST_CASE("a kernel without IPv6") {
-  Process killed(1, [](int from, int) { Receive<char>(from); });
+  Process fails(1, [](int from, int) {
+    Communicator::NoteOwnFailure("no memory");
+    Receive<char>(from);
+  });
   kernel_has_ipv6 = false;
   const StatusOr<int> port = ServeLiveness("token");
   CHECK(port.ok());
-  Send(killed.to, *port);
-  killed.incarnation = Receive<uint64_t>(killed.from);
-  killed.End(SIGKILL);
-  CHECK(WaitForFailure(killed.incarnation) == "process 1 has ended");
+  Send(fails.to, *port);
+  CHECK(WaitForFailure(Receive<uint64_t>(fails.from)) ==
+        "process 1 failed: no memory");  // who is killed may not be known
+  fails.End(SIGKILL);
   CHECK(Threads::End(kLimitS));
 }
 

@@ -113,6 +113,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   if (Fails("cudaStreamCreate")) return cudaErrorUnknown;
   *stream = Keep(MakeStream())->handle();
+  ++num_allocated;
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {

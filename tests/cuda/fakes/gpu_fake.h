@@ -56,7 +56,7 @@ inline int num_gpus = 1024;  // of the process
 
 // Called before memory is allocated, on any thread.
 inline std::function<void()> before_allocation;
-inline std::atomic<int> num_allocated{0};  // blocks from cudaMalloc and cudaHostAlloc that are not free
+inline std::atomic<int> num_allocated{0};  // blocks from cudaMalloc and cudaHostAlloc that are not free, and streams
 
 struct Event {
   uint64_t recorded = 0, over = 0;
