@@ -143,6 +143,9 @@ def test_less_than_a_byte_for_each_rank():
     """Lists of four bytes among eight ranks: the plan has moves without bytes."""
     found = jaxcomm.explain("ragged_all_to_all", jax.ShapeDtypeStruct((4,), np.int8), 8, platform="cuda")
     assert 0 < found.predicted_time_s < 1e-3
+    rows = jax.ShapeDtypeStruct((8, 0), np.float32)  # and between hosts rows without any
+    options = {"platform": "cuda", "ranks_per_node": 8, "num_experts": 64, "choices": 8}
+    assert 0 < jaxcomm.explain("moe.combine", rows, 32, **options).predicted_time_s < 1e-3
 
 
 def test_ragged_exchanges_on_gpus_by_hand():

@@ -273,6 +273,12 @@ def test_a_record_holds_for_its_feature_only(feature, collective, count):
     assert on_gpus(collective, count, able={"setting": "plans", "max_channels": 32}).feature == feature
 
 
+@pytest.mark.parametrize(("max_channels", "backend"), [(32, "plan"), (1, "xla")])
+def test_a_recorded_ll_plan_does_not_run_step_by_step(max_channels, backend):
+    able = {"measured": measured(8, algorithm="ll"), "passed": plan.FEATURES, "max_channels": max_channels}
+    assert on_gpus("all_gather", 1 << 12, able=able).backend == backend
+
+
 def test_multimem_runs_by_name_only():
     able = {**ABLE, "multimem": True}
     for exponent in range(4, 28):

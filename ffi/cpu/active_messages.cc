@@ -165,17 +165,18 @@ void ActiveMessages::OnRunFailed(int32_t process, int64_t run_id, const std::str
   const auto same = [run_id](const FailedRun& run) { return run.run_id == run_id; };
   const auto found = std::find_if(failed_runs_.begin(), failed_runs_.end(), same);
   if (found != failed_runs_.end()) {
-    found->processes.insert(process);
+    found->why.emplace(process, why);
     return;
   }
-  failed_runs_.push_back({run_id, why, {process}});
+  failed_runs_.push_back({run_id, {{process, why}}});
   if (failed_runs_.size() > kMaxFailedRuns) failed_runs_.pop_front();
 }
 
 std::optional<std::string> ActiveMessages::FailureOf(int32_t process, int64_t run_id) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const FailedRun& run : failed_runs_) {
-    if (run.run_id == run_id && run.processes.count(process) > 0) return run.why;
+    const auto found = run.why.find(process);
+    if (run.run_id == run_id && found != run.why.end()) return found->second;
   }
   return std::nullopt;
 }

@@ -125,8 +125,7 @@ class ActiveMessages : public Receiver {
   };
   struct FailedRun {
     int64_t run_id;
-    std::string why;  // the first error is the cause
-    std::set<int32_t> processes;
+    std::map<int32_t, std::string> why;  // by process that has aborted the run
   };
   using MessageId = std::pair<int, uint64_t>;
 

@@ -174,7 +174,7 @@ class InterProcessCall : public MessageHandler,
   std::mutex error_mutex_;
   Status error_;  // success until the call has failed
   // Used by the progress thread only.
-  uint32_t pending_ = 0;                // payloads of a failed call that were on their way at the last Check()
+  uint32_t pending_ = 0;                // payloads of a call that should end, on their way at the last Check()
   Clock::time_point cancel_puts_at_{};  // when it stops waiting for the next of them and drops their peers
   bool sent_entered_ = false;
   std::optional<OtherRun> other_run_;

@@ -144,9 +144,12 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
          (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
 }
 
-// Drops the processes that have left the call without taking all that this one sends.
+// Drops the processes that do not take what this one sends. If they have left the call, that is its error.
 void InterProcessCall::EndSends() {
-  if (active_messages_ == nullptr) return;
+  if (failed()) {
+    active_messages_->CancelPuts(*this);
+    return;
+  }
   state_.fetch_add(1);  // the call must not finish before its error is set
   std::string late;
   for (const int32_t process : active_messages_->CancelPuts(*this))
@@ -160,12 +163,12 @@ void InterProcessCall::EndSends() {
 
 void InterProcessCall::Check(Clock::time_point now) {
   const uint32_t state = state_.load();
-  if (const uint32_t pending = state & kThreads; (state & kFailed) != 0 && pending != 0) {
+  const bool ends = (state & kFailed) != 0 || ((state & kDone) != 0 && wait_.Expired(now));
+  if (const uint32_t pending = state & kThreads; ends && pending != 0 && active_messages_ != nullptr) {
     if (pending != pending_) cancel_puts_at_ = now + kPatience;  // a slow network still moves them
     pending_ = pending;
-    if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
+    if (now >= cancel_puts_at_) EndSends();
   }
-  if ((state & kDone) != 0 && wait_.Expired(now)) EndSends();
   if ((state & (kDone | kFailed)) != 0) return;
   bool ended = false;
   for (const Other& other : others_) ended |= !other.peer->alive();

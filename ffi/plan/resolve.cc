@@ -304,6 +304,10 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   if (by_record && resolution->plan == nullptr) return ByXla("the measured plan needs other nodes than these hosts");
   if (by_kernels) resolution->lost = LostOf(spec);
   if (by_record && resolution->backend == Backend::kPlan) {
+    const Protocol protocol = resolution->plan->protocol;
+    if (!resolution->ll && (protocol == Protocol::kLl || protocol == Protocol::kLlTwoShot)) {
+      return ByXla("the measured plan has no LL exchange with the max_sms of this call");
+    }
     const Feature feature = FeatureOf(*resolution);
     const std::vector<Feature>& passed = capabilities.passed;
     if (std::find(passed.begin(), passed.end(), feature) == passed.end()) {

@@ -23,8 +23,8 @@ constexpr int64_t kStagingSlots = 2 * kStagingLead;
 constexpr int64_t kStagingSlotBytes = 256 << 10;
 
 // Whether the algorithm's plans can be staged: plans of one node that do not put to peers, have no scratch and have at
-// most one exchange of signals, that is, no signal after a wait. Peers read of a result whole ranges, as steps write
-// them before the exchange.
+// most one exchange of signals, that is, no signal after a wait. Of a result, peers read whole ranges,
+// as steps write them before the exchange.
 bool CanStage(const Algorithm& algorithm, const Request& request);
 
 // The elements of a block in one slot, for the request of one channel: Request::staged_count. 0: the call does not use

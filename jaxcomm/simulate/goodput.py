@@ -59,7 +59,7 @@ def _best(checkpoint_s: float, mtbf_s: float) -> float:
     """The interval of the highest goodput: the root of exp(x) (x - 1) = -exp(-C / M), with x = interval / M."""
     if checkpoint_s < 1e-6 * mtbf_s:  # where the digits of the function's argument cancel: its series
         p = math.sqrt(-2 * math.expm1(-checkpoint_s / mtbf_s))
-        return mtbf_s * p * (1 - p / 3 + 11 / 72 * p * p)
+        return mtbf_s * p * (1 - p / 3)
     return mtbf_s * (1 + float(scipy.special.lambertw(-math.exp(-checkpoint_s / mtbf_s - 1)).real))
 
 

@@ -248,7 +248,6 @@ class Endpoint:
     ) -> "concurrent.futures.Future[_T]":
         """Runs a transfer on one of the threads. If none takes it within the limit, its error is that of `late`."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
         held = weakref.ref(future)  # the timer must not keep the result
 
         def expire() -> None:

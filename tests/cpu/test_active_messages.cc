@@ -194,6 +194,19 @@ TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
 }
 
+TEST_CASE("the failure of a run is that of the process which has told it") {
+  Processes all;
+  all.endpoints[0].SendRunFailed(1, 7, "had enough");
+  all.endpoints[2].SendRunFailed(1, 7, "waited for 0");
+  all.endpoints[0].SendRunFailed(1, 7, "a second error is none");
+  all.endpoints[2].SendRunFailed(1, 8, "another run");
+  all.Drain();
+  const auto of = [&](int32_t process, int64_t run_id) {
+    return all.endpoints[1].FailureOf(process, run_id).value_or("");
+  };
+  CHECK(of(0, 7) == "had enough" && of(2, 7) == "waited for 0" && of(2, 8) == "another run" && of(0, 8).empty());
+}
+
 TEST_CASE("CallOfOtherRun finds a call of the same group if all calls of the process are in one other run") {
   Processes all;
   ActiveMessages& self = all.endpoints[1];

@@ -5,9 +5,12 @@ Calls have limits of LIMIT_S or of the default lease, so an error of another kin
 
 import concurrent.futures
 import contextlib
+import gc
+import math
 import re
 import socket
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -360,6 +363,36 @@ def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
             assert not reader.waiting()
             link.mend()
             wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_transfer_that_has_waited_for_a_thread_frees_its_memory(fails):
+    """Without the garbage collector, which may not come for long."""
+
+    class Array:
+        pass
+
+    made = []
+
+    def run():
+        array = Array()
+        made.append(weakref.ref(array))
+        if fails:
+            raise KeyError
+        return array
+
+    gc.disable()
+    try:
+        with transfer.Endpoint("reader", secret=SECRET, limits=transfer.Limits(transfers=1)) as endpoint:
+            busy = threading.Event()
+            first = endpoint._submit(busy.wait, Limit(LIMIT_S), TimeoutError)
+            second = endpoint._submit(run, Limit(math.inf), TimeoutError)
+            busy.set()
+            assert first.result() and isinstance(second.exception(), KeyError if fails else type(None))
+            del second
+            wait_until(lambda: made[0]() is None)
+    finally:
+        gc.enable()
 
 
 def test_another_secret_and_nobody(reader):
