@@ -71,14 +71,18 @@ def test_sums_of_bfloat16(rng):
 
     def body(*operands):
         x, y, u, ct = (a.astype(jnp.bfloat16) for a in operands)
-        _, pull = jax.vjp(lambda u: gathers(algorithm="ring")(x, u), u)
-        return scatters(algorithm="ring")(y, u), *pull(ct)
+        _, pull = jax.vjp(gathers(algorithm="ring"), x, u)
+        _, of_wide = jax.vjp(gathers(algorithm="ring", preferred_element_type=jnp.float32), x, u)
+        wide = 257 * operands[-1]  # not a bfloat16
+        return scatters(algorithm="ring")(y, u), pull(ct)[1], of_wide(wide)[1]
 
     def rounded(a):
         return np.float32(a.astype(jnp.bfloat16))
 
-    sums, dw = run(body, line_of(n), x, y, u, ct)
-    assert_same(dw, np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct).astype(jnp.bfloat16))
+    sums, dw, dw_of_wide = run(body, line_of(n), x, y, u, ct)
+    exact = np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct)
+    assert_same(dw, exact.astype(jnp.bfloat16))
+    assert_same(dw_of_wide, (257 * exact).astype(jnp.bfloat16))
     parts = (y @ u).reshape(n, n, m, f)  # (rank, block, m, f)
     for r in range(n):
         want = parts[(r + 1) % n, r]

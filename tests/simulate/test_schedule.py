@@ -70,6 +70,8 @@ def test_a_loop_repeats_its_body_without_overlap():
     slower = _run(Task(Loop("cond", (Block((_kernel(2),)), body), 1, ""), ()))
     assert slower.time_s == 7
     assert [times for _, times in found.leaves()] == [5, 5, 5, 1]
+    nested = _run(Task(Loop("scan", (Block((Task(Loop("scan", (body,), 5, ""), ()),)),), 3, ""), ()))
+    assert [times for _, times in nested.leaves()] == [15, 15, 15]
 
 
 @pytest.mark.parametrize("seed", range(20))
