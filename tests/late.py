@@ -66,6 +66,8 @@ def main(op):
             print(f"{name}: error: {error}")
         else:
             print(f"{name}: {shards}")
+    if op == "missing":
+        print("failed:", sorted((site.op, site.failed) for site in jaxcomm.recorder.stats().sites))
 
 
 if __name__ == "__main__":

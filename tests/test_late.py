@@ -30,10 +30,10 @@ def test_late_process_is_waited_for():
         assert warning.endswith("; an error follows after 600 s (JAXCOMM_TIMEOUT_S)")
 
 
-def test_device_that_never_arrives_is_named_and_the_next_run_works():
-    done = late.outcome("missing", JAXCOMM_TIMEOUT_S="1", LATE_S="0")
+def test_device_that_never_arrives_is_named_and_the_next_run_works(tmp_path):
+    done = late.outcome("missing", JAXCOMM_TIMEOUT_S="1", LATE_S="0", JAXCOMM_RECORDER=str(tmp_path))
     error = (
         r"late: error: DEADLINE_EXCEEDED: .*psum at late\.py:\d+ .*: ranks \[1\] did not arrive within 1 s \(JAXCOMM_TI"
     )
     assert re.search(error, done.stdout), done.stdout + done.stderr
-    assert done.stdout.endswith("in time: [[6.0], [6.0]]\n")
+    assert done.stdout.endswith("in time: [[6.0], [6.0]]\nfailed: [('pmax', 0), ('psum', 0), ('psum', 1)]\n"), done.stdout

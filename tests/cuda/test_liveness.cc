@@ -128,6 +128,8 @@ struct Process {
       _exit(0);
     }
     CHECK(pid > 0);
+    close(down[0]);
+    close(up[1]);
     to = down[1];
     from = up[0];
   }
@@ -165,6 +167,11 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
     Send(to, 'e');
     Receive<char>(from);
   });
+  Process late(5, [&](int from, int to) {  // learns of both
+    connected(from, to);
+    connected(from, to);
+    Receive<char>(from);
+  });
   const StatusOr<int> port = ServeLiveness("token");
   CHECK(port.ok());
   for (Process* const process : {&fails, &leaves, &killed, &lasts}) {
@@ -181,8 +188,14 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
   killed.End(SIGKILL);
   CHECK(WaitForFailure(killed.incarnation) == "process 3 has ended");
   CHECK(Receive<char>(lasts.from) == 'e');
+  Send(late.to, *port);
+  Receive<uint64_t>(late.from);
+  for (const Process* const process : {&fails, &killed}) {
+    Send(late.to, process->incarnation);
+    CHECK(Receive<char>(late.from) == 'c');
+  }
   CHECK(FailureOf({leaves.incarnation}).ok() && FailureOf({lasts.incarnation}).ok());
-  for (Process* const process : {&fails, &lasts}) process->End(SIGKILL);
+  for (Process* const process : {&fails, &lasts, &late}) process->End(SIGKILL);
   CHECK(Threads::End(kLimitS));
 }
 

@@ -15,6 +15,7 @@
 
 #include "../check.h"
 #include "transfer/endpoint.h"
+#include "transfer/memory_pool.h"
 
 thread_local int64_t allocations_left = -1;  // of this thread; negative: any number
 
@@ -339,6 +340,18 @@ TEST_CASE("a page that is used again ends the read") {
   __atomic_store_n(&generations[1], 5, __ATOMIC_RELEASE);
   const Error error = WaitFor(*reader, reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)}));
   CHECK(error.code == Code::kRevoked);
+}
+
+// Else an array of a page would keep the memory of a large one.
+TEST_CASE("memory is used again for as many bytes, and for no fewer") {
+  MemoryPool& pool = MemoryPool::Get();
+  char* const large = pool.Take(8 << 20);
+  pool.Give(large, 8 << 20);
+  char* const small = pool.Take(4096);
+  CHECK(small != nullptr && small != large);
+  CHECK(pool.Take(8 << 20) == large);
+  pool.Give(large, 8 << 20);
+  pool.Give(small, 4096);
 }
 
 }  // namespace
