@@ -85,7 +85,8 @@ _TIMED = {name: op for name, op in COLLECTIVES.items() if _request.ROWS[op.nativ
 @jax.jit
 def _count_wrong(ours: Any, theirs: Any) -> jax.Array:
     """Elements that differ, of the ranks of all processes. Both are arrays or lists of them."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x != y, dtype=jnp.int32), ours, theirs)))
+    counts = jax.tree.map(lambda x, y: jnp.sum(x != y, dtype=jnp.int32), ours, theirs)
+    return jax.tree.reduce(jnp.add, counts)
 
 
 def _put(xs: np.ndarray, group: Group) -> jax.Array:
