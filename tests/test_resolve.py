@@ -60,7 +60,7 @@ def measured(per_node, names=tuple(ROWS), algorithm="direct"):
     return [plan.Measured(collective=name, dtype=dtype, **row) for name in names for dtype in dtypes]
 
 
-def backend(op, algorithm, platform, setting, tested):
+def backend(op, algorithm, platform, setting, measured):
     """The rules in words: docs/guide/choosing.md."""
     if setting == "xla" or algorithm == "xla":
         return "xla"
@@ -68,7 +68,7 @@ def backend(op, algorithm, platform, setting, tested):
         return "composition"
     if platform == "tpu":
         return "composition" if algorithm == "hierarchical" else "xla"
-    if platform == "cuda" and algorithm is None and setting is None and (not tested or op.endswith("_start")):
+    if platform == "cuda" and algorithm is None and setting is None and (not measured or op.endswith("_start")):
         return "xla"
     return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
 
@@ -106,7 +106,8 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
                     jaxcomm.explain(op, x, (2, 4), **given_to_explain)
             continue
         seen[found.backend] += 1
-        assert found.backend == backend(op, algorithm, platform, setting, tested), what
+        measured_so = tested and max_sms not in (1, 5)
+        assert found.backend == backend(op, algorithm, platform, setting, measured_so), what
         if found.backend in ("xla", "composition"):
             assert found.algorithm == {"xla": "xla", "composition": "xla_hierarchical"}[found.backend], what
             if algorithm is not None and setting is None and platform != "tpu":
@@ -273,10 +274,29 @@ def test_a_record_holds_for_its_feature_only(feature, collective, count):
     assert on_gpus(collective, count, able={"setting": "plans", "max_channels": 32}).feature == feature
 
 
-@pytest.mark.parametrize(("max_channels", "backend"), [(32, "plan"), (1, "xla")])
-def test_a_recorded_ll_plan_does_not_run_step_by_step(max_channels, backend):
-    able = {"measured": measured(8, algorithm="ll"), "passed": plan.FEATURES, "max_channels": max_channels}
-    assert on_gpus("all_gather", 1 << 12, able=able).backend == backend
+@pytest.mark.parametrize(("max_sms", "backend"), [(0, "plan"), (32, "plan"), (1000, "plan"), (31, "xla"), (1, "xla")])
+@pytest.mark.parametrize("collective", ["all_gather", "dispatch"])
+def test_a_record_holds_for_all_multiprocessors_only(collective, max_sms, backend):
+    able = {"measured": measured(8, algorithm="ll"), "passed": plan.FEATURES, "max_channels": 32}
+    rows = {"row_count": 4, "choices": 2, "num_experts": 8} if collective == "dispatch" else {}
+    found = on_gpus(collective, 1 << 12, able=able, max_sms=max_sms, **rows)
+    assert found.backend == (backend if collective == "all_gather" or backend == "xla" else "rows")
+    assert ("max_sms" in found.reason) == (backend == "xla")
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_costs_do_not_choose_the_chunks_of_a_measured_plan(collective):
+    guess, other = plan.gpu_machine(), plan.gpu_machine()
+    other.links = [(name, 100 * overhead_s, speed, latency_s) for name, overhead_s, speed, latency_s in guess.links]
+    for algorithm, _ in plan.algorithms(collective):
+        for count, per_node in ((1 << 20, 8), (1 << 26, 8), (1 << 20, 4), (1 << 26, 4)):
+            given = {"algorithm": algorithm, "per_node": per_node, "found": True, "gin": True}
+            able = ({"machine": machine, "max_channels": 32} for machine in (guess, other))
+            try:
+                one, two = (on_gpus(collective, count, able=settings, **given).request for settings in able)
+            except ValueError:
+                continue  # needs other nodes
+            assert (one.chunk_count, one.staged_count) == (two.chunk_count, two.staged_count), (algorithm, count)
 
 
 def test_multimem_runs_by_name_only():

@@ -284,6 +284,9 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   std::string measured;
   if (by_record) {
     if (spec.asynchronous != 0) return ByXla("XLA overlaps its own started collective with computations");
+    if (limited.max_channels < capabilities.max_channels) {
+      return ByXla("calls with less max_sms than JAXCOMM_MAX_SMS are not measured");
+    }
     const Measured* const row = FindMeasured(spec, shapes, placement, capabilities);
     if (row == nullptr)
       return ByXla("no measurement on these GPUs has found one plan to be faster at the sizes around this call");
@@ -304,10 +307,6 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   if (by_record && resolution->plan == nullptr) return ByXla("the measured plan needs other nodes than these hosts");
   if (by_kernels) resolution->lost = LostOf(spec);
   if (by_record && resolution->backend == Backend::kPlan) {
-    const Protocol protocol = resolution->plan->protocol;
-    if (!resolution->ll && (protocol == Protocol::kLl || protocol == Protocol::kLlTwoShot)) {
-      return ByXla("the measured plan has no LL exchange with the max_sms of this call");
-    }
     const Feature feature = FeatureOf(*resolution);
     const std::vector<Feature>& passed = capabilities.passed;
     if (std::find(passed.begin(), passed.end(), feature) == passed.end()) {

@@ -77,6 +77,7 @@ Candidate Tune(const Algorithm& algorithm, Request request, int64_t item_bytes, 
     request.chunk_count = std::max({int64_t{1}, least_count, bytes / std::max<int64_t>(item_bytes, 1)});
     candidates.push_back({&algorithm, request, CostOf(algorithm, request, item_bytes, machine)});
     if (request.chunk_count >= request.block_count) break;  // one chunk; larger ones are the same
+    if (request.geometry.nvlink) break;  // GPUs: a guessed cost must not tell a call from those that were measured
   }
   return Best(candidates);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <string>
 #include <thread>
@@ -39,7 +40,7 @@ constexpr double kLimitS = 60;
 constexpr uint64_t kOther = 77;  // another process
 
 // Rank 1, which is of another process, has no kernel. That of rank 0 waits for it.
-ALONE_TEST_CASE("the end of a process ends the waits of its groups, and of no others") {
+void EndWhileRank0Waits(bool left) {
   constexpr int64_t kCount = 40000;
   Communicator::Configure(600, 4);
   Communicator* alone = nullptr;
@@ -55,7 +56,11 @@ ALONE_TEST_CASE("the end of a process ends the waits of its groups, and of no ot
     std::thread end;
     if (rank.rank == 0) {
       CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
-      end = std::thread([] { Communicator::NoteFailure(kOther, "process 1 has ended"); });
+      end = std::thread([&communicator, left] {
+        if (!left) return Communicator::NoteFailure(kOther, "process 1 has ended");
+        SetLeft(kOther, "process 1 has ended", 0);
+        while (communicator.Failure().ok()) Communicator::RecordProgress();
+      });
     } else {
       CHECK(LaunchNothing(stream.handle()) == cudaSuccess);
     }
@@ -65,10 +70,27 @@ ALONE_TEST_CASE("the end of a process ends the waits of its groups, and of no ot
       CHECK(Has(communicator.Failure(), "here.py:1: rank 0 aborted"));
       CHECK(Has(communicator.Failure(), "where it waited for rank 1: process 1 has ended"));
       CHECK(IsStopped() && y == std::vector<int32_t>(kCount, -1));  // nothing can be read that looks right
-      CHECK(Communicator::Failures().size() == 2 && !Communicator::FirstFailure().ok());
+      CHECK(Communicator::Failures().size() == (left ? 1 : 2) && !Communicator::FirstFailure().ok());
     }
   });
   CHECK(alone->Failure().ok() && alone->comm().report->abort == 0);
+}
+
+TEST_CASE("the end of a process ends the waits of its groups, and of no others") {
+  for (const bool left : {false, true}) Alone([&] { EndWhileRank0Waits(left); });
+}
+
+// A call may end without the last signals of a process, such as that of the source of a permutation.
+ALONE_TEST_CASE("a process that has left fails no call that does not wait for it") {
+  Communicator::Configure(600, 4);
+  OnRanks(*new World(2), [&](Rank& rank) {
+    if (rank.rank == 1) rank.restarted = kOther;
+    Communicator& communicator = *Ok(Get(rank));
+    Sum(communicator, 1000);
+    SetLeft(kOther, "process 1 has ended", rank.rank == 0 ? 0 : 600);
+    if (rank.rank == 0) Communicator::RecordProgress();
+    CHECK(communicator.Failure().ok() && FailureOf({}).ok());
+  });
 }
 
 // Before its first exchange, a rank knows no processes of its group.
@@ -156,6 +178,9 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
   Process leaves(2, [&](int from, int to) {
     connected(from, to);
     LeaveLiveness();
+    CHECK(Threads::End(kLimitS));
+    Send(to, 'b');
+    Receive<char>(from);  // its kernels may still run
   });
   Process killed(3, [&](int from, int to) {
     connected(from, to);
@@ -183,6 +208,10 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
     Send(process->to, fails.incarnation);
     CHECK(Receive<char>(process->from) == 'c');
   }
+  CHECK(Receive<char>(leaves.from) == 'b');
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  CHECK(FailureOf({leaves.incarnation}).ok());
+  Send(leaves.to, 'e');
   leaves.End(0);
   Send(lasts.to, killed.incarnation);
   killed.End(SIGKILL);
@@ -194,7 +223,8 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
     Send(late.to, process->incarnation);
     CHECK(Receive<char>(late.from) == 'c');
   }
-  CHECK(FailureOf({leaves.incarnation}).ok() && FailureOf({lasts.incarnation}).ok());
+  CHECK(WaitForFailure(leaves.incarnation) == "process 2 has ended");
+  CHECK(FailureOf({lasts.incarnation}).ok());
   for (Process* const process : {&fails, &lasts, &late}) process->End(SIGKILL);
   CHECK(Threads::End(kLimitS));
 }

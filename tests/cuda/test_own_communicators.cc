@@ -215,9 +215,11 @@ ALONE_TEST_CASE("the memory of first contact of a smaller group, and of a copy t
   };
   for (const int n : {2, 4, 3, 8}) meet(n);
   CHECK(num_allocated == 8 * 3);  // a block on each GPU, one on the host, and a stream
-  for (const char* const call : {"cudaMemcpyAsync", "cudaStreamQuery"}) {
+  for (const std::string call :
+       {"cudaMemcpyAsync", "cudaStreamQuery", "cudaHostAlloc", "cudaMalloc", "cudaStreamCreate"}) {
     fault = {call, 0};
-    CHECK(!CopyToGpu("x", 1, 5).ok());
+    const bool copies = call == "cudaMemcpyAsync" || call == "cudaStreamQuery";
+    CHECK(!(copies ? CopyToGpu("x", 1, 5).status() : Exchange::Make(1).status()).ok());
     FreeRetired(current_device);
     CHECK(num_allocated == 8 * 3);
   }

@@ -49,7 +49,7 @@ ALONE_TEST_CASE("impossible requests are refused") {
 ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(20, 4);
   for (const bool gin : {false, true}) {
-    int num_failed = 0;
+    int num_failed = gin ? 1 : 0;  // the failure of the first one, between ranks that do not know each other, lasts
     for (bool reached = true; reached;) {
       auto* world = gin ? &NodesOf(2, 2) : new World(1);
       world->multimem = true;
@@ -110,6 +110,34 @@ ALONE_TEST_CASE("a failure on one rank is an error on all") {
     }
     CHECK(num_errors == num_expected);
   }
+}
+
+// The peers do not know yet which process they wait for.
+TEST_CASE("a rank without memory for first contact ends the waits of its peers") {
+  for (const std::string call : {"cudaHostAlloc", "cudaMalloc", "cudaStreamCreate"}) {
+    Alone([&] {
+      Communicator::Configure(20, 4);
+      bool reached = false;
+      const std::vector<std::string> errors = MakeWithFault(new World(2), {call, 0}, &reached);
+      CHECK(errors[1] == call + ": failed");
+      CHECK(errors[0] == "process 0 failed: first contact of a group: " + errors[1]);
+    });
+  }
+}
+
+// The shapes of a dispatch may differ between ranks.
+ALONE_TEST_CASE("operands that do not fit on one rank are an error on all") {
+  Communicator::Configure(20, 4);
+  OnRanks(*new World(2), [](Rank& rank) {
+    CallSpec spec = SpecOf(Collective::kDispatch, 2);
+    spec.row_count = 4;
+    spec.choices = 1;
+    spec.num_experts = 2;
+    const int64_t count = rank.rank == 1 ? 6 : 8;
+    const Status status = DeviceCall::Make(spec, *Ok(Get(rank)), DType::kF32, count, 8).status();
+    CHECK(
+        Has(status, rank.rank == 1 ? "rows of 4 elements" : "rank 1 of the group failed when it compared its shapes"));
+  });
 }
 
 ALONE_TEST_CASE("a GPU that cannot be selected is an error") {

@@ -7,6 +7,7 @@
 
 #include "common/hash.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/device_memory.h"
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
@@ -20,14 +21,18 @@ StatusOr<Exchange> Exchange::Make(size_t num_words, cudaStream_t stream) {
   made.stream = stream;
   const size_t bytes = num_words * sizeof(uint64_t);
   void* host = nullptr;
-  if (stream == nullptr) {
-    JAXCOMM_RETURN_IF_ERROR(
-        CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking)));
+  int device = 0;
+  Status status = CheckCuda("cudaGetDevice", cudaGetDevice(&device));
+  if (status.ok()) status = CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped));
+  if (status.ok()) status = CheckCuda("cudaMalloc", cudaMalloc(&made.on_device, bytes));
+  if (status.ok() && stream == nullptr) {
+    status = CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking));
   }
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped)));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&made.on_device, bytes)));
   made.on_host = static_cast<uint64_t*>(host);
-  return made;
+  if (status.ok()) return made;
+  if (made.on_host != nullptr) Retire(device, made.on_host, true);
+  if (made.on_device != nullptr) Retire(device, made.on_device);
+  return status;
 }
 
 StatusOr<std::vector<uint64_t>> Exchange::AllGather(const NcclLibrary& nccl, ncclComm_t nccl_comm, int32_t size,

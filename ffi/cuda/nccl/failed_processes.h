@@ -14,7 +14,10 @@ namespace cuda {
 // first.
 bool SetFailed(uint64_t incarnation, const std::string& why);
 
-// An error if one of `processes` has failed; if there are none, an error if any process has.
+// A process has ended as planned. What its peers wait for after `grace_s` will never come.
+void SetLeft(uint64_t incarnation, const std::string& why, double grace_s = 1);
+
+// An error if one of `processes` has failed or left; if there are none, an error if any process has failed.
 Status FailureOf(const std::vector<uint64_t>& processes);
 
 }  // namespace cuda

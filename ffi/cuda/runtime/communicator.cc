@@ -384,7 +384,9 @@ void Communicator::AddToRecorder(uint64_t call_id, const CallSpec& spec, DType d
 
 void Communicator::RecordProgress() {
   for (Communicator* const communicator : AllCommunicators()) {
-    communicator->recorded_calls_.Look(communicator->report_->progress);
+    const int32_t peer = communicator->recorded_calls_.Look(communicator->report_->progress);
+    const bool waits = peer >= 0 && peer < communicator->size();
+    if (waits && !FailureOf({communicator->bootstrap_.processes()[peer]}).ok()) communicator->AbortIfFailed();
   }
 }
 

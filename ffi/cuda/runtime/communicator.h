@@ -73,7 +73,8 @@ class Communicator {
   // Makes a call of this communicator known to the flight recorder, by device::Comm::call_id.
   void AddToRecorder(uint64_t call_id, const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count);
   void RemoveFromRecorder(uint64_t call_id) { recorded_calls_.Remove(call_id); }
-  // Records the calls in progress of all communicators. Called by one thread, now and then.
+  // Records the calls in progress of all communicators, and ends waits for processes that have left. Called by one
+  // thread, now and then.
   static void RecordProgress();
 
   // A process of the program has ended or failed. Ends all waits, of kernels and of the host, of the communicators that

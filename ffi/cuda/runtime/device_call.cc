@@ -34,13 +34,17 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
                                                        int64_t input_count, int64_t output_count,
                                                        bool exchanges_offsets) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
-  JAXCOMM_ASSIGN_OR_RETURN(made->call_,
-                           MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
-                                           communicator.max_channels(), exchanges_offsets));
+  const bool of_tokens = TraitsOf(spec.collective).elements == ElementKind::kTokens;
+  StatusOr<CallProgram> call = MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
+                                               communicator.max_channels(), exchanges_offsets);
+  // Only the ranks of a dispatch or combine have shapes of their own, so that one rank alone may be refused.
+  JAXCOMM_RETURN_IF_ERROR(of_tokens ? communicator.AllDone("when it compared its shapes with the limits", call.status())
+                                    : call.status());
+  made->call_ = *std::move(call);
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
-  if (TraitsOf(spec.collective).elements == ElementKind::kTokens) {
+  if (of_tokens) {
     // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
     // has no kernel to launch, but the others would wait for it.
     const RowArgs rows =

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/nccl/failed_processes.h"
 #include "cuda/nccl/first_contact.h"
 #include "cuda/nccl/threads.h"
 #include "cuda/runtime/communicator.h"
@@ -81,6 +82,13 @@ std::string Word(std::string& line) {
   return word;
 }
 
+void Note(bool left, uint64_t incarnation, const std::string& why) {
+  left ? SetLeft(incarnation, why) : Communicator::NoteFailure(incarnation, why);
+}
+
+// If the process ends as planned, the operating system closes the connection, once no kernel of the process runs.
+void Leave(const Connection& connection) { leaves ? Send(connection, "bye") : static_cast<void>(close(connection.fd)); }
+
 class Server {
  public:
   Server(int fd, std::string token) : fd_(fd), token_(std::move(token)) {}
@@ -94,19 +102,15 @@ class Server {
       if (fds[0].revents != 0) Accept();
       for (Connection& connection : connections_) {
         Receive(connection, [&](std::string line) { Handle(connection, std::move(line)); });
-        if (connection.open || connection.process < 0 || connection.said_bye) continue;
-        Announce(connection, "has ended");
+        if (!connection.open && connection.process >= 0) Announce(connection, "has ended");
       }
       RemoveClosed();
       const Status own = Communicator::OwnFailure();
       if (told || own.ok()) continue;
       told = true;
-      Tell(Incarnation(), "process 0 failed: " + own.message());
+      Tell("failed", Incarnation(), "process 0 failed: " + own.message());
     }
-    for (const Connection& connection : connections_) {
-      if (leaves) Send(connection, "bye");
-      close(connection.fd);
-    }
+    for (const Connection& connection : connections_) Leave(connection);
     close(fd_);
   }
 
@@ -141,12 +145,12 @@ class Server {
 
   void Announce(const Connection& of, const std::string& what) {
     const std::string why = "process " + std::to_string(of.process) + " " + what;
-    Tell(of.incarnation, why);
-    Communicator::NoteFailure(of.incarnation, why);
+    Tell(of.said_bye ? "left" : "failed", of.incarnation, why);
+    Note(of.said_bye, of.incarnation, why);
   }
 
-  void Tell(uint64_t incarnation, const std::string& why) {
-    told_.push_back("failed " + std::to_string(incarnation) + " " + why);
+  void Tell(const std::string& kind, uint64_t incarnation, const std::string& why) {
+    told_.push_back(kind + " " + std::to_string(incarnation) + " " + why);
     for (const Connection& connection : connections_) Send(connection, told_.back());
   }
 
@@ -202,19 +206,18 @@ void RunClient(const std::string& host, int port, const std::string& token, int3
     Receive(server, [&](std::string line) {
       const std::string kind = Word(line);
       if (kind == "bye") server.said_bye = true;
-      if (kind != "hello" && kind != "failed") return;
+      if (kind != "hello" && kind != "failed" && kind != "left") return;
       const uint64_t incarnation = std::strtoull(Word(line).c_str(), nullptr, 10);
       if (kind == "hello") server.incarnation = incarnation;
-      if (kind == "failed" && incarnation != Incarnation()) Communicator::NoteFailure(incarnation, line);
+      if (kind != "hello" && incarnation != Incarnation()) Note(kind == "left", incarnation, line);
     });
     const Status own = Communicator::OwnFailure();
     if (told || own.ok()) continue;
     told = true;
     Send(server, "failed " + own.message());
   }
-  if (server.open && leaves) Send(server, "bye");
-  if (!server.open && !server.said_bye) Communicator::NoteFailure(server.incarnation, "process 0 has ended");
-  close(server.fd);
+  if (!server.open) Note(server.said_bye, server.incarnation, "process 0 has ended");
+  Leave(server);
 }
 
 }  // namespace

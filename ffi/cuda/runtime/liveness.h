@@ -2,8 +2,9 @@
 //
 // Process 0 has a server, and every other process keeps a TCP connection to it. The operating system closes the
 // connection when a process ends, in whichever way, so that a busy or stopped process is not mistaken for a dead one.
-// The server tells all others, and they call Communicator::NoteFailure. A process with a failure of its own says so. If
-// a host vanishes without closing its connections, TCP finds out within half a minute.
+// The server tells all others, and they call Communicator::NoteFailure. A process with a failure of its own says so.
+// One that ends as planned says so too; its end then only ends waits for it (SetLeft). If a host vanishes without
+// closing its connections, TCP finds out within half a minute.
 //
 // Each message is a line of text.
 #pragma once

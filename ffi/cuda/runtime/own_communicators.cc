@@ -64,7 +64,12 @@ StatusOr<Communicator*> OwnCommunicator(ncclComm_t of_xla, int32_t device) {
   // XLA has loaded the library that made its communicator.
   JAXCOMM_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, NcclLibrary::Open(""));
   FirstContact contact(*nccl, of_xla, device, Communicator::Configured().timeout_s);
-  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<Member> members, contact.Members());
+  const StatusOr<std::vector<Member>> found = contact.Members();
+  // The other ranks wait for this one, and do not know yet who it is.
+  if (found.status().code() == StatusCode::kUnavailable) {
+    Communicator::NoteOwnFailure("first contact of a group: " + found.status().message());
+  }
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<Member> members, found);
   Entry& entry = EntryOf({members, contact.rank()});
   std::lock_guard<std::mutex> lock(entry.mutex);
   if (!entry.made) entry.made = Make(*nccl, contact, members, device);

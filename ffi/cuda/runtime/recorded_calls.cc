@@ -63,10 +63,10 @@ void RecordedCalls::Remove(uint64_t call_id) {
   removed_.pop_front();
 }
 
-void RecordedCalls::Look(const device::Progress& progress) {
+int32_t RecordedCalls::Look(const device::Progress& progress) {
   const uint64_t begun = Load(progress.begun), waits_ns = Load(progress.waits_ns);
   const auto number = static_cast<uint32_t>(begun >> 32);
-  if (number == 0) return;
+  if (number == 0) return -1;
   if (number != number_) {
     if (open_) record_.End(true, false);
     number_ = number;
@@ -80,15 +80,16 @@ void RecordedCalls::Look(const device::Progress& progress) {
     record_.Started(Mix(call_.hash, number));
     record_.Running();
   }
-  if (!open_) return;
+  if (!open_) return -1;
   const bool waits = waits_ns != waits_ns_;
   waits_ns_ = waits_ns;
   const uint64_t peer = Load(progress.waits_for) >> 32;
   const bool known = waits && peer < call_.ranks.size();
   record_.Waits(known ? call_.ranks[static_cast<size_t>(call_.rank)] : -1, known ? call_.ranks[peer] : -1);
-  if (waits || static_cast<uint32_t>(Load(progress.ended)) < number) return;
+  if (waits || static_cast<uint32_t>(Load(progress.ended)) < number) return waits ? static_cast<int32_t>(peer) : -1;
   record_.End(true, false);
   open_ = false;
+  return -1;
 }
 
 }  // namespace cuda

@@ -24,8 +24,8 @@ class RecordedCalls {
            int64_t input_count, int64_t output_count);
   // The call has gone. It is known for a while after that, because Look() sees only later that it has run.
   void Remove(uint64_t call_id);
-  // Called by one thread.
-  void Look(const device::Progress& progress);
+  // Called by one thread. The rank for which a kernel has waited since the last look, or -1.
+  int32_t Look(const device::Progress& progress);
 
  private:
   struct Call {

@@ -104,7 +104,9 @@ Status TryStart(const Context& given, host::CallData* data) {
   }
   UserCall& call = *state->Find(device);
   JAXCOMM_RETURN_IF_ERROR(UsableError(call));
-  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, PlaceWindows(*state, call, first, collectives, device, stream)));
+  const Status placed = PlaceWindows(*state, call, first, collectives, device, stream);
+  NoteIfUnavailable(state->spec, placed);
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, placed));
   Fill(call, data);
   return OkStatus();
 }
@@ -173,7 +175,9 @@ Status TryFindCall(const Context& given, host::CallData* data, int32_t* on_devic
   JAXCOMM_RETURN_IF_ERROR(UsableError(*call));
   if (call->places == nullptr) return OkStatus();
   JAXCOMM_ASSIGN_OR_RETURN(const auto stream, given.Get<ffi::PlatformStream<cudaStream_t>>());
-  return WithPrefix(state->spec.Where() + ": ", call->places->Exchange(stream));
+  const Status exchanged = call->places->Exchange(stream);
+  NoteIfUnavailable(state->spec, exchanged);
+  return WithPrefix(state->spec.Where() + ": ", exchanged);
 }
 
 const UserCall& CallOf(const host::CallData& data) { return *static_cast<const UserCall*>(data.call); }
