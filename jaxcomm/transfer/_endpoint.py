@@ -59,7 +59,8 @@ class Limits:
     Attributes:
       lease_s: seconds for which a source keeps what a reader has opened, unless the reader's endpoint renews it, which
         it does after a third of the time.
-      max_lease_s: the longest lease that this endpoint grants.
+      max_lease_s: the longest lease that this endpoint grants. A TCP connection ends if the other host, not only its
+        process, has been silent for as long, but for at least 2 s.
       connections: connections without a proof of the secret at one time. A further one ends the oldest.
       transfers: fetches that run at the same time.
 
