@@ -241,6 +241,7 @@ void BindTransfer(nb::module_ m) {
         options.port = port;
         options.shared_memory = shared_memory;
         options.max_strangers = max_strangers;
+        options.max_silence_ms = max_lease_ms;
         return ValueOrRaise(Endpoint::Start(options, max_lease_ms));
       },
       nb::arg("name"), nb::arg("secret"), nb::arg("host"), nb::arg("port"), nb::arg("shared_memory"),

@@ -28,6 +28,16 @@ constexpr std::chrono::milliseconds kProofLimit{2000};
 // Of a client, with the time until someone looks: an address at which nobody answers is lost within 2 s.
 constexpr std::chrono::milliseconds kAnswerLimit{1900};
 
+// Ends a connection to a host that has vanished, as errors of the socket: neither data nor probes are acknowledged.
+void LimitSilence(int fd, int64_t max_silence_ms) {
+  const int limit_ms = static_cast<int>(std::clamp<int64_t>(max_silence_ms, 2'000, 10'000'000));
+  const int on = 1, idle_s = limit_ms / 2'000, interval_s = std::max(1, limit_ms / 4'000);
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
 std::string Bytes(const void* data, size_t bytes) { return {static_cast<const char*>(data), bytes}; }
 
 void FillRandom(void* data, size_t bytes) {
@@ -204,6 +214,7 @@ int TcpNetwork::Add(int fd, bool client, bool local) {
   if (!local) {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    LimitSilence(fd, options_.max_silence_ms);
   }
   epoll_event event{};
   event.events = EPOLLIN;

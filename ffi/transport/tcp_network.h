@@ -66,6 +66,8 @@ class TcpNetwork {
     std::string port;  // "0": any
     bool shared_memory = true;
     int max_strangers = 64;  // connections without a proof, at least 1; the oldest makes room
+    // A connection ends if the peer's host, which also answers for a stopped process, is silent for as long.
+    int64_t max_silence_ms = 600'000;
   };
 
   struct Traffic {

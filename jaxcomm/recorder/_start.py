@@ -14,7 +14,7 @@ import time
 
 import jax
 
-from jaxcomm import _core
+from jaxcomm import _compat, _core
 from jaxcomm._config import config
 from jaxcomm._processes import bootstrap, kv_store
 from jaxcomm.recorder import _file, _prometheus
@@ -61,6 +61,12 @@ def start() -> None:
         return
     threading.Thread(target=_watch, args=(path,), daemon=True, name="jaxcomm-recorder").start()
     atexit.register(_end, path, named is None)
+
+
+def start_if_numbered() -> None:
+    """Starts the recorder of a process without collectives, unless JAX may still give the process a number."""
+    if jax.distributed.is_initialized() or _compat.back_ends_have_started():
+        start()
 
 
 def _remove_old(folder: pathlib.Path) -> None:

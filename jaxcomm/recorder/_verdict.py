@@ -15,7 +15,7 @@ from jaxcomm.recorder import _file, _runs
 _SILENT_S = 2.0  # a process writes the time ten times a second
 _NOTICED_S = 10.0  # after the death of a process, its peers' calls fail within 2 s, or later on a busy machine
 # As Endpoint.waiting() describes a request, with the seconds.
-_WAITING = re.compile(r"^endpoint .* waits: (?:open|read) .*: ([\d.]+) s, .*$", re.MULTILINE)
+_WAITING = re.compile(r"^endpoint .* waits: (?:open|read) .*: ([\d.]+) s(?:, .*)?$", re.MULTILINE)
 
 
 class Verdict(enum.Enum):
@@ -396,7 +396,7 @@ class _Diagnosis:
             lines = tuple(f"process {p} is stopped, by a debugger or a signal" for p in stopped)
             yield Finding(Verdict.OUTSIDE, tuple(stopped), (), (), lines)
         elif alive and min(idle) >= self.window_s:
-            line = f"no process is in a collective; the latest one ended {min(idle):.1f} s ago"
+            line = f"no process is in a collective; the latest sign of progress was {min(idle):.1f} s ago"
             yield Finding(Verdict.OUTSIDE, tuple(alive), (), (), (line,))
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from jaxcomm._config import LONGEST_S
 from jaxcomm._core import transfer as _native
 from jaxcomm.recorder import _prometheus as recorder
+from jaxcomm.recorder import _start
 from jaxcomm.transfer import _errors
 from jaxcomm.transfer._arrays import ArrayArgument
 
@@ -59,7 +60,8 @@ class Limits:
     Attributes:
       lease_s: seconds for which a source keeps what a reader has opened, unless the reader's endpoint renews it, which
         it does after a third of the time.
-      max_lease_s: the longest lease that this endpoint grants.
+      max_lease_s: the longest lease that this endpoint grants. A TCP connection ends if the other host, not only its
+        process, has been silent for as long, but for at least 2 s.
       connections: connections without a proof of the secret at one time. A further one ends the oldest.
       transfers: fetches that run at the same time.
 
@@ -226,13 +228,13 @@ class Endpoint:
 
     def waiting(self) -> list[str]:
         """The requests that wait for other endpoints, the longest first: the object and version, the endpoint, the
-        time, the bytes so far."""
+        time, the bytes so far of a read."""
         with self._lock:
             address_of = {peer: address for address, peer in self._peers.items()}
         calls = sorted(self._native.waiting(), key=lambda call: -call[4])
         return [
-            f"{what} of {_what(key, version)} at {describe(address_of.get(peer, 'closed'))}: {seconds:.1f} s, "
-            f"{received} of {total} bytes"
+            f"{what} of {_what(key, version)} at {describe(address_of.get(peer, 'closed'))}: {seconds:.1f} s"
+            + (f", {received} of {total} bytes" if total else "")
             for peer, what, key, version, seconds, received, total in calls
         ]
 
@@ -273,6 +275,7 @@ class Endpoint:
     def _peer(self, address: str) -> int:
         with self._lock:
             if (peer := self._peers.get(address)) is None:
+                _start.start_if_numbered()
                 peer = self._peers[address] = self._native.connect(address)
             return peer
 

@@ -133,6 +133,7 @@ class Hosts:
         except subprocess.TimeoutExpired:
             self.stop(process)
             raise RuntimeError(f"host {host}: {argv} did not end within {timeout_s} s") from None
+        self._started.remove(process)  # its id may belong to another process later
         if process.returncode != 0:
             raise RuntimeError(f"host {host}: {argv} ended with {process.returncode}: {output}")
         return output

@@ -104,30 +104,6 @@ def test_mpich(tmp_path):
     assert (status, said) == (0, EXPECTED), output
 
 
-@pytest.mark.full
-def test_slurm_script_with_a_stand_in_for_slurm(tmp_path):
-    """Without Slurm. Checks the script, and that the variables of srun suffice."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    stand_ins = {
-        "scontrol": '[ "$*" = "show hostnames localhost" ] && echo localhost',
-        "srun": """
-            while [ "${1#--}" != "$1" ]; do shift; done
-            export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=2
-            export SLURM_NODEID=0
-            SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
-            SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
-            wait""",
-    }
-    for name, text in stand_ins.items():
-        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
-        (commands / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost", "SLURM_CPUS_PER_TASK": "8"}
-    script = block("Slurm", "bash").replace("JAX_NUM_CPU_DEVICES=4", "JAX_NUM_CPU_DEVICES=2")
-    status, said, output = start(script, tmp_path, [commands], **slurm)
-    assert (status, said) == (0, EXPECTED), output
-
-
 def test_kubernetes_manifest_agrees_with_itself():
     service, job = yaml.safe_load_all(block("Kubernetes", "yaml"))
     assert (service["kind"], job["kind"]) == ("Service", "Job")

@@ -8,10 +8,10 @@ import socket
 import threading
 import time
 
+import jax
 import numpy as np
 
 from jaxcomm import transfer
-from jaxcomm.recorder import _start
 from jaxcomm.transfer import _endpoint
 
 SECRET = "a secret of tests only"
@@ -89,7 +89,7 @@ def decode(pipe, shared_memory, lease_s):
 def recorded_reader(pipe, folder, address):
     """Waits for a version of an object that is never published, with a flight recorder."""
     os.environ["JAXCOMM_RECORDER"] = folder
-    _start.start()
+    jax.devices()  # the number of the process is known
     with transfer.Endpoint("generator", secret=SECRET) as endpoint:
         versions = transfer.watch(endpoint, transfer.Group(address), "never")
         threading.Thread(target=lambda: next(versions, None), daemon=True).start()

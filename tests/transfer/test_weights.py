@@ -164,9 +164,7 @@ def test_the_recorder_has_the_counters_of_endpoints(pair):
     waiting.start()
     wait_until(lambda: reader.waiting())
     found = next(each for each in jaxcomm.recorder.stats().transfers if each.endpoint == "reader")
-    assert re.fullmatch(
-        r"watch of 'y' at endpoint 'source' \(incarnation .*\): \d+\.\d s, 0 of 0 bytes", found.waiting[0]
-    )
+    assert re.fullmatch(r"watch of 'y' at endpoint 'source' \(incarnation .*\): \d+\.\d s$", found.waiting[0])
     assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
     transfer.publish(source, "y", np.zeros(1), 1)
     waiting.join()
