@@ -30,8 +30,7 @@ ALONE_TEST_CASE("names of ended calls are dropped") {
 
 ALONE_TEST_CASE("failures persist") {
   Communicator::Configure(20, 4);
-  auto* world = new World(2);
-  OnRanks(*world, [&](Rank& rank) {
+  OnRanks(*new World(2), [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
     Sum(communicator, 10);
     device::Report& report = *communicator.comm().report;

@@ -15,8 +15,7 @@ using namespace fake;
 ALONE_TEST_CASE("calls share a communicator") {
   for (const int n : {1, 2, 3}) {
     Communicator::Configure(20, 4);
-    auto* world = new World(n);
-    OnRanks(*world, [&](Rank& rank) {
+    OnRanks(*new World(n), [&](Rank& rank) {
       Communicator* const communicator = Ok(Get(rank));
       CHECK(communicator != nullptr && communicator->rank() == rank.rank && communicator->size() == n);
       CHECK(communicator->max_channels() == 4 && communicator->device() == rank.device());
@@ -114,8 +113,7 @@ ALONE_TEST_CASE("a multicast address that NCCL never gives is an error in time")
 
 ALONE_TEST_CASE("calls on two streams follow each other") {
   Communicator::Configure(20, 4);
-  auto* world = new World(1);
-  OnRanks(*world, [&](Rank& rank) {
+  OnRanks(*new World(1), [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
     Stream one, other, captured;
     captured.captures = true;

@@ -1,4 +1,6 @@
-// Small kernels that use only the device API, as users write them, emulated.
+// Small kernels that use only the device API, as users write them, emulated. Tags, counts, values and waits for any of
+// several: test_litmus_groups.cc.
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <vector>
@@ -166,20 +168,6 @@ void TestMissingRank(uint64_t seed, int32_t size, int32_t blocks, unsigned threa
   CHECK(emulation::NowNs() - begin < timeout_ns * 5 / 4);
 }
 
-// Integers, so that every order gives the same sum. Consecutive sums use the same memory.
-void TestBlockSum(uint64_t seed, unsigned threads) {
-  emulation::Launch(
-      2, 1, threads, seed,
-      [&] {
-        for (unsigned k = 0; k < 3; ++k) {
-          const auto value = static_cast<float>(threadIdx.x * (k + 1) + blockIdx.x);
-          const float sum = device::BlockSum(value, static_cast<float*>(device::DynamicShared()));
-          CHECK(sum == static_cast<float>(threads * (threads - 1) / 2 * (k + 1) + threads * blockIdx.x));
-        }
-      },
-      device::BlockSumBytes(threads));
-}
-
 // A sum over all ranks: each rank reduces an equal part and puts it to all ranks. Integers, so that the order does not
 // matter.
 template <typename Codec>
@@ -218,6 +206,86 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
       CHECK(Codec::Decode(all[i]) == expected);
     }
   });
+}
+
+constexpr int32_t kTags = 3;
+
+// The last rank never signals. All waits end, and a channel that has aborted sends and takes nothing, with any tag.
+void TestMissingTag(uint64_t seed, int32_t kind) {
+  const Node node(2, 2, 1, kTags);
+  const device::Comm& comm = node.comms[0];
+  emulation::Launch(1, 1, 1, seed, [&] {
+    const auto source = [](int32_t i) { return device::Source{1, i}; };
+    device::Polls polls;
+    uint64_t value = 0;
+    switch (kind) {
+      case 0:
+        CHECK(device::WaitAny(comm, 0, kTags, source, 42, 2) == -1);
+        break;
+      case 1:
+        while (!device::TryWait(comm, device::Channel(0, 2), 1)) {
+          if (device::MustStop(comm, device::Channel(0, 2), 1, 42, &polls)) break;
+        }
+        break;
+      default:
+        CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 1, &value, 42));
+    }
+    const device::Report& report = *comm.report;
+    CHECK(report.state == device::Report::kComplete && report.step == 42 && report.peer == 6 && report.channel == 0);
+    CHECK(report.expected == 1 && report.seen == 0);
+    // From now on a signal comes too late.
+    for (int32_t tag = 0; tag < kTags; ++tag) {
+      node.counters.pads[0] = 0;
+      reinterpret_cast<uint64_t*>(node.counters.pads)[tag * 2 + 1] = 1;
+      CHECK(!device::TryWait(comm, device::Channel(0, tag), 1) && !device::Wait(comm, device::Channel(0, tag), 1));
+      CHECK(!device::WaitValue(comm, device::Channel(0, tag), 1, 1, &value));
+      device::Polls again;
+      CHECK(device::MustStop(comm, device::Channel(0, tag), 1, 1, &again));
+      device::Signal(comm, device::Channel(0, tag), 1);
+      device::SignalSet(comm, device::Channel(0, tag), 1, 9);
+    }
+    CHECK(device::WaitAny(comm, 0, kTags, source) == -1);
+    const auto* const pad_of_peer = reinterpret_cast<uint64_t*>(node.counters.pads + node.counters.pad_bytes);
+    CHECK(std::all_of(pad_of_peer, pad_of_peer + 2 * 2 * kTags, [](uint64_t count) { return count == 0; }));
+    // Another channel.
+    device::Signal(comm, device::Channel(1, 2), 1);
+    CHECK(pad_of_peer[(kTags + 2) * 2] == 1);
+  });
+}
+
+// Channels in an arena, more than the communicator has, beside the communicator's. Signals that a kernel has left on
+// one of them do not satisfy waits on the other.
+void TestOwnSignals(uint64_t seed, int32_t size) {
+  constexpr int32_t kChannels = 6;
+  const int64_t bytes = device::SignalsBytes(size, kChannels, kTags);
+  const Node node(size, 1, bytes / 4 + 8);
+  const int64_t guard = bytes / 4;
+  for (int32_t r = 0; r < size; ++r) {
+    for (int64_t i = 0; i < 4; ++i) node.At(r)[i] = node.At(r)[guard + 4 + i] = 0x5a5a5a5a;
+  }
+  std::vector<device::Comm> own;
+  for (const device::Comm& comm : node.comms) own.push_back(device::WithSignals(comm, 16, kChannels, kTags));
+  for (int launch = 0; launch < 2; ++launch) {
+    emulation::Launch(1, size, kChannels * device::kWarpThreads, ++seed, [&] {
+      const auto rank = static_cast<int32_t>(blockIdx.y);
+      const auto channel = static_cast<int32_t>(threadIdx.x) / device::kWarpThreads;
+      const int32_t next = (rank + 1) % size, prev = (rank + size - 1) % size;
+      const device::ThreadGroup warp = device::OfWarp();
+      for (int32_t tag = 0; tag < kTags; ++tag) {
+        CHECK(device::Barrier(own[rank], device::Channel(channel, tag), 0, warp));
+        device::Signal(own[rank], device::Channel(channel, tag), next, warp, 1 + static_cast<uint64_t>(channel));
+      }
+      CHECK(device::Barrier(node.comms[rank], 0));
+      for (int32_t tag = 0; tag < kTags; ++tag) {
+        CHECK(
+            device::Wait(own[rank], device::Channel(channel, tag), prev, warp, 0, 1 + static_cast<uint64_t>(channel)));
+      }
+    });
+  }
+  for (int32_t r = 0; r < size; ++r) {
+    for (int64_t i = 0; i < 4; ++i) CHECK(node.At(r)[i] == 0x5a5a5a5a && node.At(r)[guard + 4 + i] == 0x5a5a5a5a);
+  }
+  node.CheckNoReports();
 }
 
 // Calls `f` with a seed for each group, number of channels and number of threads.
@@ -311,9 +379,27 @@ TEST_CASE("numbers in LL messages") {
   }
 }
 
-TEST_CASE("the sum over a block") {
-  uint64_t seed = FirstSeed();
-  for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
+// Loads from different peers are in flight at once: no warp begins where another one does.
+TEST_CASE("warps begin with different ranges") {
+  constexpr int32_t kNum = 5;
+  std::vector<char> src(kNum * 100), dst(kNum * 100);
+  std::vector<int32_t> first(kNum, -1);  // by warp: the range that it copies first
+  emulation::Launch(1, 1, kNum * kWarp, 1, [&] {
+    device::CopyRanges(kNum, 100, [&](int32_t i) {
+      int32_t& of_warp = first[threadIdx.x / kWarp];
+      if (of_warp < 0) of_warp = i;
+      return device::CopyRange{dst.data() + i * 100, src.data() + i * 100, 100};
+    });
+  });
+  CHECK((first == std::vector<int32_t>{0, 1, 2, 3, 4}));
+}
+
+TEST_CASE("a missing signal with a tag") {
+  for (const int32_t kind : {0, 1, 2}) TestMissingTag(FirstSeed() + static_cast<uint64_t>(kind), kind);
+}
+
+TEST_CASE("counters in an arena") {
+  for (const int32_t size : {2, 3, 6}) TestOwnSignals(FirstSeed() + static_cast<uint64_t>(size), size);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // The two lanes of a group: synchronous calls, and calls that have been started. Calls of both run at the same time.
-#include <memory>
 #include <random>
 #include <string>
 #include <tuple>
@@ -59,44 +58,14 @@ TEST_CASE("the SMs of a GPU are divided among the lanes and others") {
 }
 
 // A call of one lane with random algorithm and size.
-struct Call {
-  Call(Communicator& communicator, std::mt19937_64& random) : n(communicator.size()) {
-    static constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kAllGather,
-                                                  Collective::kReduceScatter};
-    collective = kCollectives[random() % 3];
-    CallSpec spec = SpecOf(collective, n, random() % 2 == 0 ? "ring" : "direct");
-    count = static_cast<int64_t>(1 + random() % 200) * (random() % 4 == 0 ? 10 : 1);
-    if (random() % 3 == 0) spec.algorithm = "";  // LL messages
-    x.resize(collective == Collective::kReduceScatter ? n * count : count);
-    y.resize(collective == Collective::kAllGather ? n * count : count);
-    call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, static_cast<int64_t>(x.size()),
-                               static_cast<int64_t>(y.size())));
-  }
-  void Launch(int32_t rank, int32_t run, cudaStream_t stream) {
-    for (size_t i = 0; i < x.size(); ++i) x[i] = Value(rank, run, static_cast<int64_t>(i));
-    std::fill(y.begin(), y.end(), -1);
-    CHECK(call->Launch(x.data(), y.data(), stream).ok());
-  }
-  bool IsRight(int32_t rank, int32_t run) const {
-    for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i) {
-      int32_t expected = 0;
-      const int64_t at = collective == Collective::kReduceScatter ? rank * count + i : i;
-      for (int32_t r = 0; r < n; ++r) expected += Value(r, run, at);
-      if (collective == Collective::kAllGather) expected = Value(static_cast<int32_t>(i / count), run, i % count);
-      if (y[i] != expected) return false;
-    }
-    return true;
-  }
-  int32_t Value(int32_t rank, int32_t run, int64_t i) const {
-    return static_cast<int32_t>(1000 * rank + 17 * run + i % 501);
-  }
-
-  const int32_t n;
-  Collective collective = Collective::kAllReduce;
-  int64_t count = 0;
-  std::vector<int32_t> x, y;
-  std::unique_ptr<DeviceCall> call;
-};
+DataCall<> DrawCall(Communicator& communicator, std::mt19937_64& random) {
+  constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kAllGather, Collective::kReduceScatter};
+  const Collective collective = kCollectives[random() % 3];
+  CallSpec spec = SpecOf(collective, communicator.size(), random() % 2 == 0 ? "ring" : "direct");
+  const auto count = static_cast<int64_t>(1 + random() % 200) * (random() % 4 == 0 ? 10 : 1);
+  if (random() % 3 == 0) spec.algorithm = "";  // LL messages
+  return {communicator, spec, count};
+}
 
 // Calls of both lanes in pairs, whose thread blocks run in random order.
 void RunBeside(uint64_t seed) {
@@ -109,25 +78,25 @@ void RunBeside(uint64_t seed) {
     std::mt19937_64 random(seed);  // the same on all ranks
     Communicator& communicator = *Ok(Get(rank));
     Communicator& lane = LaneOf(communicator);
-    std::vector<Call> calls;
+    std::vector<DataCall<>> calls;
     for (int i = 0; i < 3; ++i) {
-      calls.emplace_back(communicator, random);
-      calls.emplace_back(lane, random);
+      calls.push_back(DrawCall(communicator, random));
+      calls.push_back(DrawCall(lane, random));
     }
     world->beside = 2;
     Stream main, side;
     for (int32_t run = 0; run < 4; ++run) {
-      Call& synchronous = calls[2 * (random() % 3)];
-      Call& asynchronous = calls[2 * (random() % 3) + 1];
+      DataCall<>& synchronous = calls[2 * (random() % 3)];
+      DataCall<>& asynchronous = calls[2 * (random() % 3) + 1];
       const bool first = random() % 2 == 0;
-      if (first) asynchronous.Launch(rank.rank, run, side.handle());
-      synchronous.Launch(rank.rank, run, main.handle());
-      if (!first) asynchronous.Launch(rank.rank, run, side.handle());
+      if (first) asynchronous.Launch(run, side.handle());
+      synchronous.Launch(run, main.handle());
+      if (!first) asynchronous.Launch(run, side.handle());
       for (bool over = false; !over; std::this_thread::yield()) {
         const bool main_is_over = main.Drain();
         over = side.Drain() && main_is_over;
       }
-      if (!synchronous.IsRight(rank.rank, run) || !asynchronous.IsRight(rank.rank, run)) {
+      if (!synchronous.IsRight(run) || !asynchronous.IsRight(run)) {
         std::fprintf(stderr, "seed %llu, rank %d, run %d\n", static_cast<unsigned long long>(seed), rank.rank, run);
         CHECK(false);
       }
@@ -298,8 +267,7 @@ TEST_CASE("the same call with other arguments, elements or sizes on another rank
 
 ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
   Communicator::Configure(20, 4);
-  auto* world = new World(3);
-  OnRanks(*world, [&](Rank& rank) {
+  OnRanks(*new World(3), [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
     if (rank.rank == 2) fault = {"ncclMemAlloc"};
     for (int i = 0; i < 2; ++i) {

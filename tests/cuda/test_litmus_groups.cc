@@ -189,30 +189,6 @@ TEST_CASE("values") {
   ExpectSound(program);
 }
 
-// A loop of polls, and a wait for any, without a signal; the host may end them.
-TEST_CASE("polls without a signal end") {
-  for (const bool by_host : {false, true}) {
-    Program program;
-    program.times_out = true;
-    LitmusRanks ranks(program, 2, 1);
-    device::Comm& comm = ranks.comm(0);
-    program.AddBlock(0, 0, 1, [=, &comm] {
-      const auto source = [](int32_t) { return device::Source{1, 0}; };
-      Require(device::WaitAny(comm, 0, 1, source) == -1, "a signal");
-      Require(device::IsAborted(comm), "the next kernel begins");
-    });
-    program.AddBlock(-1, 0, 1, [=, &comm] {
-      if (by_host) memory_model::Store(&comm.report->abort, 1, memory_model::kSystem, memory_model::kRelease);
-      if (memory_model::Load(&comm.report->state, memory_model::kSystem, memory_model::kAcquire) !=
-          device::Report::kComplete) {
-        return;
-      }
-      Require(comm.report->peer == 1 && comm.report->expected == 1, "half a report");
-    });
-    ExpectSound(program);
-  }
-}
-
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm

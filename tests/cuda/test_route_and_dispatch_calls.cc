@@ -102,21 +102,7 @@ struct Site : CallOnDevice {
     return "";
   }
 
-  float Value(int32_t of, int32_t token, int32_t i, int32_t run) const {
-    return static_cast<float>(1000 * of + 100 * token + 10 * run + i);
-  }
-  std::vector<Bytes> Payloads(int32_t run) const {
-    std::vector<Bytes> all;
-    for (int32_t r = 0; r < kRanks; ++r) {
-      std::vector<float> values;
-      for (int32_t t = 0; t < shape.tokens; ++t) {
-        for (int32_t i = 0; i < shape.row; ++i) values.push_back(Value(r, t, i, run));
-      }
-      const auto* const bytes = reinterpret_cast<const char*>(values.data());
-      all.emplace_back(bytes, bytes + values.size() * 4);
-    }
-    return all;
-  }
+  std::vector<Bytes> Payloads(int32_t run) const { return FloatPayloads(kRanks, shape.tokens, shape.row, run); }
   void Fill(int32_t run) {
     const Routed routed = RoutingOf(shape, run);
     std::copy(routed.expert[rank.rank].begin(), routed.expert[rank.rank].end(), ids.begin());

@@ -5,7 +5,7 @@
 
 #include "fakes/row_calls.h"
 // Must follow it: see gin_cluster.h.
-#include "fakes/read_hooks.h"
+#include "fakes/read_observer.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {

@@ -225,9 +225,9 @@ ALONE_TEST_CASE("each device of a call has one process") {
 
 // Four GPUs of a process form two groups. An allocation waits for the kernels of all four, and nothing can be launched
 // meanwhile. A kernel on GPU 2 waits for a launch on GPU 3, which comes late. `processes`: of the
-// GPUs.
-void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
-  Communicator::Configure(20, 4, "", false, 5);
+// GPUs. `num_processes`: of the program.
+void AllocateBesideAKernel(const std::vector<int32_t>& processes, int32_t num_processes = 2) {
+  Communicator::Configure(20, 4, "", false, 5, num_processes);
   auto* const state = StateOf(SpecOf(Collective::kAllReduce, 2));
   state->spec.groups = {0, 1, 2, 3};
   state->spec.processes = processes;
@@ -269,6 +269,7 @@ void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
 
 TEST_CASE("GPUs of a process allocate when the earlier work of all of them has ended") {
   CHECK(Alone([] { AllocateBesideAKernel({5, 5, 5, 5}); }).empty());
+  CHECK(Alone([] { AllocateBesideAKernel({}, 1); }).empty());  // a process that is alone has all GPUs
   // Of other processes, and where the processes are unknown: nothing to wait for.
   CHECK(Has(Alone([] { AllocateBesideAKernel({5, 5, 6, 6}); }), "stalled"));
   CHECK(Has(Alone([] { AllocateBesideAKernel({}); }), "stalled"));

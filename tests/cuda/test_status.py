@@ -19,15 +19,14 @@ def test_level_1_names_tests_that_run():
     """Each test exists. A row says "emulated" only if one of its programs contains the emulated kernels."""
     cmake = (FOLDER / "CMakeLists.txt").read_text()
     loop = re.search(r"foreach\(name ([a-z_ ]+)\)\n[^\n]*\n *target_compile_definitions\([^)]*\$\{emulation\}", cmake)
-    emulated = {f"test_cuda_{name}" for name in loop[1].split()}
+    emulated = set(loop[1].split())
     sources = re.search(r"set_source_files_properties\(([^)]*?)PROPERTIES COMPILE_DEFINITIONS \$\{emulation\}", cmake)
-    emulated |= {f"test_cuda_{name[5:-3]}" for name in sources[1].split()}
+    emulated |= {name[5:-3] for name in sources[1].split()}
     assert len(emulated) > 12
     for row in status.FEATURES:
         assert bool(row.how) == bool(row.tests), row.name
         for test in row.tests:
-            file = test if test.endswith(".py") else f"{test.replace('test_cuda_', 'test_')}.cc"
-            assert (FOLDER / file).exists(), test
+            assert (FOLDER / f"test_{test if test.endswith('.py') else test + '.cc'}").exists(), test
         if "emulated" in row.how:
             assert emulated & set(row.tests), row.name
 

@@ -7,6 +7,11 @@ namespace {
 
 using namespace fake;
 
+// Of jaxcomm's own calls.
+cuda::Communicator& CommunicatorOf(const CallOnDevice& execution) {
+  return *Ok(cuda::OwnCommunicator(static_cast<ncclComm_t>(execution.nccl_comm), execution.device));
+}
+
 ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
   for (const int n : {1, 2, 3}) {
     cuda::Communicator::Configure(20, 3);
@@ -24,7 +29,7 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
       CHECK(Initialize(large, execution).empty() && Initialize(small, execution).empty());
       CHECK(On(small, rank).comm.arena.base == first.arena.base);
       CHECK(On(large, rank).comm.arena.base != first.arena.base);
-      Sum sum(execution.nccl_comm, n, rank);
+      DataCall<> sum(CommunicatorOf(execution), SpecOf(Collective::kAllReduce, n), 3000);
       // One after the other on one stream, as in XLA, without a wait in between.
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
@@ -32,11 +37,11 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
       }
       for (auto& [site, operands] : calls) {
         CHECK(Execute(*site, execution, operands).empty());
-        sum.Launch(execution.stream);
+        sum.Launch(0, execution.stream);
       }
       fake::Wait(execution.stream);
       for (size_t i = 0; i < calls.size(); ++i) CheckResults(*calls[i].first, calls[i].second, static_cast<int>(i));
-      sum.Check(n);
+      CHECK(sum.IsRight(0));
     });
   }
 }
@@ -150,37 +155,22 @@ ALONE_TEST_CASE("attributes of ranks differ") {
   }));
 }
 
-ALONE_TEST_CASE("calls in different orders on two ranks are an error that names both") {
-  cuda::Communicator::Configure(20, 4);
-  Site sites[2] = {Site(), Site("other")};
-  for (Site& site : sites) CHECK(site.Instantiate().empty());
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    Operands operands = OperandsOf(sites[0], rank, 1);
-    const std::string names[] = {"fused_rmsnorm_F32 at model.py:7", "other at model.py:7"};
-    const std::string own = std::to_string(rank), other = std::to_string(1 - rank);
-    for (const int which : {rank, 1 - rank}) {
-      CHECK(Initialize(sites[which], execution).empty());
-      CHECK(Has(Execute(sites[which], execution, operands), "different calls, or calls in different orders: rank " +
-                                                                other + " makes " + names[1 - which] + ", rank " + own +
-                                                                " makes " + names[which]));
-    }
-  });
-}
-
 // XLA reuses the memory of a started call after an error, since it does not run `done`.
 ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that have been started") {
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
   OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    Sum started(execution.nccl_comm, 2, rank, true);
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+    spec.asynchronous = 1;
+    DataCall<> started(*Ok(CommunicatorOf(execution).AsynchronousLane()), spec, 3000);
     const cudaStream_t side = fake::NewStream();
-    started.Launch(side);
+    started.Launch(0, side);
     Operands operands = OperandsOf(site, rank, 1);
     CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
     CHECK(fake::Of(execution.stream).num_waits == 1);
     fake::Wait(side);
-    started.Check(2);
+    CHECK(started.IsRight(0));
   });
 }
 
@@ -256,64 +246,6 @@ ALONE_TEST_CASE("an error of one device is reported by its Execute") {
     CHECK(Has(Execute(other, executions[1], operands), "no kernel for this GPU"));
     CHECK(Has(Execute(other, executions[0], operands), "has not asked for jaxcomm::host::Setup on GPU 0"));
   }
-}
-
-// Two groups of two GPUs. Those of the second group come late: after the first allocation, or after 200 ms if there
-// must be none. `processes`: of the GPUs, if the lowering knew them. The own process is 0 of `num_processes`.
-// test_stages.cc has further cases.
-bool AllocatesEarly(int32_t num_processes, const std::vector<int32_t>& processes = {}) {
-  cuda::Communicator::Configure(20, 4, "", false, 0, num_processes);
-  auto* const site = new Site;
-  site->num_groups = 2;
-  site->processes = processes;
-  const bool meet = num_gpus >= 4 && (num_processes == 1 || std::count(processes.begin(), processes.end(), 0) == 4);
-  CHECK(site->Instantiate().empty());
-  auto* const all_here = new std::atomic<bool>(false);
-  auto* const early = new std::atomic<bool>(false);
-  before_allocation = [=] {
-    if (!*all_here) *early = true;
-  };
-  std::vector<std::thread> groups;
-  for (int group = 0; group < 2; ++group) {
-    groups.emplace_back([=] {
-      OnRanks(*new World(2), [=](Rank& rank) {
-        rank.number = 2 * group + rank.rank;
-        CallOnDevice execution = ExecutionOf(rank.number, &rank);
-        if (group == 1) {
-          const auto begin = std::chrono::steady_clock::now();
-          const auto limit = meet ? std::chrono::milliseconds(200) : std::chrono::seconds(20);
-          while (!*early && std::chrono::steady_clock::now() - begin < limit) std::this_thread::yield();
-          if (rank.rank == 1) *all_here = true;
-        }
-        CHECK(Initialize(*site, execution).empty());
-        RunOnce(*site, execution, rank.rank, 1);
-      });
-    });
-  }
-  for (std::thread& group : groups) group.join();
-  return *early;
-}
-
-ALONE_TEST_CASE("GPUs of a process allocate when all of them are there") { CHECK(!AllocatesEarly(1)); }
-
-ALONE_TEST_CASE("GPUs of one of several processes allocate when all of them are there") {
-  CHECK(!AllocatesEarly(2, {0, 0, 0, 0}));
-}
-
-ALONE_TEST_CASE("GPUs of a process that is alone do not wait for more than it has") {
-  num_gpus = 2;
-  CHECK(AllocatesEarly(1));
-}
-
-ALONE_TEST_CASE("each device of a user's call has one process") {
-  Site site;
-  for (const size_t number : {1, 3}) {
-    site.processes.assign(number, 0);
-    CHECK(Has(site.Instantiate(), "jaxcomm: fused_rmsnorm_F32 at model.py:7: the call has processes of " +
-                                      std::to_string(number) + " devices, expected those of the 2 devices"));
-  }
-  site.processes.assign(2, 0);
-  CHECK(site.Instantiate().empty());
 }
 
 // The fake of XLA does not query traits. XLA does so when the target is registered.

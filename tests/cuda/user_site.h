@@ -136,27 +136,5 @@ cuda::UserCall& On(const Site& site, int32_t device) {
   return *static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
 }
 
-// Enqueues a sum of jaxcomm's own over the same communicator.
-struct Sum {
-  Sum(void* nccl_comm, int num_ranks, int rank, bool asynchronous = false) : x(3000, 1), y(3000) {
-    CallSpec spec;
-    spec.op = "psum";
-    spec.site = "model.py:8";
-    spec.collective = Collective::kAllReduce;
-    spec.group_size = num_ranks;
-    spec.asynchronous = asynchronous ? 1 : 0;
-    cuda::Communicator* communicator = Ok(cuda::OwnCommunicator(static_cast<ncclComm_t>(nccl_comm), rank));
-    if (asynchronous) communicator = Ok(communicator->AsynchronousLane());
-    call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
-  }
-  void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).ok()); }
-  void Check(int num_ranks) const {
-    for (const int32_t value : y) CHECK(value == num_ranks);
-  }
-
-  std::unique_ptr<cuda::DeviceCall> call;
-  std::vector<int32_t> x, y;
-};
-
 }  // namespace
 }  // namespace jaxcomm

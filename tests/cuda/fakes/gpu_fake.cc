@@ -3,46 +3,30 @@
 
 #include <malloc.h>
 
+#include <type_traits>
+
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/program/slice_args.h"
 
 namespace jaxcomm {
 namespace cuda {
 
-template <>
-cudaError_t Load<RankArgs>(const BulkStages& bulk) {
+template <typename Args>
+cudaError_t Load(const BulkStages& bulk) {
+  fake::is_loaded<Args> = true;
+  if constexpr (std::is_same_v<Args, SliceArgs>) fake::slice_shared.Load(SliceSharedBytes(kSliceThreads, bulk));
+  if constexpr (!std::is_same_v<Args, RankArgs>) return cudaSuccess;
   fake::plan_shared.Load(BulkSharedBytes(bulk));
   return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess;
 }
+template cudaError_t Load<RankArgs>(const BulkStages&);
+template cudaError_t Load<LlArgs>(const BulkStages&);
+template cudaError_t Load<MultimemArgs>(const BulkStages&);
+template cudaError_t Load<RowArgs>(const BulkStages&);
+template cudaError_t Load<SliceArgs>(const BulkStages&);
+template cudaError_t Load<RouteAndDispatchArgs>(const BulkStages&);
+template cudaError_t Load<ExchangeOffsetsArgs>(const BulkStages&);
 cudaError_t FindPtxVersion(int* version) { return *version = fake::ptx_version, cudaSuccess; }
-template <>
-cudaError_t Load<LlArgs>(const BulkStages&) {
-  return cudaSuccess;
-}
-template <>
-cudaError_t Load<MultimemArgs>(const BulkStages&) {
-  return cudaSuccess;
-}
-template <>
-cudaError_t Load<RowArgs>(const BulkStages&) {
-  fake::row_kernel_loaded = true;
-  return cudaSuccess;
-}
-template <>
-cudaError_t Load<SliceArgs>(const BulkStages& bulk) {
-  fake::slice_shared.Load(SliceSharedBytes(kSliceThreads, bulk));
-  fake::slice_kernel_loaded = true;
-  return cudaSuccess;
-}
-template <>
-cudaError_t Load<RouteAndDispatchArgs>(const BulkStages&) {
-  fake::route_and_dispatch_kernel_loaded = true;
-  return cudaSuccess;
-}
-template <>
-cudaError_t Load<ExchangeOffsetsArgs>(const BulkStages&) {
-  return cudaSuccess;
-}
 
 namespace gin {
 
@@ -50,10 +34,7 @@ cudaError_t LoadGinKernel(const BulkStages& bulk) {
   fake::gin_shared.Load(BulkSharedBytes(bulk));
   return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess;
 }
-cudaError_t LoadInterNodeRowKernels() {
-  fake::inter_node_row_kernel_loaded = true;
-  return cudaSuccess;
-}
+cudaError_t LoadInterNodeRowKernels() { return fake::is_loaded<InterNodeRowArgs> = true, cudaSuccess; }
 
 }  // namespace gin
 
@@ -96,7 +77,7 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   if (Fails("cudaMemsetAsync")) return cudaErrorUnknown;
-  AnyOf(stream).Push([=] { std::memset(memory, value, bytes); });
+  Of(stream).Push([=] { std::memset(memory, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -106,39 +87,34 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   auto staged = std::make_shared<std::vector<char>>();
   const char* source = static_cast<const char*>(from);
   if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);
-  AnyOf(stream).Push([=] { std::memcpy(to, staged->empty() ? source : staged->data(), bytes); });
+  Of(stream).Push([=] { std::memcpy(to, staged->empty() ? source : staged->data(), bytes); });
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   if (Fails("cudaStreamCreate")) return cudaErrorUnknown;
-  *stream = Keep(MakeStream())->handle();
+  *stream = Keep(std::make_unique<Stream>())->handle();
   ++num_allocated;
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  const bool captures = stream != nullptr && AnyOf(stream).captures;
+  const bool captures = stream != nullptr && Of(stream).captures;
   *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (stream == cudaStreamPerThread) return Fails("cudaStreamQuery") ? cudaErrorLaunchFailure : cudaSuccess;
-  if (AnyOf(stream).HasFailed()) return cudaErrorLaunchFailure;
-  return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
+  if (IsStopped()) return cudaErrorLaunchFailure;
+  return Of(stream).Drain() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (Fails("cudaEventCreate")) return cudaErrorUnknown;
-  *event = reinterpret_cast<cudaEvent_t>(Keep(std::make_unique<Event>()));
-  return cudaSuccess;
+  return *event = reinterpret_cast<cudaEvent_t>(uintptr_t{1}), cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  AnyOf(stream).Record(Of(event));
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  AnyOf(stream).Wait(Of(event));
-  return cudaSuccess;
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return ++Of(stream).num_records, cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  return ++Of(stream).num_waits, cudaSuccess;
 }
 }

@@ -1,6 +1,6 @@
 // Fakes of the CUDA runtime, and of the NCCL functions that involve no other rank, for programs in which ranks are
-// threads and memory is the host's. machine.h defines how streams behave. Must be included before
-// emulation.h, which defines macros with the names of parameters in the headers here.
+// threads and memory is the host's. Must be included before emulation.h, which defines macros with the names of
+// parameters in the headers here.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,8 +41,8 @@ inline thread_local int compute_capability = 9;           // major number, of it
 inline thread_local int ptx_version = 90;                 // of its kernels' code
 inline thread_local int shared_memory_bytes = 227 << 10;  // of a thread block
 // A kernel's code must be loaded before its first launch, which would otherwise wait for running kernels.
-inline std::atomic<bool> row_kernel_loaded{false}, slice_kernel_loaded{false}, route_and_dispatch_kernel_loaded{false};
-inline std::atomic<bool> inter_node_row_kernel_loaded{false};
+template <typename Args>
+inline std::atomic<bool> is_loaded{false};
 
 // Bytes of dynamic shared memory with which a kernel may be launched on this thread's GPU: 48 KiB, or more if it was
 // loaded for more.
@@ -58,25 +59,27 @@ inline int num_gpus = 1024;  // of the process
 inline std::function<void()> before_allocation;
 inline std::atomic<int> num_allocated{0};  // blocks from cudaMalloc and cudaHostAlloc that are not free, and streams
 
-struct Event {
-  uint64_t recorded = 0, over = 0;
-};
+// Whether a kernel has stopped this thread's GPU (device::Trap). CUDA starts no later work on it, and copies nothing.
+bool IsStopped();
 
-struct FakeStream {
-  virtual ~FakeStream() = default;
-  virtual void Push(std::function<void()> work) = 0;
-  virtual bool IsOver() = 0;  // whether all pushed work has ended
-  virtual bool HasFailed() { return false; }
-  virtual void Record(Event& event) = 0;
-  virtual void Wait(Event& event) = 0;
-
-  cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
-
+struct Stream {
   bool captures = false;
-};
+  int num_waits = 0, num_records = 0;                    // of events
+  std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
+  std::deque<std::function<bool()>> queue;               // each returns whether it is complete
 
-// Defined by the program.
-std::unique_ptr<FakeStream> MakeStream();
+  // Whether all pushed work has ended.
+  bool Drain() {
+    while (!queue.empty() && !IsStopped() && queue.front()()) queue.pop_front();
+    if (IsStopped()) queue.clear();
+    return queue.empty();
+  }
+  void Push(std::function<void()> work) {
+    queue.push_back([work = std::move(work)] { return work(), true; });
+  }
+  cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
+};
+inline Stream& Of(cudaStream_t stream) { return *reinterpret_cast<Stream*>(stream); }
 
 // Objects that the real libraries keep until the process ends.
 template <typename T>
@@ -87,9 +90,6 @@ T* Keep(std::unique_ptr<T> made) {
   kept->push_back(std::move(made));
   return kept->back().get();
 }
-
-inline FakeStream& AnyOf(cudaStream_t stream) { return *reinterpret_cast<FakeStream*>(stream); }
-inline Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 
 inline cudaError_t Allocate(void** memory, size_t bytes) {
   ++num_allocated;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -66,7 +67,7 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
   auto sent = std::make_shared<bool>(false);
   Of(stream).queue.push_back([&rank, number, bytes, from, to, sent] {
     if (*rank.revoked) return true;
-    if (own->busy != nullptr && !own->busy->IsOver()) return false;
+    if (own->busy != nullptr && !own->busy->Drain()) return false;
     std::lock_guard<std::mutex> lock(rank.world->mutex);
     World::Gather& gather = rank.world->gathers[number];
     gather.bytes.resize(bytes * rank.world->n);
@@ -323,9 +324,7 @@ void Replay(const Stream& captured, cudaStream_t stream) {
   for (const auto& launch : captured.graph) launch(stream);
 }
 
-std::unique_ptr<FakeStream> MakeStream() { return std::make_unique<Stream>(); }
-
-cudaStream_t NewStream() { return Keep(MakeStream())->handle(); }
+cudaStream_t NewStream() { return Keep(std::make_unique<Stream>())->handle(); }
 
 void Wait(cudaStream_t stream) {
   while (!Of(stream).Drain()) std::this_thread::yield();
@@ -377,16 +376,12 @@ cuda::GpuCallState* StateOf(const CallSpec& spec, bool symmetric_buffers) {
 }
 
 void Sum(cuda::Communicator& communicator, int64_t count) {
-  const auto n = static_cast<int32_t>(communicator.size());
-  const auto call =
-      Ok(cuda::DeviceCall::Make(SpecOf(Collective::kAllReduce, n), communicator, DType::kS32, count, count));
+  DataCall<> call(communicator, SpecOf(Collective::kAllReduce, communicator.size()), count);
   Stream stream;
   for (int32_t round = 0; round < 2; ++round) {
-    std::vector<int32_t> x(count), y(count, -1);
-    for (int64_t i = 0; i < count; ++i) x[i] = static_cast<int32_t>(communicator.rank() + i + round);
-    CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
-    while (!stream.Drain()) std::this_thread::yield();
-    for (int64_t i = 0; i < count; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + round));
+    call.Launch(round, stream.handle());
+    Wait(stream.handle());
+    CHECK(call.IsRight(round));
   }
 }
 

@@ -7,16 +7,17 @@
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -111,34 +112,13 @@ struct Rank {
   int device() const { return number >= 0 ? number : world->first_device + rank; }
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
-  int num_ll = 0;              // LL calls
-  int num_multimem = 0;        // multimem calls
-  int num_gin = 0;             // device communicators
-  FakeStream* busy = nullptr;  // occupies the GPU
+  int num_ll = 0;          // LL calls
+  int num_multimem = 0;    // multimem calls
+  int num_gin = 0;         // device communicators
+  Stream* busy = nullptr;  // occupies the GPU
 };
 
 extern thread_local Rank* own;  // of this thread
-
-// Whether a kernel has stopped this thread's GPU (device::Trap). CUDA starts no later work on it, and copies nothing.
-bool IsStopped();
-
-struct Stream : FakeStream {
-  int num_waits = 0, num_records = 0;                    // of events
-  std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
-  std::deque<std::function<bool()>> queue;               // each returns whether it is complete
-  bool Drain() {
-    while (!queue.empty() && !IsStopped() && queue.front()()) queue.pop_front();
-    if (IsStopped()) queue.clear();
-    return queue.empty();
-  }
-  bool HasFailed() override { return IsStopped(); }
-  void Push(std::function<void()> work) override {
-    queue.push_back([work = std::move(work)] { return work(), true; });
-  }
-  bool IsOver() override { return Drain(); }
-  void Record(Event&) override { ++num_records; }
-  void Wait(Event&) override { ++num_waits; }
-};
 
 struct Registered {
   int64_t begin = 0;
@@ -161,7 +141,6 @@ inline Rank& Of(ncclComm_t comm) {
 }
 // Destroys a communicator as XLA does: nothing may use it, or its windows, any more.
 void Destroy(Rank& of_xla);
-inline Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 
 template <typename F>
 void Until(std::mutex& mutex, F condition) {
@@ -240,6 +219,41 @@ StatusOr<cuda::Communicator*> Get(Rank& rank);
 CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm = "");
 // The state of a call site of an executable. Never deleted.
 cuda::GpuCallState* StateOf(const CallSpec& spec, bool symmetric_buffers = false);
+
+// A call with data of its own: sums of all ranks, their blocks, or a gather.
+template <typename T = int32_t>
+struct DataCall {
+  // `count`: elements of a block.
+  DataCall(cuda::Communicator& communicator, const CallSpec& spec, int64_t count)
+      : collective(spec.collective), rank(communicator.rank()), n(communicator.size()), count(count) {
+    x.resize(collective == Collective::kReduceScatter ? n * count : count);
+    y.resize(collective == Collective::kAllGather ? n * count : count);
+    call = Ok(cuda::DeviceCall::Make(spec, communicator, std::is_same_v<T, float> ? DType::kF32 : DType::kS32,
+                                     static_cast<int64_t>(x.size()), static_cast<int64_t>(y.size())));
+  }
+  void Launch(int32_t run, cudaStream_t stream) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = Value(rank, run, static_cast<int64_t>(i));
+    std::fill(y.begin(), y.end(), T{-1});
+    CHECK(call->Launch(x.data(), y.data(), stream).ok());
+  }
+  bool IsRight(int32_t run) const {
+    for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i) {
+      T expected = 0;
+      const int64_t at = collective == Collective::kReduceScatter ? rank * count + i : i;
+      for (int32_t r = 0; r < n; ++r) expected += Value(r, run, at);
+      if (collective == Collective::kAllGather) expected = Value(static_cast<int32_t>(i / count), run, i % count);
+      if (y[i] != expected) return false;
+    }
+    return true;
+  }
+  static T Value(int32_t rank, int32_t run, int64_t i) { return static_cast<T>(1000 * rank + 17 * run + i % 501); }
+
+  const Collective collective;
+  const int32_t rank, n;
+  const int64_t count;
+  std::vector<T> x, y;
+  std::unique_ptr<cuda::DeviceCall> call;
+};
 // Sums `count` elements over all ranks, twice.
 void Sum(cuda::Communicator& communicator, int64_t count);
 

@@ -24,15 +24,21 @@ int32_t Channel() { return static_cast<int32_t>(blockIdx.x); }
 
 // In place of a kernel that is one Call(args, channel, shared memory) per thread block.
 template <typename Call, typename Args>
-cudaError_t LaunchCalls(const Args& args, int64_t shared_bytes, cudaStream_t stream, bool is_loaded) {
-  if (!is_loaded) return cudaErrorUnknown;
-  return fake::Launch(args.num_channels, 4, static_cast<size_t>(shared_bytes), stream,
-                      [args] { Call(args, Channel(), device::DynamicShared()).Run(); });
+cudaError_t LaunchCalls(const Args& args, int64_t shared_bytes, cudaStream_t stream) {
+  if (!fake::is_loaded<Args>) return cudaErrorUnknown;
+  return fake::Launch(args.num_channels, 4, static_cast<size_t>(shared_bytes), stream, [args] {
+    if constexpr (std::is_constructible_v<Call, Args, int32_t>) {
+      Call(args, Channel()).Run();
+    } else {
+      Call(args, Channel(), device::DynamicShared()).Run();
+    }
+  });
 }
 
 }  // namespace
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  if (!fake::is_loaded<RankArgs>) return cudaErrorUnknown;
   if (!fake::plan_shared.Allows(BulkSharedBytes(args.bulk))) return cudaErrorInvalidValue;
   return fake::Launch(num_channels, 4, static_cast<size_t>(BulkSharedBytes(args.bulk)), stream, [args] {
     NoNetwork network;
@@ -42,6 +48,7 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
 }
 
 cudaError_t Launch(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
+  if (!fake::is_loaded<ExchangeOffsetsArgs>) return cudaErrorUnknown;
   return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
@@ -86,7 +93,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
 }
 
 cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&, cudaStream_t stream) {
-  if (!fake::inter_node_row_kernel_loaded) return cudaErrorUnknown;
+  if (!fake::is_loaded<InterNodeRowArgs>) return cudaErrorUnknown;
   const auto shared_bytes = static_cast<size_t>(RailSharedBytes(args.rows, 4));
   const device::Comm comm = OverMemory(args.gin.comm);
   const device::Window arena = OverMemory(args.gin.arena, 0);
@@ -104,27 +111,25 @@ cudaError_t LaunchInterNodeRows(const InterNodeRowArgs& args, const ncclDevComm&
 
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
   ++own->num_ll;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] { LlCall(args, Channel()).Run(); });
+  return LaunchCalls<LlCall>(args, 0, stream);
 }
 
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   ++own->num_multimem;
-  return fake::Launch(args.num_channels, 4, 0, stream, [args] { MultimemCall(args, Channel()).Run(); });
+  return LaunchCalls<MultimemCall>(args, 0, stream);
 }
 
 cudaError_t Launch(const RowArgs& args, cudaStream_t stream) {
-  return LaunchCalls<RowCall>(args, RowSharedBytes(args, 4), stream, fake::row_kernel_loaded);
+  return LaunchCalls<RowCall>(args, RowSharedBytes(args, 4), stream);
 }
 
 cudaError_t Launch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
-  return LaunchCalls<RouteAndDispatchCall>(args, RouteAndDispatchSharedBytes(args), stream,
-                                           fake::route_and_dispatch_kernel_loaded);
+  return LaunchCalls<RouteAndDispatchCall>(args, RouteAndDispatchSharedBytes(args), stream);
 }
 
 cudaError_t Launch(const SliceArgs& args, cudaStream_t stream) {
-  const bool is_loaded = fake::slice_kernel_loaded;
-  if (is_loaded && !fake::slice_shared.Allows(SliceSharedBytes(kSliceThreads, args.bulk))) return cudaErrorInvalidValue;
-  return LaunchCalls<SliceCall>(args, SliceSharedBytes(4, args.bulk), stream, is_loaded);
+  if (!fake::slice_shared.Allows(SliceSharedBytes(kSliceThreads, args.bulk))) return cudaErrorInvalidValue;
+  return LaunchCalls<SliceCall>(args, SliceSharedBytes(4, args.bulk), stream);
 }
 
 }  // namespace cuda

@@ -16,6 +16,7 @@
 #include <unordered_map>
 
 #include "memory_model_state.h"
+#include "read_observer.h"
 
 namespace memory_model {
 namespace {
@@ -399,18 +400,26 @@ void WaitForBulkStores() {
 
 }  // namespace memory_model
 
-// The calls that -fsanitize=thread puts before plain accesses.
-#define JAXCOMM_HOOK(name, bytes, write)                                                                           \
-  extern "C" void __tsan_##name(void* address) {                                                                   \
-    memory_model::Execution* const execution = memory_model::Execution::current;                                   \
-    if (execution == nullptr || !execution->in_program) return;                                                    \
-    execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), static_cast<size_t>(bytes), write); \
-  }
-#define JAXCOMM_HOOKS(bytes)                        \
-  JAXCOMM_HOOK(read##bytes, bytes, false)           \
-  JAXCOMM_HOOK(write##bytes, bytes, true)           \
-  JAXCOMM_HOOK(unaligned_read##bytes, bytes, false) \
-  JAXCOMM_HOOK(unaligned_write##bytes, bytes, true)
+namespace fake {
+ReadObserver read_observer = nullptr;
+}
+
+// The calls that -fsanitize=thread puts before plain accesses. Outside of a model, reads go to the observer.
+static void Access(void* address, size_t bytes, bool write) {
+  memory_model::Execution* const execution = memory_model::Execution::current;
+  const bool models = execution != nullptr && execution->in_program;
+  if (models) execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), bytes, write);
+  static thread_local bool runs = false;  // the observer reads too
+  if (models || write || fake::read_observer == nullptr || runs) return;
+  runs = true;
+  fake::read_observer(address, bytes);
+  runs = false;
+}
+#define JAXCOMM_HOOKS(bytes)                                                           \
+  extern "C" void __tsan_read##bytes(void* at) { Access(at, bytes, false); }           \
+  extern "C" void __tsan_write##bytes(void* at) { Access(at, bytes, true); }           \
+  extern "C" void __tsan_unaligned_read##bytes(void* at) { Access(at, bytes, false); } \
+  extern "C" void __tsan_unaligned_write##bytes(void* at) { Access(at, bytes, true); }
 JAXCOMM_HOOKS(1)
 JAXCOMM_HOOKS(2)
 JAXCOMM_HOOKS(4)
@@ -418,16 +427,8 @@ JAXCOMM_HOOKS(8)
 JAXCOMM_HOOKS(16)
 
 extern "C" {
-void __tsan_read_range(void* address, size_t bytes) {
-  memory_model::Execution* const execution = memory_model::Execution::current;
-  if (execution == nullptr || !execution->in_program) return;
-  execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), bytes, false);
-}
-void __tsan_write_range(void* address, size_t bytes) {
-  memory_model::Execution* const execution = memory_model::Execution::current;
-  if (execution == nullptr || !execution->in_program) return;
-  execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), bytes, true);
-}
+void __tsan_read_range(void* address, size_t bytes) { Access(address, bytes, false); }
+void __tsan_write_range(void* address, size_t bytes) { Access(address, bytes, true); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
@@ -442,8 +443,17 @@ void* __tsan_memset(void* to, int value, size_t bytes) {
   __tsan_write_range(to, bytes);
   return std::memset(to, value, bytes);
 }
-// The counts of shared pointers of the host, which kernels do not have.
-int32_t __tsan_atomic32_fetch_add(volatile int32_t* word, int32_t value, int) {
-  return __atomic_fetch_add(word, value, __ATOMIC_SEQ_CST);
-}
+
+// Atomic operations of the emulation, and the counts of shared pointers of the host.
+#define JAXCOMM_ATOMICS(bits, type)                                                                                \
+  type __tsan_atomic##bits##_load(const volatile type* word, int) { return __atomic_load_n(word, 5); }             \
+  void __tsan_atomic##bits##_store(volatile type* word, type value, int) { __atomic_store_n(word, value, 5); }     \
+  type __tsan_atomic##bits##_fetch_add(volatile type* word, type value, int) {                                     \
+    return __atomic_fetch_add(word, value, 5);                                                                     \
+  }                                                                                                                \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile type* word, type* expected, type desired, int, int) { \
+    return __atomic_compare_exchange_n(word, expected, desired, false, 5, 5) ? 1 : 0;                              \
+  }
+JAXCOMM_ATOMICS(32, int32_t)
+JAXCOMM_ATOMICS(64, int64_t)
 }

@@ -21,8 +21,12 @@ inline std::vector<Bytes> OnCpu(const char* algorithm, const Request& request, C
   };
   const int64_t output_count = OutputCount(request);
   std::vector<Bytes> outputs(inputs.size(), Bytes(output_count * item));
+  std::vector<Bytes> scratch;
   std::vector<RankBuffers> buffers;
-  for (size_t r = 0; r < inputs.size(); ++r) buffers.push_back({inputs[r], outputs[r].data(), nullptr});
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    scratch.emplace_back(plans[r].scratch_count * item);
+    buffers.push_back({inputs[r], outputs[r].data(), scratch[r].data()});
+  }
   const ReduceFn reduce = Reduces(request.collective) ? FindReduce(operation.dtype, operation.op) : nullptr;
   Execution execution(Program::Make(plans, layout(InputCount(request), contiguous.input),
                                     layout(output_count, contiguous.output), item, reduce),

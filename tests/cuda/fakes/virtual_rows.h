@@ -102,6 +102,18 @@ inline std::vector<Bytes> Dispatched(const Routed& routed, const std::vector<Byt
   return y;
 }
 
+// Payloads of f32 by rank, which differ in every element and in every run.
+inline std::vector<Bytes> FloatPayloads(int32_t n, int32_t tokens, int32_t row, int32_t run) {
+  std::vector<Bytes> all;
+  for (int32_t r = 0; r < n; ++r) {
+    std::vector<float> values;
+    for (int32_t i = 0; i < tokens * row; ++i) values.push_back(static_cast<float>(1000 * (8 * run + r) + i + 1));
+    const auto* const bytes = reinterpret_cast<const char*>(values.data());
+    all.emplace_back(bytes, bytes + values.size() * sizeof(float));
+  }
+  return all;
+}
+
 // Expert ids by rank, of one of the first `num_kinds` kinds.
 inline std::vector<std::vector<int32_t>> DrawIds(int32_t n, int32_t tokens, int32_t choices, int32_t experts,
                                                  std::mt19937_64& random, uint64_t num_kinds = 5) {

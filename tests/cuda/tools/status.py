@@ -6,10 +6,11 @@ one of them fails. Levels 2 and 3 show records in benchmarks/results/gpu: one fi
 that of the records.
 """
 
-import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from on_gpu import COMMANDS
 
@@ -18,193 +19,86 @@ RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 
 
-@dataclasses.dataclass(frozen=True)
-class Feature:
-    """One row.
-
-    Attributes:
-      name: first column.
-      how: how its tests run without a GPU. "emulated" if they run the source of the kernels themselves.
-      tests: these tests: names of native tests and files of pytest.
-      parts: parts of the commands of on_gpu.py, level 2.
-      rungs: rungs of bring_up.py, level 3.
-    """
+class Feature(NamedTuple):
+    """One row."""
 
     name: str
-    how: str = ""
-    tests: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    rungs: tuple[str, ...] = ()
+    how: str = ""  # its tests run without a GPU; "emulated" if they run the source of the kernels themselves
+    tests: tuple[str, ...] = ()  # these tests: "executor" is test_cuda_executor, "build.py" is test_build.py
+    parts: tuple[str, ...] = ()  # of the commands of on_gpu.py: level 2
+    rungs: tuple[str, ...] = ()  # of bring_up.py: level 3
+
+    @classmethod
+    def read(cls, line: str) -> "Feature":
+        name, how, tests, parts, rungs = map(str.strip, f"{line}||||".split("|")[:5])
+        return cls(name, how, tuple(tests.split()), tuple(filter(None, parts.split("; "))), tuple(rungs.split()))
 
 
-FEATURES = (
-    Feature("kernels compile for sm_80, 90, 100, 120 without register spills", "compiled", ("test_build.py",)),
-    Feature(
-        "executor: all plans, element types and sizes, on one node and on several",
-        "emulated",
-        ("test_cuda_executor",),
-        ("executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"),
-    ),
-    Feature(
-        "staging ring: large calls pass through slots of the arena, in all layouts",
-        "emulated; a model of the protocol in all executions",
-        ("test_cuda_executor", "test_cuda_litmus", "test_cuda_call"),
-        ("executor",),
-    ),
-    Feature(
-        "bulk copies (TMA) in place of loads and stores: JAXCOMM_BULK_COPY=1",
-        "emulated; a model of the protocol in all executions",
-        ("test_cuda_bulk_copies", "test_cuda_litmus_rows", "test_cuda_executor", "test_cuda_slices"),
-        ("executor",),
-    ),
-    Feature(
-        "executor kernel as shipped: one stream per rank, buffers in use before and after the call",
-        parts=("executor, a stream per rank",),
-    ),
-    Feature(
-        "GIN between nodes: late puts, reordered puts, a network failure",
-        "emulated, on a fake of GIN",
-        ("test_cuda_executor", "test_cuda_gin"),
-        rungs=("nodes",),
-    ),
-    Feature(
-        "GIN: packing of short fragments, independent sends",
-        "emulated",
-        ("test_cuda_packing", "test_cuda_gin_queues", "test_cuda_executor"),
-    ),
-    Feature(
-        "GIN, host side: versions of NCCL, device communicator",
-        "host code on fakes",
-        ("test_cuda_gin_host",),
-        rungs=("nodes",),
-    ),
-    Feature(
-        "first execution: a failure of one rank is an error on all ranks, also without GIN",
-        "host code on fakes",
-        ("test_cuda_refusals", "test_cuda_communicator"),
-    ),
-    Feature(
-        "LL messages: four collectives, all types, sizes and strides",
-        "emulated",
-        ("test_cuda_ll",),
-        ("launch and LL of 8 bytes", "ll"),
-    ),
-    Feature(
-        "multimem: sums and gathers; needs several GPUs, so no level 2",
-        "emulated, on a fake of the switch",
-        ("test_cuda_ll", "test_cuda_device_call"),
-    ),
-    Feature(
-        "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
-        "emulated; handlers on a fake of XLA",
-        ("test_cuda_rows", "test_cuda_row_calls"),
-        ("rows, slices and one exchange", "JAX, 1 rank, command buffers on"),
-    ),
-    Feature(
-        "route and dispatch of few tokens in one exchange: ids of all kinds, overflow, CUDA graphs",
-        "emulated; handlers on a fake of XLA",
-        ("test_cuda_route_and_dispatch", "test_cuda_route_and_dispatch_calls"),
-        ("rows, slices and one exchange", "JAX, 1 rank, command buffers on"),
-    ),
-    Feature(
-        "dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks",
-        "emulated, on a fake of GIN; handlers on a fake of XLA",
-        ("test_cuda_rows", "test_cuda_row_calls"),
-    ),
-    Feature(
-        "ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs",
-        "emulated; handlers on a fake of XLA",
-        ("test_cuda_slices", "test_cuda_slice_calls"),
-        ("rows, slices and one exchange", "JAX, 2 ranks"),
-    ),
-    Feature(
-        "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
-        "on fakes; schedule by XLA's compiler for GPUs",
-        ("test_cuda_lanes",),
-        ("JAX, 1 rank, command buffers on",),
-    ),
-    Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
-    Feature(
-        "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",
-        "emulated",
-        ("test_cuda_failures", "test_cuda_call_failures"),
-    ),
-    Feature(
-        "buffers that change between calls: exchange of offsets",
-        "emulated",
-        ("test_cuda_exchange_offsets", "test_cuda_device_call"),
-        rungs=("windows", "processes-windows"),
-    ),
-    Feature(
-        "windows on operands and results of user calls; refusals",
-        "handlers on fakes of XLA, CUDA and NCCL; the order of accesses in all executions",
-        ("test_cuda_user_windows", "test_cuda_litmus", "test_cuda_node_calls"),
-    ),
-    Feature(
-        "inside JAX: all operations, element types, loops, gradients, together with XLA's collectives",
-        "only the text of the lowering; handlers on a fake of XLA",
-        ("test_cuda_lowering.py", "test_handlers.py", "test_cuda_stages"),
-        ("JAX, 1 rank, command buffers off",),
-        ("one-process", "graphs-off"),
-    ),
-    Feature("inside JAX, in CUDA graphs", parts=("JAX, 1 rank, command buffers on",), rungs=("graphs-on",)),
-    Feature(
-        "inside JAX, between processes",
-        "no; ranks are threads, on fakes",
-        ("test_cuda_communicator",),
-        ("JAX, 2 ranks", "JAX, 4 ranks"),
-        ("processes", "processes-graphs-on"),
-    ),
-    Feature(
-        "inside JAX, between nodes",
-        "no; ranks are threads, on fakes",
-        ("test_cuda_communicator",),
-        rungs=("nodes",),
-    ),
-    Feature(
-        "communicators that XLA replaces",
-        "host code on fakes",
-        ("test_cuda_own_communicators", "test_cuda_xla_collectives"),
-        rungs=("cliques", "processes-cliques", "nodes-cliques"),
-    ),
-    Feature("the process exits while a thread runs", "host code on fakes", ("test_cuda_exit",)),
-    Feature("errors: no symmetric windows, NCCL too old", parts=("errors: no windows", "errors: old NCCL")),
-    Feature("errors: a process is killed", parts=("errors: killed process",)),
-    Feature("models/moe trains as on CPUs", parts=("models/moe, 1 rank: losses", "models/moe, 2 ranks: losses")),
-    Feature(
-        "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses",
-        "emulated",
-        ("test_cuda_device_api", "test_cuda_device_counters"),
-    ),
-    Feature(
-        "example kernel: residual + all_reduce + RMSNorm",
-        "emulated; compiled",
-        ("test_cuda_example", "test_device_headers.py"),
-        ("example, virtual ranks",),
-    ),
-    Feature(
-        "example kernel: ring all-gather that feeds a product",
-        "emulated; compiled",
-        ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
-        ("examples/all_gather_matmul, inside JAX",),
-    ),
-    Feature(
-        "kernels of users between nodes: GIN, rails, an all-gather; late ranks and a network failure",
-        "emulated, on a fake of GIN; compiled; host code on fakes",
-        ("test_cuda_gin_kernels", "test_cuda_node_calls", "test_device_headers.py"),
-    ),
-    Feature(
-        "example kernel between nodes: one ring over NVLink and GIN; late ranks and a network failure",
-        "emulated, on a fake of GIN; compiled; host code on fakes",
-        ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
-    ),
-    Feature(
-        "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
-        "host code on fakes",
-        ("test_cuda_user_calls", "test_device_headers.py"),
-        ("examples/fused_rmsnorm, inside JAX",),
-    ),
-)
+# Lines that begin with spaces continue a row.
+TABLE = """\
+kernels compile for sm_80, 90, 100, 120 without register spills | compiled | build.py
+executor: all plans, element types and sizes, on one node and on several | emulated | executor
+  | executor; executor, memcheck; executor, racecheck; executor, synccheck
+staging ring: large calls pass through slots of the arena, in all layouts
+  | emulated; a model of the protocol in all executions | executor litmus call | executor
+bulk copies (TMA) in place of loads and stores: JAXCOMM_BULK_COPY=1
+  | emulated; a model of the protocol in all executions | bulk_copies litmus_rows executor slices | executor
+executor kernel as shipped: one stream per rank, buffers in use before and after the call | |
+  | executor, a stream per rank
+GIN between nodes: late puts, reordered puts, a network failure | emulated, on a fake of GIN | executor gin | | nodes
+GIN: packing of short fragments, independent sends | emulated | packing gin_queues executor
+GIN, host side: versions of NCCL, device communicator | host code on fakes | gin_host | | nodes
+first execution: a failure of one rank is an error on all ranks, also without GIN | host code on fakes
+  | refusals communicator
+LL messages: four collectives, all types, sizes and strides | emulated | ll | launch and LL of 8 bytes; ll
+multimem: sums and gathers; needs several GPUs, so no level 2 | emulated, on a fake of the switch | ll device_call
+dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs
+  | emulated; handlers on a fake of XLA | rows row_calls
+  | rows, slices and one exchange; JAX, 1 rank, command buffers on
+route and dispatch of few tokens in one exchange: ids of all kinds, overflow, CUDA graphs
+  | emulated; handlers on a fake of XLA | route_and_dispatch route_and_dispatch_calls
+  | rows, slices and one exchange; JAX, 1 rank, command buffers on
+dispatch and combine between nodes over GIN: routings of all kinds, sums, bytes, late and missing ranks
+  | emulated, on a fake of GIN; handlers on a fake of XLA | rows row_calls
+ragged_all_to_all inside a node: tables of all kinds, wrong tables, CUDA graphs | emulated; handlers on a fake of XLA
+  | slices slice_calls | rows, slices and one exchange; JAX, 2 ranks
+started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls
+  | on fakes; schedule by XLA's compiler for GPUs | lanes | JAX, 1 rank, command buffers on
+timeouts and reports | emulated | failures
+after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data | emulated
+  | failures call_failures
+buffers that change between calls: exchange of offsets | emulated | exchange_offsets device_call |
+  | windows processes-windows
+windows on operands and results of user calls; refusals
+  | handlers on fakes of XLA, CUDA and NCCL; the order of accesses in all executions | user_windows litmus node_calls
+inside JAX: all operations, element types, loops, gradients, together with XLA's collectives
+  | only the text of the lowering; handlers on a fake of XLA | cuda_lowering.py handlers.py stages
+  | JAX, 1 rank, command buffers off | one-process graphs-off
+inside JAX, in CUDA graphs | | | JAX, 1 rank, command buffers on | graphs-on
+inside JAX, between processes | no; ranks are threads, on fakes | communicator | JAX, 2 ranks; JAX, 4 ranks
+  | processes processes-graphs-on
+inside JAX, between nodes | no; ranks are threads, on fakes | communicator | | nodes
+communicators that XLA replaces | host code on fakes | own_communicators xla_collectives |
+  | cliques processes-cliques nodes-cliques
+the process exits while a thread runs | host code on fakes | exit
+errors: no symmetric windows, NCCL too old | | | errors: no windows; errors: old NCCL
+errors: a process is killed | | | errors: killed process
+models/moe trains as on CPUs | | | models/moe, 1 rank: losses; models/moe, 2 ranks: losses
+device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses | emulated
+  | device_api
+example kernel: residual + all_reduce + RMSNorm | emulated; compiled | example device_headers.py
+  | example, virtual ranks
+example kernel: ring all-gather that feeds a product | emulated; compiled
+  | ring_example ring_calls litmus_examples device_headers.py | examples/all_gather_matmul, inside JAX
+kernels of users between nodes: GIN, rails, an all-gather; late ranks and a network failure
+  | emulated, on a fake of GIN; compiled; host code on fakes | gin_kernels node_calls device_headers.py
+example kernel between nodes: one ring over NVLink and GIN; late ranks and a network failure
+  | emulated, on a fake of GIN; compiled; host code on fakes
+  | ring_example ring_calls litmus_examples device_headers.py
+user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)
+  | host code on fakes | user_calls device_headers.py | examples/fused_rmsnorm, inside JAX
+"""
+FEATURES = [Feature.read(line) for line in re.sub(r"\n +", " ", TABLE).splitlines()]
 
 HEAD = """# Status of the GPU back end
 

@@ -1,5 +1,4 @@
-// Plain reads of a program that is compiled with -fsanitize=thread and linked with read_hooks.cc instead of a
-// sanitizer.
+// Plain reads of a program that is compiled with -fsanitize=thread and linked with memory_model_explore.cc.
 #pragma once
 
 #include <cstddef>
