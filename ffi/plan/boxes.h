@@ -47,12 +47,16 @@ struct BoxMove {
   int64_t to_offset = 0;
   int64_t count = 0;
   bool relayed = false;  // `from` has got the cell from another node
+  int64_t pair = -1;     // of BoxMoves::pairs, if the cell crosses the network
 };
 
-// All that one rank sends another one over the network.
+// Cells that one rank sends another one over the network. If the receiver forwards them, it forwards them all, and to
+// the same ranks.
 struct BoxPair {
   int32_t from = 0;
   int32_t to = 0;
+  int64_t depth = 0;       // ranks that have forwarded the cells before; 0: `from` owns them
+  bool forwarded = false;  // by `to`
   int64_t count = 0;
   int64_t matching = 0;  // pairs with equal numbers have different senders and receivers
 };
@@ -82,8 +86,12 @@ struct Boxes {
 
 // Fails if the boxes are not valid, or if no source has an element of a destination. A rank that owns a cell keeps its
 // own. For the others, the cells with the fewest owners come first, then the largest ones; each gets the owner of its
-// node, then the one that has sent least. This spreads the load over the owners. Where ranks of a node relay cells, the
-// one that has received least gets the cell.
+// node, then the one that has sent least. This spreads the load over the owners.
+//
+// In `relayed`, the rank of a node that has received least gets the cell. The first node that wants a cell gets it from
+// an owner. The others do so while the node of the owner sends no more than the node receives that lacks most. After
+// that, the node that has sent least sends the cell, of those that own it or have got it. So several copies of an array
+// follow a chain of nodes.
 //
 // `input_shape`, `output_shape`: of the arrays that hold the boxes, by dimension. Empty: the arrays are the boxes.
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,
