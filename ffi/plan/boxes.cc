@@ -171,11 +171,13 @@ void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
 // Chooses from where each wanted cell comes.
 class Chooser {
  public:
-  explicit Chooser(const Geometry& geometry)
+  // pipelined: a node can send a cell on while it receives it.
+  explicit Chooser(const Geometry& geometry, bool pipelined)
       : geometry_(geometry),
+        pipelined_(pipelined),
         sent_(static_cast<size_t>(geometry.num_ranks())),
         received_(sent_.size()),
-        sent_by_node_(static_cast<size_t>(geometry.num_nodes)) {}
+        busy_(static_cast<size_t>(geometry.num_nodes)) {}
 
   // Each cell comes from an owner.
   BoxMoves Direct(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept) && {
@@ -188,7 +190,7 @@ class Chooser {
     using Group = std::vector<const Wanted*>;  // of a cell and a node
     std::map<std::pair<int64_t, int32_t>, Group> groups;
     std::vector<const Group*> order;
-    std::vector<int64_t> lacks(sent_by_node_.size());
+    std::vector<int64_t> lacks(busy_.size());
     for (const Wanted& cell : wanted) {
       const auto near = [&](const Place& owner) { return CanRead(geometry_, cell.place.rank, owner.rank); };
       if (std::any_of(cell.owners->begin(), cell.owners->end(), near)) {
@@ -235,10 +237,12 @@ class Chooser {
     Place place;
     size_t branch = 0, hop = 0;
     int64_t depth = 0;  // hops to here
+    int64_t ready = 0;  // when it can send the cell, in elements that a port sends
   };
 
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
-  int64_t& SentByNode(int32_t rank) { return sent_by_node_[Index(geometry_.node(rank))]; }
+  // When the port of the rank's node has sent what it has been given.
+  int64_t& Busy(int32_t rank) { return busy_[Index(geometry_.node(rank))]; }
   int32_t Distance(const Place& from, const Wanted& cell) const {
     return (from.rank - cell.place.rank + geometry_.num_ranks()) % geometry_.num_ranks();
   }
@@ -256,14 +260,16 @@ class Chooser {
     const auto less = [&](const Holder& a, const Holder& b) {
       const auto key = [&](const Holder& from) {
         const int32_t rank = from.place.rank;
-        return std::make_tuple(SentByNode(rank), sent_[Index(rank)], from.depth, Distance(from.place, cell));
+        const int64_t begin = std::max(Busy(rank), from.ready);
+        return std::make_tuple(begin, from.depth, sent_[Index(rank)], Distance(from.place, cell));
       };
       return key(a) < key(b);
     };
     std::vector<Holder> owners;
     for (const Place& owner : *cell.owners) owners.push_back({owner});
     const Holder& owner = *std::min_element(owners.begin(), owners.end(), less);
-    if (holders.empty() || SentByNode(owner.place.rank) + cell.count <= bound) return Fetch(cell, owner);
+    const bool in_time = pipelined_ && Busy(owner.place.rank) + cell.count <= bound;
+    if (holders.empty() || in_time) return Fetch(cell, owner);
     const Holder& other = *std::min_element(holders.begin(), holders.end(), less);
     return Fetch(cell, less(other, owner) ? other : owner);
   }
@@ -278,12 +284,13 @@ class Chooser {
       moves_.push_back(move);
       return {to};
     }
-    SentByNode(source.rank) += cell.count;
+    const int64_t end = std::max(Busy(source.rank), from.ready) + cell.count;
+    Busy(source.rank) = end;
     if (relayed) branches_[from.branch][from.hop].forwarded = true;
     const size_t number = relayed ? from.branch : branches_.size();
     Branch& branch = relayed ? branches_[number] : branches_.emplace_back();
     branch.push_back({move, from.depth});
-    return {to, number, branch.size() - 1, from.depth + 1};
+    return {to, number, branch.size() - 1, from.depth + 1, pipelined_ ? 0 : end};
   }
 
   // Cells whose branches are alike form the pairs of these branches.
@@ -303,20 +310,27 @@ class Chooser {
         moves.push_back(move);
       }
     }
+    std::vector<int64_t> sent(busy_.size()), received(busy_.size());
     for (auto& [key, found] : pairs) {
+      const BoxPair& pair = found.first;
+      int64_t& of_sender = sent[Index(geometry_.node(pair.from))] += pair.count;
+      int64_t& of_receiver = received[Index(geometry_.node(pair.to))] += pair.count;
+      chosen.busiest = std::max({chosen.busiest, of_sender, of_receiver});
+      chosen.depth = std::max(chosen.depth, pair.depth);
       for (BoxMove& move : found.second) {
         move.pair = static_cast<int64_t>(chosen.pairs.size());
         chosen.moves.push_back(move);
       }
-      chosen.pairs.push_back(found.first);
+      chosen.pairs.push_back(pair);
     }
     SetMatchings(sent_.size(), &chosen.pairs);
     return chosen;
   }
 
   const Geometry& geometry_;
+  const bool pipelined_;
   std::vector<int64_t> sent_, received_;  // elements, by rank
-  std::vector<int64_t> sent_by_node_;     // over the network
+  std::vector<int64_t> busy_;             // by node
   std::vector<BoxMove> moves_;            // in nodes
   std::vector<Branch> branches_;
 };
@@ -412,8 +426,9 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     if (a.owners->size() != b.owners->size()) return a.owners->size() < b.owners->size();
     return a.count > b.count;
   });
-  boxes->direct = Chooser(geometry).Direct(wanted, kept);
-  boxes->relayed = Chooser(geometry).Relayed(wanted, kept);
+  boxes->direct = Chooser(geometry, true).Direct(wanted, kept);
+  boxes->chains = Chooser(geometry, true).Relayed(wanted, kept);
+  if (boxes->chains.depth > 0) boxes->trees = Chooser(geometry, false).Relayed(wanted, kept);
   return std::shared_ptr<const Boxes>(std::move(boxes));
 }
 

@@ -321,10 +321,16 @@ Plan BuildReshard(const Request& request, int32_t rank, const BoxMoves& moves) {
 Plan DirectReshard(const Request& request, int32_t rank) { return BuildReshard(request, rank, request.boxes->direct); }
 
 // Hierarchical: a cell that several ranks of a node lack crosses the network once. One of them gets it, and the others
-// read it there, message by message. Nodes forward cells that an owner would have to send too often. Zhuang et al.,
-// MLSys 2023, arXiv:2211.05322, broadcast between meshes in this way, too.
+// read it there, message by message. Nodes forward cells that an owner would have to send too often: along chains, or
+// along trees if the time of a link is short for the length of the chains. Zhuang et al., MLSys 2023, arXiv:2211.05322,
+// broadcast between meshes along a chain.
 Plan HierarchicalReshard(const Request& request, int32_t rank) {
-  return BuildReshard(request, rank, request.boxes->relayed);
+  const Boxes& boxes = *request.boxes;
+  const auto rounds = [&](const BoxMoves& moves) {
+    return NumChunks(moves.busiest, request.chunk_count) + moves.depth;
+  };
+  const bool of_trees = boxes.chains.depth > 0 && rounds(boxes.trees) < rounds(boxes.chains);
+  return BuildReshard(request, rank, of_trees ? boxes.trees : boxes.chains);
 }
 
 }  // namespace
