@@ -143,7 +143,7 @@ def moves_of_plan(x, target):
     move = _reshard._Move.of("x", x, target)
     n, hosts = len(move.devices), jax.process_count() if on_hosts.is_host() else 1
     request = plan.reshard_request("network" if hosts > 1 else "node", n, n // hosts, *move.key[-2:])
-    algorithm = "hierarchical" if 1 < hosts < n else "direct"
+    algorithm = "hierarchical" if hosts > 1 else "direct"
     steps = [step for rank in plan.build(request, algorithm) for step in rank.steps if step.kind in ("put", "get")]
     return [(step.src.rank, step.dst.rank, step.count) for step in steps], n // hosts
 
