@@ -90,16 +90,41 @@ TEST_CASE("owners send what they can while a node receives all") {
   const Request gather = AskForRows(1, thirds, {{0, all}, {0, all}, {0, all}});
   CHECK(gather.boxes->chains.depth == 0 && gather.boxes->trees.pairs.empty());
   CHECK(SentByNode(Build("hierarchical", gather), gather) == std::vector<int64_t>(3, 2 * part));
+  // A node that sends three copies is no bottleneck while another one receives eight times as much as each of them.
+  const std::pair<int64_t, int64_t> few = {0, kChunk}, many = {kChunk, 9 * kChunk}, none;
+  const Request uneven = AskForRows(1, {few, many, none, none, none}, {none, none, few, few, {0, 9 * kChunk}});
+  CHECK(uneven.boxes->chains.depth == 0);
   // Two owners of a half each and three readers: a port would send 3/2, and sends 1. The readers send the rest.
-  const std::pair<int64_t, int64_t> whole = {0, 2 * part}, none;
+  const std::pair<int64_t, int64_t> whole = {0, 2 * part};
   const Request halves =
       AskForRows(1, {{0, part}, {part, 2 * part}, none, none, none}, {none, none, whole, whole, whole});
   const std::vector<Plan> plans = Build("hierarchical", halves);
   Expect("", plans, halves);
   const std::vector<int64_t> sent = SentByNode(plans, halves);
   CHECK(*std::max_element(sent.begin(), sent.end()) == 2 * part);
-  // A port receives two parts and a chunk of each pair waits for the other's.
-  CHECK(Rounds(halves) <= 16 + 2);
+}
+
+TEST_CASE("pieces that part on their way have messages of their own") {
+  // Node 0 has all. Node 1 wants it, node 2 too, and the others want a part that cuts no message of the first hop.
+  const std::pair<int64_t, int64_t> all = {0, 9 * kChunk}, part = {kChunk / 2, 6 * kChunk},
+                                    last = {6 * kChunk, 9 * kChunk};
+  for (const int32_t locals : {1, 3}) {
+    const Request request = AskForRows(locals, {all, {}, {}, {}, {}, {}}, {{}, all, all, part, last, part});
+    const std::vector<Plan> plans = Build("hierarchical", request);
+    Expect("", plans, request);
+    for (const int64_t sent : SentByNode(plans, request)) CHECK(sent <= all.second);
+  }
+}
+
+TEST_CASE("a rank sends its own and forwarded messages to a rank, and waits count the signals in their order") {
+  for (const auto& [forwarded, own] : {std::pair{16, 3}, {16, 9}, {16, 15}, {64, 20}}) {  // chunks
+    const std::pair<int64_t, int64_t> none, all = {0, (forwarded + own) * kChunk};
+    const std::pair<int64_t, int64_t> first = {0, forwarded * kChunk}, second = {first.second, all.second};
+    const Request request = AskForRows(1, {first, second, none, none}, {none, first, all, all});
+    const std::vector<Plan> plans = Build("hierarchical", request);
+    Expect("", plans, request);
+    CHECK(request.boxes->chains.depth == 2 && request.boxes->chains.pairs.size() == 5);
+  }
 }
 
 }  // namespace
