@@ -264,15 +264,17 @@ def compare_copies(arguments):
     rng = random.Random(1)
     x = np.arange(arguments.bytes // 4, dtype=np.float32)
     hosts = [jax.local_devices(process)[0] for process in range(jax.process_count())]
-    mesh_of = {count: NamedSharding(Mesh(np.array(hosts[1 : 1 + count]), ("a",)), P()) for count in range(1, len(hosts))}
-    source = NamedSharding(Mesh(np.array(hosts[:1]), ("a",)), P())
+    source, *targets = (
+        NamedSharding(Mesh(np.array(some), ("a",)), P())
+        for some in (hosts[:1], *(hosts[1:n] for n in range(2, len(hosts) + 1)))
+    )
     own = jax.process_index()
     placed = jax.device_put(x, source) if own == 0 else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=source)
 
     def move(count, algorithm):
-        return jaxcomm.reshard(placed, mesh_of[count], algorithm=algorithm) if own <= count else ()
+        return jaxcomm.reshard(placed, targets[count - 1], algorithm=algorithm) if own <= count else ()
 
-    found = {side: [] for side in itertools.product(mesh_of, ("direct", "hierarchical"))}
+    found = {side: [] for side in itertools.product(range(1, len(hosts)), ("direct", "hierarchical"))}
     for side in found:
         for shard in getattr(move(*side), "addressable_shards", ()):
             np.testing.assert_array_equal(np.asarray(shard.data), x)
