@@ -3,6 +3,7 @@
     python benchmarks/reshard.py bytes --pairs 220 --json out.json     # one process; nothing is moved
     python -m jaxcomm.run --processes 2 benchmarks/reshard.py time --devices 4 --bytes 16777216 --json out.json
     python benchmarks/reshard.py time --hosts 2 --rate 1e9 --devices 4 --json out.json    # needs root
+    python benchmarks/reshard.py copies --hosts 4 --rate 2e8 --devices 1 --json out.json  # needs root
 
 Pairs are random shardings of a 2-D array over meshes of shape (2, 4) and (2, 2, 2), on eight devices in the same order,
 because jit needs that. "of the axes": a mesh, then the number of axes of each dimension is drawn. "of all pairs": all
@@ -14,6 +15,9 @@ between two barriers; in each round every side runs once, in a random order.
 `--hosts` starts one process on each host; the hosts are network namespaces, whose links have the given rate (bits per
 second). The kernel counts the bytes of their links, headers and all. The time of the busiest link is that of the bytes
 which the plan sends or receives there, the larger of the two.
+
+`copies` moves the whole array from the first host to 1, 2, ... others, by the plan in which the first host sends all
+copies and by the one in which hosts forward chunks.
 """
 
 import argparse
@@ -139,7 +143,7 @@ def moves_of_plan(x, target):
     move = _reshard._Move.of("x", x, target)
     n, hosts = len(move.devices), jax.process_count() if on_hosts.is_host() else 1
     request = plan.reshard_request("network" if hosts > 1 else "node", n, n // hosts, *move.key[-2:])
-    algorithm = "hierarchical" if 1 < hosts < n else "direct"
+    algorithm = "hierarchical" if hosts > 1 else "direct"
     steps = [step for rank in plan.build(request, algorithm) for step in rank.steps if step.kind in ("put", "get")]
     return [(step.src.rank, step.dst.rank, step.count) for step in steps], n // hosts
 
@@ -191,18 +195,18 @@ def compare_bytes(drawn):
 
 
 def measure(call):
-    """Seconds of the slowest process, and bytes that all hosts have received."""
-    before = on_hosts.link_bytes()[0] if on_hosts.is_host() else 0
+    """Seconds of the slowest process, bytes that all hosts have received, and those that the busiest host has sent."""
+    links = on_hosts.link_bytes if on_hosts.is_host() else lambda: (0, 0)
+    before = np.array(links())
     multihost_utils.sync_global_devices("start")
     begin = time.perf_counter()
     jax.block_until_ready(call())
     own = time.perf_counter() - begin
     if jax.process_count() == 1:
-        return own, 0
+        return own, 0, 0
     multihost_utils.sync_global_devices("end")
-    received = on_hosts.link_bytes()[0] - before if on_hosts.is_host() else 0
-    said = multihost_utils.process_allgather(np.float32([own, received]))
-    return float(said[:, 0].max()), float(said[:, 1].sum())
+    said = multihost_utils.process_allgather(np.float32([own, *(links() - before)]))
+    return float(said[:, 0].max()), float(said[:, 1].sum()), float(said[:, 2].max())
 
 
 def compare_times(arguments):
@@ -227,13 +231,13 @@ def compare_times(arguments):
         for _ in range(arguments.rounds):
             for name in rng.sample(list(sides), len(sides)):
                 found[name].append(measure(sides[name]))
-        times = {name: [t for t, _ in measured] for name, measured in found.items()}
+        times = {name: [t for t, *_ in measured] for name, measured in found.items()}
         row = {"from": str(source.spec), "to": str(target.spec), "mesh": list(source.mesh.devices.shape)}
         row |= {f"{name} ms": round(1e3 * float(np.median(t)), 3) for name, t in times.items()}
         if on_hosts.is_host():
             busiest, received = bytes_of_links(placed, target)
             row |= {"busiest link MB": busiest / 1e6, "plan MB": received / 1e6}
-            row |= {f"{name} MB": round(float(np.median([b for _, b in m])) / 1e6, 3) for name, m in found.items()}
+            row |= {f"{name} MB": round(float(np.median([b for _, b, _ in m])) / 1e6, 3) for name, m in found.items()}
         rows.append(row)
     speed = {name: [row[f"{name} ms"] / row["jaxcomm ms"] for row in rows] for name in ("jit", "device_put")}
     said = {
@@ -256,9 +260,41 @@ def compare_times(arguments):
     return said
 
 
+def compare_copies(arguments):
+    rng = random.Random(1)
+    x = np.arange(arguments.bytes // 4, dtype=np.float32)
+    hosts = [jax.local_devices(process)[0] for process in range(jax.process_count())]
+    source, *targets = (
+        NamedSharding(Mesh(np.array(some), ("a",)), P())
+        for some in (hosts[:1], *(hosts[1:n] for n in range(2, len(hosts) + 1)))
+    )
+    own = jax.process_index()
+    placed = jax.device_put(x, source) if own == 0 else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=source)
+
+    def move(count, algorithm):
+        return jaxcomm.reshard(placed, targets[count - 1], algorithm=algorithm) if own <= count else ()
+
+    found = {side: [] for side in itertools.product(range(1, len(hosts)), ("direct", "hierarchical"))}
+    for side in found:
+        for shard in getattr(move(*side), "addressable_shards", ()):
+            np.testing.assert_array_equal(np.asarray(shard.data), x)
+    for _ in range(arguments.rounds):
+        for side in rng.sample(list(found), len(found)):
+            found[side].append(measure(lambda side=side: move(*side)))
+    rows = []
+    for (count, algorithm), measured in found.items():
+        seconds, _, sent = np.median(measured, axis=0)
+        one_s = 8 * x.nbytes / arguments.rate
+        rows.append({"hosts": count, "algorithm": algorithm, "ms": round(1e3 * seconds, 1),
+                     "over that of one copy on the link": round(seconds / one_s, 3),
+                     "copies that the busiest host sends": round(sent / x.nbytes, 3)})  # fmt: skip
+    return {"bytes of the array": x.nbytes, "link, bits per second": arguments.rate, "rounds": arguments.rounds,
+            "copies": rows}  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bytes", "time"])
+    parser.add_argument("what", choices=["bytes", "time", "copies"])
     parser.add_argument("--pairs", type=int, default=220)
     parser.add_argument("--devices", type=int, default=8, help="of each process")
     parser.add_argument("--bytes", type=int, default=16 << 20, help="of the array")
@@ -275,7 +311,7 @@ def main():
         draws = {"of the axes": pairs, "of all pairs": pairs_of_all}
         said = {name: compare_bytes(draw(arguments.pairs)) for name, draw in draws.items()}
     else:
-        said = compare_times(arguments)
+        said = compare_copies(arguments) if arguments.what == "copies" else compare_times(arguments)
     if jax.process_index() == 0:
         print(json.dumps({k: v for k, v in said.items() if k != "rows"}, indent=2))
         if arguments.json:

@@ -127,17 +127,6 @@ struct Wanted {
   int64_t count;
 };
 
-// The owner that sends a cell to `to`.
-const Place& ChooseOwner(const Wanted& wanted, const Geometry& geometry, const std::vector<int64_t>& sent) {
-  const int32_t to = wanted.place.rank, n = geometry.num_ranks();
-  const auto rank_of = [&](const Place& owner) {
-    const bool same_node = geometry.node(owner.rank) == geometry.node(to);
-    return std::make_tuple(!same_node, sent[static_cast<size_t>(owner.rank)], (owner.rank - to + n) % n);
-  };
-  return *std::min_element(wanted.owners->begin(), wanted.owners->end(),
-                           [&](const Place& a, const Place& b) { return rank_of(a) < rank_of(b); });
-}
-
 // Numbers the matchings of the pairs: as many as the busiest rank has pairs (König, Math. Ann. 77, 1916). Senders that
 // follow their order do not wait for each other at a receiver.
 void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
@@ -179,48 +168,172 @@ void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
   }
 }
 
-// The moves that get each wanted cell from an owner, or, with `relays`, from a rank of the same node that has it.
-BoxMoves Choose(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept, const Geometry& geometry,
-                bool relays) {
-  const auto n = static_cast<size_t>(geometry.num_ranks());
-  std::vector<int64_t> sent(n, 0), received(n, 0);
-  std::map<std::pair<int32_t, int32_t>, int64_t> counts;  // receiver and sender
-  BoxMoves chosen = {kept, {}};
-  const auto fetch = [&](const Wanted& cell) {
-    const Place& owner = ChooseOwner(cell, geometry, sent);
-    sent[static_cast<size_t>(owner.rank)] += cell.count;
-    received[static_cast<size_t>(cell.place.rank)] += cell.count;
-    if (!CanRead(geometry, cell.place.rank, owner.rank)) counts[{cell.place.rank, owner.rank}] += cell.count;
-    chosen.moves.push_back({owner.rank, cell.place.rank, owner.offset, cell.place.offset, cell.count, false});
+// Chooses from where each wanted cell comes.
+class Chooser {
+ public:
+  // pipelined: a node can send a cell on while it receives it.
+  explicit Chooser(const Geometry& geometry, bool pipelined)
+      : geometry_(geometry),
+        pipelined_(pipelined),
+        sent_(static_cast<size_t>(geometry.num_ranks())),
+        received_(sent_.size()),
+        busy_(static_cast<size_t>(geometry.num_nodes)) {}
+
+  // Each cell comes from an owner.
+  BoxMoves Direct(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept) && {
+    for (const Wanted& cell : wanted) Fetch(cell, Nearest(cell));
+    return std::move(*this).Moves(kept);
+  }
+
+  // Each node gets a cell once over the network: from an owner, or from a node that has got it.
+  BoxMoves Relayed(const std::vector<Wanted>& wanted, const std::vector<BoxMove>& kept) && {
+    using Group = std::vector<const Wanted*>;  // of a cell and a node
+    std::map<std::pair<int64_t, int32_t>, Group> groups;
+    std::vector<const Group*> order;
+    std::vector<int64_t> lacks(busy_.size());
+    for (const Wanted& cell : wanted) {
+      const auto near = [&](const Place& owner) { return CanRead(geometry_, cell.place.rank, owner.rank); };
+      if (std::any_of(cell.owners->begin(), cell.owners->end(), near)) {
+        Fetch(cell, Nearest(cell));
+        continue;
+      }
+      const int32_t node = geometry_.node(cell.place.rank);
+      Group& group = groups[{cell.cell, node}];
+      if (group.empty()) order.push_back(&group), lacks[static_cast<size_t>(node)] += cell.count;
+      group.push_back(&cell);
+    }
+    const int64_t bound = *std::max_element(lacks.begin(), lacks.end());  // no port takes less time
+    std::map<int64_t, std::vector<Holder>> holders;                       // by cell: those that have got it
+    const auto fetch = [&](const Group& group) {
+      const Wanted& first = **std::min_element(group.begin(), group.end(), [&](const Wanted* a, const Wanted* b) {
+        return received_[Index(a->place.rank)] < received_[Index(b->place.rank)];
+      });
+      holders[first.cell].push_back(FetchFromAfar(first, holders[first.cell], bound));
+      for (const Wanted* other : group) {
+        if (other == &first) continue;
+        const Place& to = other->place;
+        moves_.push_back({first.place.rank, to.rank, first.place.offset, to.offset, other->count, true});
+      }
+    };
+    // The first copy of each cell before all others: only owners can send it.
+    for (const Group*& group : order) {
+      if (holders.count(group->front()->cell) == 0) fetch(*std::exchange(group, nullptr));
+    }
+    for (const Group* group : order) {
+      if (group != nullptr) fetch(*group);
+    }
+    return std::move(*this).Moves(kept);
+  }
+
+ private:
+  struct Hop {
+    BoxMove move;
+    int64_t depth = 0;
+    bool forwarded = false;
   };
-  std::map<std::pair<int64_t, int32_t>, std::vector<const Wanted*>> groups;  // cell and node
-  const auto group_of = [&](const Wanted& cell) { return std::pair(cell.cell, geometry.node(cell.place.rank)); };
-  for (const Wanted& cell : wanted) {
-    const auto near = [&](const Place& owner) { return CanRead(geometry, cell.place.rank, owner.rank); };
-    if (relays && std::none_of(cell.owners->begin(), cell.owners->end(), near)) groups[group_of(cell)].push_back(&cell);
+  using Branch = std::vector<Hop>;  // from an owner on, over the network
+  // Who can send a cell: an owner, or the receiver of a hop.
+  struct Holder {
+    Place place;
+    size_t branch = 0, hop = 0;
+    int64_t depth = 0;  // hops to here
+    int64_t ready = 0;  // when it can send the cell, in elements that a port sends
+  };
+
+  static size_t Index(int32_t i) { return static_cast<size_t>(i); }
+  // When the port of the rank's node has sent what it has been given.
+  int64_t& Busy(int32_t rank) { return busy_[Index(geometry_.node(rank))]; }
+  int32_t Distance(const Place& from, const Wanted& cell) const {
+    return (from.rank - cell.place.rank + geometry_.num_ranks()) % geometry_.num_ranks();
   }
-  for (const Wanted& cell : wanted) {
-    const auto group = groups.find(group_of(cell));
-    if (group == groups.end()) {
-      fetch(cell);
-      continue;
-    }
-    const std::vector<const Wanted*> members = std::exchange(group->second, {});  // empty after the first one
-    if (members.empty()) continue;
-    const Wanted& first = **std::min_element(members.begin(), members.end(), [&](const Wanted* a, const Wanted* b) {
-      return received[static_cast<size_t>(a->place.rank)] < received[static_cast<size_t>(b->place.rank)];
-    });
-    fetch(first);
-    for (const Wanted* other : members) {
-      if (other == &first) continue;
-      const Place& to = other->place;
-      chosen.moves.push_back({first.place.rank, to.rank, first.place.offset, to.offset, other->count, true});
-    }
+
+  Holder Nearest(const Wanted& cell) const {
+    const auto key = [&](const Place& owner) {
+      const bool same_node = geometry_.node(owner.rank) == geometry_.node(cell.place.rank);
+      return std::make_tuple(!same_node, sent_[Index(owner.rank)], Distance(owner, cell));
+    };
+    return {*std::min_element(cell.owners->begin(), cell.owners->end(),
+                              [&](const Place& a, const Place& b) { return key(a) < key(b); })};
   }
-  for (const auto& [pair, count] : counts) chosen.pairs.push_back({pair.second, pair.first, count});
-  SetMatchings(n, &chosen.pairs);
-  return chosen;
-}
+
+  Holder FetchFromAfar(const Wanted& cell, const std::vector<Holder>& holders, int64_t bound) {
+    const auto less = [&](const Holder& a, const Holder& b) {
+      const auto key = [&](const Holder& from) {
+        const int32_t rank = from.place.rank;
+        const int64_t begin = std::max(Busy(rank), from.ready);
+        return std::make_tuple(begin, from.depth, sent_[Index(rank)], Distance(from.place, cell));
+      };
+      return key(a) < key(b);
+    };
+    std::vector<Holder> owners;
+    for (const Place& owner : *cell.owners) owners.push_back({owner});
+    const Holder& owner = *std::min_element(owners.begin(), owners.end(), less);
+    const bool in_time = pipelined_ && Busy(owner.place.rank) + cell.count <= bound;
+    if (holders.empty() || in_time) return Fetch(cell, owner);
+    const Holder& other = *std::min_element(holders.begin(), holders.end(), less);
+    return Fetch(cell, less(other, owner) ? other : owner);
+  }
+
+  Holder Fetch(const Wanted& cell, const Holder& from) {
+    const Place &source = from.place, &to = cell.place;
+    const bool relayed = from.depth > 0;
+    const BoxMove move = {source.rank, to.rank, source.offset, to.offset, cell.count, relayed};
+    sent_[Index(source.rank)] += cell.count;
+    received_[Index(to.rank)] += cell.count;
+    if (CanRead(geometry_, to.rank, source.rank)) {
+      moves_.push_back(move);
+      return {to};
+    }
+    const int64_t end = std::max(Busy(source.rank), from.ready) + cell.count;
+    Busy(source.rank) = end;
+    if (relayed) branches_[from.branch][from.hop].forwarded = true;
+    const size_t number = relayed ? from.branch : branches_.size();
+    Branch& branch = relayed ? branches_[number] : branches_.emplace_back();
+    branch.push_back({move, from.depth});
+    return {to, number, branch.size() - 1, from.depth + 1, pipelined_ ? 0 : end};
+  }
+
+  // Cells whose branches are alike form the pairs of these branches.
+  BoxMoves Moves(const std::vector<BoxMove>& kept) && {
+    BoxMoves chosen = {kept, {}};
+    chosen.moves.insert(chosen.moves.end(), moves_.begin(), moves_.end());
+    std::map<std::vector<std::pair<int32_t, int32_t>>, size_t> paths;  // sender and receiver
+    std::map<std::tuple<int32_t, int32_t, size_t>, std::pair<BoxPair, std::vector<BoxMove>>>
+        pairs;  // receiver, sender, path
+    for (const Branch& branch : branches_) {
+      std::vector<std::pair<int32_t, int32_t>> path;
+      for (const Hop& hop : branch) path.emplace_back(hop.move.from, hop.move.to);
+      const size_t number = paths.emplace(std::move(path), paths.size()).first->second;
+      for (const auto& [move, depth, forwarded] : branch) {
+        auto& [pair, moves] = pairs[{move.to, move.from, number}];
+        pair = {move.from, move.to, depth, forwarded, pair.count + move.count};
+        moves.push_back(move);
+      }
+    }
+    std::vector<int64_t> sent(busy_.size()), received(busy_.size());
+    for (auto& [key, found] : pairs) {
+      const BoxPair& pair = found.first;
+      int64_t& of_sender = sent[Index(geometry_.node(pair.from))] += pair.count;
+      int64_t& of_receiver = received[Index(geometry_.node(pair.to))] += pair.count;
+      chosen.busiest = std::max({chosen.busiest, of_sender, of_receiver});
+      chosen.depth = std::max(chosen.depth, pair.depth);
+      for (BoxMove& move : found.second) {
+        move.pair = static_cast<int64_t>(chosen.pairs.size());
+        chosen.moves.push_back(move);
+      }
+      chosen.pairs.push_back(pair);
+    }
+    SetMatchings(sent_.size(), &chosen.pairs);
+    return chosen;
+  }
+
+  const Geometry& geometry_;
+  const bool pipelined_;
+  std::vector<int64_t> sent_, received_;  // elements, by rank
+  std::vector<int64_t> busy_;             // by node
+  std::vector<BoxMove> moves_;            // in nodes
+  std::vector<Branch> branches_;
+};
 
 int64_t CountOf(const Cells& cells) { return cells.empty() ? 0 : cells.back().offset + cells.back().count; }
 
@@ -313,8 +426,9 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     if (a.owners->size() != b.owners->size()) return a.owners->size() < b.owners->size();
     return a.count > b.count;
   });
-  boxes->direct = Choose(wanted, kept, geometry, false);
-  boxes->relayed = Choose(wanted, kept, geometry, true);
+  boxes->direct = Chooser(geometry, true).Direct(wanted, kept);
+  boxes->chains = Chooser(geometry, true).Relayed(wanted, kept);
+  if (boxes->chains.depth > 0) boxes->trees = Chooser(geometry, false).Relayed(wanted, kept);
   return std::shared_ptr<const Boxes>(std::move(boxes));
 }
 

@@ -47,12 +47,16 @@ struct BoxMove {
   int64_t to_offset = 0;
   int64_t count = 0;
   bool relayed = false;  // `from` has got the cell from another node
+  int64_t pair = -1;     // of BoxMoves::pairs, if the cell crosses the network
 };
 
-// All that one rank sends another one over the network.
+// Cells that one rank sends another one over the network. If the receiver forwards them, it forwards them all, and to
+// the same ranks.
 struct BoxPair {
   int32_t from = 0;
   int32_t to = 0;
+  int64_t depth = 0;       // ranks that have forwarded the cells before; 0: `from` owns them
+  bool forwarded = false;  // by `to`
   int64_t count = 0;
   int64_t matching = 0;  // pairs with equal numbers have different senders and receivers
 };
@@ -61,6 +65,8 @@ struct BoxPair {
 struct BoxMoves {
   std::vector<BoxMove> moves;
   std::vector<BoxPair> pairs;  // by receiver
+  int64_t depth = 0;           // the largest of all pairs
+  int64_t busiest = 0;         // elements that a node sends or receives over the network, at most
 };
 
 // The boxes of all ranks, and the moves between them. Follows from the boxes and the nodes alone, so all ranks compute
@@ -70,7 +76,8 @@ struct Boxes {
   std::vector<Cells> outputs;                  // by rank
   std::vector<std::vector<Promise>> promises;  // by rank: a copy from any rank that has the cell
   BoxMoves direct;                             // each rank gets its own cells
-  BoxMoves relayed;                            // each node gets a cell once over the network
+  BoxMoves chains;                             // each node gets a cell once over the network; see MakeBoxes()
+  BoxMoves trees;                              // the same; none if no rank forwards in `chains`
   int64_t shortest_run = 0;                    // of all cells with elements; 0: there are none
   bool contiguous_outputs = true;              // each output lies in memory in its logical order
 
@@ -82,8 +89,13 @@ struct Boxes {
 
 // Fails if the boxes are not valid, or if no source has an element of a destination. A rank that owns a cell keeps its
 // own. For the others, the cells with the fewest owners come first, then the largest ones; each gets the owner of its
-// node, then the one that has sent least. This spreads the load over the owners. Where ranks of a node relay cells, the
-// one that has received least gets the cell.
+// node, then the one that has sent least. This spreads the load over the owners.
+//
+// In `chains` and `trees`, the rank of a node that has received least gets the cell, and the first node that wants a
+// cell gets it from an owner. In `chains`, a node that gets a cell can send it on at once. So further nodes get it from
+// an owner while its node sends no more than the node receives that lacks most; after that, from the node that has sent
+// least. Copies of an array follow a chain. In `trees`, a node can send a cell once it has all of it, and the node that
+// ends first sends it. Copies of an array follow a binomial tree.
 //
 // `input_shape`, `output_shape`: of the arrays that hold the boxes, by dimension. Empty: the arrays are the boxes.
 StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources, const std::vector<Box>& destinations,

@@ -46,8 +46,12 @@ def values():
             jaxcomm.reshard(array, over(jax.devices(), P()), algorithm="xla", timeout_s=1)
             raise AssertionError("XLA's collectives have no limit")
     x = np.arange(960 * 1200, dtype=np.int32).reshape(960, 1200)  # read in place, and in chunks
-    for spec, wanted in ((P("a"), P(None, "a")), (P(None, "a"), P())):
-        source, target = over(jax.devices(), spec), over(jax.devices()[::-1], wanted)
+    devices = jax.devices()
+    columns = P(None, "a")
+    pairs = [(over(devices, P("a")), over(devices[::-1], columns)), (over(devices, columns), over(devices[::-1], P()))]
+    # Hosts forward chunks, in place and strided: whole copies to all others, and of halves to all.
+    pairs += [(over(devices[:1], P()), over(devices[1:], P())), (over(devices[:2], columns), over(devices, P()))]
+    for source, target in pairs:
         resharding.check(jaxcomm.reshard(resharding.place(x, source), target), x, target)
     if jax.process_count() == 2:
         roles()

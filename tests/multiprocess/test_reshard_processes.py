@@ -40,8 +40,8 @@ def run(what, processes, nodes=1, devices=2, dead=(), **more):
 
 @pytest.mark.parametrize(
     ("processes", "nodes", "devices", "single_copy"),
-    [(2, 1, 4, "1"), (4, 2, 2, "1"), pytest.param(4, 1, 2, "0", marks=pytest.mark.full),
-     pytest.param(3, 3, 2, "1", marks=pytest.mark.full)],
+    [(2, 1, 4, "1"), (4, 2, 2, "1"), (3, 3, 2, "1"), pytest.param(4, 1, 2, "0", marks=pytest.mark.full),
+     pytest.param(4, 4, 1, "1", marks=pytest.mark.full)],
 )  # fmt: skip
 def test_every_shard_has_the_right_elements(processes, nodes, devices, single_copy, request):
     seeds = "1" if request.config.getoption("--size") == "default" else "12"

@@ -30,23 +30,28 @@ struct Relay {
 };
 
 struct Message {
+  int64_t pair = 0;
   int32_t from = 0;
   int32_t to = 0;
   int64_t number = 0;  // among those of the pair
-  int64_t round = 0;
-  int64_t matching = 0;  // of the pair
+  int64_t round = 0;   // in which it is received
+  int64_t depth = 0;   // of the pair
+  int64_t matching = 0;
   std::vector<Piece> pieces;
   int64_t slot = -1;  // where it lands in the receiver's scratch; -1: in the output, as one piece
   std::vector<Relay> relays;
-  bool grants = false;  // the receiver signals that the sender may send another one
-  int64_t signal = 0;   // that says that the message has come, to its receiver or this reader: see NumberSignals()
+  bool forwarded = false;  // the receiver sends it on
+  bool grants = false;     // the receiver signals that the sender may send another one
+  int64_t signal = 0;      // that says that the message has come, to its receiver or this reader: see NumberSignals()
 
   const Relay* RelayTo(int32_t reader) const {
     const auto relay =
         std::find_if(relays.begin(), relays.end(), [&](const Relay& other) { return other.reader == reader; });
     return relay == relays.end() ? nullptr : &*relay;
   }
-  bool Signals() const { return slot >= 0 || grants || !relays.empty(); }
+  bool Signals() const { return slot >= 0 || forwarded || grants || !relays.empty(); }
+  // A forwarded message is sent in the round in which it has come, others kCredits rounds before they are received.
+  int64_t sent() const { return round - (depth > 0 ? 1 : kCredits); }
   int64_t count() const {
     int64_t count = 0;
     for (const Piece& piece : pieces) count += piece.count;
@@ -59,16 +64,24 @@ struct Message {
 // has the same part of all transfers, and the busiest link is busy from the first round to the last. This is the
 // schedule of Gonzalez and Sahni (J. ACM 23(4), 1976) for an open shop with preemption: in a round, messages follow
 // matchings. Rounds have no barrier: a sender waits only for the receiver of its fourth last message.
+//
+// A rank forwards the messages of a round while it receives those of the next one: k messages through a chain of R
+// ranks take k + R - 1 rounds.
 class Network {
  public:
   Network(const Request& request, const BoxMoves& moves, int32_t rank)
       : boxes_(*request.boxes), geometry_(request.geometry), chunk_count_(request.chunk_count), rank_(rank) {
-    for (const BoxPair& pair : moves.pairs) rounds_ = std::max(rounds_, NumChunks(pair.count, chunk_count_));
-    std::map<std::pair<int32_t, int32_t>, std::vector<Piece>> cells;  // by receiver and sender
-    std::map<int32_t, std::vector<BoxMove>> relays;                   // by receiver, then by its output
-    std::set<int32_t> relaying;                                       // receivers from which this rank reads
+    int64_t depth = 0;
+    for (const BoxPair& pair : moves.pairs) {
+      own_rounds_ = std::max(own_rounds_, NumChunks(pair.count, chunk_count_));
+      depth = std::max(depth, pair.depth);
+    }
+    rounds_ = own_rounds_ + depth;
+    std::map<int64_t, std::vector<Piece>> cells;     // by pair
+    std::map<int32_t, std::vector<BoxMove>> relays;  // by receiver, then by its output
+    std::set<int32_t> relaying;                      // receivers from which this rank reads
     for (const BoxMove& move : moves.moves) {
-      if (!move.relayed) continue;
+      if (!move.relayed || move.pair >= 0) continue;
       relays[move.from].push_back(move);
       if (move.to == rank) relaying.insert(move.from);
     }
@@ -77,18 +90,19 @@ class Network {
                        [](const BoxMove& a, const BoxMove& b) { return a.from_offset < b.from_offset; });
     }
     for (const BoxMove& move : moves.moves) {
-      if (move.relayed || CanRead(geometry_, move.to, move.from)) continue;
+      if (move.pair < 0) continue;
       if (move.from == rank || move.to == rank || relaying.count(move.to) > 0) {
-        cells[{move.to, move.from}].push_back({move.from_offset, move.to_offset, move.count});
+        cells[move.pair].push_back({move.from_offset, move.to_offset, move.count});
       }
     }
     int64_t slots = 0;
     int32_t receiver = -1;
-    for (const BoxPair& pair : moves.pairs) {
+    for (size_t i = 0; i < moves.pairs.size(); ++i) {
+      const BoxPair& pair = moves.pairs[i];
       if (std::exchange(receiver, pair.to) != pair.to) slots = 0;
       const int64_t num_messages = NumChunks(pair.count, chunk_count_);
-      const auto found = cells.find({pair.to, pair.from});
-      if (found != cells.end()) AddMessages(pair, std::move(found->second), slots, relays[pair.to]);
+      const auto found = cells.find(static_cast<int64_t>(i));
+      if (found != cells.end()) AddMessages(pair, found->first, std::move(found->second), slots, relays[pair.to]);
       slots += std::min(kCredits, num_messages) * MaxChunk(pair.count, num_messages);
       if (pair.to == rank) receive_slots_ = slots;
     }
@@ -99,11 +113,12 @@ class Network {
   // All steps of the rank. `read` adds those that need no message.
   template <typename Read>
   void AddSteps(const Read& read, Builder& plan) {
-    for (int64_t round = 0; round < std::min(kCredits, rounds_); ++round) Send(round, plan);
+    for (int64_t round = 0; round < std::min(kCredits, rounds_); ++round) Send(round, false, plan);
     read();
     for (int64_t round = 0; round < rounds_; ++round) {
       Receive(round, plan);
-      Send(round + kCredits, plan);
+      Send(round + 1, true, plan);
+      Send(round + kCredits, false, plan);
     }
   }
 
@@ -115,7 +130,8 @@ class Network {
     return {message.round, message.matching, message.to};
   }
 
-  void AddMessages(const BoxPair& pair, std::vector<Piece> cells, int64_t first_slot,
+  // The cells of a pair are in the order of the array, so all pairs along a chain have the same messages.
+  void AddMessages(const BoxPair& pair, int64_t index, std::vector<Piece> cells, int64_t first_slot,
                    const std::vector<BoxMove>& relays) {
     std::sort(cells.begin(), cells.end(), [](const Piece& a, const Piece& b) { return a.to_offset < b.to_offset; });
     const int64_t num_messages = NumChunks(pair.count, chunk_count_);
@@ -124,11 +140,14 @@ class Network {
     int64_t skipped = 0;  // elements of cells[at] that earlier messages have
     for (int64_t number = 0; number < num_messages; ++number) {
       Message message;
+      message.pair = index;
       message.from = pair.from;
       message.to = pair.to;
       message.number = number;
-      message.round = number * rounds_ / num_messages;
+      message.round = number * own_rounds_ / num_messages + pair.depth;
+      message.depth = pair.depth;
       message.matching = pair.matching;
+      message.forwarded = pair.forwarded;
       message.grants = number + kCredits < num_messages;
       for (int64_t left = Subrange({0, pair.count}, num_messages, number).count; left > 0;) {
         const Piece& cell = cells[at];
@@ -181,9 +200,9 @@ class Network {
     std::vector<Signal> signals;
     for (Message& message : messages_) {
       if (message.to == rank_ && message.Signals()) {
-        signals.push_back({message.from, message.round - kCredits, 1, &message.signal});
+        signals.push_back({message.from, message.sent(), message.depth > 0 ? 1 : 2, &message.signal});
       } else if (message.from == rank_ && message.grants) {
-        std::vector<int64_t>& grants = grants_[message.to];
+        std::vector<int64_t>& grants = grants_[message.pair];
         grants.resize(static_cast<size_t>(message.number) + 1);
       } else if (message.RelayTo(rank_) != nullptr) {
         signals.push_back({message.to, message.round, 0, &message.signal});
@@ -191,7 +210,7 @@ class Network {
     }
     for (const Message& message : messages_) {
       if (message.from != rank_ || !message.grants) continue;
-      signals.push_back({message.to, message.round, 0, &grants_[message.to][static_cast<size_t>(message.number)]});
+      signals.push_back({message.to, message.round, 0, &grants_[message.pair][static_cast<size_t>(message.number)]});
     }
     std::stable_sort(signals.begin(), signals.end(), [](const Signal& a, const Signal& b) {
       return std::tie(a.from, a.round, a.stage) < std::tie(b.from, b.round, b.stage);
@@ -211,18 +230,23 @@ class Network {
     for (int64_t& waits = waits_[peer]; waits < signal; ++waits) plan.Wait(peer);
   }
 
-  void Send(int64_t round, Builder& plan) {
+  void Send(int64_t round, bool relayed, Builder& plan) {
+    const auto source = [&](const Piece& piece) {
+      return relayed ? plan.Output(piece.from_offset) : plan.Input(piece.from_offset);
+    };
     ForEach(round, [&](const Message& message) {
-      if (message.from != rank_) return;
+      if (message.from != rank_ || (message.depth > 0) != relayed) return;
       const int32_t to = message.to;
-      if (message.number >= kCredits) WaitFor(to, grants_[to][static_cast<size_t>(message.number - kCredits)], plan);
+      if (message.number >= kCredits) {
+        WaitFor(to, grants_[message.pair][static_cast<size_t>(message.number - kCredits)], plan);
+      }
       const Piece& first = message.pieces[0];
-      Place data = plan.Input(first.from_offset);
+      Place data = source(first);
       if (message.pieces.size() > 1) {
         data = plan.Scratch(receive_slots_);
         int64_t packed = data.offset;
         for (const Piece& piece : message.pieces) {
-          plan.Move(plan.Input(piece.from_offset), plan.Scratch(packed), piece.count);
+          plan.Move(source(piece), plan.Scratch(packed), piece.count);
           packed += piece.count;
         }
       }
@@ -262,11 +286,12 @@ class Network {
   const Geometry& geometry_;
   const int64_t chunk_count_;
   const int32_t rank_;
+  int64_t own_rounds_ = 0;  // of each pair
   int64_t rounds_ = 0;
   std::vector<Message> messages_;
   int64_t receive_slots_ = 0;  // elements of scratch for messages
   int64_t packed_count_ = 0;   // elements of scratch behind them, for the message that the rank sends next
-  std::map<int32_t, std::vector<int64_t>> grants_;  // by receiver and message: number of its signal to this rank
+  std::map<int64_t, std::vector<int64_t>> grants_;  // by pair and message: number of the receiver's signal to this rank
   std::map<int32_t, int64_t> waits_;                // by peer: so far
 };
 
@@ -296,9 +321,16 @@ Plan BuildReshard(const Request& request, int32_t rank, const BoxMoves& moves) {
 Plan DirectReshard(const Request& request, int32_t rank) { return BuildReshard(request, rank, request.boxes->direct); }
 
 // Hierarchical: a cell that several ranks of a node lack crosses the network once. One of them gets it, and the others
-// read it there, message by message. Zhuang et al., MLSys 2023, arXiv:2211.05322, broadcast between meshes in this way.
+// read it there, message by message. Nodes forward cells that an owner would have to send too often: along chains, or
+// along trees if the time of a link is short for the length of the chains. Zhuang et al., MLSys 2023, arXiv:2211.05322,
+// broadcast between meshes along a chain.
 Plan HierarchicalReshard(const Request& request, int32_t rank) {
-  return BuildReshard(request, rank, request.boxes->relayed);
+  const Boxes& boxes = *request.boxes;
+  const auto rounds = [&](const BoxMoves& moves) {
+    return NumChunks(moves.busiest, request.chunk_count) + moves.depth;
+  };
+  const bool of_trees = boxes.chains.depth > 0 && rounds(boxes.trees) < rounds(boxes.chains);
+  return BuildReshard(request, rank, of_trees ? boxes.trees : boxes.chains);
 }
 
 }  // namespace
@@ -307,7 +339,7 @@ template <>
 const std::vector<Algorithm>& Table<Collective::kReshard>() {
   static const std::vector<Algorithm> table = {
       {"direct", "Thakur, Choudhary, Ramanujam, IEEE TPDS 7(6), 1996", kAnyGeometry, DirectReshard},
-      {"hierarchical", "Zhuang et al., MLSys 2023, arXiv:2211.05322", kSeveralNodes, HierarchicalReshard},
+      {"hierarchical", "Zhuang et al., MLSys 2023, arXiv:2211.05322", kNetworkOfNodes, HierarchicalReshard},
   };
   return table;
 }
