@@ -33,15 +33,13 @@ TESTS = {
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
     "jaxcomm/_processes/bootstrap.py": [
         "tests/test_distributed.py",
-        "tests/multiprocess/test_placement.py",
         LOWERING_FOR_CUDA,
         "tests/multiprocess/test_launchers.py",
     ],
-    "jaxcomm/_processes/kv_store.py": ["tests/test_distributed.py", "tests/multiprocess/test_placement.py"],
+    "jaxcomm/_processes/kv_store.py": ["tests/test_distributed.py"],
     "jaxcomm/_processes/launchers.py": ["tests/test_initialize.py"],
     "jaxcomm/_processes/placement.py": [
         "tests/test_distributed.py",
-        "tests/multiprocess/test_placement.py",
         "tests/multiprocess/test_compilation_cache.py",
     ],
     "jaxcomm/distributed.py": ["tests/test_initialize.py", "tests/test_distributed.py"],
