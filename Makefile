@@ -214,12 +214,8 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
 	$(BIN)/ctest --test-dir build/thread --parallel $(NATIVE_TESTS_AT_ONCE) -LE full --output-on-failure --output-junit ctest.xml
 
-$(VENV)/mutation: $(VENV)/test-deps
-	$(PIP) --group mutation
-	touch $@
-
 # Mutation testing: puts mistakes into the sources, one at a time, and runs the tests (tests/mutation/README.md).
-mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/installed
+mutants: setup $(VENV)/test-deps $(CUDA_WHEELS)/installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
 
 # These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md).

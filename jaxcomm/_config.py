@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Variables of the build and of tests: no settings of the library.
-_OF_TOOLS = ("JAXCOMM_BENCHMARK_", "JAXCOMM_CUDA", "JAXCOMM_MUTANT", "JAXCOMM_TEST_")
+_OF_TOOLS = ("JAXCOMM_BENCHMARK_", "JAXCOMM_CUDA", "JAXCOMM_TEST_")
 ALL, EACH = "all processes alike", "each process alone"
 LONGEST_S = 1e9  # limits of threads and of the operating system overflow not far above
 

@@ -9,14 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+
+from jaxcomm import recorder
 
 ROUNDS = [0, *(pytest.param(i, marks=pytest.mark.stress) for i in range(1, 20))]
 TIMEOUT_S = 3  # JAXCOMM_TIMEOUT_S of the processes
 # Dead ranks are detected within 2 s, or later on a busy machine, independently of the time limit, which is longer.
 PROMPT_S = 25
 LONG = {"JAXCOMM_TIMEOUT_S": "60"}
+# Processes whose programs differ get an error after JAXCOMM_WARN_S.
+SOON = {**LONG, "JAXCOMM_WARN_S": "0.6"}
 SLACK_S = 25  # for a busy machine
 DEADLINE_S = 120  # to start, on a busy machine
 SCRIPT = pathlib.Path(__file__).with_name("multiprocess") / "failing.py"
@@ -42,8 +47,8 @@ def environment(rank, processes, coordinator, **more):
 class Rank:
     """One process in a session of its own, with its output as it arrives."""
 
-    def __init__(self, process):
-        self.process = process
+    def __init__(self, process, folder=None):
+        self.process, self.folder = process, folder
         self.said, self.errors = queue.Queue(), []
         self._threads = [
             threading.Thread(target=self._listen, daemon=True),
@@ -90,3 +95,25 @@ def finish(ranks):
         rank.go_on()
     for rank in ranks:
         assert rank.process.wait(DEADLINE_S) == 0, "".join(rank.errors)
+
+
+def analyzed(ranks, expected, **options):
+    """Waits for the verdict on the files of the flight recorder. Before it, the processes have not come so far.
+
+    expected: verdict, processes that cause it (None: any may have noticed it), ranks behind, part of the text.
+    """
+    verdict, processes, behind, part = expected
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            report = recorder.analyze(ranks[0].folder, window_s=1.0, **options)
+        except FileNotFoundError as error:
+            report = error
+        else:
+            first = report.findings[0]
+            found = first.verdict.value, first.processes, tuple(sorted(first.behind))
+            right = found == (verdict, processes, behind) or (processes is None and found[0] == verdict)
+            if right and part in str(report):
+                return report
+        assert time.monotonic() < deadline, str(report)
+        time.sleep(0.2)

@@ -183,7 +183,7 @@ def test_a_process_with_another_version(world):
         bootstrap.connect([0])
 
 
-def test_the_first_value_is_agreed_on(world):
+def test_the_first_value_is_agreed_on(world, monkeypatch):
     at = world("aa")
     assert kv_store.kv_agree("color", "red") == "red"
     assert kv_store.kv_agree("color", "blue") == "red"
@@ -191,6 +191,8 @@ def test_the_first_value_is_agreed_on(world):
     with pytest.raises(RuntimeError, match=r"^jaxcomm: no process has set shape within 0\.25 s: DEADLINE"):
         kv_store.kv_wait("shape", 0.25)
     assert at.store.asked["jaxcomm/shape"] == 250
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    assert kv_store.kv_agree("color", "blue") == "blue"
 
 
 def test_a_store_that_does_not_answer(world, monkeypatch):
@@ -276,6 +278,8 @@ def test_topology_of_several_nodes(world, monkeypatch):
         ("aabb", [0, 1, 2, 3], [[0, 1], [2, 3]], ([0, 1, 2, 3], None), [0]),
         ("aabb", [0, 1, 2, 3, 0, 1], [[0, 1, 2, 3, 4, 5]], ([0, 1, 2, 3, 0, 1], 1), [0, 2, 3]),
         ("aabb", [0, 1, 2, 3, 0, 2], [[0, 1], [4, 5]], ([0, 1, 0, 2], 1), [0]),  # of one node, and of two
+        ("aaab", [0, 1, 2, 3], [[0, 1, 2, 3]], ([0, 1, 2, 3], 1), [0, 2, 3]),  # nodes of three ranks and of one
+        ("ab", [0, 0, 1, 1], [[3, 2, 1, 0]], ([1, 1, 0, 0], 2), [0]),
     ],
 )
 def test_placement_of_groups(world, nodes, processes, rows, expected, connected):

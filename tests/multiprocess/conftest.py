@@ -1,8 +1,10 @@
 """Processes on this host that run failing.py."""
 
 import os
+import pathlib
 import socket
 import subprocess
+import tempfile
 
 import pytest
 from ranks import PIPES, Rank, argv, environment
@@ -14,18 +16,20 @@ def shared_files():
 
 
 @pytest.fixture
-def start():
+def start(tmp_path):
+    """Starts processes, whose recorder writes to a folder of their own."""
     ranks = []
 
     def start(scenarios, processes, nodes="", **more):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        started = []
+        started, folder = [], pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
         for rank in range(processes):
             node = {"JAXCOMM_NODE_ID": nodes[rank]} if nodes else {}
-            env = environment(rank, processes, f"127.0.0.1:{port}", **node, **more)
-            started.append(Rank(subprocess.Popen(argv(scenarios), env=env, text=True, start_new_session=True, **PIPES)))
+            env = environment(rank, processes, f"127.0.0.1:{port}", JAXCOMM_RECORDER=str(folder), **node, **more)
+            process = subprocess.Popen(argv(scenarios), env=env, text=True, start_new_session=True, **PIPES)
+            started.append(Rank(process, folder))
         ranks.extend(started)
         return started
 

@@ -24,18 +24,17 @@ import numpy as np
 import recorder_failing
 import reshard_failing
 from acknowledged import acknowledged_bytes
+from attempts import SHORT_S, VICTIM, attempt, kill, limit, others_are_late, program, say, stop
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from listening import listening_ports
 
 import jaxcomm
-from jaxcomm._processes import kv_store
+from jaxcomm._processes import bootstrap, kv_store
 
 if "STARTED" in os.environ:  # every sum is started and done
     jaxcomm.psum = lambda x, axis: jaxcomm.psum_start(x, axis).done(after=x * 2)
 SCENARIOS = {"meshes_of_different_devices": meshes_failing.meshes_of_different_devices, **recorder_failing.SCENARIOS}
-VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
 
 
 def scenario(function):
@@ -43,49 +42,23 @@ def scenario(function):
     return function
 
 
-def say(what, **more):
-    print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
-
-
-def program(body, processes=None):
-    """Returns a function that runs body(block) on every device of the processes, with a row per device, and waits."""
-    devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
-    mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
-
-    def run(rows=None):
-        if rows is None:
-            rows = np.arange(len(devices) * 8.0).reshape(-1, 8)
-        x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("i")), lambda index: rows[index])
-        return jax.block_until_ready(f(x))
-
-    return run
-
-
 def psum(x):
     return jaxcomm.psum(x, "i")
 
 
-def attempt(run):
-    """Runs a call that should fail. The error comes after the call has returned, so program() waits for the result."""
-    try:
-        run()
-    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        say("error", text=str(error))
-        if "WAITS" in os.environ:
-            sys.stdin.readline()
-    else:
-        say("no error")
-
-
 def victim_does(action, victim=VICTIM, op=psum):
     """op; the victim first runs action() in the middle of the program."""
-    first = threading.Lock()  # of the devices
+    first, turn = threading.Lock(), threading.Lock()  # of the devices
 
     def act(_):
-        if jax.process_index() == victim and first.acquire(blocking=False):
-            say("acts")
-            action()
+        if jax.process_index() == victim:
+            if first.acquire(blocking=False):
+                say("acts")
+                action()
+        elif action is stop:
+            with turn:
+                if first.acquire(blocking=False):
+                    others_are_late()
         return np.float32(0)
 
     def culprit(x):
@@ -93,15 +66,6 @@ def victim_does(action, victim=VICTIM, op=psum):
         return op(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
 
     return program(culprit)
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop():
-    """Stops the process before this thread goes on. A signal to the process may reach another thread first, later."""
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 @scenario
@@ -152,8 +116,7 @@ def wrong_routing():
 def tampered_routings():
     for arguments in moe_failing.TAMPERED:
         attempt(program(functools.partial(moe_failing.tampered, **arguments)))
-        works(range(jax.process_count()))
-    say("all work")
+        works_again()
 
 
 @scenario
@@ -165,8 +128,7 @@ def moe_of_different_numbers():
         numbers = {**first, name: other} if jax.process_index() == 1 else first
         for algorithm in ("one_shot", "direct"):
             attempt(program(functools.partial(moe_failing.layer, algorithm=algorithm, **numbers)))
-            works(range(jax.process_count()))
-    say("all work")
+            works_again()
 
 
 @scenario
@@ -207,6 +169,8 @@ def killed_during_bootstrap():
     if jax.process_index() == VICTIM:
         say("acts")
         kill()
+    bootstrap.read_records(p for p in range(jax.process_count()) if p != VICTIM)
+    limit(SHORT_S)
     attempt(lambda: program(psum)())
     survivors_work()
 
@@ -217,8 +181,9 @@ def coordinator_killed_during_bootstrap():
     if jax.process_index() == VICTIM:
         say("acts")
         kill()
-    attempt(lambda: program(psum)())
-    attempt(lambda: program(psum, [1, 2])())
+    for processes in None, [1, 2]:
+        limit(SHORT_S)
+        attempt(lambda processes=processes: program(psum, processes)())
 
 
 def large_data_move():
@@ -242,18 +207,29 @@ def killed_while_reshard_runs():
 
 @scenario
 def stopped_while_reshard_runs():
-    acts_while(reshard_failing.resharding_runs(), lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    def late():
+        others_are_late()
+        before = len(reshard_failing.ROUNDS)
+        while SHORT_S and len(reshard_failing.ROUNDS) == before:
+            time.sleep(0.01)  # the waits of this round have begun without the limit
+        say("has a limit")
+
+    run = reshard_failing.resharding_runs()
+    acts_while(run, lambda: os.kill(os.getpid(), signal.SIGSTOP), late)
 
 
-def acts_while(run, action):
-    """The victim acts after a few seconds of the run, which fails in all processes."""
+def acts_while(run, action, before=lambda: None):
+    """The victim acts after a second of the run, which fails in all processes."""
 
     def act():
-        say("acts")
-        action()
+        before()
+        if jax.process_index() == VICTIM:
+            if SHORT_S:
+                sys.stdin.readline()  # until all have their limit
+            say("acts")
+            action()
 
-    if jax.process_index() == VICTIM:
-        threading.Timer(3.0, act).start()
+    threading.Timer(1.0, act).start()
     attempt(run)
 
 
@@ -308,6 +284,7 @@ def stopped_while_its_data_lands():
         stop()
         sender.join()
     else:
+        limit(SHORT_S)
         attempt(send)
     attempt(program(psum))
     works([jax.process_index()])
@@ -459,7 +436,9 @@ def different_trip_counts():
 @scenario
 def different_numbers_of_runs():
     run = program(psum)
-    for _ in range(3 - jax.process_index()):
+    for number in range(3 - jax.process_index()):
+        if number == 2:
+            others_are_late()
         attempt(run)
 
 

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 
+ROUNDS = []  # of resharding_runs() in this process
 NUMBERS = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
 
@@ -36,6 +37,7 @@ def resharding_runs():
         moved = x
         while True:
             moved = there_and_back(moved)
+            ROUNDS.append(1)
 
     there_and_back(x)
     return run

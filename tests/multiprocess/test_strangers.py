@@ -6,7 +6,7 @@ import re
 import socket
 
 import pytest
-from ranks import ROUNDS, finish
+from ranks import ROUNDS, analyzed, finish
 
 pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", ROUNDS)]
 
@@ -53,6 +53,7 @@ def test_unknown_clients_change_nothing(start, round_):
     for forger in forgers:
         for call in ("psum at failing.py:", "psum at failing.py:", "reshard at jaxcomm.reshard"):
             assert call in forger.wait_for("error")["text"]
+    analyzed(forgers, ("cut link", (0, 1), (2, 3), "gets nothing from process 1"))  # their messages are refused
     finish(forgers)
     for rank in ranks:
         rank.go_on()

@@ -1,66 +1,94 @@
 """Runs mutation testing and reports which mutants the tests catch. See README.md in this folder."""
 
 import argparse
+import collections
+import csv
 import pathlib
-import subprocess
+import re
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mutation import cxx, hand, python, record, sample, trees
+from mutation import mutants, runner
 
-KINDS = ("cxx", "python", "hand")
+FOLDERS = (*mutants.CXX_TESTS, "jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/moe", "models/lm", "models/moe")
+SLOW = re.compile(r"test_cuda_|multiprocess|hosts|models|:")  # tests that take long to build or to run
+# For continuous integration: of each kind, the share of the mutants, and the folders.
+SAMPLE = {
+    "cxx": (0.5, ("ffi/plan", "ffi/cpu", "ffi/transport", "ffi/recorder")),
+    "python": (0.3, ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul")),
+    "hand": (0.2, ()),
+}
+SAMPLE_S = 900
+FILES = 3  # of one folder. Half of the mutants of a single file may be equivalent.
 
 
-def commit():
-    """The hash of HEAD."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=trees.ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def chosen(found, seed):
+    return sorted(found, key=lambda m: mutants.order(seed, m.file, m.old, m.new, m.name))
+
+
+def sample(seed):
+    """Lists of the mutants of each kind, with their number as a share. Those without a result are replaced."""
+    for kind, (share, folders) in SAMPLE.items():
+        if kind == "hand":
+            quick = [
+                m
+                for m in mutants.by_hand()
+                if not SLOW.search(m.tests) and (m.file[:4], ".py" in m.tests) != ("ffi/", True)
+            ]
+            yield kind, share, chosen(quick, seed)
+            continue
+        (folder, *_) = sorted(folders, key=lambda name: mutants.order(seed, name))
+        every = [m for m in mutants.of_folder(folder) if m.tests and not SLOW.search(m.tests)]
+        files = sorted({m.file for m in every}, key=lambda name: mutants.order(seed, name))[:FILES]
+        # The folder's own programs.
+        own = [m._replace(tests=m.tests.split()[0]) if kind == "cxx" else m for m in every if m.file in files]
+        yield kind, share, chosen(own, seed)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=KINDS, help="only mutants of this kind")
+    parser.add_argument("--kind", choices=SAMPLE, help="only mutants of this kind")
     parser.add_argument("--folder", action="append", help="a folder of sources, for example ffi/plan; may be repeated")
-    parser.add_argument("--all", action="store_true", help="all generated mutants, instead of a sample of each folder")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, of four files and by hand")
-    parser.add_argument("--per-folder", type=int, default=60, metavar="N", help="generated mutants of each folder")
-    parser.add_argument("--seed", help="of the selection; default: 1, with --sample the hash of HEAD")
-    parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")
-    parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and tests")
+    parser.add_argument("--count", type=int, default=60, help="generated mutants of each folder; 0: all")
+    parser.add_argument("--sample", type=int, metavar="N", help="N mutants of some files and by hand, in 15 minutes")
+    parser.add_argument("--seed", default="1", help="of the selection")
+    parser.add_argument("--match", default="", help="only mutants whose 'file:line: name' contains this text")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and native tests")
     options = parser.parse_args()
-    count = 0 if options.all else options.per_folder
-    folders = options.folder or [*cxx.TESTS, *python.FOLDERS]
-    results, unjudged = [], []
+    end = time.monotonic() + SAMPLE_S if options.sample else float("inf")
     if options.sample:
-        seed = options.seed or commit()
-        print(f"{options.sample} mutants, chosen by {seed}", flush=True)
-        results = sample.run(options.sample, seed, options.jobs, options.only)
-        record.write(results, trees.BUILD / "results.csv")
-        for result in record.missed(results):
-            print(record.describe(result))
-        print(record.table(results))
-        return 0 if record.sample_passes(results) else 1
-    seed = options.seed or "1"
-
-    for folder in folders:
-        if folder in cxx.TESTS and options.only in (None, "cxx"):
-            results += cxx.run(folder, count, seed, options.jobs, options.match)
-        elif folder in python.FOLDERS and options.only in (None, "python"):
-            results += python.run(folder, count, seed, options.jobs, options.match)
-        record.write(results, trees.BUILD / "results.csv")
-    if options.only in (None, "hand"):
-        folders = options.folder or {hand.folder(mutant) for mutant in hand.mistakes()}
-        found, unjudged = hand.run(hand.choose(seed, folders, options.match), options.jobs)
-        results += found
-        record.write(results, trees.BUILD / "results.csv")
-    missed = record.missed(results)
-    for result in missed:
-        print(record.describe(result))
-    for mutant in unjudged:
-        print(f"{mutant.file}: no result: {mutant.name}")
-    print(record.table(results))
-    return 1 if missed or unjudged else 0
+        parts = [(round(options.sample * share), found) for _, share, found in sample(options.seed)]
+    else:
+        parts = [(options.count, chosen(mutants.of_folder(name), options.seed)) for name in options.folder or FOLDERS]
+        parts.append((0, mutants.by_hand()))
+    results, run = [], runner.Runner(jobs=options.jobs)
+    run.copy()
+    for count, found in parts:
+        found = [m for m in found if options.kind in (None, m.kind) and options.match in f"{m.place}: {m.name}"]
+        if options.folder:
+            found = [m for m in found if m.file.startswith(tuple(options.folder))]
+        judged = 0
+        for mutant in found:
+            if (count and judged == count) or time.monotonic() > end:
+                break
+            result = run.judge(mutant)
+            judged += result is not None
+            if result:
+                results.append((mutant, result))
+                print(
+                    f"{result:<9}  {mutant.place}: {mutant.name}: {mutant.old[:50]!r} -> {mutant.new[:50]!r}",
+                    flush=True,
+                )
+    with (runner.PLACE / "results.csv").open("w", newline="") as file:
+        csv.writer(file).writerows((result, *mutant) for mutant, result in results)
+    table = collections.Counter((m.file.rpartition("/")[0], result) for m, result in results)
+    for (folder, result), number in sorted(table.items()):
+        print(f"{folder:<24} {result:<10} {number}")
+    missed = [mutant.kind for mutant, result in results if result == runner.SURVIVED]
+    allowed = sum(mutant.kind != "hand" for mutant, _ in results) / 2 if options.sample else 0
+    return 1 if not results or "hand" in missed or len(missed) > allowed else 0
 
 
 if __name__ == "__main__":
