@@ -35,7 +35,7 @@ __attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { 
 namespace jaxcomm {
 namespace {
 
-constexpr int64_t kCount = 300000;  // several chunks
+constexpr int64_t kCount = 1100000;  // several chunks, and enough to be streamed
 constexpr double kLimitS = 120;
 
 std::shared_ptr<Endpoint> Make(const std::string& name, bool shared_memory) {
