@@ -370,8 +370,8 @@ def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, sh
     plan = endpoint._plans.get(_plan_key(group, object, shardings))
     if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or not plan.is_local:
         return None
-    if endpoint._num_submitted >= endpoint.limits.transfers:  # it waits for one of them, without memory
-        return None
+    if plan.size_bytes > _SMALL_BYTES and endpoint._num_submitted >= endpoint.limits.transfers:
+        return None  # it waits for one of them, without memory
     return _Begun(endpoint, group.addresses[0], object, version if isinstance(version, int) else _LATEST, plan)
 
 
