@@ -5,10 +5,6 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "plan/boxes.h"
 
 namespace jaxcomm {
 
@@ -51,12 +47,6 @@ struct Error {
 };
 
 constexpr int64_t kLatest = -1;
-
-// A part of one of the arrays of a source or of a reader.
-struct Piece {
-  uint32_t array = 0;
-  Box box;
-};
 
 class Encoder {
  public:

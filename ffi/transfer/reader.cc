@@ -1,11 +1,18 @@
 #include "transfer/reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
+#include "cpu/copy.h"
+
 namespace jaxcomm {
+namespace {
+
+// Reads that no cache of a core holds bypass it. The slots of shared memory stay there.
+constexpr int64_t kStreamedReadBytes = 4 << 20;
+
+}  // namespace
 
 std::shared_ptr<Call> Reader::Begin(int peer, FrameKind answer, const std::string& key, int64_t version, bool counts) {
   auto call = std::make_shared<Call>();
@@ -86,11 +93,9 @@ std::shared_ptr<Call> Reader::Watch(int peer, const std::string& key, int64_t af
 }
 
 void Reader::PutRead(Call& call, const std::vector<Piece>& from, std::vector<Piece> to, Encoder* request) {
-  call.pieces = std::move(to);
-  call.next_piece = 0;
-  call.walk.reset();
+  call.walk = PieceWalk(std::move(to));
   call.received_bytes = call.total_bytes = 0;
-  for (const Piece& piece : call.pieces) {
+  for (const Piece& piece : call.walk.pieces()) {
     const StatusOr<int64_t> bytes = BytesOf(call.arrays[piece.array], piece.box);
     if (!bytes.ok()) return Finish(call, {Code::kInvalid, bytes.status().message()});
     call.total_bytes += *bytes;
@@ -174,35 +179,19 @@ void Reader::Close(int peer, uint64_t lease) {
   if (leases_.erase({peer, lease}) != 0) Send(peer, {kCloseFrame, 0, 0, lease}, "");
 }
 
-char* Reader::Next(Call& call, int64_t limit, int64_t* bytes) {
-  *bytes = 0;
-  while (true) {
-    if (!call.walk) {
-      const Piece& piece = call.pieces[call.next_piece++];
-      call.walk.emplace(call.arrays[piece.array], piece.box);
-    }
-    if (char* to = call.walk->Next(limit, bytes); *bytes > 0) return to;
-    call.walk.reset();
-  }
-}
-
 char* Reader::OnBulk(int peer, const Frame& frame) {
   const auto found = calls_.find(frame.id);
   if (found == calls_.end()) return nullptr;
   Call& call = *found->second;
   if (frame.kind != kDataFrame || call.peer != peer || frame.at != static_cast<uint64_t>(call.received_bytes) ||
-      frame.bytes > call.total_bytes - call.received_bytes) {
+      frame.bytes > call.total_bytes - call.received_bytes || frame.bytes == 0) {
     return nullptr;
   }
-  if (call.walk && call.walk->contiguous() == 0) call.walk.reset();
-  if (!call.walk && call.next_piece < call.pieces.size()) {
-    const Piece& piece = call.pieces[call.next_piece++];
-    call.walk.emplace(call.arrays[piece.array], piece.box);
-  }
-  if (!call.walk || call.walk->contiguous() < frame.bytes) return nullptr;
+  Walk& rest = call.walk.Rest(call.arrays);
+  if (rest.contiguous() < frame.bytes) return nullptr;
   int64_t bytes = 0;
   call.placing = true;
-  return call.walk->Next(frame.bytes, &bytes);
+  return rest.Next(frame.bytes, &bytes);
 }
 
 void Reader::OnOpened(Call& call, const Frame& frame, const char* payload) {
@@ -258,8 +247,8 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
   if (payload == nullptr) return;  // they are in place
   for (int64_t left = frame.bytes; left > 0;) {
     int64_t bytes = 0;
-    char* to = Next(call, left, &bytes);
-    std::memcpy(to, payload, static_cast<size_t>(bytes));
+    char* to = call.walk.Rest(call.arrays).Next(left, &bytes);
+    CopyBytes(to, payload, bytes, call.total_bytes >= kStreamedReadBytes);
     payload += bytes;
     left -= bytes;
   }

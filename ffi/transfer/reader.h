@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,9 +48,7 @@ struct Call {
 
   // Of a read: its destination.
   std::vector<StridedArray> arrays;
-  std::vector<Piece> pieces;
-  size_t next_piece = 0;
-  std::optional<Walk> walk;
+  PieceWalk walk;
   bool placing = false;  // the network writes to the destination
   std::vector<ReadSource> others;
   int64_t received_bytes = 0;
@@ -153,8 +150,6 @@ class Reader {
   bool GoOn(Call& call);  // whether the read of a lost source has begun at another one
   void Send(int peer, const Frame& frame, const std::string& payload);
   void Finish(Call& call, Error error, bool counts = true);
-  // The destination of the next bytes of a read, at most `limit`.
-  char* Next(Call& call, int64_t limit, int64_t* bytes);
   void OnOpened(Call& call, const Frame& frame, const char* payload);
 
   TcpNetwork* network_ = nullptr;

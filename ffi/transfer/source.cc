@@ -10,6 +10,7 @@ namespace jaxcomm {
 namespace {
 
 constexpr size_t kMaxPieces = 1 << 20;  // of one read
+constexpr int64_t kLongRunBytes = 64 << 10;
 
 Error CheckPages(const Exposure& exposure) {
   for (const auto& [page, generation] : exposure.expected) {
@@ -189,7 +190,8 @@ void Source::OnRead(int peer, const Frame& frame, Decoder payload) {
 }
 
 void Source::StartRead(int peer, uint64_t id, uint64_t lease, bool closes, Decoder payload) {
-  Read read{id, lease, closes, leases_[lease].exposure, {}, 0, {}, 0, 0};
+  Read read{id, lease, closes, leases_[lease].exposure, {}, 0, 0};
+  std::vector<Piece> pieces;
   uint32_t num_pieces = 0;
   bool whole = payload.Get(&num_pieces) && num_pieces <= kMaxPieces;
   for (uint32_t i = 0; whole && i < num_pieces; ++i) {
@@ -206,9 +208,10 @@ void Source::StartRead(int peer, uint64_t id, uint64_t lease, bool closes, Decod
     const StatusOr<int64_t> bytes = BytesOf(read.exposure->arrays[piece.array], piece.box);
     if (!bytes.ok()) return Refuse(peer, id, Code::kInvalid, bytes.status().message());
     if (__builtin_add_overflow(read.total_bytes, *bytes, &read.total_bytes)) whole = false;
-    read.pieces.push_back(std::move(piece));
+    pieces.push_back(std::move(piece));
   }
   if (!whole || !payload.done()) return network_->Drop(peer, "it sent a malformed request");
+  read.walk = PieceWalk(std::move(pieces));
   ++counters_.reads;
   reads_[peer].push_back(std::move(read));
   network_->SetBusy(peer, true);
@@ -243,7 +246,7 @@ void Source::OnCancel(int peer, uint64_t id) {
 }
 
 bool Source::IsReady(const Read& read) const {
-  return std::all_of(read.pieces.begin(), read.pieces.end(),
+  return std::all_of(read.walk.pieces().begin(), read.walk.pieces().end(),
                      [&](const Piece& piece) { return read.exposure->ready[piece.array]; });
 }
 
@@ -255,16 +258,8 @@ Error Source::Check(const Read& read) const {
 
 void Source::Pack(Read& read, char* to, int64_t bytes) {
   while (bytes > 0) {
-    if (!read.walk) {
-      const Piece& piece = read.pieces[read.next_piece++];
-      read.walk.emplace(read.exposure->arrays[piece.array], piece.box);
-    }
     int64_t run = 0;
-    const char* from = read.walk->Next(bytes, &run);
-    if (run == 0) {
-      read.walk.reset();
-      continue;
-    }
+    const char* from = read.walk.Rest(read.exposure->arrays).Next(bytes, &run);
     std::memcpy(to, from, static_cast<size_t>(run));
     to += run;
     bytes -= run;
@@ -278,11 +273,15 @@ void Source::OnRoom(int peer) {
   if (ready == reads.end()) return network_->SetBusy(peer, false);
   Read& read = *ready;
   Error error = Check(read);
-  const int64_t bytes = std::min<int64_t>(read.total_bytes - read.sent_bytes, kMaxBulkBytes);
+  int64_t bytes = std::min<int64_t>(read.total_bytes - read.sent_bytes, kMaxBulkBytes);
   if (error.ok() && bytes > 0) {
+    Walk& rest = read.walk.Rest(read.exposure->arrays);
+    // A long run is a frame of its own: neither side packs it.
+    if (rest.contiguous() >= std::min(bytes, kLongRunBytes)) bytes = std::min(bytes, rest.contiguous());
+    const char* payload = rest.contiguous() >= bytes ? rest.Next(bytes, &bytes) : nullptr;
     network_->SendBulk(peer,
                        {kDataFrame, static_cast<uint32_t>(bytes), read.id, static_cast<uint64_t>(read.sent_bytes)},
-                       [&](char* to) { Pack(read, to, bytes); });
+                       payload, [&](char* to) { Pack(read, to, bytes); });
     read.sent_bytes += bytes;
     error = Check(read);  // pages may have changed while they were packed
   }

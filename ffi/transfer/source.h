@@ -82,9 +82,7 @@ class Source {
     uint64_t lease;
     bool closes;  // the lease ends with it
     std::shared_ptr<Exposure> exposure;
-    std::vector<Piece> pieces;
-    size_t next_piece = 0;
-    std::optional<Walk> walk;
+    PieceWalk walk;
     int64_t total_bytes = 0;
     int64_t sent_bytes = 0;
   };

@@ -4,7 +4,10 @@
 // side's own: so the two may store the dimensions in another order, or hold other parts of the array.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -26,6 +29,12 @@ struct StridedArray {
 
 // The number of bytes of a box, if it lies in the array.
 StatusOr<int64_t> BytesOf(const StridedArray& array, const Box& box);
+
+// A part of one of several arrays.
+struct Piece {
+  uint32_t array = 0;
+  Box box;
+};
 
 // Copies all elements between arrays of the same sizes.
 void CopyAll(const StridedArray& from, const StridedArray& to);
@@ -58,6 +67,28 @@ class Walk {
   int64_t left_of_run_;
   char* at_ = nullptr;
   std::vector<Dimension> dimensions_;  // of runs, outermost first
+};
+
+// Walks over pieces of arrays, one after the other.
+class PieceWalk {
+ public:
+  PieceWalk() = default;
+  explicit PieceWalk(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
+
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  // The walk over what is left of the current piece. Requires that bytes are left.
+  Walk& Rest(const std::vector<StridedArray>& arrays) {
+    while (!walk_ || walk_->contiguous() == 0) {
+      const Piece& piece = pieces_[next_++];
+      walk_.emplace(arrays[piece.array], piece.box);
+    }
+    return *walk_;
+  }
+
+ private:
+  std::vector<Piece> pieces_;
+  size_t next_ = 0;
+  std::optional<Walk> walk_;
 };
 
 }  // namespace jaxcomm

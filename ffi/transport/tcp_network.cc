@@ -70,23 +70,30 @@ bool TcpNetwork::HasRoom(int peer) const {
   return c->memory == nullptr || !c->free_slots.empty();
 }
 
-void TcpNetwork::SendBulk(int peer, Frame frame, const std::function<void(char*)>& fill) {
+void TcpNetwork::SendBulk(int peer, Frame frame, const char* payload, const std::function<void(char*)>& fill) {
   Connection* c = Find(peer);
   if (c == nullptr) return;
   frame.kind |= kBulkFlag;
   Header header{frame, 0, 0, {}};
-  const bool in_slot = c->memory != nullptr && frame.bytes > kSmallBytes;
+  const bool small = frame.bytes <= kSmallBytes;
+  const bool in_slot = c->memory != nullptr && !small;
+  const auto write = [&](char* to) {
+    if (payload == nullptr) return fill(to);
+    std::memcpy(to, payload, frame.bytes);
+  };
   if (in_slot) {
     header.frame.kind |= kSlotFlag;
     header.slot = c->free_slots.back();
     c->free_slots.pop_back();
-    fill(c->memory->data() + header.slot * kMaxBulkBytes);
+    write(c->memory->data() + header.slot * kMaxBulkBytes);
   }
   const auto tag = c->TagOf(header, nullptr, c->sent++, c->client);
   std::copy(tag.begin(), tag.end(), header.tag);
   c->Put(&header, sizeof header);
-  if (!in_slot) fill(c->Extend(frame.bytes));
   traffic_[c->memory != nullptr ? 1 : 0].sent_bytes += frame.bytes;
+  if (in_slot) return Flush(*c);
+  if (payload != nullptr && !small) return Flush(*c, payload, frame.bytes);
+  write(c->Extend(frame.bytes));
   FlushSoon(*c, frame.bytes);
 }
 
@@ -133,12 +140,12 @@ void TcpNetwork::Watch(Connection& c) {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, c.fd, &event);
 }
 
-void TcpNetwork::Flush(Connection& c) {
-  while (c.queued() > 0 && c.why.empty() && c.state != Connection::State::kConnecting) {
-    iovec piece = {c.out.data() + c.out_begin, c.queued()};
+void TcpNetwork::Flush(Connection& c, const char* more, size_t more_bytes) {
+  while (c.queued() + more_bytes > 0 && c.why.empty() && c.state != Connection::State::kConnecting) {
+    iovec pieces[] = {{c.out.data() + c.out_begin, c.queued()}, {const_cast<char*>(more), more_bytes}};
     msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
+    message.msg_iov = pieces;
+    message.msg_iovlen = 2;
     alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
     if (c.outgoing_fd >= 0) {
       message.msg_control = space;
@@ -156,8 +163,12 @@ void TcpNetwork::Flush(Connection& c) {
       break;
     }
     c.outgoing_fd = -1;
-    c.out_begin += static_cast<size_t>(sent);
+    const size_t queued = std::min(static_cast<size_t>(sent), c.queued());
+    c.out_begin += queued;
+    more += static_cast<size_t>(sent) - queued;
+    more_bytes -= static_cast<size_t>(sent) - queued;
   }
+  c.Put(more, more_bytes);
   Watch(c);
 }
 
@@ -243,6 +254,7 @@ void TcpNetwork::Deliver(Connection& c) {
     if (in_slot) {
       receiver_->OnFrame(c.peer, frame, c.memory->data() + c.header.slot * kMaxBulkBytes);
       Queue(c, {kSlotFreeFrame, 0, c.header.slot, 0}, nullptr);
+      Flush(c);
     } else {
       receiver_->OnFrame(c.peer, frame, c.sink == c.in.data() ? c.sink : nullptr);
     }

@@ -22,7 +22,7 @@
 
 namespace jaxcomm {
 
-constexpr size_t kMaxBulkBytes = 256 << 10;
+constexpr size_t kMaxBulkBytes = 512 << 10;  // each frame costs two tags and a call of the kernel at either side
 constexpr size_t kMaxControlBytes = 16 << 20;
 constexpr size_t kMaxNameBytes = 64;
 
@@ -87,8 +87,9 @@ class TcpNetwork {
 
   // Copies the payload. Does nothing if the peer is lost.
   void Send(int peer, Frame frame, const void* payload);
-  // `fill` writes the payload. Requires HasRoom.
-  void SendBulk(int peer, Frame frame, const std::function<void(char*)>& fill);
+  // Takes the payload from `payload` before it returns or, if that is null, from `fill`, which writes it. Requires
+  // HasRoom.
+  void SendBulk(int peer, Frame frame, const char* payload, const std::function<void(char*)>& fill);
   bool HasRoom(int peer) const;
   void SetBusy(int peer, bool busy);
   // The rest of the bulk frame that is arriving is discarded.
@@ -120,7 +121,8 @@ class TcpNetwork {
   void AcceptAll(int listener, bool local);
   int Add(int fd, bool client, bool local);
   void Queue(Connection& c, Frame frame, const void* payload);
-  void Flush(Connection& c);
+  // Sends what is queued, then `more`, and queues what the kernel does not take.
+  void Flush(Connection& c, const char* more = nullptr, size_t more_bytes = 0);
   void FlushSoon(Connection& c, uint32_t bytes);
   void Receive(Connection& c);
   // Each returns false if there is nothing more to read.

@@ -319,7 +319,7 @@ def _remember(endpoint: Endpoint, key: Any, plan: Plan) -> None:
 
 
 class _Begun:
-    """A small fetch from one writer, by the plan of an earlier one, which this thread has asked for.
+    """A fetch from one writer, by the plan of an earlier one, which this thread has asked for.
 
     Until it has ended, or has been cancelled, the endpoint writes to its arrays.
     """
@@ -330,7 +330,10 @@ class _Begun:
         self.request = endpoint._begin_open(Wanted(address, _key_of(object), version, read))
 
     def is_done(self) -> bool:
-        """Waits for a moment: another thread takes longer to begin. False: the fetch goes on, or has failed."""
+        """Waits for a moment for a small one: another thread takes longer to begin. False: the fetch goes on, or has
+        failed."""
+        if self.plan.size_bytes > _SMALL_BYTES:
+            return False
         native, read = self._endpoint._native, self.request[2]
         return bool(native.poll(read, _AT_ONCE_S) and not native.wait(read, 0.0, 0.0)[0])
 
@@ -365,10 +368,10 @@ def _cancel_begun(begun: _Begun, future: "concurrent.futures.Future[PyTree]") ->
 
 def _begin(endpoint: Endpoint, group: Group, object: str, version: int | str, shardings: PyTree) -> _Begun | None:
     plan = endpoint._plans.get(_plan_key(group, object, shardings))
-    if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or plan.size_bytes > _SMALL_BYTES:
+    if plan is None or len(plan.reads) != 1 or len(plan.reads[0]) != 1 or not plan.is_local:
         return None
-    if not plan.is_local:
-        return None
+    if plan.size_bytes > _SMALL_BYTES and endpoint._num_submitted >= endpoint.limits.transfers:
+        return None  # it waits for one of them, without memory
     return _Begun(endpoint, group.addresses[0], object, version if isinstance(version, int) else _LATEST, plan)
 
 

@@ -44,7 +44,7 @@ def ended(stream):
         return False
 
 
-def proof(hello, secret, name, incarnation, version=3):
+def proof(hello, secret, name, incarnation, version=4):
     said = b"jaxcommT" + struct.pack("<II", version, 0) + os.urandom(32)
     said += struct.pack("<QQ64s64s", 77, incarnation, b"stranger", name.encode())
     return said + mac(secret, b"client" + hello + said)

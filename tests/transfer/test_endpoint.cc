@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -35,7 +36,7 @@ __attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { 
 namespace jaxcomm {
 namespace {
 
-constexpr int64_t kCount = 300000;  // several chunks
+constexpr int64_t kCount = 1100000;  // several chunks, and enough to be streamed
 constexpr double kLimitS = 120;
 
 std::shared_ptr<Endpoint> Make(const std::string& name, bool shared_memory) {
@@ -91,7 +92,8 @@ void Churn(bool shared_memory, int rounds) {
     std::vector<std::pair<uint64_t, std::unique_ptr<std::vector<int32_t>>>> live;
     std::mt19937 random(1);
     for (int32_t version = 1; !stop; ++version) {
-      auto memory = std::make_unique<std::vector<int32_t>>(kCount, version);
+      auto memory = std::make_unique<std::vector<int32_t>>(kCount);
+      std::iota(memory->begin(), memory->end(), version);  // bytes in other places show
       uint64_t id = 0;
       CHECK(source->Expose(Version(version, *memory), &id).ok());
       live.emplace_back(id, std::move(memory));
@@ -128,7 +130,7 @@ void Churn(bool shared_memory, int rounds) {
           peer = ValueOf(reader->Connect(source->address()));
         }
         if (WaitFor(*reader, read).ok()) {
-          for (const int32_t x : into) CHECK(x == into[0] && x > 0);
+          for (size_t i = 0; i < into.size(); ++i) CHECK(into[i] == into[0] + static_cast<int32_t>(i) && into[0] > 0);
           ++whole;
         }
         reader->Close(peer, open->lease);

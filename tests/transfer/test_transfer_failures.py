@@ -365,6 +365,29 @@ def test_a_small_planned_fetch_that_no_thread_takes(monkeypatch, ends):
             wait_until(lambda: source.stats()["leases_granted"] == 2 and source.stats()["leases"] == 0, LIMIT_S)
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_large_planned_fetch_begins_on_the_callers_thread_if_another_one_is_free(monkeypatch, is_busy):
+    with (
+        transfer.Endpoint("reader", secret=SECRET, limits=transfer.Limits(transfers=1)) as reader,
+        transfer.Endpoint("source", secret=SECRET) as source,
+    ):
+        want = np.arange(1 << 15)
+        transfer.publish(source, "weights", want, 1)
+        fetch(reader, source.address).result()
+        threads = []
+        begin = reader._begin_open
+        monkeypatch.setattr(reader, "_begin_open", lambda x: threads.append(threading.current_thread()) or begin(x))
+        busy = threading.Event()
+        with contextlib.ExitStack() as stack:
+            stack.callback(busy.set)
+            if is_busy:
+                reader._submit(busy.wait, Limit(LIMIT_S), TimeoutError)
+            future = fetch(reader, source.address)
+            assert threads == [] if is_busy else threads[0] is threading.current_thread()
+        np.testing.assert_array_equal(future.result()[""], want)
+        assert len(threads) == 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_transfer_that_has_waited_for_a_thread_frees_its_memory(fails):
     """Without the garbage collector, which may not come for long."""
