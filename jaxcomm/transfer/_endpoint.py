@@ -283,8 +283,6 @@ class Endpoint:
             raise _errors.Cancelled(f"jaxcomm.transfer: {what}: the endpoint {self.name!r} was closed")
 
     def _peer(self, address: str) -> int:
-        what = f"connection to {describe(address)}"
-        self._check_open(what)
         with self._lock:
             if (peer := self._peers.get(address)) is None:
                 _interface("address of an endpoint", address.removeprefix("tcp://").partition("/")[0])
@@ -292,7 +290,7 @@ class Endpoint:
                 try:
                     peer = self._peers[address] = self._native.connect(address)
                 except ValueError:
-                    self._check_open(what)  # another thread may have closed it
+                    self._check_open(f"connection to {describe(address)}")
                     raise
             return peer
 
