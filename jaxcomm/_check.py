@@ -62,7 +62,7 @@ def positive(op: str, name: str, value: Any) -> int:
 
 
 def number(op: str, name: str, value: Any, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= float(value) <= most:
         raise ValueError(f"{op}: {name} must be a number between {least:g} and {most:g}, got {value!r}")
     return float(value)
 
