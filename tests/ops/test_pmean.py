@@ -11,7 +11,9 @@ from harness import OURS, compare
 class TestPmean(sums.Sums, contract.GroupsContract):
     op = "pmean"
     exact = False  # XLA divides by multiplying
-    sample = ("axes", "transformations", "axis_index_groups", "every_dtype", "dtypes_of_lax")
+    sample = (
+        "axes", "transformations", "axis_index_groups", "every_dtype", "dtypes_of_lax", "dimensions_in_axis_name"
+    )  # fmt: skip
     dtypes = tuple(
         name for name in collective.ALL_DTYPES if "int2" not in name
     )  # division is not defined for these types
