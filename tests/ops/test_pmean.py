@@ -21,7 +21,7 @@ class TestPmean(sums.Sums, contract.GroupsContract):
     def test_dimensions_in_axis_name(self, mesh, rng):
         """jax.lax.pmean takes none. All counts are powers of two, by which division is exact."""
         x = rng.integers(-9, 9, (8, 4, 2)).astype(np.float32)
-        for axes in (("gpu", 0), (-2, "node"), (0, 1, "gpu"), (0,), 1):
+        for axes in (("gpu", 0), (1, "node"), (0, 1, "gpu"), (0,), 1):
 
             def mean(library, x, axes=axes):
                 if library is OURS:
