@@ -1,5 +1,6 @@
 """Checks of arguments at trace time. Messages name the op, the argument, the value and the expected values."""
 
+import numbers
 import operator
 import os
 import sys
@@ -15,6 +16,7 @@ from jaxcomm._core import plan
 from jaxcomm._typing import AxisIndexGroups, AxisName, AxisNames, Groups
 
 _PACKAGES = tuple(os.path.dirname(os.path.abspath(str(m.__file__))) + os.sep for m in (jax, sys.modules["jaxcomm"]))
+_MOST = 2**63 - 1
 
 
 def call_site() -> str:
@@ -57,6 +59,48 @@ def positive(op: str, name: str, value: Any) -> int:
     if number < 1:
         raise ValueError(f"{op}: {name} must be positive, got {number}")
     return number
+
+
+def number(op: str, name: str, value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= float(value) <= most:
+        raise ValueError(f"{op}: {name} must be a number between {least:g} and {most:g}, got {value!r}")
+    return float(value)
+
+
+def whole(op: str, name: str, value: Any, least: int, most: int = _MOST) -> int:
+    try:
+        index = operator.index(value)
+    except TypeError:
+        index = least - 1
+    if isinstance(value, bool) or not least <= index <= most:
+        bounds = f"of at least {least}" if most == _MOST else f"from {least} to {most}"
+        raise ValueError(f"{op}: {name} must be an integer {bounds}, got {value!r}")
+    return index
+
+
+def rank(op: str, name: str, value: Any, n: int) -> int:
+    index = integer(op, name, value)
+    if not 0 <= index < n:
+        raise ValueError(f"{op}: {name} must be a rank from 0 to {n - 1}, got {index}")
+    return index
+
+
+def permutation(op: str, perm: Any, n: int) -> tuple[tuple[int, int], ...]:
+    """Checks (source, destination) pairs of n ranks and returns them as tuples."""
+    static(op, "perm", perm)
+    try:
+        rows = [tuple(pair) for pair in perm]
+    except TypeError as error:
+        raise TypeError(f"{op}: perm must be a list of (source, destination) pairs, got {perm!r}") from error
+    if any(len(row) != 2 for row in rows):
+        raise ValueError(f"{op}: perm must be a list of (source, destination) pairs, got {rows}")
+    pairs = tuple((integer(op, "perm", s), integer(op, "perm", d)) for s, d in rows)
+    for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{op}: perm must have each {what} at most once, got {what}s {ranks}")
+        if any(not 0 <= r < n for r in ranks):
+            raise ValueError(f"{op}: perm must have {what}s from 0 to {n - 1}, got {ranks}")
+    return pairs
 
 
 def dimension(op: str, name: str, value: Any, ndim: int) -> int:
@@ -175,13 +219,15 @@ def unsharded(op: str, name: str, index: int, aval: Any) -> None:
         )
 
 
-def element_type(op: str, x: Any, *, ordered: bool = False, name: str = "x") -> None:
-    """Raises for extended element types (PRNG keys), and for complex ones if the op needs an order."""
+def element_type(op: str, x: Any, *, ordered: bool = False, booleans: bool = True, name: str = "x") -> None:
+    """Raises for extended element types (PRNG keys), for complex ones if the op needs an order, and for booleans."""
     dtype = jax.typeof(x).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"{op}: {name} has element type {dtype}; pass its data (jax.random.key_data)")
     if ordered and jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):
         raise TypeError(f"{op}: x has element type {dtype}, which has no order; expected a real type")
+    if not booleans and dtype == jax.numpy.bool_:
+        raise TypeError(f"{op}: {name} has element type bool, which can't be summed; convert it to an integer type")
 
 
 def _show(names: AxisNames) -> str:

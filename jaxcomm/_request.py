@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import _check
 from jaxcomm._core import plan
 from jaxcomm._dtypes import in_bytes, to_reduce
 
@@ -73,13 +75,19 @@ def call_of(
     row = ROWS[FUNCTIONS[op]]
     if row.input != "none" and not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{op}: x must be an array or a jax.ShapeDtypeStruct, got {x!r}")
+    if row.input != "none":
+        operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        _check.element_type(op, operand, ordered=op in ("pmax", "pmin"), booleans=row.name != "reduce_scatter")
+    if "root" in row.attributes:
+        source = _check.rank(op, "source", source, n)
     count = 0 if row.input == "none" else math.prod(x.shape)
     if splits_operand(row.functions[0]) and count % n:
         raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
     source_of = []
     if "source_of" in row.attributes:
         source_of = [-1] * n
-        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
+        shift = [(r, (r + 1) % n) for r in range(n)]
+        for src, dst in shift if perm is None else _check.permutation(op, perm, n):
             source_of[dst] = src
     attributes = {
         "algorithm": algorithm or "",

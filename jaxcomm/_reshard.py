@@ -55,7 +55,8 @@ def reshard(
       shardings: a sharding, or a pytree of shardings; a sharding stands for all arrays of a subtree. In place of a
         sharding of one array, a jax.ShapeDtypeStruct with a sharding also gives its shape, which is checked, and its
         new element type. Arrays are sent in the smaller of the two types.
-      donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers.
+      donate: delete the source arrays as soon as they have been moved. The call then waits for the transfers. As with
+        jax.device_put, an array whose shards stay is not deleted: the result has its buffers.
       algorithm: a name from ``algorithms("reshard")``, or "xla", the default on platforms other than CPUs: then
         jax.device_put moves the arrays, or jax.lax.ppermute if old and new devices differ and several processes have
         them.
@@ -81,8 +82,8 @@ def reshard(
     _check.algorithm(op, op, algorithm)
     if max_bytes is not None:
         max_bytes = _check.positive(op, "max_bytes", max_bytes)
-    if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
-        raise ValueError(f"{op}: timeout_s must be positive and at most {LONGEST_S:g}, got {timeout_s!r}")
+    if timeout_s is not None:
+        timeout_s = _check.number(op, "timeout_s", timeout_s, 1e-3, LONGEST_S)
     paths, leaves, targets, structure = _pair(tree, shardings)
     moves = [_Move.of(*each) for each in zip(paths, leaves, targets, strict=True)]
     if timeout_s is not None:
@@ -93,7 +94,7 @@ def reshard(
             _check_own(path, leaf)
         if donate:
             _check_donated(paths, leaves)
-        timeout_ms = 0 if timeout_s is None else max(1, round(timeout_s * 1e3))
+        timeout_ms = 0 if timeout_s is None else round(timeout_s * 1e3)
         moved = _run(paths, leaves, moves, number_of, donate, algorithm, max_bytes, timeout_ms)
     return jax.tree.unflatten(structure, moved)
 

@@ -274,6 +274,7 @@ def test_a_run_leaves_json_and_tables(tmp_path, capsys, monkeypatch):
         (["--begin", "1X"], "got '1X', expected a number of bytes"),
         (["--axes", "2y4"], "got '2y4', expected sizes of mesh axes"),
         (["--reps", "3"], "got '3', expected an integer from 30"),
+        *((["--max-seconds", limit], f"got '{limit}', expected a positive") for limit in ("nan", "0", "inf", "-1")),
         (["--axes", "64"], "64 devices are needed, but JAX has already started with"),
         (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
         (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense'; pass one of "),

@@ -12,10 +12,10 @@ PACKAGE = ROOT / "jaxcomm"
 # Files and folders, lowest layer first. Each may import those of the layers below it, and files of its own folder.
 LAYERS = [
     ["_config", "_dtypes", "_installed", "_measure", "_typing", "run"],
-    ["_compat", "_request"],
+    ["_compat"],
     ["_xla_hierarchical"],
     ["_check", "_native"],
-    ["_processes"],
+    ["_processes", "_request"],
     ["_cost_params", "_selftest_record"],
     ["recorder"],
     ["_lowering", "_topology", "distributed"],

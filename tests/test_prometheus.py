@@ -2,6 +2,8 @@
 
 import urllib.request
 
+import pytest
+
 from jaxcomm import _core, recorder
 from jaxcomm.recorder import _prometheus
 
@@ -59,6 +61,9 @@ def test_the_page_is_whole(monkeypatch):
     monkeypatch.setattr(_prometheus, "stats", lambda: FOUND)
     with urllib.request.urlopen(f"http://127.0.0.1:{recorder.serve()}/metrics", timeout=60) as page:
         assert page.read().decode() == _prometheus.text(FOUND, 0)
+    for port in (65536, -1, 0.5, "80"):
+        with pytest.raises(ValueError, match="serve: port must be an integer from 0 to 65535"):
+            recorder.serve(port)
 
 
 def test_a_ring_that_somebody_has_removed(tmp_path, monkeypatch):

@@ -40,6 +40,13 @@ def _at_least(low: int) -> Callable[[str], int]:
     return parse
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a positive number of seconds")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.bench",
@@ -69,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     text = f"maximum of repetitions; long measurements stop at {timing.MIN_REPS} (default: 200)"
     add("reps", text, type=_at_least(timing.MIN_REPS), default=200)
     text = f"stop a measurement above 1 MiB after S seconds, even before {timing.MIN_REPS} repetitions"
-    add("max-seconds", text, type=float, metavar="S")
+    add("max-seconds", text, type=_seconds, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
     return parser

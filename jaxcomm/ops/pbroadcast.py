@@ -53,10 +53,7 @@ def pbroadcast_start(
 def _transfer(call: Call, source: int) -> Callable[..., Any]:
     """Checks the arguments and returns the transfer of one array."""
     op, axes = call.op, call.axes
-    root = _check.integer(op, "source", source)
-    n = lax.axis_size(axes)
-    if not 0 <= root < n:
-        raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
+    root = _check.rank(op, "source", source, lax.axis_size(axes))
 
     def bind(leaf, *after):
         leaf = jnp.asarray(leaf)

@@ -56,20 +56,7 @@ def ppermute_start(
 def _transfer(call: Call, perm: Sequence[tuple[int, int]]) -> Callable[..., Any]:
     """Checks the arguments and returns the transfer of one array."""
     op, axes = call.op, call.axes
-    _check.static(op, "perm", perm)
-    try:
-        rows = [tuple(pair) for pair in perm]
-    except TypeError as error:
-        raise TypeError(f"{op}: perm must be a list of (source, destination) pairs, got {perm!r}") from error
-    if any(len(row) != 2 for row in rows):
-        raise ValueError(f"{op}: perm must be a list of (source, destination) pairs, got {rows}")
-    pairs = tuple((_check.integer(op, "perm", s), _check.integer(op, "perm", d)) for s, d in rows)
-    n = lax.axis_size(axes)
-    for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"{op}: perm must have each {what} at most once, got {what}s {ranks}")
-        if any(not 0 <= r < n for r in ranks):
-            raise ValueError(f"{op}: perm must have {what}s from 0 to {n - 1}, got {ranks}")
+    pairs = _check.permutation(op, perm, lax.axis_size(axes))
 
     def bind(leaf, *after):
         leaf = jnp.asarray(leaf)

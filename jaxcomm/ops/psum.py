@@ -1,5 +1,6 @@
 """psum, pmean, pmax, pmin: the same sum, mean, maximum or minimum on every rank (native name: all_reduce)."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -73,7 +74,7 @@ def pmean(
     axis_index_groups: AxisIndexGroups | None = None,
     **options: Unpack[Options],
 ) -> PyTree:
-    """Averages x over the ranks of a group: psum divided by the group size.
+    """Averages x over the ranks of a group: psum divided by the number of elements of each sum.
 
     Args:
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
@@ -82,8 +83,9 @@ def pmean(
       Arrays of the shapes of x; integer arrays give floats.
     """
     sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, options)
-    n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
-    return jax.tree.map(lambda s: s / n, sums)
+    axes, positional = _axes("pmean", axis_name)
+    n = lax.psum(1, axes, axis_index_groups=axis_index_groups)
+    return jax.tree.map(lambda leaf, s: s / (n * math.prod(jnp.shape(leaf)[d] for d in positional)), x, sums)
 
 
 @collective(like=psum)
@@ -129,11 +131,15 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, options):
     return jax.tree.map(bind, x)
 
 
+def _axes(op, axis_name):
+    """Checks axis_name. Returns mesh axes and dimensions."""
+    names = _check.axes(op, axis_name, dimensions=True)
+    return tuple(a for a in names if not isinstance(a, int)), tuple(a for a in names if isinstance(a, int))
+
+
 def _transfer(op, reduce_op, axis_name, axis_index_groups, options):
     """Checks the arguments. Returns a Call and the transfer of one array."""
-    names = _check.axes(op, axis_name, dimensions=True)
-    axes = tuple(a for a in names if not isinstance(a, int))
-    positional = tuple(a for a in names if isinstance(a, int))
+    axes, positional = _axes(op, axis_name)
     if positional and axis_index_groups is not None:
         raise ValueError(
             f"{op}: axis_index_groups can't be combined with array dimensions in axis_name, got {positional}"
@@ -145,11 +151,11 @@ def _transfer(op, reduce_op, axis_name, axis_index_groups, options):
 
     def bind(leaf, *after):
         if summed and not _compat.is_tracer(leaf):
-            return lax.psum(leaf, names, axis_index_groups=groups)  # a constant: no communication
+            return lax.psum(leaf, axes + positional, axis_index_groups=groups)  # a constant: no communication
         leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf, ordered=not summed)
         if _compat.unreduced_axes(leaf) or not _check.equal_sizes(groups):
-            return _LAX[reduce_op](leaf, names, axis_index_groups=groups)
+            return _LAX[reduce_op](leaf, axes + positional, axis_index_groups=groups)
         if summed and leaf.dtype == np.bool_:
             leaf = leaf.astype(np.int32)
         if positional:

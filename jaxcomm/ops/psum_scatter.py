@@ -77,9 +77,7 @@ def _transfer(call: Call, scatter_dimension: int, tiled: bool) -> Callable[..., 
         leaf = jnp.asarray(leaf)
         if not axes:
             return leaf
-        _check.element_type(op, leaf)
-        if leaf.dtype == np.bool_:
-            raise TypeError(f"{op}: x has element type bool, which can't be summed; convert it to an integer type")
+        _check.element_type(op, leaf, booleans=False)
         axis = _check.dimension(op, "scatter_dimension", scatter_dimension, leaf.ndim)
         if _compat.unreduced_axes(leaf):  # a pending sum
             return lax.psum_scatter(leaf, axes, scatter_dimension=axis, axis_index_groups=groups, tiled=tiled)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxcomm import _core
+from jaxcomm import _check, _core
 from jaxcomm._processes import kv_store
 from jaxcomm.recorder import _file, _prometheus, _runs, _start
 
@@ -93,9 +93,11 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> int:
       The port.
 
     Raises:
+      ValueError: the port is not between 0 and 65535.
       OSError: the port is taken, perhaps by another process of this host that serves the same files.
       RuntimeError: the key-value store of the job does not answer.
     """
+    port = _check.whole("serve", "port", port, 0, 65535)
     _start.start()
 
     class Page(_Page):

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._core import transfer as _native
@@ -13,6 +15,11 @@ ArrayArgument = tuple[int, int, Sequence[int], Sequence[int], int, Sequence[int]
 
 _ALIGNMENT = 64  # XLA takes memory with this alignment without a copy
 _POOLED_BYTES = 64 << 10  # the allocator of the process uses smaller memory again
+
+
+def can_send(dtype: Any) -> bool:
+    """Whether bytes of this element type mean the same in another job: it is one of JAX, no object or structure."""
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.isdtype(dtype, ("bool", "numeric")))
 
 
 def argument(x: np.ndarray, page_dimension: int = -1, pages: Sequence[int] = ()) -> ArrayArgument:

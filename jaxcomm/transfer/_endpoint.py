@@ -3,12 +3,15 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import ipaddress
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from jaxcomm import _check
 from jaxcomm._config import LONGEST_S
 from jaxcomm._core import transfer as _native
 from jaxcomm.recorder import _prometheus as recorder
@@ -46,7 +49,7 @@ class Limit:
     """The time that a call has, with all of its waits."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = _check.number("transfer", "timeout_s", timeout_s, 0, math.inf)
         self._ends = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
@@ -66,7 +69,7 @@ class Limits:
       transfers: fetches that run at the same time.
 
     Raises:
-      ValueError: seconds are not between 0.001 and 10^9, or numbers not between 1 and 10^6.
+      ValueError: seconds are not between 0.001 and 10^9, or others no integers between 1 and 10^6.
     """
 
     lease_s: float = 30.0
@@ -76,9 +79,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            least, most = (1e-3, 1e9) if field.name.endswith("_s") else (1, 1e6)
-            if not least <= (value := getattr(self, field.name)) <= most:
-                raise ValueError(f"Limits: {field.name} must be between {least:g} and {most:g}, got {value!r}")
+            if field.name.endswith("_s"):
+                _check.number("Limits", field.name, getattr(self, field.name), 1e-3, LONGEST_S)
+            else:
+                _check.whole("Limits", field.name, getattr(self, field.name), 1, 10**6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +97,8 @@ class Group:
 
     def __init__(self, addresses: Iterable[str]) -> None:
         object.__setattr__(self, "addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses))
-        if not self.addresses:
-            raise ValueError("Group: addresses must have at least one address of an endpoint")
+        if not self.addresses or not all(isinstance(address, str) for address in self.addresses):
+            raise ValueError(f"Group: addresses must be at least one Endpoint.address, got {self.addresses!r}")
 
 
 def _run_for(taken: "list[concurrent.futures.Future[_T]]", run: Callable[[], _T]) -> None:
@@ -186,13 +190,10 @@ class Endpoint:
         limits: Limits | None = None,
         shared_memory: bool = True,
     ) -> None:
-        secret = secret.encode() if isinstance(secret, str) else bytes(secret)
-        if len(secret) < _MIN_SECRET_BYTES:
-            raise ValueError(f"Endpoint: secret must have at least {_MIN_SECRET_BYTES} bytes, got {len(secret)}")
-        host, _, port = (listen or "127.0.0.1:0").rpartition(":")
-        host = host.strip("[]")
-        if host in ("0.0.0.0", "::", ""):
-            raise ValueError(f"Endpoint: listen must name one interface of this host, got {listen!r}")
+        secret = secret.encode() if isinstance(secret, str) else secret
+        if not isinstance(secret, bytes) or len(secret) < _MIN_SECRET_BYTES:
+            raise ValueError(f"Endpoint: secret must be bytes or a text of at least {_MIN_SECRET_BYTES} bytes")
+        host, port = _interface("Endpoint: listen", "127.0.0.1:0" if listen is None else listen)
         self.limits = limits or Limits()
         self.name = name
         self._native = _native.start(
@@ -215,6 +216,7 @@ class Endpoint:
         self._finalizer()
         self._threads.shutdown(wait=True)
         self._kept.clear()
+        self._plans.clear()
 
     def __enter__(self) -> "Endpoint":
         return self
@@ -260,7 +262,11 @@ class Endpoint:
             with self._lock:
                 self._num_submitted -= 1
 
-        submitted = self._threads.submit(_run_for, [future], run)
+        try:
+            submitted = self._threads.submit(_run_for, [future], run)
+        except RuntimeError:  # the endpoint was closed: `run` has this error
+            _run_for([future], run)
+            return future
         with self._lock:
             self._num_submitted += 1
             waits = self._num_submitted > self.limits.transfers
@@ -272,11 +278,20 @@ class Endpoint:
             timer.start()
         return future
 
+    def _check_open(self, what: str) -> None:
+        if not self._finalizer.alive:
+            raise _errors.Cancelled(f"jaxcomm.transfer: {what}: the endpoint {self.name!r} was closed")
+
     def _peer(self, address: str) -> int:
         with self._lock:
             if (peer := self._peers.get(address)) is None:
+                _interface("address of an endpoint", address.removeprefix("tcp://").partition("/")[0])
                 _start.start_if_numbered()
-                peer = self._peers[address] = self._native.connect(address)
+                try:
+                    peer = self._peers[address] = self._native.connect(address)
+                except ValueError:
+                    self._check_open(f"connection to {describe(address)}")
+                    raise
             return peer
 
     def _wait(self, call: Any, limit: Limit, what: str, address: str, peer: int) -> None:
@@ -347,8 +362,10 @@ class Endpoint:
 
     def _keep(self, expose: Callable[[], tuple[int, str, int]], what: str, memory: Any) -> int:
         """Shows arrays, and keeps their memory as long as they may be read."""
+        self._check_open(what)
         code, text, exposure = expose()
-        _errors.check(code, text, what)
+        if code:
+            raise ValueError(f"{what}: {text}")
         with self._lock:
             self._kept[exposure] = memory
         self._collect()
@@ -372,6 +389,22 @@ class Endpoint:
         with self._lock:
             for old in [number for number in self._kept if not self._native.in_use(number)]:
                 del self._kept[old]
+
+
+def _interface(what: str, text: str) -> tuple[str, str]:
+    """Checks "host:port", the host in digits. Returns both, the host in its shortest form."""
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        raise ValueError(f"{what}: {text!r} is no address: expected host:port, with the host in digits") from None
+    own = getattr(address, "ipv4_mapped", None) or address
+    if own.is_unspecified:
+        raise ValueError(f"{what} must name one interface of a host, got {text!r}")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{what} must have a port from 0 to 65535, got {text!r}")
+    return str(address), port
 
 
 def describe(address: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm import _check
 from jaxcomm._core import transfer as _native
 from jaxcomm.transfer import _arrays, _errors
 from jaxcomm.transfer._endpoint import _TICKET, Endpoint, Lease, Limit, Wanted
@@ -46,10 +47,13 @@ class PageLayout:
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(_ORDER):
             raise ValueError(f"PageLayout: order must have {', '.join(_ORDER)} once each, got {self.order!r}")
+        for name in ("layers", "heads", "dim", "page_tokens", "kv"):
+            _check.whole("PageLayout", name, getattr(self, name), 1)
         begin, end = self.head_range
-        sizes = (self.layers, self.heads, self.dim, self.page_tokens, self.kv)
-        if min(sizes) < 1 or not 0 <= begin < end <= self.heads:
-            raise ValueError(f"PageLayout: sizes must be positive and own_heads inside of heads, got {self}")
+        if not 0 <= begin < end <= self.heads:
+            raise ValueError(f"PageLayout: own_heads must be inside of heads, got {self}")
+        if not _arrays.can_send(np.dtype(self.dtype)):
+            raise ValueError(f"PageLayout: dtype must be an element type of data, got {self.dtype!r}")
 
     @property
     def head_range(self) -> tuple[int, int]:
@@ -95,7 +99,8 @@ class PagePool:
     """
 
     def __init__(self, endpoint: Endpoint, layout: PageLayout, num_pages: int) -> None:
-        self.endpoint, self.layout, self.num_pages = endpoint, layout, num_pages
+        self.endpoint, self.layout = endpoint, layout
+        self.num_pages = num_pages = _check.whole("PagePool", "num_pages", num_pages, 0)
         self.arrays = [_arrays.empty(layout.shape(num_pages), layout.dtype) for _ in range(layout.layers)]
         self._generations = np.zeros(num_pages, np.int64)
         self._free = list(range(num_pages))[::-1]
@@ -105,8 +110,10 @@ class PagePool:
         """Numbers of cache pages that nobody uses.
 
         Raises:
+          ValueError: count is no integer, or negative.
           MemoryError: there are not enough.
         """
+        count = _check.whole("PagePool", "count", count, 0)
         if count > len(self._free):
             raise MemoryError(f"PagePool: {count} cache pages wanted, {len(self._free)} of {self.num_pages} are free")
         return [self._free.pop() for _ in range(count)]
@@ -117,7 +124,7 @@ class PagePool:
         Raises:
           ValueError: a page is free already, out of range, or in an offer or a pull that has not ended.
         """
-        self._check(pages)
+        pages = self._checked(pages)
         for page in pages:
             for user in self._users.get(page, []):
                 if not user.done:
@@ -132,13 +139,15 @@ class PagePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def _check(self, pages: Sequence[int]) -> None:
+    def _checked(self, pages: Sequence[int]) -> list[int]:
+        pages = [_check.integer("PagePool", "a cache page", page) for page in pages]
         free = set(self._free)
         for page in pages:
             if not 0 <= page < self.num_pages or page in free:
                 raise ValueError(f"PagePool: cache page {page} is not allocated (the pool has {self.num_pages})")
         if len(set(pages)) != len(pages):
-            raise ValueError(f"PagePool: a cache page is named twice in {list(pages)}")
+            raise ValueError(f"PagePool: a cache page is named twice in {pages}")
+        return pages
 
     def _add_user(self, pages: Sequence[int], made: Any) -> None:
         for page in pages:
@@ -182,8 +191,7 @@ class Offer:
 
     def mark_ready(self, layer: int) -> None:
         """Lets the reader have a layer of an offer with streamed=True. Its pages have been written."""
-        if not 0 <= layer < self._pool.layout.layers:
-            raise ValueError(f"Offer: layer must be in [0, {self._pool.layout.layers}), got {layer}")
+        layer = _check.whole("Offer", "layer", layer, 0, self._pool.layout.layers - 1)
         self._pool.endpoint._native.mark_ready(self._exposure, layer)
 
 
@@ -207,13 +215,16 @@ def offer(
       streamed: the layers are not written yet; Offer.mark_ready gives each to the reader.
 
     Raises:
-      ValueError: pages or tokens are not valid.
+      ValueError: pages, tokens or lease_s are not valid.
+      TypeError: a page is no integer.
+      Cancelled: the endpoint was closed.
     """
-    pages = [int(page) for page in pages]
-    pool._check(pages)
+    pages = pool._checked(pages)
     layout, endpoint = pool.layout, pool.endpoint
-    tokens = len(pages) * layout.page_tokens if tokens is None else tokens
-    if not (len(pages) - 1) * layout.page_tokens < tokens <= len(pages) * layout.page_tokens:
+    lease_s = _check.number("offer", "lease_s", lease_s, 1e-3, math.inf)
+    most = len(pages) * layout.page_tokens
+    tokens = most if tokens is None else _check.whole("offer", "tokens", tokens, 0)
+    if not most - layout.page_tokens < tokens <= most:
         raise ValueError(f"offer: {len(pages)} cache pages of {layout.page_tokens} tokens cannot hold {tokens} tokens")
     secret = os.urandom(16)
     manifest = {**layout._common(), "page_tokens": layout.page_tokens, "own_heads": layout.head_range, "tokens": tokens}
@@ -263,6 +274,7 @@ class Pull:
 
     def is_ready(self, layer: int) -> bool:
         """Whether a layer has arrived, or failed to: wait() does not block."""
+        layer = _check.whole("Pull", "layer", layer, 0, len(self._reads) - 1)
         return all(self._pool.endpoint._native.is_done(read) for _, read in self._reads[layer])
 
     def wait(self, layer: int | None = None, *, timeout_s: float = 60.0) -> None:
@@ -274,6 +286,8 @@ class Pull:
           TransferTimeout: it lives but did not answer in time. The pull goes no further.
         """
         limit = Limit(timeout_s)
+        if layer is not None:
+            layer = _check.whole("Pull", "layer", layer, 0, len(self._reads) - 1)
         try:
             for reads in self._reads if layer is None else [self._reads[layer]]:
                 for lease, read in reads:
@@ -328,16 +342,17 @@ def pull(
       timeout_s: limit of the wait for the sources' answers to the tickets.
 
     Raises:
-      ValueError: pages or skip_tokens are not valid.
+      ValueError: a ticket, pages or skip_tokens are not valid.
+      TypeError: a page is no integer.
+      Cancelled: the endpoint was closed.
       Refused: the layouts do not fit, or a ticket is for another reader.
       NotFound, VersionGone: a ticket has expired or was used before.
       PeerLost: a source does not answer, and no other ticket has its heads; or its answer was lost.
       TransferTimeout: a source lives but did not answer in time.
     """
     layout, endpoint = pool.layout, pool.endpoint
-    pages = [int(page) for page in pages]
-    pool._check(pages)
-    if skip_tokens < 0 or skip_tokens % layout.page_tokens:
+    pages = pool._checked(pages)
+    if _check.whole("pull", "skip_tokens", skip_tokens, 0) % layout.page_tokens:
         raise ValueError(f"pull: skip_tokens must be a multiple of {layout.page_tokens}, got {skip_tokens}")
     wanted = {}
     for i, ticket in enumerate([tickets] if isinstance(tickets, str) else tickets):

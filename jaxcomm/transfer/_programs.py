@@ -1,12 +1,13 @@
 """insert() and emit(): cache pages in and out of programs."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _native
+from jaxcomm import _check, _native
 from jaxcomm.transfer._pages import _ORDER, PageLayout
 
 
@@ -45,6 +46,7 @@ def insert(
     if on_error not in ("raise", "mask"):
         raise ValueError(f"insert: on_error must be 'raise' or 'mask', got {on_error!r}")
     masks = on_error == "mask"
+    timeout_s = _check.number("insert", "timeout_s", timeout_s, 0, math.inf)
     attributes = {"timeout_s": np.float64(timeout_s), "masks_errors": masks}
     mask = jax.ShapeDtypeStruct(jnp.shape(pages), jnp.int32)
     result = _call("jaxcomm_cache_insert", cache, handle, pages, layer, layout, mask, **attributes)

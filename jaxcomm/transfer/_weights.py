@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxcomm import _check
 from jaxcomm._processes import kv_store
 from jaxcomm._typing import PyTree
 from jaxcomm.transfer import _arrays, _errors
@@ -53,14 +54,15 @@ def publish(
 
     Raises:
       ValueError: version or keep is not valid, or an element type cannot be sent.
+      Cancelled: the endpoint was closed.
     """
-    if version < 0 or keep < 1:
-        raise ValueError(f"publish: version must be at least 0 and keep at least 1, got {version} and {keep}")
+    version = _check.whole("publish", "version", version, 0)
+    keep = _check.whole("publish", "keep", keep, 1)
     arrays: list[np.ndarray] = []
     leaves = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = jax.tree_util.keystr(path)
-        if not isinstance(leaf, jax.Array | np.ndarray) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if not isinstance(leaf, jax.Array | np.ndarray) or not _arrays.can_send(leaf.dtype):
             raise ValueError(f"publish: {object!r}{name} must be an array with an element type of data, got {leaf!r}")
         shards = []
         for box, data in _shards(leaf).items():
@@ -136,9 +138,10 @@ def fetch(
       PeerLost: a writer died, left or does not know the secret, and no other one has its elements.
       TransferTimeout: a writer lives but did not answer in time.
       Refused: the trees differ, or a sharding does not fit.
+      Cancelled: the endpoint was closed.
     """
-    if version != "latest" and not (isinstance(version, int) and version >= 0):
-        raise ValueError(f"fetch: version must be a number or 'latest', got {version!r}")
+    if version != "latest":
+        version = _check.whole("fetch", "version", version, 0)
     limit = Limit(timeout_s)
     begun: _Begun | None = None
     try:
@@ -177,17 +180,30 @@ def watch(
     Raises:
       TransferTimeout: no later version within timeout_s.
       PeerLost: a writer died.
+      Cancelled: the endpoint was closed.
     """
+    after = _check.whole("watch", "after", after, -1)
     while True:
         limit = Limit(math.inf if timeout_s is None else timeout_s)
         versions = []
         for address in group.addresses:
-            peer = endpoint._peer(address)
-            call = endpoint._native.watch(peer, _key_of(object), after)
-            endpoint._wait(call, limit, f"watch: {object!r}", address, peer)
-            versions.append(call.version)
+            versions.append(_later(endpoint, address, object, after, limit))
         after = min(versions)
         yield after
+
+
+def _later(endpoint: Endpoint, address: str, object: str, after: int, limit: Limit) -> int:
+    """The version of a writer that is later. What began on an old connection that has ended is tried once more."""
+    for again in (True, False):
+        peer = endpoint._peer(address)
+        call = endpoint._native.watch(peer, _key_of(object), after)
+        try:
+            endpoint._wait(call, limit, f"watch: {object!r}", address, peer)
+            break
+        except _errors.PeerLost:
+            if not (again and call.retry):
+                raise
+    return int(call.version)
 
 
 def _run(

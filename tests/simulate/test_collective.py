@@ -113,6 +113,7 @@ def test_a_thread_block_uses_one_plane():
         ({"fidelity": "exact"}, "fidelity must be one of bounds, folded, full"),
         ({"axis_sizes": (2, 0)}, "axis_sizes must be positive"),
         ({"op": "all_to_all", "axis_sizes": 3}, "cannot be split into 3 equal blocks"),
+        ({"op": "ppermute", "perm": [(0, -1)]}, "ppermute: perm must have destinations from 0 to 7"),
         ({"axis_sizes": 131071}, "cannot be spread evenly"),
         ({"axis_sizes": 999983}, "has 131072 ranks, got 999983"),
     ],

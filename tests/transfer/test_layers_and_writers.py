@@ -54,6 +54,9 @@ def test_watch_yields_the_version_that_all_writers_have():
             assert next(transfer.watch(reader, transfer.Group(addresses), "x", timeout_s=60)) == 1
         transfer.publish(first, "x", {"w": np.full(3, 2)}, 2)
         assert next(transfer.watch(reader, transfer.Group(addresses), "x", after=1, timeout_s=60)) == 2
+        for lost in addresses:  # a firewall has ended an idle connection
+            reader._native.disconnect(reader._peers[lost])
+        assert next(transfer.watch(reader, transfer.Group(addresses), "x", after=1, timeout_s=60)) == 2
 
 
 def test_a_reader_that_no_longer_watches_ends_no_other_watch():

@@ -123,7 +123,7 @@ def test_layers_arrive_as_they_are_ready(pair):
     wait_until(lambda: offer.done)
     source.free(pages)
     reader.free(own)
-    with pytest.raises(ValueError, match="layer must be in"):
+    with pytest.raises(ValueError, match="Offer: layer must be an integer from 0 to 2, got 3"):
         offer.mark_ready(3)
 
 
@@ -197,9 +197,21 @@ def test_tickets_are_for_one_pull(pair):
 def test_bad_input(pair):
     source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
     pages = source.allocate(3)
-    for wrong, tokens in (([8], None), ([-1], None), ([pages[0]] * 2, None), (pages, 13), (pages, 8), ([7], None)):
+    for wrong, tokens in (([8], None), ([-1], None), ([pages[0]] * 2, None), (pages, 13), (pages, 8), ([7], None),
+                          (pages, 9.5), (pages, True), (pages, -4)):  # fmt: skip
         with pytest.raises(ValueError, match=r"PagePool|offer"):
             transfer.offer(source, wrong, tokens=tokens)
+    for lease_s in (math.nan, 0, -1.0, "3"):
+        with pytest.raises(ValueError, match=r"offer: lease_s must be a number between 0\.001"):
+            transfer.offer(source, pages, lease_s=lease_s)
+    for call in (source.free, functools.partial(transfer.offer, source)):
+        with pytest.raises(TypeError, match="a cache page must be an integer"):
+            call([0.5])
+    for count in (-1, 1.0, True):
+        with pytest.raises(ValueError, match="PagePool: count must be an integer of at least 0"):
+            source.allocate(count)
+    with pytest.raises(ValueError, match="PagePool: num_pages must be an integer of at least 0"):
+        transfer.PagePool(pair[0], LAYOUT, -1)
     with pytest.raises(MemoryError, match="6 cache pages wanted, 5 of 8 are free"):
         source.allocate(6)
     assert source.num_free == 5
@@ -207,6 +219,16 @@ def test_bad_input(pair):
     with pytest.raises(ValueError, match="3 pages are needed"):
         transfer.pull(reader, offer.ticket, reader.allocate(2))
     wait_until(lambda: offer.done)
+    pull = transfer.pull(reader, transfer.offer(source, pages).ticket, own := reader.allocate(3))
+    for layer in (-1, 3, 0.5):
+        for call in (pull.wait, pull.is_ready):
+            with pytest.raises(ValueError, match="Pull: layer must be an integer from 0 to 2"):
+                call(layer)
+    pull.wait()
+    reader.free(own)
+    for skip in (-4, 3, 4.0):
+        with pytest.raises(ValueError, match="pull: skip_tokens must be"):
+            transfer.pull(reader, "", [], skip_tokens=skip)
     with pytest.raises(ValueError, match="there are no tickets"):
         transfer.pull(reader, [], reader.allocate(1))
     for own in (dict(dim=16), dict(layers=2), dict(dtype=np.int64), dict(kv=1)):
@@ -219,8 +241,9 @@ def test_bad_input(pair):
         transfer.pull(reader, transfer.offer(half, half.allocate(1)).ticket, reader.allocate(1))
     with pytest.raises(ValueError, match="cannot be split"):
         LAYOUT.of_rank(0, 3)
-    with pytest.raises(ValueError, match="order must have"):
-        transfer.PageLayout(1, 1, 1, np.int8, order=("page",))
+    for wrong in (dict(order=("page",)), dict(layers=0), dict(heads=2.0), dict(kv=True), dict(own_heads=(1, 1))):
+        with pytest.raises(ValueError, match=r"PageLayout: .* must"):
+            transfer.PageLayout(**{"layers": 1, "heads": 1, "dim": 1, "dtype": np.int8, **wrong})
 
 
 @pytest.mark.parametrize("order", [LAYOUT.order, HND])

@@ -425,11 +425,13 @@ def test_another_secret_and_nobody(reader):
         address = other.address
     with pytest.raises(transfer.PeerLost, match="cannot connect"):
         fetch(reader, address).result()
-    for wrong in ("", "127.0.0.1:80", "tcp://127.0.0.1:80/x", "tcp://host:1/x/0123456789abcdef/"):
-        with pytest.raises(ValueError, match="no address"):
-            fetch(reader, wrong).result()
-    with pytest.raises(ValueError, match="at least one address"):
-        transfer.Group([])
+    wrong = "", "127.0.0.1:80", "tcp://127.0.0.1:80/x", "tcp://host:1/x/0123456789abcdef/"
+    for text in (*wrong, "tcp://127.0.0.1:65537/x/0123456789abcdef/", "tcp://0.0.0.0:1/x/0123456789abcdef/"):
+        with pytest.raises(ValueError, match=r"no address|must have a port|must name one"):
+            fetch(reader, text).result()
+    for addresses in ([], [b"tcp://127.0.0.1:80/x"]):
+        with pytest.raises(ValueError, match=r"must be at least one Endpoint\.address"):
+            transfer.Group(addresses)
 
 
 def test_closing_an_endpoint_ends_what_waits(reader):
@@ -442,3 +444,26 @@ def test_closing_an_endpoint_ends_what_waits(reader):
             next(versions)
     with pytest.raises(transfer.TransferError):
         fetch(reader, source.address).result()
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_closed_endpoint_does_nothing_in_silence(reader, planned):
+    with transfer.Endpoint("source", secret=SECRET) as source:
+        transfer.publish(source, "weights", np.zeros(4), 1)
+        pool = transfer.PagePool(source, LAYOUT, 4)
+        pages, here = pool.allocate(1), transfer.PagePool(reader, LAYOUT, 4)
+        ticket = transfer.offer(pool, pages).ticket
+        if planned:
+            fetch(reader, source.address).result()
+        reader.close()
+        future, closed = fetch(reader, source.address), pytest.raises(transfer.Cancelled, match="'reader' was closed")
+        with closed:
+            future.result(LIMIT_S)
+        with closed:
+            next(transfer.watch(reader, transfer.Group(source.address), "weights"))
+        with closed:
+            transfer.pull(here, ticket, here.allocate(1))
+    with pytest.raises(transfer.Cancelled, match=r"publish: 'weights' .*'source' was closed"):
+        transfer.publish(source, "weights", np.zeros(4), 2)
+    with pytest.raises(transfer.Cancelled, match=r"offer .*'source' was closed"):
+        transfer.offer(pool, pages)

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._core import plan
@@ -113,17 +114,20 @@ def _compared(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _dtype(text: str) -> np.dtype[Any]:
     try:
-        return np.dtype(text)
+        if jnp.isdtype(dtype := np.dtype(text), ("bool", "numeric")):
+            return dtype
     except TypeError:
-        raise ValueError(f"--dtype: got {text!r}, expected an element type such as bfloat16") from None
+        pass
+    raise ValueError(f"--dtype: got {text!r}, expected an element type such as bfloat16")
 
 
 def _numbers(args: argparse.Namespace, cluster: Cluster) -> list[int]:
     """The numbers of ranks that the command predicts."""
-    try:
-        return [int(part) for part in args.ranks.split(",")] if args.ranks else [cluster.levels[0].ranks]
-    except ValueError:
-        raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
+    if args.ranks is None:
+        return [cluster.levels[0].ranks]
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", args.ranks):
+        raise ValueError(f"--ranks: got {args.ranks!r}, expected positive numbers separated by commas")
+    return [int(part) for part in args.ranks.split(",")]
 
 
 def _operand(op: str, size: int, ranks: int, dtype: np.dtype[Any]) -> jax.ShapeDtypeStruct:
