@@ -1,5 +1,5 @@
-// UCX with a hook in ucp_worker_arm and a count of assembled messages. All other functions are those of the library that
-// this one is linked with.
+// UCX with a hook in ucp_worker_arm and a count of assembled messages. All other functions are those of the library
+// that this one is linked with.
 #include <dlfcn.h>
 
 #include <atomic>
