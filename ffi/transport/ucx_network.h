@@ -31,7 +31,7 @@ struct UcxOptions {
   // (2026-11).
   size_t eager_bytes = 0;
   // How long the progress thread polls for work before it sleeps: longer than a peer takes to send 256 KiB. With 20 us
-  // here and 50 us in cpu/progress_thread.cc, a ppermute of 256 KiB takes 1.04 to 1.15 times as long (2026-11).
+  // here and 50 us in cpu/progress_thread.cc, a ppermute of 256 KiB takes 1.0 to 1.15 times as long (2026-11).
   int64_t spin_us = 100;
   // How long a process that leaves waits until its peers acknowledge that they have received everything. A peer that is
   // alive answers as soon as its progress thread runs: on a busy machine, that may take seconds. A dead process does
