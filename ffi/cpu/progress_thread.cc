@@ -14,7 +14,7 @@ namespace {
 
 using Clock = InterProcessCall::Clock;
 
-constexpr auto kIdleSpin = std::chrono::microseconds(50);       // polls before it sleeps: about the cost of waking
+constexpr auto kIdleSpin = std::chrono::microseconds(100);      // polls before it sleeps: see UcxOptions::spin_us
 constexpr auto kCheckEvery = std::chrono::milliseconds(20);     // deadlines and liveness of peers
 constexpr auto kReclaimEvery = std::chrono::milliseconds(100);  // while no call is in flight
 

@@ -73,10 +73,11 @@ Candidate Tune(const Algorithm& algorithm, Request request, int64_t item_bytes, 
   std::vector<Candidate> candidates;
   const int64_t most_bytes = request.geometry.num_nodes > 1 ? machine.most_message_bytes : 0;
   for (int64_t bytes : kChunkBytes) {
-    if (most_bytes > 0 && bytes > most_bytes) break;
+    if (most_bytes > 0) bytes = std::min(bytes, most_bytes);
     request.chunk_count = std::max({int64_t{1}, least_count, bytes / std::max<int64_t>(item_bytes, 1)});
     candidates.push_back({&algorithm, request, CostOf(algorithm, request, item_bytes, machine)});
-    if (request.chunk_count >= request.block_count) break;  // one chunk; larger ones are the same
+    // One chunk, or the longest message: larger ones are the same.
+    if (request.chunk_count >= request.block_count || bytes == most_bytes) break;
     if (request.geometry.nvlink) break;  // GPUs: a guessed cost must not tell a call from those that were measured
   }
   return Best(candidates);

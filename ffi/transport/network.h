@@ -20,8 +20,9 @@ namespace jaxcomm {
 // The largest header. Payloads have no limit.
 constexpr size_t kMaxHeaderBytes = 64;
 
-// Over TCP, a handshake precedes a larger payload. Several payloads of this size take less time (benchmarks/README.md).
-constexpr size_t kEagerBytes = 1 << 20;
+// Over TCP, a handshake precedes a larger payload. Smaller ones fit into one segment of UCX, which would otherwise
+// assemble them in memory of its own (benchmarks/README.md, "Permutations between hosts").
+constexpr size_t kEagerBytes = 512 << 10;
 
 struct Message {
   int process = -1;  // the sender

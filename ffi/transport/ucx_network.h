@@ -26,11 +26,13 @@ struct UcxOptions {
   // UCX_TLS; empty: UCX's own default. This default excludes transports within a host, which jaxcomm provides itself.
   std::string transports = "^sm,self";
   // Larger payloads stay at the sender until they have a destination (UCX's rendezvous protocol). 0: 64 KiB with RDMA,
-  // otherwise 1 MiB, because over TCP the control messages of that protocol queue behind other data. A psum of 16 MiB
-  // in chunks of 128 KiB over 1 Gbit/s takes 1.5 times the time of its bytes with them, 1.17 times without (2026-11).
+  // otherwise kEagerBytes, because over TCP the control messages of that protocol queue behind other data. A psum of 16
+  // MiB in chunks of 128 KiB over 1 Gbit/s takes 1.5 times the time of its bytes with them, 1.17 times without
+  // (2026-11).
   size_t eager_bytes = 0;
-  // How long the progress thread polls for work before it sleeps.
-  int64_t spin_us = 20;
+  // How long the progress thread polls for work before it sleeps: longer than a peer takes to send 256 KiB. With 20 us
+  // here and 50 us in cpu/progress_thread.cc, a ppermute of 256 KiB takes 1.0 to 1.15 times as long (2026-11).
+  int64_t spin_us = 100;
   // How long a process that leaves waits until its peers acknowledge that they have received everything. A peer that is
   // alive answers as soon as its progress thread runs: on a busy machine, that may take seconds. A dead process does
   // not count, because its kernel closes its connections. So only peers that are stopped or out of reach take all this

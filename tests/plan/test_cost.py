@@ -367,7 +367,7 @@ def test_no_chunk_between_nodes_exceeds_the_largest_message():
     links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
     machine, whole = plan.Machine(links, 5e-6, 1), 64 << 20
     largest = []
-    for limit in (0, 1 << 20):
+    for limit in (0, 512 << 10):
         machine.most_message_bytes = limit
         request = plan.reshard_request("network", 2, 1, [0, whole, 0, 0], [0, 0, 0, whole])
         choice = plan.select(request, "", 1, machine)
@@ -375,6 +375,6 @@ def test_no_chunk_between_nodes_exceeds_the_largest_message():
         puts = [step.count for of_rank in plans for step in of_rank.steps if step.kind == "put"]
         assert sum(puts) == whole
         largest.append(max(puts))
-    assert largest[0] > largest[1] == 1 << 20
+    assert largest[0] > largest[1] == 512 << 10
     inside = plan.select(plan.Request("all_reduce", 1, 2, whole, 0, 0, [], True), "ring", 1, machine)
     assert inside.request.chunk_count > 1 << 20

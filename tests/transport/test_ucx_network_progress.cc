@@ -40,7 +40,7 @@ TEST_CASE("a host has RDMA if the folder of its devices exists and is not empty"
 
 TEST_CASE("payloads up to the limit are sent before they have a destination, larger ones are not") {
   for (const size_t option : {size_t{4096}, size_t{0}}) {
-    const size_t limit = option > 0 ? option : HasRdma() ? 65536 : 1048576;
+    const size_t limit = option > 0 ? option : HasRdma() ? 65536 : 524288;
     Processes processes = JoinAll(WithOptions(option, 20), 2, TestProcess::Place::kLater);
     processes[0]->Send(1, 0, 0, limit);
     CHECK(processes[0]->WaitSent(1));  // process 1 has accepted nothing
@@ -56,6 +56,31 @@ TEST_CASE("payloads up to the limit are sent before they have a destination, lar
 }
 
 #ifdef UCP_WITH_HOOK
+template <typename T>
+T* Hooked(const char* name) {
+  void* const library = dlopen(UCP_WITH_HOOK, RTLD_NOW | RTLD_LOCAL);
+  CHECK(library != nullptr);
+  return static_cast<T*>(dlsym(library, name));
+}
+
+std::unique_ptr<Network> WithHook(int process, int num_processes, uint64_t token, Receiver* receiver) {
+  UcxOptions options;
+  options.spin_us = 0;
+  if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
+  if (process == 0) options.library = UCP_WITH_HOOK;
+  return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
+}
+
+TEST_CASE("over TCP, UCX assembles no message up to the limit from segments") {
+  if (HasRdma()) return;
+  auto* const num_assembled = Hooked<std::atomic<int>>("ucp_num_assembled");
+  Processes processes = JoinAll(WithHook, 2, TestProcess::Place::kAtOnce);
+  for (uint64_t index = 0; index < 4; ++index) processes[1]->Send(0, 0, index, kEagerBytes >> index);
+  CHECK(processes[0]->WaitDelivered(4));
+  CHECK(*num_assembled == 0);
+  LeaveAll(processes);
+}
+
 std::atomic<TestProcess*> sender{nullptr};
 std::atomic<int64_t> sent_before{0};
 
@@ -68,17 +93,8 @@ void SendWhenSent() {
 
 // The thread sleeps for up to a second unless it is woken. Without spinning, it begins to sleep after each message.
 TEST_CASE("a message that is queued right before the sleep is sent at once") {
-  void* const library = dlopen(UCP_WITH_HOOK, RTLD_NOW | RTLD_LOCAL);
-  CHECK(library != nullptr);
-  auto* const hook = static_cast<std::atomic<void (*)()>*>(dlsym(library, "ucp_hook"));
-  const auto make = [](int process, int num_processes, uint64_t token, Receiver* receiver) {
-    UcxOptions options;
-    options.spin_us = 0;
-    if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
-    if (process == 0) options.library = UCP_WITH_HOOK;
-    return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
-  };
-  Processes processes = JoinAll(make, 2, TestProcess::Place::kAtOnce);
+  auto* const hook = Hooked<std::atomic<void (*)()>>("ucp_hook");
+  Processes processes = JoinAll(WithHook, 2, TestProcess::Place::kAtOnce);
   *hook = SendWhenSent;
   int late = 0;
   int64_t sent = 0;

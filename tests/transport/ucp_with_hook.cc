@@ -1,4 +1,5 @@
-// UCX with a hook in ucp_worker_arm. All other functions are those of the library that this one is linked with.
+// UCX with a hook in ucp_worker_arm and a count of assembled messages. All other functions are those of the library
+// that this one is linked with.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -17,6 +18,24 @@ jaxcomm::ucp::Status ucp_worker_arm(void* worker) {
   const jaxcomm::ucp::Status status = arm(worker);
   if (void (*const hook)() = ucp_hook; hook && status == jaxcomm::ucp::kOk) hook();
   return status;
+}
+
+// Eager messages that UCX has assembled from several segments, in memory of its own.
+std::atomic<int> ucp_num_assembled{0};
+
+jaxcomm::ucp::Status ucp_worker_set_am_recv_handler(void* worker, const jaxcomm::ucp::HandlerParams* params) {
+  using Set = jaxcomm::ucp::Status (*)(void*, const jaxcomm::ucp::HandlerParams*);
+  static const auto set = reinterpret_cast<Set>(dlsym(RTLD_NEXT, "ucp_worker_set_am_recv_handler"));
+  static jaxcomm::ucp::AmRecvCallback callback;
+  constexpr uint64_t kData = 1u << 16;  // UCP_AM_RECV_ATTR_FLAG_DATA: the receiver may keep the memory
+  callback = params->callback;
+  jaxcomm::ucp::HandlerParams counting = *params;
+  counting.callback = [](void* arg, const void* header, size_t header_bytes, void* data, size_t bytes,
+                         const jaxcomm::ucp::ReceivedParams* received) {
+    if (received->attributes & kData) ++ucp_num_assembled;
+    return callback(arg, header, header_bytes, data, bytes, received);
+  };
+  return set(worker, &counting);
 }
 
 }  // extern "C"
