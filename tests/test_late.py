@@ -36,4 +36,5 @@ def test_device_that_never_arrives_is_named_and_the_next_run_works(tmp_path):
         r"late: error: DEADLINE_EXCEEDED: .*psum at late\.py:\d+ .*: ranks \[1\] did not arrive within 1 s \(JAXCOMM_TI"
     )
     assert re.search(error, done.stdout), done.stdout + done.stderr
-    assert done.stdout.endswith("in time: [[6.0], [6.0]]\nfailed: [('pmax', 0), ('psum', 0), ('psum', 1)]\n"), done.stdout
+    assert "in time: [[6.0], [6.0]]\n" in done.stdout
+    assert done.stdout.endswith("failed: [('pmax', 0), ('psum', 0), ('psum', 1)]\n")

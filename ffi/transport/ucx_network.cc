@@ -247,8 +247,8 @@ void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
 void UcxNetwork::Drop(int process, const std::string& why) {
   Do([this, process, why] {
     Peer& peer = peers_[process];
-    // Closing this endpoint does not close the peer's: UCX would detect that only by its keepalive after 20 s. So the
-    // peer gets a message.
+    // Closing this endpoint does not close the peer's, so the peer gets a message. If its socket is full because it is
+    // stopped, the message is lost, and its own time limit ends its calls.
     PostControl(process, Envelope::kDisconnect);
     peer.why = why;
     OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);

@@ -59,6 +59,12 @@ Status UcxWorker::Open(const UcxOptions& options, ucp::AmRecvCallback on_message
   // Since UCX 1.17, names of settings include their transport. UCX warns about TCP settings if TCP is not used.
   const std::string tcp = ucx_->minor < kMinorWithTransportPrefix ? "" : "TCP_";
   const bool users = std::getenv("UCX_TCP_TX_SEG_SIZE") != nullptr || std::getenv("UCX_TCP_RX_SEG_SIZE") != nullptr;
+  // A peer that has closed its endpoint answers UCX's keepalive through a new one. Over TCP, UCX 1.22 may end the
+  // process there: it closes that endpoint between the two events of its socket. The kernel's keepalive finds hosts
+  // that are gone.
+  if (UsesTcp(options.devices) && !HasRdma() && std::getenv("UCX_KEEPALIVE_INTERVAL") == nullptr) {
+    settings.emplace_back("KEEPALIVE_INTERVAL", "inf");
+  }
   if (UsesTcp(options.devices) && !users) {
     const std::string bytes = std::to_string(kTcpSegmentBytes);
     for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) settings.emplace_back(tcp + name, bytes);
