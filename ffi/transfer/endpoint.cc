@@ -31,24 +31,42 @@ Endpoint::~Endpoint() { Stop(); }
 
 void Endpoint::Stop() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     if (ending_ || !thread_.joinable()) return;
     ending_ = true;
   }
   network_->Wake();
   thread_.join();
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     stopped_ = true;
     reader_.EndAll({Code::kCancelled, "the endpoint was closed"});
     network_->Close("the endpoint was closed");
-    done_.notify_all();
   }
+  Notify();
   RunDue();
 }
 
 void Endpoint::Run() {
-  while (Advance(network_->Wait(kTimerMs))) continue;
+  // While data keep coming, this thread would take the mutex again before a thread that waits for it has woken up.
+  while (Advance(network_->Wait(kTimerMs))) {
+    for (const uint64_t locked = num_locked_; num_locking_ > 0 && num_locked_ == locked;) std::this_thread::yield();
+  }
+}
+
+std::unique_lock<std::mutex> Endpoint::Lock() {
+  ++num_locking_;
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++num_locked_;
+  --num_locking_;
+  return lock;
+}
+
+void Endpoint::Notify() {
+  {
+    const std::lock_guard<std::mutex> lock(done_mutex_);
+  }
+  done_.notify_all();
 }
 
 bool Endpoint::Advance(const TcpNetwork::Events& events) {
@@ -59,8 +77,8 @@ bool Endpoint::Advance(const TcpNetwork::Events& events) {
     const auto now = std::chrono::steady_clock::now();
     source_.OnTime(now);
     reader_.OnTime(now);
-    done_.notify_all();
   }
+  Notify();
   RunDue();
   return true;
 }
@@ -68,7 +86,7 @@ bool Endpoint::Advance(const TcpNetwork::Events& events) {
 void Endpoint::RunDue() {
   std::vector<std::shared_ptr<Call>> due;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     due = reader_.TakeDue();
   }
   for (const std::shared_ptr<Call>& call : due) {
@@ -99,29 +117,29 @@ void Endpoint::OnLost(int peer, const std::string& why) {
 }
 
 Error Endpoint::Expose(Exposure exposure, uint64_t* id) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return source_.Expose(std::move(exposure), id);
 }
 
 void Endpoint::Withdraw(uint64_t id, bool revoke) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   source_.Withdraw(id, revoke);
   network_->Wake();
 }
 
 bool Endpoint::InUse(uint64_t id) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return !stopped_ && source_.InUse(id);
 }
 
 void Endpoint::MarkReady(uint64_t id, uint32_t array) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   source_.MarkReady(id, array);
   network_->Wake();
 }
 
 StatusOr<int> Endpoint::Connect(const std::string& address) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   if (ending_) return UnavailableError("the endpoint was closed");
   StatusOr<int> peer = network_->Connect(address);
   if (peer.ok()) reader_.Add(*peer);
@@ -129,52 +147,62 @@ StatusOr<int> Endpoint::Connect(const std::string& address) {
 }
 
 void Endpoint::Disconnect(int peer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   network_->Drop(peer, "this endpoint closed the connection");
   reader_.Forget(peer);
 }
 
 std::shared_ptr<Call> Endpoint::Open(int peer, const std::string& key, int64_t version, int64_t lease_ms) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return reader_.Open(peer, key, version, lease_ms);
 }
 
 std::shared_ptr<Call> Endpoint::OpenAndRead(int peer, const std::string& key, int64_t version, int64_t lease_ms,
                                             const std::string& digest, bool closes, const std::vector<Piece>& from,
                                             std::vector<Piece> to, std::vector<StridedArray> arrays) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return reader_.OpenAndRead(peer, key, version, lease_ms, digest, closes, from, std::move(to), std::move(arrays));
 }
 
 std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t after) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return reader_.Watch(peer, key, after);
 }
 
 std::shared_ptr<Call> Endpoint::Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return reader_.Read(std::move(sources), std::move(arrays));
 }
 
+std::vector<std::shared_ptr<Call>> Endpoint::ReadAll(std::vector<std::vector<ReadSource>> reads,
+                                                     const std::vector<StridedArray>& arrays) {
+  const std::unique_lock<std::mutex> lock = Lock();
+  std::vector<std::shared_ptr<Call>> calls;
+  for (std::vector<ReadSource>& sources : reads) calls.push_back(reader_.Read(std::move(sources), arrays));
+  return calls;
+}
+
 void Endpoint::Cancel(const std::shared_ptr<Call>& call, const Error& why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  reader_.Cancel(call, why);
-  done_.notify_all();
-  network_->Wake();  // for RunDue
+  {
+    const std::unique_lock<std::mutex> lock = Lock();
+    reader_.Cancel(call, why);
+    network_->Wake();  // for RunDue
+  }
+  Notify();
 }
 
 void Endpoint::Close(int peer, uint64_t lease) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   reader_.Close(peer, lease);
 }
 
 bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
   static const bool polls = std::thread::hardware_concurrency() > 1;
   if (polls) Poll(call, std::chrono::duration<double>(limit_s));
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(done_mutex_);
   // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
   const auto deadline = std::chrono::system_clock::now() + DurationOf(limit_s);
-  return done_.wait_until(lock, deadline, [&] { return call->done; });
+  return done_.wait_until(lock, deadline, [&] { return call->done.load(); });
 }
 
 void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit) {
@@ -184,7 +212,7 @@ void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<dou
   int64_t received_bytes = 0;
   int peer = -1;  // a read may go on at another one
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     if (call->done) return;
     peer = call->peer;
     events = network_->Poll(peer);
@@ -196,40 +224,35 @@ void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<dou
     for (auto now = began; now - latest < kPollLimit && now - began < limit; now = std::chrono::steady_clock::now()) {
       if (!Advance(events)) return;
       {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const std::unique_lock<std::mutex> lock = Lock();
         if (call->done) break;
         if (std::exchange(received_bytes, call->received_bytes) != call->received_bytes) latest = now;
       }
       std::this_thread::yield();  // the other endpoint may want this processor
     }
   } catch (...) {  // without memory. A frame may be lost
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     network_->Drop(peer, "out of memory");
     throw;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   network_->SetPolled(peer, false);
 }
 
 Error Endpoint::ErrorOf(const std::shared_ptr<Call>& call) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return call->error;
 }
 
-bool Endpoint::IsDone(const std::shared_ptr<Call>& call) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return call->done;
-}
-
 std::pair<int64_t, int64_t> Endpoint::Progress(const std::shared_ptr<Call>& call) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return {call->received_bytes, call->total_bytes};
 }
 
 void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock::time_point deadline,
                     std::function<void(const Call&)> then) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = Lock();
     if (!call->done) {
       call->deadline = std::min(call->deadline, deadline);
       return call->then.push_back(std::move(then));
@@ -239,7 +262,7 @@ void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock
 }
 
 EndpointStats Endpoint::stats() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   EndpointStats stats{network_->traffic(false), network_->traffic(true), network_->rejected(),
                       source_.counters(),       source_.num_leases(),    {},
                       reader_.opens(),          reader_.reads()};
@@ -250,7 +273,7 @@ EndpointStats Endpoint::stats() {
 }
 
 std::vector<WaitingCall> Endpoint::Waiting() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Lock();
   return reader_.Waiting();
 }
 

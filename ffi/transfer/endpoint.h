@@ -1,6 +1,7 @@
 // An endpoint: the thread and the lock around a network, what it shows and what it reads.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -56,12 +57,14 @@ class Endpoint : private FrameReceiver {
                                     std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
   std::shared_ptr<Call> Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays);
+  // Begins all reads before the data of the first ones keep the endpoint's thread busy.
+  std::vector<std::shared_ptr<Call>> ReadAll(std::vector<std::vector<ReadSource>> reads,
+                                             const std::vector<StridedArray>& arrays);
   void Cancel(const std::shared_ptr<Call>& call, const Error& why);
   void Close(int peer, uint64_t lease);
 
   bool Wait(const std::shared_ptr<Call>& call, double limit_s);  // whether it is done
   Error ErrorOf(const std::shared_ptr<Call>& call);
-  bool IsDone(const std::shared_ptr<Call>& call);
   std::pair<int64_t, int64_t> Progress(const std::shared_ptr<Call>& call);  // bytes received, bytes in all
   // Calls `then` when the call is done, on the thread of the endpoint or at once. The call ends with kTimeout at the
   // deadline.
@@ -79,6 +82,8 @@ class Endpoint : private FrameReceiver {
   // Does what has become due. Returns false once the endpoint ends.
   bool Advance(const TcpNetwork::Events& events);
   void RunDue();
+  std::unique_lock<std::mutex> Lock();  // before the endpoint's thread takes it again
+  void Notify();                        // of calls that may be done
   void OnPeer(int peer, bool client) override;
   char* OnBulk(int peer, const Frame& frame) override;
   void OnFrame(int peer, const Frame& frame, const char* payload) override;
@@ -86,6 +91,9 @@ class Endpoint : private FrameReceiver {
   void OnLost(int peer, const std::string& why) override;
 
   std::mutex mutex_;
+  std::atomic<int> num_locking_{0};      // threads in Lock()
+  std::atomic<uint64_t> num_locked_{0};  // by Lock()
+  std::mutex done_mutex_;                // of its own: who waits does not need the other one
   std::condition_variable done_;
   Source source_;
   Reader reader_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +35,7 @@ struct Call {
   std::string key;     // of what it asks for
   bool retry = false;  // it began on a connection that was there before: if this one is lost, a new one may do
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
-  bool done = false;
+  std::atomic<bool> done{false};  // waits read it without the lock
   Error error;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::vector<std::function<void(const Call&)>> then;  // called once it is done, without the lock

@@ -97,6 +97,7 @@ std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
 
 void BindTransfer(nb::module_ m) {
   nb::class_<Call>(m, "Call", "A request to another endpoint.")
+      .def_prop_ro("done", [](const Call& call) { return call.done.load(); })
       .def_ro("retry", &Call::retry)
       .def_ro("peer", &Call::peer, "The connection; of a call that has ended, that of its latest source.")
       .def_ro("version", &Call::version)
@@ -166,16 +167,21 @@ void BindTransfer(nb::module_ m) {
           nb::arg("peer"), nb::arg("key"), nb::arg("after"))
       .def(
           "read",
-          [](Endpoint& self, const std::vector<SourceArgument>& arguments, const std::vector<ArrayArgument>& arrays) {
-            std::vector<ReadSource> sources;
-            for (const auto& [peer, lease, from, to] : arguments) {
-              sources.push_back({peer, lease, PiecesOf(from), PiecesOf(to)});
+          [](Endpoint& self, const std::vector<std::vector<SourceArgument>>& arguments,
+             const std::vector<ArrayArgument>& arrays) {
+            std::vector<std::vector<ReadSource>> reads;
+            for (const std::vector<SourceArgument>& of_read : arguments) {
+              std::vector<ReadSource>& sources = reads.emplace_back();
+              for (const auto& [peer, lease, from, to] : of_read) {
+                sources.push_back({peer, lease, PiecesOf(from), PiecesOf(to)});
+              }
             }
-            return self.Read(std::move(sources), ArraysOf(arrays));
+            const nb::gil_scoped_release release;
+            return self.ReadAll(std::move(reads), ArraysOf(arrays));
           },
           nb::arg("sources"), nb::arg("arrays"),
-          "Reads boxes of a source into boxes of own arrays, whose memory the caller keeps until the call is done. "
-          "Each source: connection, lease, boxes there, boxes here. The next one is for when one is lost.")
+          "Reads boxes of sources into boxes of own arrays, whose memory the caller keeps until the calls are done. "
+          "Each source: connection, lease, boxes there, boxes here. The next one of a read is for when one is lost.")
       .def(
           "wait",
           [](Endpoint& self, const std::shared_ptr<Call>& call, double left_s, double timeout_s) {
@@ -197,7 +203,6 @@ void BindTransfer(nb::module_ m) {
           "Waits for a call for what is left of timeout_s. Returns (code, text).")
       .def("poll", &Endpoint::Wait, nb::arg("call"), nb::arg("limit_s"), nb::call_guard<nb::gil_scoped_release>(),
            "Waits for a call, which goes on after the limit. Returns whether it is done.")
-      .def("is_done", &Endpoint::IsDone, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def("progress", &Endpoint::Progress, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "cancel",

@@ -125,17 +125,9 @@ class Lease:
         self._number: int = call.lease
         self._endpoint, self._what = endpoint, what
 
-    def read(
-        self,
-        source: list[Any],
-        destination: list[Any],
-        arrays: list[ArrayArgument],
-        others: Sequence[tuple["Lease", list[Any], list[Any]]] = (),
-    ) -> Any:
-        """Starts a read. The caller keeps the memory of `arrays` until it has ended. It begins anew under one of the
-        other leases if the source is lost."""
-        sources = [(self, source, destination), *others]
-        return self._endpoint._native.read([(s._peer, s._number, there, here) for s, there, here in sources], arrays)
+    def read(self, source: list[Any], destination: list[Any], arrays: list[ArrayArgument]) -> Any:
+        """Starts a read. The caller keeps the memory of `arrays` until it has ended."""
+        return start_reads(self._endpoint, [[(self, source, destination)]], arrays)[0]
 
     def wait(self, read: Any, limit: Limit, others: Sequence["Lease"] = ()) -> None:
         """Waits for a read, which may go on under one of the other leases. Its error names the latest source."""
@@ -158,6 +150,19 @@ class Lease:
 
     def close(self) -> None:
         self._endpoint._native.close(self._peer, self._number)
+
+
+# A read: for each lease under which it may begin, the boxes at the source, and those here.
+Read = Sequence[tuple[Lease, list[Any], list[Any]]]
+
+
+def start_reads(endpoint: "Endpoint", reads: Sequence[Read], arrays: list[ArrayArgument]) -> list[Any]:
+    """Starts reads. A read begins anew under its next lease if a source is lost.
+
+    The caller keeps the memory of `arrays` until they have ended.
+    """
+    sources = [[(lease._peer, lease._number, there, here) for lease, there, here in read] for read in reads]
+    return list(endpoint._native.read(sources, arrays))
 
 
 class Endpoint:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxcomm import _check
 from jaxcomm._core import transfer as _native
 from jaxcomm.transfer import _arrays, _errors
-from jaxcomm.transfer._endpoint import _TICKET, Endpoint, Lease, Limit, Wanted
+from jaxcomm.transfer._endpoint import _TICKET, Endpoint, Lease, Limit, Read, Wanted, start_reads
 
 _ORDER = ("kv", "page", "token", "head", "dim")  # in which the elements of a page are sent
 
@@ -275,7 +275,7 @@ class Pull:
     def is_ready(self, layer: int) -> bool:
         """Whether a layer has arrived, or failed to: wait() does not block."""
         layer = _check.whole("Pull", "layer", layer, 0, len(self._reads) - 1)
-        return all(self._pool.endpoint._native.is_done(read) for _, read in self._reads[layer])
+        return all(read.done for _, read in self._reads[layer])
 
     def wait(self, layer: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Waits for a layer, or for all of them. Its pages are whole and of one time, or this raises.
@@ -415,19 +415,15 @@ def _start(
             here.append((layer, *_sized((0, own_page, own_token, first - begin, 0), sizes)))
         return there, here
 
-    reads: list[list[tuple[Lease, Any]]] = []
+    requests: list[Read] = []
     for layer in range(layout.layers):
-        of_layer = []
         for source, _, (first,), (last,) in moves:
-            others = [
-                (lease, *boxes(other, first, last, layer))
-                for other, lease in enumerate(leases)
-                if other != source and heads[other][0] <= first and last <= heads[other][1]
-            ]
-            read = leases[source].read(*boxes(source, first, last, layer), arguments, others)
-            of_layer.append((leases[source], read))
-        reads.append(of_layer)
-    return reads
+            others = [other for other, (low, high) in enumerate(heads) if low <= first and last <= high]
+            order = sorted(others, key=lambda other: other != source)
+            requests.append([(leases[each], *boxes(each, first, last, layer)) for each in order])
+    calls = start_reads(pool.endpoint, requests, arguments)
+    reads = [(request[0][0], call) for request, call in zip(requests, calls, strict=True)]
+    return [reads[at : at + len(moves)] for at in range(0, len(reads), len(moves))]
 
 
 def _sized(begin: tuple[int, ...], sizes: tuple[int, ...]) -> _arrays.Box:

@@ -170,7 +170,7 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   const std::shared_ptr<Call> read = reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)});
   std::atomic<bool> called{false};
   reader->Then(read, std::chrono::steady_clock::time_point::max(),
-               [&](const Call& call) { called = call.error.ok() && reader->IsDone(read); });
+               [&](const Call& call) { called = call.error.ok() && read->done; });
   CHECK(!reader->Wait(read, 0.05));
   source->MarkReady(id, 0);
   CHECK(WaitFor(*reader, read).ok());
@@ -219,7 +219,7 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
     }
     allocations_left = -1;
     leave = true;
-    wait_until([&] { return reader->IsDone(open) && !inside; });
+    wait_until([&] { return open->done && !inside; });
     reader->Disconnect(peer);
   }
   CHECK(failed > 1);
