@@ -127,7 +127,7 @@ inline Machine& TheMachine() {
 
 // Switching passes the fields of Machine, Fiber and Barrier on. ThreadSanitizer must not take that for synchronisation.
 #if defined(__SANITIZE_THREAD__)
-#define EMULATION_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
+#define EMULATION_UNCHECKED __attribute__((no_sanitize("thread"), noinline, unused))
 #else
 #define EMULATION_UNCHECKED inline
 #endif
