@@ -221,7 +221,7 @@ def unsharded(op: str, name: str, index: int, aval: Any) -> None:
 
 def element_type(op: str, x: Any, *, ordered: bool = False, booleans: bool = True, name: str = "x") -> None:
     """Raises for extended element types (PRNG keys), for complex ones if the op needs an order, and for booleans."""
-    dtype = jax.typeof(x).dtype
+    dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"{op}: {name} has element type {dtype}; pass its data (jax.random.key_data)")
     if ordered and jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):

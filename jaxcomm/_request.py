@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -76,8 +75,7 @@ def call_of(
     if row.input != "none" and not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{op}: x must be an array or a jax.ShapeDtypeStruct, got {x!r}")
     if row.input != "none":
-        operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        _check.element_type(op, operand, ordered=op in ("pmax", "pmin"), booleans=row.name != "reduce_scatter")
+        _check.element_type(op, x, ordered=op in ("pmax", "pmin"), booleans=row.name != "reduce_scatter")
     if "root" in row.attributes:
         source = _check.rank(op, "source", source, n)
     count = 0 if row.input == "none" else math.prod(x.shape)
