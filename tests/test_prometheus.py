@@ -39,14 +39,18 @@ def test_groups_of_equal_size_are_added():
 
 def test_histograms_of_transfers():
     """Each bucket counts all requests that took at most its limit."""
-    counters = {"leases": 2, "tcp_sent_bytes": 64, "open_us": 10, "read_us": 5_000_003}
+    counters = {"leases": 2, "tcp_sent_bytes": 64, "open_us": 10, "read_us": 5_000_003, "read_wait_us": 2_500_000}
+    traffic = {"p": {"tcp_sent_bytes": 60}, "q": {"tcp_sent_bytes": 4}}
     histograms = {"open": [0, 1, 2, 0], "read": [3, 0, 0, 1]}
-    transfers = tuple(_prometheus.Transfers(name, counters, histograms, []) for name in "ab")
+    transfers = tuple(_prometheus.Transfers(name, counters, traffic, histograms, []) for name in "ab")
     found = values(_prometheus.text(_prometheus.Stats((), (), 0, transfers), 9))
     for endpoint in "ab":
         labels = f'process="9",endpoint="{endpoint}"'
         assert found.pop(f"jaxcomm_transfer_leases{{{labels}}}") == "2"
         assert found.pop(f"jaxcomm_transfer_tcp_sent_bytes_total{{{labels}}}") == "64"
+        assert found.pop(f"jaxcomm_transfer_read_wait_seconds_total{{{labels}}}") == "2.5"
+        for peer, count in (("p", "60"), ("q", "4")):
+            assert found.pop(f'jaxcomm_transfer_peer_tcp_sent_bytes_total{{{labels},peer="{peer}"}}') == count
         for name, below, total_s in (("open", [0, 1, 3, 3], 1e-5), ("read", [3, 3, 3, 4], 5.000003)):
             metric = f"jaxcomm_transfer_{name}_seconds"
             for limit, count in zip(("1e-06", "2e-06", "4e-06", "+Inf"), below, strict=True):

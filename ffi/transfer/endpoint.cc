@@ -11,8 +11,14 @@ namespace {
 
 constexpr int kTimerMs = 50;  // leases and limits of the handshake are checked as often
 // A waiting thread polls as long after the latest bytes before it sleeps: an answer of an endpoint of the same host
-// takes as long, and a sleeping thread is woken by another one, which has been woken itself.
+// takes as long, and a sleeping thread is woken by another one, which has been woken itself. So does the thread of a
+// source that waits for a slot.
 constexpr std::chrono::microseconds kPollLimit{100};
+
+bool Polls() {
+  static const bool polls = std::thread::hardware_concurrency() > 1;
+  return polls;
+}
 
 }  // namespace
 
@@ -49,9 +55,21 @@ void Endpoint::Stop() {
 
 void Endpoint::Run() {
   // While data keep coming, this thread would take the mutex again before a thread that waits for it has woken up.
-  while (Advance(network_->Wait(kTimerMs))) {
+  TcpNetwork::Events events;
+  while (Advance(events)) {
     for (const uint64_t locked = num_locked_; num_locking_ > 0 && num_locked_ == locked;) std::this_thread::yield();
+    events = NextEvents();
   }
+}
+
+TcpNetwork::Events Endpoint::NextEvents() {
+  const auto until = std::chrono::steady_clock::now() + kPollLimit;
+  while (waits_for_slot_ && Polls() && std::chrono::steady_clock::now() < until) {
+    TcpNetwork::Events events = network_->Wait(0);
+    if (!events.empty()) return events;
+    std::this_thread::yield();
+  }
+  return network_->Wait(kTimerMs);
 }
 
 std::unique_lock<std::mutex> Endpoint::Lock() {
@@ -74,6 +92,7 @@ bool Endpoint::Advance(const TcpNetwork::Events& events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (ending_) return false;
     network_->Progress(events);
+    waits_for_slot_ = network_->waits_for_slot();
     const auto now = std::chrono::steady_clock::now();
     source_.OnTime(now);
     reader_.OnTime(now);
@@ -169,13 +188,8 @@ std::shared_ptr<Call> Endpoint::Watch(int peer, const std::string& key, int64_t 
   return reader_.Watch(peer, key, after);
 }
 
-std::shared_ptr<Call> Endpoint::Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays) {
-  const std::unique_lock<std::mutex> lock = Lock();
-  return reader_.Read(std::move(sources), std::move(arrays));
-}
-
-std::vector<std::shared_ptr<Call>> Endpoint::ReadAll(std::vector<std::vector<ReadSource>> reads,
-                                                     const std::vector<StridedArray>& arrays) {
+std::vector<std::shared_ptr<Call>> Endpoint::Read(std::vector<std::vector<ReadSource>> reads,
+                                                  const std::vector<StridedArray>& arrays) {
   const std::unique_lock<std::mutex> lock = Lock();
   std::vector<std::shared_ptr<Call>> calls;
   for (std::vector<ReadSource>& sources : reads) calls.push_back(reader_.Read(std::move(sources), arrays));
@@ -197,8 +211,7 @@ void Endpoint::Close(int peer, uint64_t lease) {
 }
 
 bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
-  static const bool polls = std::thread::hardware_concurrency() > 1;
-  if (polls) Poll(call, std::chrono::duration<double>(limit_s));
+  if (Polls()) Poll(call, std::chrono::duration<double>(limit_s));
   std::unique_lock<std::mutex> lock(done_mutex_);
   // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
   const auto deadline = std::chrono::system_clock::now() + DurationOf(limit_s);
@@ -263,9 +276,8 @@ void Endpoint::Then(const std::shared_ptr<Call>& call, std::chrono::steady_clock
 
 EndpointStats Endpoint::stats() {
   const std::unique_lock<std::mutex> lock = Lock();
-  EndpointStats stats{network_->traffic(false), network_->traffic(true), network_->rejected(),
-                      source_.counters(),       source_.num_leases(),    {},
-                      reader_.opens(),          reader_.reads()};
+  EndpointStats stats{network_->traffic(), network_->rejected(), source_.counters(), source_.num_leases(), {},
+                      reader_.opens(),     reader_.reads(),      reader_.stages()};
   for (int code = 0; code <= static_cast<int>(Code::kCancelled); ++code) {
     stats.failures.push_back(reader_.failures(static_cast<Code>(code)));
   }

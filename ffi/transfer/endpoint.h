@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,14 +22,14 @@
 namespace jaxcomm {
 
 struct EndpointStats {
-  TcpNetwork::Traffic tcp;
-  TcpNetwork::Traffic shared_memory;
+  std::map<std::string, TcpNetwork::PeerTraffic> traffic;  // by name of the peer
   uint64_t rejected = 0;
   SourceCounters source;
   int64_t num_leases = 0;
   std::vector<uint64_t> failures;  // by Code
   Histogram opens;
   Histogram reads;
+  ReadStages stages;
 };
 
 // Thread-safe.
@@ -56,10 +57,9 @@ class Endpoint : private FrameReceiver {
                                     const std::string& digest, bool closes, const std::vector<Piece>& from,
                                     std::vector<Piece> to, std::vector<StridedArray> arrays);
   std::shared_ptr<Call> Watch(int peer, const std::string& key, int64_t after);
-  std::shared_ptr<Call> Read(std::vector<ReadSource> sources, std::vector<StridedArray> arrays);
   // Begins all reads before the data of the first ones keep the endpoint's thread busy.
-  std::vector<std::shared_ptr<Call>> ReadAll(std::vector<std::vector<ReadSource>> reads,
-                                             const std::vector<StridedArray>& arrays);
+  std::vector<std::shared_ptr<Call>> Read(std::vector<std::vector<ReadSource>> reads,
+                                          const std::vector<StridedArray>& arrays);
   void Cancel(const std::shared_ptr<Call>& call, const Error& why);
   void Close(int peer, uint64_t lease);
 
@@ -77,6 +77,7 @@ class Endpoint : private FrameReceiver {
  private:
   explicit Endpoint(int64_t max_lease_ms) : source_(max_lease_ms) {}
   void Run();
+  TcpNetwork::Events NextEvents();
   // Does the work of the endpoint's thread for the peer of a call, until the call is done or nothing arrives.
   void Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit);
   // Does what has become due. Returns false once the endpoint ends.
@@ -93,11 +94,12 @@ class Endpoint : private FrameReceiver {
   std::mutex mutex_;
   std::atomic<int> num_locking_{0};      // threads in Lock()
   std::atomic<uint64_t> num_locked_{0};  // by Lock()
-  std::mutex done_mutex_;                // of its own: who waits does not need the other one
+  std::mutex done_mutex_;                // of waits, which do not need the other one
   std::condition_variable done_;
   Source source_;
   Reader reader_;
   std::unique_ptr<TcpNetwork> network_;
+  std::atomic<bool> waits_for_slot_{false};
   bool ending_ = false;
   bool stopped_ = false;  // no thread reads memory of exposures
   std::thread thread_;

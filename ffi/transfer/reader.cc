@@ -153,12 +153,20 @@ void Reader::Finish(Call& call, Error error, bool counts) {
   calls_.erase(call.id);
   if (call.placing) network_->StopPlacing(call.peer);
   call.placing = false;
-  call.done = true;
   call.error = std::move(error);
+  call.done = true;
   if (!call.error.ok()) {
     failures_[call.error.code] += counts ? 1 : 0;
   } else if (call.answer != kNoticeFrame) {
-    (call.answer == kOpenedFrame ? opens_ : reads_).Add(Clock::now() - call.began);
+    const auto now = Clock::now();
+    (call.answer == kOpenedFrame ? opens_ : reads_).Add(now - call.began);
+    if (call.answer == kEndFrame) {
+      if (call.total_bytes == 0) call.first = call.last = now;
+      stages_.wait += call.first - call.began;
+      stages_.wire += call.last - call.first - call.place;
+      stages_.place += call.place;
+      stages_.commit += now - call.last;
+    }
   }
   if (call.closes && call.error.ok()) {
     leases_.erase({call.peer, call.lease});  // as at the source
@@ -242,6 +250,9 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
   if (frame.at != static_cast<uint64_t>(call.received_bytes) || frame.bytes > call.total_bytes - call.received_bytes) {
     return network_->Drop(peer, "it sent other bytes than asked for");
   }
+  const auto now = Clock::now();
+  if (call.received_bytes == 0) call.first = now, call.place = {};
+  call.last = now;
   call.placing = false;
   call.received_bytes += frame.bytes;
   if (payload == nullptr) return;  // they are in place
@@ -252,6 +263,8 @@ void Reader::OnFrame(int peer, const Frame& frame, const char* payload) {
     payload += bytes;
     left -= bytes;
   }
+  call.last = Clock::now();
+  call.place += call.last - now;
 }
 
 void Reader::OnLost(int peer, const std::string& why) {

@@ -54,6 +54,9 @@ struct Call {
   std::vector<ReadSource> others;
   int64_t received_bytes = 0;
   int64_t total_bytes = 0;
+  std::chrono::steady_clock::time_point first;  // when the first data came, and the last
+  std::chrono::steady_clock::time_point last;
+  std::chrono::steady_clock::duration place{};
 };
 
 // How many calls took how long: element i counts those of at least 2^(i-1) and less than 2^i microseconds.
@@ -72,6 +75,14 @@ class Histogram {
  private:
   uint64_t sum_us_ = 0;
   std::array<uint64_t, 36> counts_{};
+};
+
+// Where the time of reads goes.
+struct ReadStages {
+  std::chrono::steady_clock::duration wait{};    // until the first data
+  std::chrono::steady_clock::duration wire{};    // until the last data, without `place`
+  std::chrono::steady_clock::duration place{};   // copies to the destination, unless the network writes there
+  std::chrono::steady_clock::duration commit{};  // from the last data to the end
 };
 
 // A call without an answer yet.
@@ -124,6 +135,7 @@ class Reader {
   std::vector<WaitingCall> Waiting() const;
   const Histogram& opens() const { return opens_; }  // without those that failed, as reads()
   const Histogram& reads() const { return reads_; }
+  const ReadStages& stages() const { return stages_; }
   uint64_t failures(Code code) const {
     const auto found = failures_.find(code);
     return found == failures_.end() ? 0 : found->second;
@@ -160,6 +172,7 @@ class Reader {
   std::vector<std::shared_ptr<Call>> due_;
   std::map<Code, uint64_t> failures_;
   Histogram opens_, reads_;
+  ReadStages stages_;
   uint64_t next_id_ = 1;
 };
 

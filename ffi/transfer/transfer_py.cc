@@ -69,12 +69,19 @@ T ValueOrRaise(StatusOr<T> value) {
   return *std::move(value);
 }
 
+uint64_t Microseconds(std::chrono::steady_clock::duration time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+}
+
+std::map<std::string, uint64_t> NamedTraffic(const TcpNetwork::PeerTraffic& traffic) {
+  return {{"tcp_sent_bytes", traffic.tcp.sent_bytes},
+          {"tcp_received_bytes", traffic.tcp.received_bytes},
+          {"shared_memory_sent_bytes", traffic.shared_memory.sent_bytes},
+          {"shared_memory_received_bytes", traffic.shared_memory.received_bytes}};
+}
+
 std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
   std::map<std::string, uint64_t> named = {
-      {"tcp_sent_bytes", stats.tcp.sent_bytes},
-      {"tcp_received_bytes", stats.tcp.received_bytes},
-      {"shared_memory_sent_bytes", stats.shared_memory.sent_bytes},
-      {"shared_memory_received_bytes", stats.shared_memory.received_bytes},
       {"rejected_connections", stats.rejected},
       {"leases", static_cast<uint64_t>(stats.num_leases)},
       {"leases_granted", stats.source.granted},
@@ -85,7 +92,15 @@ std::map<std::string, uint64_t> StatsOf(const EndpointStats& stats) {
       {"requests_refused", stats.source.refused},
       {"open_us", stats.opens.sum_us()},
       {"read_us", stats.reads.sum_us()},
+      {"read_wait_us", Microseconds(stats.stages.wait)},
+      {"read_wire_us", Microseconds(stats.stages.wire)},
+      {"read_place_us", Microseconds(stats.stages.place)},
+      {"read_commit_us", Microseconds(stats.stages.commit)},
   };
+  for (const auto& [name, bytes] : NamedTraffic({})) named[name] = 0;
+  for (const auto& [peer, traffic] : stats.traffic) {
+    for (const auto& [name, bytes] : NamedTraffic(traffic)) named[name] += bytes;
+  }
   const char* const names[] = {"", "unknown", "gone", "revoked", "lost", "timeout", "invalid", "cancelled"};  // by Code
   for (size_t code = 1; code < stats.failures.size(); ++code) {
     named[std::string("failures_") + names[code]] = stats.failures[code];
@@ -177,7 +192,7 @@ void BindTransfer(nb::module_ m) {
               }
             }
             const nb::gil_scoped_release release;
-            return self.ReadAll(std::move(reads), ArraysOf(arrays));
+            return self.Read(std::move(reads), ArraysOf(arrays));
           },
           nb::arg("sources"), nb::arg("arrays"),
           "Reads boxes of sources into boxes of own arrays, whose memory the caller keeps until the calls are done. "
@@ -212,6 +227,12 @@ void BindTransfer(nb::module_ m) {
           nb::arg("call"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Endpoint::Close, nb::arg("peer"), nb::arg("lease"), nb::call_guard<nb::gil_scoped_release>())
       .def("stats", [](Endpoint& self) { return StatsOf(self.stats()); })
+      .def("traffic",
+           [](Endpoint& self) {
+             std::map<std::string, std::map<std::string, uint64_t>> by_peer;
+             for (const auto& [peer, traffic] : self.stats().traffic) by_peer[peer] = NamedTraffic(traffic);
+             return by_peer;
+           })
       .def(
           "histograms",
           [](Endpoint& self) {

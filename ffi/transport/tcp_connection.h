@@ -101,6 +101,9 @@ struct TcpNetwork::Connection {
 
   std::unique_ptr<SharedMemory> memory;
   std::vector<uint32_t> free_slots;  // at the server
+  PeerTraffic* by_peer = nullptr;    // null before the proof
+
+  Traffic& traffic() const { return memory != nullptr ? by_peer->shared_memory : by_peer->tcp; }
 
   char* Extend(size_t bytes) {
     if (out_begin == out_end) out_begin = out_end = 0;

@@ -337,6 +337,7 @@ void TcpNetwork::BecomeOpen(Connection& c) {
   const Digest key = Hmac(options_.secret).Of("connection" + said);
   c.key = Hmac(Bytes(key.data(), key.size()));
   c.state = Connection::State::kOpen;
+  c.by_peer = &traffic_[c.peer_name];
   c.in.clear();
   receiver_->OnPeer(c.peer, c.client);
 }

@@ -90,7 +90,7 @@ void TcpNetwork::SendBulk(int peer, Frame frame, const char* payload, const std:
   const auto tag = c->TagOf(header, nullptr, c->sent++, c->client);
   std::copy(tag.begin(), tag.end(), header.tag);
   c->Put(&header, sizeof header);
-  traffic_[c->memory != nullptr ? 1 : 0].sent_bytes += frame.bytes;
+  c->traffic().sent_bytes += frame.bytes;
   if (in_slot) return Flush(*c);
   if (payload != nullptr && !small) return Flush(*c, payload, frame.bytes);
   write(c->Extend(frame.bytes));
@@ -250,7 +250,7 @@ void TcpNetwork::Deliver(Connection& c) {
   if ((frame.kind & kBulkFlag) != 0) {
     const bool in_slot = (frame.kind & kSlotFlag) != 0;
     frame.kind &= ~(kBulkFlag | kSlotFlag);
-    traffic_[c.memory != nullptr ? 1 : 0].received_bytes += frame.bytes;
+    c.traffic().received_bytes += frame.bytes;
     if (in_slot) {
       receiver_->OnFrame(c.peer, frame, c.memory->data() + c.header.slot * kMaxBulkBytes);
       Queue(c, {kSlotFreeFrame, 0, c.header.slot, 0}, nullptr);
@@ -295,6 +295,7 @@ void TcpNetwork::Receive(Connection& c) {
 void TcpNetwork::OfferRoom(Connection& c) {
   for (int turn = 0; turn < kChunksPerTurn && c.busy && HasRoom(c.peer); ++turn) receiver_->OnRoom(c.peer);
   more_room_ = more_room_ || (c.busy && HasRoom(c.peer));
+  waits_for_slot_ = waits_for_slot_ || (c.busy && c.memory != nullptr && c.free_slots.empty());
 }
 
 TcpNetwork::Events TcpNetwork::Wait(int timeout_ms) {
@@ -336,6 +337,7 @@ void TcpNetwork::Progress(const Events& events) {
     }
   }
   more_room_ = false;
+  waits_for_slot_ = false;
   for (const auto& [peer, c] : connections_) {
     if (c->busy && c->why.empty()) OfferRoom(*c);
   }

@@ -7,7 +7,6 @@
 // payload of bulk frames is neither tagged nor encrypted.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +73,10 @@ class TcpNetwork {
     uint64_t sent_bytes = 0;  // of bulk payloads, as below
     uint64_t received_bytes = 0;
   };
+  struct PeerTraffic {
+    Traffic tcp;
+    Traffic shared_memory;
+  };
 
   static StatusOr<std::unique_ptr<TcpNetwork>> Listen(const Options& options, FrameReceiver* receiver);
   ~TcpNetwork();
@@ -108,10 +111,11 @@ class TcpNetwork {
   void SetPolled(int peer, bool polled);
   Events Poll(int peer) const;
   void Wake();
+  bool waits_for_slot() const { return waits_for_slot_; }  // in shared memory, for what is to be sent
 
   std::string name_of(int peer) const;
-  Traffic traffic(bool shared_memory) const { return traffic_[shared_memory ? 1 : 0]; }
-  uint64_t rejected() const { return rejected_; }  // connections that proved nothing
+  const std::map<std::string, PeerTraffic>& traffic() const { return traffic_; }  // by name of the peer
+  uint64_t rejected() const { return rejected_; }                                 // connections that proved nothing
 
  private:
   struct Connection;
@@ -153,8 +157,9 @@ class TcpNetwork {
   int next_peer_ = 0;
   bool progressing_ = false;  // Progress sends small frames at its end
   bool more_room_ = false;    // a busy peer has room: Wait must not block
-  bool lost_ = false;         // a connection waits for EndLost
-  std::array<Traffic, 2> traffic_;
+  bool waits_for_slot_ = false;
+  bool lost_ = false;  // a connection waits for EndLost
+  std::map<std::string, PeerTraffic> traffic_;
   uint64_t rejected_ = 0;
 };
 

@@ -54,12 +54,14 @@ class Transfers:
     Attributes:
       endpoint: its name.
       counters: those of Endpoint.stats().
+      traffic: as Endpoint.traffic(): bytes by path for each other endpoint.
       histograms: those of Endpoint.histograms().
       waiting: as Endpoint.waiting(): requests without an answer, the longest first. Each names the other endpoint.
     """
 
     endpoint: str
     counters: dict[str, int]
+    traffic: dict[str, dict[str, int]]
     histograms: dict[str, list[int]]
     waiting: list[str]
 
@@ -87,7 +89,7 @@ endpoints: "weakref.WeakSet[Any]" = weakref.WeakSet()  # of jaxcomm.transfer, wh
 
 def stats() -> Stats:
     """The counters of the flight recorder since the start of this process; none if it is off or its file is gone."""
-    transfers = tuple(Transfers(e.name, e.stats(), e.histograms(), e.waiting()) for e in list(endpoints))
+    transfers = tuple(Transfers(e.name, e.stats(), e.traffic(), e.histograms(), e.waiting()) for e in list(endpoints))
     path = pathlib.Path(_core.recorder.path())
     try:
         ring = _file.read(path)
@@ -140,10 +142,18 @@ def _transfers_text(transfers: tuple[Transfers, ...], process: int) -> list[str]
     sums = {f"{name}_us" for name in histograms}
     for name in sorted({name for each in transfers for name in each.counters} - sums):
         kind = "gauge" if name == "leases" else "counter"
-        suffix = "" if kind == "gauge" else "_total"
-        metric = f"jaxcomm_transfer_{name}{suffix}"
+        suffix, unit = "" if kind == "gauge" else "_total", 1e-6 if name.endswith("_us") else 1
+        metric = f"jaxcomm_transfer_{name.replace('_us', '_seconds')}{suffix}"
         lines += [f"# HELP {metric} Of jaxcomm.transfer, by endpoint.", f"# TYPE {metric} {kind}"]
-        lines += [f"{metric}{{{of}}} {each.counters[name]}" for each, of in zip(transfers, labels, strict=True)]
+        lines += [
+            f"{metric}{{{of}}} {each.counters[name] * unit:.15g}" for each, of in zip(transfers, labels, strict=True)
+        ]
+    for name in sorted({name for each in transfers for by_path in each.traffic.values() for name in by_path}):
+        metric = f"jaxcomm_transfer_peer_{name}_total"
+        lines += [f"# HELP {metric} Of jaxcomm.transfer, by both endpoints.", f"# TYPE {metric} counter"]
+        for each, of in zip(transfers, labels, strict=True):
+            for peer, by_path in sorted(each.traffic.items()):
+                lines.append(f'{metric}{{{of},peer="{_escaped(peer)}"}} {by_path[name]}')
     for name in histograms:
         metric = f"jaxcomm_transfer_{name}_seconds"
         lines += [f"# HELP {metric} Successful requests of jaxcomm.transfer.", f"# TYPE {metric} histogram"]

@@ -230,8 +230,17 @@ class Endpoint:
         self.close()
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start: bytes by path, leases, failures by kind, rejected connections."""
+        """Counters since the start: bytes by path, leases, failures by kind, rejected connections, microseconds.
+
+        The time of successful reads, read_us, is that until the first data (read_wait_us), until the last
+        (read_wire_us, without the copies of the next), of copies to the destination (read_place_us; over TCP, long runs
+        need none), and from the last data to the end, when the source confirms them (read_commit_us).
+        """
         return dict(self._native.stats())
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """The bytes by path of stats() for each other endpoint by name."""
+        return dict(self._native.traffic())
 
     def waiting(self) -> list[str]:
         """The requests that wait for other endpoints, the longest first: the object and version, the endpoint, the

@@ -122,7 +122,7 @@ void Churn(bool shared_memory, int rounds) {
         ++round;
         std::vector<int32_t> into(kCount, 0);
         const Piece piece{0, {{0}, {kCount}}};
-        const std::shared_ptr<Call> read = reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)});
+        const std::shared_ptr<Call> read = reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0];
         const unsigned action = random() % 8;
         if (action == 0) reader->Cancel(read, {Code::kCancelled, "test"});
         if (action == 1) {
@@ -167,7 +167,7 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
   CHECK(WaitFor(*reader, open).ok());
   const Piece piece{0, {{2}, {5}}};
-  const std::shared_ptr<Call> read = reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)});
+  const std::shared_ptr<Call> read = reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0];
   std::atomic<bool> called{false};
   reader->Then(read, std::chrono::steady_clock::time_point::max(),
                [&](const Call& call) { called = call.error.ok() && read->done; });
@@ -249,7 +249,7 @@ TEST_CASE("an array that becomes ready late goes before the rest of one after it
   for (uint32_t array = 0; array < 2; ++array) {
     const int64_t size = 4 << 20, at = array * size;
     const Piece from{array, {{0}, {size}}}, to{0, {{at}, {at + size}}};
-    reader->Then(reader->Read({{peer, open->lease, {from}, {to}}}, {ArrayOf(into)}),
+    reader->Then(reader->Read({{{peer, open->lease, {from}, {to}}}}, {ArrayOf(into)})[0],
                  std::chrono::steady_clock::time_point::max(), [&, array](const Call& call) {
                    CHECK(call.error.ok());
                    ended.push_back(array);
@@ -268,7 +268,7 @@ TEST_CASE("an array that becomes ready late goes before the rest of one after it
   CHECK(source->Expose(std::move(later), &id_of_later).ok());
   wait_until([&] { return inside.load(); });
   source->MarkReady(id, 1);
-  wait_until([&] { return source->stats().shared_memory.sent_bytes > 0; });
+  wait_until([&] { return source->stats().traffic["reader"].shared_memory.sent_bytes > 0; });
   source->MarkReady(id, 0);
   leave = true;
   wait_until([&] { return num_ended == 2; });
@@ -320,7 +320,7 @@ TEST_CASE("a read goes to the next source if the first one was just disconnected
   CHECK(sources[1]->Expose(Version(2, memory), &id).ok());
   while (!inside) std::this_thread::yield();
   reader->Disconnect(from[0].peer);
-  const std::shared_ptr<Call> read = reader->Read(from, {ArrayOf(into)});
+  const std::shared_ptr<Call> read = reader->Read({from}, {ArrayOf(into)})[0];
   leave = true;
   CHECK(WaitFor(*reader, read).ok() && into == memory);
 }
@@ -338,9 +338,9 @@ TEST_CASE("a page that is used again ends the read") {
   const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
   CHECK(WaitFor(*reader, open).ok());
   const Piece piece{0, {{0}, {10}}};
-  CHECK(WaitFor(*reader, reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)})).ok());
+  CHECK(WaitFor(*reader, reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0]).ok());
   __atomic_store_n(&generations[1], 5, __ATOMIC_RELEASE);
-  const Error error = WaitFor(*reader, reader->Read({{peer, open->lease, {piece}, {piece}}}, {ArrayOf(into)}));
+  const Error error = WaitFor(*reader, reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0]);
   CHECK(error.code == Code::kRevoked);
 }
 

@@ -212,7 +212,7 @@ bool WholeRead(Endpoint& reader, const std::string& address) {
   CHECK(reader.Wait(open, kLimitS) && reader.ErrorOf(open).ok());
   std::vector<int32_t> into(kCount);
   const Piece all{0, {{0}, {kCount}}};
-  const std::shared_ptr<Call> read = reader.Read({{peer, open->lease, {all}, {all}}}, {ArrayOf(into)});
+  const std::shared_ptr<Call> read = reader.Read({{{peer, open->lease, {all}, {all}}}}, {ArrayOf(into)})[0];
   CHECK(reader.Wait(read, kLimitS) && reader.ErrorOf(read).ok());
   reader.Disconnect(peer);
   return std::all_of(into.begin(), into.end(), [](int32_t x) { return x == 7; });
@@ -302,7 +302,7 @@ void FuzzReader(unsigned seed, int connections) {
     const std::shared_ptr<Call> open = reader->Open(number, "x", kLatest, 5000);
     std::vector<int32_t> into(kCount, 0);
     const Piece all{0, {{0}, {kCount}}};
-    const std::shared_ptr<Call> read = reader->Read({{number, 5, {all}, {all}}}, {ArrayOf(into)});
+    const std::shared_ptr<Call> read = reader->Read({{{number, 5, {all}, {all}}}}, {ArrayOf(into)})[0];
     std::string content(kCount * 4, '\0');
     for (size_t at = 0; at < content.size(); at += 4) content[at] = 7;
     const uint64_t half = content.size() / 2;

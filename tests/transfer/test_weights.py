@@ -166,6 +166,10 @@ def test_the_recorder_has_the_counters_of_endpoints(pair):
     found = next(each for each in jaxcomm.recorder.stats().transfers if each.endpoint == "reader")
     assert re.fullmatch(r"watch of 'y' at endpoint 'source' \(incarnation .*\): \d+\.\d s$", found.waiting[0])
     assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
+    stages = sum(found.counters[f"read_{stage}_us"] for stage in ("wait", "wire", "place", "commit"))
+    assert 0 <= found.counters["read_us"] - stages <= 4, "each is rounded down"
+    assert found.traffic == reader.traffic() and sum(found.traffic["source"].values()) == 72
+    assert sum(count for path, count in source.traffic()["reader"].items() if "_sent_" in path) == 72
     transfer.publish(source, "y", np.zeros(1), 1)
     waiting.join()
     assert 'jaxcomm_transfer_leases_granted_total{process="0",endpoint="source"} 1' in text(jaxcomm.recorder.stats(), 0)
