@@ -9,7 +9,7 @@
 namespace jaxcomm {
 namespace {
 
-constexpr int kTimerMs = 50;  // leases and limits of the handshake are checked as often
+constexpr std::chrono::milliseconds kTimer{50};  // leases and limits of the handshake are checked as often
 // A waiting thread polls as long after the latest bytes before it sleeps: an answer of an endpoint of the same host
 // takes as long, and a sleeping thread is woken by another one, which has been woken itself. So does the thread of a
 // source that waits for a slot.
@@ -69,7 +69,7 @@ TcpNetwork::Events Endpoint::NextEvents() {
     if (!events.empty()) return events;
     std::this_thread::yield();
   }
-  return network_->Wait(kTimerMs);
+  return network_->Wait(kTimer.count());
 }
 
 std::unique_lock<std::mutex> Endpoint::Lock() {
@@ -211,11 +211,16 @@ void Endpoint::Close(int peer, uint64_t lease) {
 }
 
 bool Endpoint::Wait(const std::shared_ptr<Call>& call, double limit_s) {
-  if (Polls()) Poll(call, std::chrono::duration<double>(limit_s));
+  const std::chrono::duration<double> limit(limit_s);
+  const auto began = std::chrono::steady_clock::now();
+  if (Polls()) Poll(call, limit);
   std::unique_lock<std::mutex> lock(done_mutex_);
-  // ThreadSanitizer knows waits on the system clock only. A jump of that clock makes one wait shorter or longer.
-  const auto deadline = std::chrono::system_clock::now() + DurationOf(limit_s);
-  return done_.wait_until(lock, deadline, [&] { return call->done.load(); });
+  // ThreadSanitizer knows waits on the system clock only. A jump of that clock does not matter: Advance ends each wait.
+  for (auto now = began; !call->done && now - began < limit; now = std::chrono::steady_clock::now()) {
+    const auto rest = std::min<std::chrono::duration<double>>(limit - (now - began), kTimer);
+    done_.wait_until(lock, std::chrono::system_clock::now() + DurationOf(rest.count()));
+  }
+  return call->done;
 }
 
 void Endpoint::Poll(const std::shared_ptr<Call>& call, std::chrono::duration<double> limit) {
