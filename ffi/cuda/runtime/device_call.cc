@@ -120,9 +120,9 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   // Ranks must agree before any of them reserves memory. A rank with an error of its own must not leave the others
   // waiting.
   JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it compared its sizes with the limits", args.status()));
-  const uint64_t shapes = HashOf({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align,
-                                  shape.slots, shape.row_bytes, args->num_channels});
-  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes and of max_sms", shapes));
+  const uint64_t shapes = HashOf(
+      {shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.slots, shape.row_bytes});
+  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes", shapes));
   device::Comm comm = communicator.comm();
   JAXCOMM_RETURN_IF_ERROR(communicator.ReserveFor(kOneExchangeArena, ArenaBytes(*args), &comm));
   comm.call_id = made->name_.number();
