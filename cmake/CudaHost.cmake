@@ -55,7 +55,6 @@ add_library(jaxcomm_cuda_host OBJECT EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/device_call.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/liveness.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/recorded_calls.cc
-  ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/route_and_dispatch.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/own_communicators.cc
   ${PROJECT_SOURCE_DIR}/ffi/cuda/runtime/watchdog.cc)
 # Some tests replace or observe these.

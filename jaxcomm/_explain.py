@@ -18,6 +18,7 @@ from jaxcomm.moe.expected import Rows, groups_of_token, rows_of
 _GPUS_PER_HOST = 8  # of DGX and HGX machines
 # Public name -> native name. `reshard` runs outside of jit.
 _NATIVE = _request.FUNCTIONS | {"reshard": "reshard"}
+_ONE_EXCHANGE = "moe.route_and_dispatch"
 _PARTS = {"all_gather_matmul": ("all_gather", "rows"), "matmul_psum_scatter": ("psum_scatter", "scatter")}
 
 
@@ -42,7 +43,7 @@ def algorithms(op: str) -> tuple[str, ...]:
 
 def _native_name(op: str) -> str:
     if op not in _NATIVE:
-        raise ValueError(f"op must be one of {', '.join([*_NATIVE, *_PARTS])}, got {op!r}")
+        raise ValueError(f"op must be one of {', '.join([*_NATIVE, *_PARTS, _ONE_EXCHANGE])}, got {op!r}")
     return _NATIVE[op]
 
 
@@ -210,6 +211,25 @@ def _explain_matmul(
     )
 
 
+def _explain_one_exchange(op: str, x: Any, axis_sizes: int | Sequence[int] | None, **options: Any) -> Explanation:
+    """The dispatch, and by default whether one exchange replaces it and route(). `options` are those of explain()."""
+    found = dataclasses.replace(explain("moe.dispatch", x, axis_sizes, **options), op=op)
+    tokens, num_ranks = x.shape[0], found.num_nodes * found.ranks_per_node
+    one, reason = plan.resolve_route_and_dispatch(
+        num_ranks,
+        tokens,
+        options["choices"],
+        options["num_experts"],
+        found.input_bytes // max(tokens, 1),
+        False,
+        options["max_sms"] or 0,
+        plan.Placement(ranks_per_node=found.ranks_per_node, found=False),
+        _lowering.capabilities("cuda", None),
+    )
+    default = f"one_shot: {reason}" if one else f"route and dispatch: {reason}; dispatch by {found.default}"
+    return dataclasses.replace(found, default=default)
+
+
 def _replace(op: str, machine: Any, links: Sequence[Link]) -> None:
     """Sets the links of the machine that the caller has passed."""
     rows = {link.name: (link.overhead_s, link.bytes_per_s, link.latency_s) for link in links_of(machine)}
@@ -256,9 +276,11 @@ def explain(
         node, and without the `all_gather` of the table before it. "moe.dispatch" and "moe.combine" are predicted for
         GPUs of one node, or of several nodes with GIN, and an even load; x has a row per token. Between nodes, None
         means "hierarchical" if the self-test has passed there with this machine's GPUs and the kernels take these
-        sizes; "moe.combine" is predicted for weighted sums by node. Of "all_gather_matmul" and "matmul_psum_scatter",
-        the transfers are predicted; x is what they send, the rows or the product. Of "reshard" and "reshard_in", x is
-        the global array. XLA's collectives run them on GPUs; the prediction is then that of the plan.
+        sizes; "moe.combine" is predicted for weighted sums by node. "moe.route_and_dispatch" is predicted as its
+        dispatch; `Explanation.default` says whether one exchange replaces it. Of "all_gather_matmul" and
+        "matmul_psum_scatter", the transfers are predicted; x is what they send, the rows or the product. Of "reshard"
+        and "reshard_in", x is the global array. XLA's collectives run them on GPUs; the prediction is then that of the
+        plan.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla" and "xla_hierarchical".
       source: rank that broadcasts (pbroadcast).
@@ -277,7 +299,7 @@ def explain(
         (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena, as that of "ragged_all_to_all"
         always does.
       links: link parameters that replace those of the same name in `Explanation.links`.
-      num_experts, choices: of "moe.dispatch" and "moe.combine": E, and the experts of a token.
+      num_experts, choices: of the ops of moe: E, and the experts of a token.
 
     Returns:
       An Explanation; print it, or read its attributes.
@@ -287,20 +309,14 @@ def explain(
       TypeError: x has no shape, or axis_sizes are no integers.
       RuntimeError: the program has several processes, and the coordination service does not answer.
     """
+    options: dict[str, Any] = {
+        "algorithm": algorithm, "scope": scope, "ranks_per_node": ranks_per_node, "platform": platform,
+        "max_sms": max_sms, "gin": gin, "symmetric_buffers": symmetric_buffers, "links": links,
+    }  # fmt: skip
     if op in _PARTS:
-        return _explain_matmul(
-            op,
-            x,
-            axis_sizes,
-            algorithm,
-            scope=scope,
-            ranks_per_node=ranks_per_node,
-            platform=platform,
-            max_sms=max_sms,
-            gin=gin,
-            symmetric_buffers=symmetric_buffers,
-            links=links,
-        )
+        return _explain_matmul(op, x, axis_sizes, **options)
+    if op == _ONE_EXCHANGE:
+        return _explain_one_exchange(op, x, axis_sizes, num_experts=num_experts, choices=choices, **options)
     native = _native_name(op)
     of_boxes = native == "reshard"
     _check.algorithm(op, native, algorithm)

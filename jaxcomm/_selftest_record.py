@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxcomm import _native, _request
-from jaxcomm._config import cache_folder, write
+from jaxcomm._config import cache_folder, config, write
 from jaxcomm._core import plan
 from jaxcomm._processes import kv_store
 
@@ -26,6 +26,7 @@ _NICS = pathlib.Path("/sys/class/infiniband")
 # Settings that change which kernels run, and how.
 _SETTINGS = ("JAXCOMM_BULK_COPY", "JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "NCCL_GIN_ENABLE", "NCCL_NVLS_ENABLE")
 
+_FAILURE = "selftest/failure"  # key of the first failed test, as JSON
 ANY_SIZE = 1 << 62  # bytes
 # Features: what a row of the self-test belongs to. Each of plan.FEATURES is one, too: how kernels run a plan.
 PROGRAMS = "programs"  # collectives in loops, gradients and over two axes
@@ -132,6 +133,40 @@ def _network() -> str:
         return " ".join(sorted(device.name for device in _NICS.iterdir()))
     except OSError:
         return ""
+
+
+def first_failure(row: Row) -> Row:
+    """The test that failed first in any process, with the process in its error. `row`: a test that failed here.
+
+    The processes that miss one whose test has raised fail in the same test or in a later one.
+    """
+    own = dataclasses.replace(row, error=f"process {jax.process_index()}: {row.error}")
+    try:
+        return Row(**json.loads(kv_store.kv_agree(_FAILURE, json.dumps(dataclasses.asdict(own)))))
+    except RuntimeError:  # process 0 has ended
+        return own
+
+
+def failure_elsewhere(failed: bool) -> Row | None:
+    """Called by each process after its tests. In process 0: what first_failure() is in another process, if any.
+
+    Args:
+      failed: whether a test has raised in this process, which then knows the first failure.
+
+    Raises:
+      RuntimeError: a process has not ended its tests within JAXCOMM_TIMEOUT_S.
+    """
+    if not jax.distributed.is_initialized():
+        return None
+    if jax.process_index() > 0:
+        kv_store.kv_set(f"selftest/end/{jax.process_index()}", "")
+        return None
+    if failed:
+        return None
+    for process in range(1, jax.process_count()):
+        kv_store.kv_wait(f"selftest/end/{process}", config().timeout_s)
+    found = json.loads(kv_store.kv_agree(_FAILURE, "null"))
+    return Row(**found) if found else None
 
 
 def path() -> pathlib.Path | None:

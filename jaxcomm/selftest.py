@@ -85,8 +85,7 @@ _TIMED = {name: op for name, op in COLLECTIVES.items() if _request.ROWS[op.nativ
 @jax.jit
 def _count_wrong(ours: Any, theirs: Any) -> jax.Array:
     """Elements that differ, of the ranks of all processes. Both are arrays or lists of them."""
-    counts = jax.tree.map(lambda x, y: jnp.sum(x != y, dtype=jnp.int32), ours, theirs)
-    return jax.tree.reduce(jnp.add, counts)
+    return jax.tree.reduce(jnp.add, jax.tree.map(lambda x, y: jnp.sum(x != y, dtype=jnp.int32), ours, theirs))
 
 
 def _put(xs: np.ndarray, group: Group) -> jax.Array:
@@ -309,8 +308,8 @@ class Report:
         return status
 
     def add(self, row: Row) -> None:
-        """Prints a row and adds it to the record."""
-        self.rows.append(row)
+        """Prints a row and adds it to the record. It replaces an earlier result of the same test."""
+        self.rows = [*(other for other in self.rows if other.test != row.test), row]
         self.say(row.line("" if row.xla_us is None else "jaxcomm" if row.won else "XLA"))
         if self.key is not None:
             try:
@@ -325,7 +324,7 @@ class Report:
         name: Any = self.current
         if isinstance(name, Row):
             name.error = "did not end"
-            self.add(name)
+            self.add(_selftest_record.first_failure(name) if jax.process_count() > 1 else name)
             name = f"{name.op} of {name.bytes} bytes"
         status = self.end(TIMED_OUT, f"FAILED: {name} did not end within {self.limit_s:g} s")
         sys.stdout.flush()
@@ -346,8 +345,7 @@ def _facts(devices: Sequence[Any]) -> dict[str, Any]:
 
 def _goes_on(report: Report, number: int) -> bool:
     """Whether another test begins. All processes decide as the first of them does."""
-    own = report.seconds < _SHARE * report.limit_s
-    return kv_store.kv_agree(f"selftest/{number}", str(int(own))) == "1"
+    return kv_store.kv_agree(f"selftest/{number}", str(report.seconds < _SHARE * report.limit_s)) == "True"
 
 
 def _groups(devices: Sequence[Any], ranks: Sequence[int]) -> list[tuple[Group, int]]:
@@ -427,8 +425,7 @@ def run(
                 report.known.append(known[row.test])
                 continue
             if not _goes_on(report, number):
-                done = f"{len(report.rows)} tests passed before the time ran out"
-                return report.end(INCOMPLETE, f"INCOMPLETE: {done}; the next run continues here")
+                return _end(report, devices, left_out, complete=False)
             report.current = row
             if why := _fill(row, fill):
                 left_out += 1
@@ -436,17 +433,23 @@ def run(
                 if row.ranks_per_node < row.ranks:
                     break  # all tests of this group use its network
                 continue
+            if row.error and jax.process_count() > 1:  # this process would run other tests than the others
+                report.add(_selftest_record.first_failure(row))
+                return _end(report, devices, left_out)
             report.add(row)
-            if row.error and jax.process_count() > 1:
-                return _end(report, devices, left_out)  # this process would run other tests than the others
     return _end(report, devices, left_out)
 
 
-def _end(report: Report, devices: Sequence[Any], left_out: int) -> int:
+def _end(report: Report, devices: Sequence[Any], left_out: int, complete: bool = True) -> int:
+    if failed := _selftest_record.failure_elsewhere(any(row.error for row in report.rows)):
+        report.add(failed)
     wrong = [row for row in report.rows if not row.right]
     if wrong:
         names = ", ".join(dict.fromkeys(row.op for row in wrong))
         return report.end(FAILED, f"FAILED: {len(wrong)} of {len(report.rows)} tests, in {names}")
+    if not complete:
+        done = f"{len(report.rows)} tests passed before the time ran out; the next run continues here"
+        return report.end(INCOMPLETE, f"INCOMPLETE: {done}")
     if not report.rows and not report.known:
         return report.end(NOTHING, "NOTHING TESTED")
     result = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"

@@ -193,7 +193,7 @@ class Gpu:
 def on_gpus(monkeypatch):
     """Runs tests of two GPUs: (row, error or times) each. Returns the exit status and the report."""
 
-    def start(*rows, gpus=2, limit_s=1, hosts=1, **more):
+    def start(*rows, gpus=2, limit_s=600, hosts=1, **more):
         def tests(group, per_node, *_):
             for given, found in rows:
                 row = dataclasses.replace(given, ranks=group.size, ranks_per_node=per_node)

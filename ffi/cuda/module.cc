@@ -44,34 +44,32 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
 }
 
-// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target. "jaxcomm_<name>_eager"
-// are the targets that XLA does not capture into CUDA graphs.
+// {"instantiate": ..., "prepare": ..., ...} for jax.ffi.register_ffi_target: the handlers of the first stages.
+template <typename... Handlers>
+nb::dict Stages(Handlers... handlers) {
+  constexpr const char* kNames[] = {"instantiate", "prepare", "initialize", "execute"};
+  nb::dict stages;
+  int i = 0;
+  ((stages[kNames[i++]] = Capsule(handlers)), ...);
+  return stages;
+}
+
+// By name. "jaxcomm_<name>_eager" are the targets that XLA does not capture into CUDA graphs.
 nb::dict CudaTargets() {
   nb::dict targets;
-#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)           \
-  if (!TraitsOf(Collective::enumerator).OfBoxes()) { /* CPUs only */ \
-    nb::dict stages;                                                 \
-    stages["instantiate"] = Capsule(&Cuda##Handler##Instantiate);    \
-    stages["prepare"] = Capsule(&CudaPrepare);                       \
-    stages["initialize"] = Capsule(&CudaInitialize);                 \
-    stages["execute"] = Capsule(&CudaExecute);                       \
-    targets["jaxcomm_" #name] = stages;                              \
-    nb::dict eager;                                                  \
-    for (auto [stage, handler] : stages) eager[stage] = handler;     \
-    eager["execute"] = Capsule(&CudaExecuteEagerly);                 \
-    targets["jaxcomm_" #name "_eager"] = eager;                      \
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...)                                                        \
+  if (!TraitsOf(Collective::enumerator).OfBoxes()) { /* CPUs only */                                              \
+    auto* const instantiate = &Cuda##Handler##Instantiate;                                                        \
+    targets["jaxcomm_" #name] = Stages(instantiate, &CudaPrepare, &CudaInitialize, &CudaExecute);                 \
+    targets["jaxcomm_" #name "_eager"] = Stages(instantiate, &CudaPrepare, &CudaInitialize, &CudaExecuteEagerly); \
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   nb::dict done;
   done["execute"] = Capsule(&CudaDone);
   targets["jaxcomm_done"] = done;
-  nb::dict one_shot;
-  one_shot["instantiate"] = Capsule(&CudaRouteAndDispatchInstantiate);
-  one_shot["prepare"] = Capsule(&CudaRouteAndDispatchPrepare);
-  one_shot["initialize"] = Capsule(&CudaRouteAndDispatchInitialize);
-  one_shot["execute"] = Capsule(&CudaRouteAndDispatchExecute);
-  targets["jaxcomm_moe_one_shot"] = one_shot;
+  targets["jaxcomm_moe_one_shot"] = Stages(&CudaRouteAndDispatchInstantiate, &CudaRouteAndDispatchPrepare,
+                                           &CudaRouteAndDispatchInitialize, &CudaRouteAndDispatchExecute);
   return targets;
 }
 
@@ -82,15 +80,6 @@ nb::dict StateType() {
   type["type_id"] = nb::capsule(static_cast<void*>(&State::id), "xla._CUSTOM_CALL_TARGET");
   type["type_info"] = nb::capsule(static_cast<void*>(&State::info), "xla._CUSTOM_CALL_TARGET");
   return type;
-}
-
-// The stages of a user's target that jaxcomm implements.
-nb::dict UserStages() {
-  nb::dict stages;
-  stages["instantiate"] = Capsule(&CudaUserInstantiate);
-  stages["prepare"] = Capsule(&CudaUserPrepare);
-  stages["initialize"] = Capsule(&CudaUserInitialize);
-  return stages;
 }
 
 nb::dict Built() {
@@ -160,7 +149,9 @@ NB_MODULE(_cuda, m) {
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
   m.def("moe_one_shot_state_type", &StateType<cuda::RouteAndDispatchState>,
         "The type of the state of jaxcomm_moe_one_shot.");
-  m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");
+  m.def(
+      "user_stages", [] { return Stages(&CudaUserInstantiate, &CudaUserPrepare, &CudaUserInitialize); },
+      "Handlers of all stages but Execute, for targets with handlers of a user.");
   m.def(
       "set_user_initialize",
       [](const std::string& target, uintptr_t handler) {

@@ -13,6 +13,7 @@ constexpr char kPlans[] = "plans";
 constexpr char kComposed[] = "xla_hierarchical";
 constexpr char kDirect[] = "direct";
 constexpr char kHierarchical[] = "hierarchical";
+constexpr char kFewerSms[] = "calls with less max_sms than JAXCOMM_MAX_SMS are not measured";
 constexpr char kPassXla[] = "; pass algorithm=\"xla\"";
 
 Resolution ByXla(std::string reason) {
@@ -27,6 +28,11 @@ Resolution ByComposition(std::string reason) {
   resolution.backend = Backend::kComposition;
   resolution.algorithm = kComposed;
   return resolution;
+}
+
+// Whether a call gets fewer thread blocks than the settings allow: the self-test measures with all of them.
+bool Limited(int64_t max_sms, const Capabilities& capabilities) {
+  return max_sms > 0 && max_sms < capabilities.max_channels;
 }
 
 // What the record says of a call on GPUs that names no algorithm; null if it does not know a faster plan.
@@ -274,9 +280,7 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   }
   if (capabilities.platform == Platform::kCpu) return ResolveOnCpus(spec, shapes, placement, capabilities);
   Capabilities limited = capabilities;
-  if (spec.max_sms > 0) {
-    limited.max_channels = static_cast<int32_t>(std::min<int64_t>(limited.max_channels, spec.max_sms));
-  }
+  if (Limited(spec.max_sms, capabilities)) limited.max_channels = static_cast<int32_t>(spec.max_sms);
   if (spec.asynchronous != 0) limited.max_channels = std::min(limited.max_channels, kAsynchronousChannels);
   limited.in_place = limited.in_place && spec.asynchronous == 0 && !of_lists;
   const bool by_record = spec.algorithm.empty() && !placement.found && capabilities.setting != kPlans;
@@ -284,9 +288,7 @@ StatusOr<Resolution> Resolve(const CallSpec& spec, const Shapes& shapes, const P
   std::string measured;
   if (by_record) {
     if (spec.asynchronous != 0) return ByXla("XLA overlaps its own started collective with computations");
-    if (limited.max_channels < capabilities.max_channels) {
-      return ByXla("calls with less max_sms than JAXCOMM_MAX_SMS are not measured");
-    }
+    if (Limited(spec.max_sms, capabilities)) return ByXla(kFewerSms);
     const Measured* const row = FindMeasured(spec, shapes, placement, capabilities);
     if (row == nullptr)
       return ByXla("no measurement on these GPUs has found one plan to be faster at the sizes around this call");
@@ -346,18 +348,26 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
   return resolution;
 }
 
-RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
-                                         const Capabilities& capabilities) {
-  if (capabilities.platform != Platform::kCuda || !WhyXla("", capabilities).empty()) return RouteAndDispatch::kTwoCalls;
-  const int64_t bytes = sizes.tokens * sizes.row_bytes;
+RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, int64_t max_sms,
+                                         const Placement& placement, const Capabilities& capabilities) {
+  if (capabilities.platform != Platform::kCuda) return {false, "one exchange runs on GPUs only"};
+  if (std::string why = WhyXla(named ? "one_shot" : "", capabilities); !why.empty()) return {false, std::move(why)};
+  const bool by_record = !named && capabilities.setting != kPlans;
+  if (by_record && !capabilities.measured_one_exchange) {
+    return {false, "no measurement on these GPUs has found one exchange to be faster"};
+  }
+  if (by_record && Limited(max_sms, capabilities)) return {false, kFewerSms};
   // By the cost model, not measured: for 8 choices of 256 experts on 8 GPUs, the flags of kMaxOneExchangeBytes then
   // cost 7 us if dispatch sends a row once per rank. The exchange saves an all_gather and the barriers of dispatch, 9
   // us, and the sort of the ids, which the model does not have.
-  if (!named && !capabilities.measured_one_exchange && capabilities.setting != kPlans) {
-    return RouteAndDispatch::kTwoCalls;
+  if (!named && sizes.tokens * sizes.row_bytes > kMaxOneExchangeBytes) {
+    return {false, "a rank has more than " + std::to_string(kMaxOneExchangeBytes) + " bytes of rows"};
   }
-  const bool fits = (named || bytes <= kMaxOneExchangeBytes) && FitsOneExchange(sizes);
-  return fits && placement.ranks_per_node >= sizes.num_ranks ? RouteAndDispatch::kKernel : RouteAndDispatch::kTwoCalls;
+  if (!FitsOneExchange(sizes)) return {false, "the sizes exceed the limits of one exchange"};
+  if (placement.ranks_per_node < sizes.num_ranks) return {false, "one exchange runs inside a node"};
+  return {true, named       ? "asked for"
+                : by_record ? "measured as faster than XLA's own collectives on these GPUs"
+                            : "few rows"};
 }
 
 const char* ResolveCollectiveMatmul(MatmulProduct product, int64_t block_bytes, const Placement& placement,

@@ -120,13 +120,14 @@ StatusOr<Resolution> ResolvePlan(const Request& request, const std::string& algo
                                  const Capabilities& capabilities);
 
 // How route_and_dispatch sends the ids and rows of its tokens.
-enum class RouteAndDispatch : uint8_t {
-  kTwoCalls,  // route, then dispatch
-  kKernel,    // one exchange of LL messages (GPUs of a node)
+struct RouteAndDispatch {
+  bool one_exchange = false;  // one exchange of LL messages (GPUs of a node); else route, then dispatch
+  std::string reason;         // for users
 };
-// `named`: the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
-RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, const Placement& placement,
-                                         const Capabilities& capabilities);
+// `named`: the user has named algorithm "one_shot", so that sizes do not matter that only cost more. `max_sms`: of the
+// call; 0: none.
+RouteAndDispatch ResolveRouteAndDispatch(const OneExchange& sizes, bool named, int64_t max_sms,
+                                         const Placement& placement, const Capabilities& capabilities);
 // Rows of a rank that one exchange sends by default.
 constexpr int64_t kMaxOneExchangeBytes = 512 << 10;
 

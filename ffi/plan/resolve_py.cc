@@ -164,13 +164,13 @@ void BindResolve(nb::module_& m) {
   m.def(
       "resolve_route_and_dispatch",
       [](int64_t num_ranks, int64_t tokens, int64_t choices, int64_t num_experts, int64_t row_bytes, bool named,
-         const Placement& placement, const Capabilities& capabilities) {
-        constexpr const char* kNames[] = {"two_calls", "kernel"};
+         int64_t max_sms, const Placement& placement, const Capabilities& capabilities) {
         const OneExchange sizes = {num_ranks, tokens, choices, num_experts, row_bytes};
-        return kNames[static_cast<int>(ResolveRouteAndDispatch(sizes, named, placement, capabilities))];
+        const RouteAndDispatch found = ResolveRouteAndDispatch(sizes, named, max_sms, placement, capabilities);
+        return nb::make_tuple(found.one_exchange, found.reason);
       },
-      "num_ranks"_a, "tokens"_a, "choices"_a, "num_experts"_a, "row_bytes"_a, "named"_a, "placement"_a,
-      "capabilities"_a, "\"two_calls\" or \"kernel\": how route_and_dispatch sends ids and rows.");
+      "num_ranks"_a, "tokens"_a, "choices"_a, "num_experts"_a, "row_bytes"_a, "named"_a, "max_sms"_a, "placement"_a,
+      "capabilities"_a, "Whether route_and_dispatch sends ids and rows in one exchange, and the reason.");
   m.def(
       "resolve_collective_matmul",
       [](const std::string& product, int64_t block_bytes, const Placement& placement,

@@ -45,20 +45,26 @@ def assigns_by_custom_calls(platform: str) -> bool:
     return platform == "cpu" and not _lowering.why_xla(platform, None)
 
 
-def choose_one_exchange(site: Any, tokens: int, choices: int, *, row_bytes: int, named: bool) -> str:
-    """How route_and_dispatch sends ids and rows: "kernel", or "two_calls" for route and dispatch.
+def takes_one_exchange(site: Any, tokens: int, choices: int, row_bytes: int) -> bool:
+    """Whether a kernel of route_and_dispatch sends ids and rows in one exchange; else route, then dispatch.
 
     Args:
-      site: the Site; its call is a RouteCall without an algorithm.
+      site: the Site; its call is a RouteCall. If it names an algorithm, sizes do not matter that only cost more.
       tokens, choices: T and K.
       row_bytes: bytes of the row of a token.
-      named: whether the user has named algorithm "one_shot", so that sizes do not matter that only cost more.
     """
-    if site.why_xla or not site.call.capacity:
-        return "two_calls"
-    able = _lowering.capabilities(site.platform, None)
-    return str(
-        plan.resolve_route_and_dispatch(
-            site.group_size, tokens, choices, site.call.num_experts, row_bytes, named, site.placement, able
-        )
+    call = site.call
+    if site.platform != "cuda" or not call.capacity:
+        return False
+    found, _ = plan.resolve_route_and_dispatch(
+        site.group_size,
+        tokens,
+        choices,
+        call.num_experts,
+        row_bytes,
+        bool(call.algorithm),
+        call.max_sms or 0,
+        site.placement,
+        _lowering.capabilities(site.platform, call.algorithm),
     )
+    return bool(found)

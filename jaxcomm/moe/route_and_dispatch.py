@@ -14,7 +14,7 @@ from jaxcomm._core import plan
 from jaxcomm._primitive import register
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.moe import primitives
-from jaxcomm.moe.choice import choose_one_exchange
+from jaxcomm.moe.choice import takes_one_exchange
 from jaxcomm.moe.dispatch_combine import dispatch
 from jaxcomm.moe.routing import RouteCall, Routing, prepare, route, route_prepared
 from jaxcomm.moe.row_assignment import FIELDS, assigned_shapes
@@ -102,15 +102,15 @@ def _lower(ctx, *operands, platform, call, named):
     ids, *leaves = ctx.avals_in
     arrays = ctx.avals_out[: len(FIELDS)]
     tokens, choices = ids.shape
-    row_size = sum(map(row_bytes, leaves))
-    how = "two_calls"
-    if _compat.in_spmd_region(ctx.module_context.axis_context):  # else route raises
-        site = _lowering.Site(ctx, call, platform)
-        how = choose_one_exchange(site, tokens, choices, row_bytes=row_size, named=named)
-    if how == "two_calls":
+    sized = dataclasses.replace(call, algorithm=NAME) if named else call
+    sized = sized.with_sizes(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
+    one = _compat.in_spmd_region(ctx.module_context.axis_context)  # else route raises
+    if one:
+        site = _lowering.Site(ctx, sized, platform)
+        one = takes_one_exchange(site, tokens, choices, sum(map(row_bytes, leaves)))
+    if not one:
         by_two_calls = functools.partial(_route_then_dispatch, call=call)
         return _compat.mlir.lower_fun(by_two_calls, multiple_results=True)(ctx, *operands)
-    sized = call.with_sizes(ids, *(f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves))
     numbers = {
         "num_experts": call.num_experts,
         "capacity": call.capacity,
@@ -124,7 +124,7 @@ def _lower(ctx, *operands, platform, call, named):
     def by_kernel(ids, *leaves):
         joined = join(leaves)
         rows = jax.ShapeDtypeStruct((call.capacity, joined.shape[1]), joined.dtype)
-        kernel = _lowering.custom_call(_lowering.Site(ctx, sized, platform), "jaxcomm_moe_one_shot")
+        kernel = _lowering.custom_call(site, "jaxcomm_moe_one_shot")
         *results, moved = kernel((ids, joined), [*arrays, rows], attributes)
         return [*results, *separate(moved, leaves)]
 

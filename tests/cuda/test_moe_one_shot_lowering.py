@@ -1,5 +1,6 @@
 """Lowering of moe.route_and_dispatch for GPUs: the calls that take one kernel, and those that take two calls."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ from harness import assert_same, run
 from test_moe_lowering import calls, targets, text
 
 import jaxcomm
-from jaxcomm import _lowering
+from jaxcomm import _config, _lowering, _selftest_record
 from jaxcomm._core import plan
 from jaxcomm._processes import placement
 from jaxcomm.moe.route_and_dispatch import _route_then_dispatch
@@ -89,8 +90,50 @@ def test_gpus_of_several_hosts_take_route_and_dispatch(monkeypatch):
 def test_the_limits_are_those_of_the_kernel(sizes, fits):
     """tests/cuda/test_route_and_dispatch.cc has the same sizes."""
     able = plan.Capabilities("cuda", measured_one_exchange=True)
-    found = plan.resolve_route_and_dispatch(*sizes, True, plan.Placement(ranks_per_node=8), able)
-    assert found == ("kernel" if fits else "two_calls")
+    found, _ = plan.resolve_route_and_dispatch(*sizes, True, 0, plan.Placement(ranks_per_node=8), able)
+    assert found == fits
+
+
+FEWER = "calls with less max_sms than JAXCOMM_MAX_SMS are not measured"
+
+
+@pytest.mark.parametrize(
+    ("named", "max_sms", "setting", "measured", "expected"),
+    [
+        (False, 0, "", True, (True, "measured as faster than XLA's own collectives on these GPUs")),
+        (False, 7, "", True, (False, FEWER)),
+        (False, 8, "", True, (True, "measured as faster than XLA's own collectives on these GPUs")),
+        (False, 7, "plans", False, (True, "few rows")),
+        (True, 7, "", False, (True, "asked for")),
+        (True, 0, "xla", True, (False, "JAXCOMM_ALGORITHM=xla")),
+        (False, 0, "", False, (False, "jaxcomm's collectives are not measured on these GPUs with these versions")),
+    ],
+)
+def test_what_decides_about_one_kernel(named, max_sms, setting, measured, expected):
+    able = plan.Capabilities("cuda", setting=setting, measured_one_exchange=measured, max_channels=8)
+    sizes = 8, 32, 8, 256, 14336
+    assert plan.resolve_route_and_dispatch(*sizes, named, max_sms, plan.Placement(ranks_per_node=8), able) == expected
+
+
+def test_the_record_and_the_arguments_reach_the_decision(monkeypatch):
+    config = dataclasses.replace(_config.config(), algorithm=None)
+    monkeypatch.setattr(_lowering, "config", lambda: config)
+    assert targets(functools.partial(rows, algorithm="one_shot")) == ["moe_one_shot"]  # without a record
+    monkeypatch.setattr(_selftest_record, "measured_one_exchange", lambda: True)
+    monkeypatch.setattr(_selftest_record, "passed_in_graphs", lambda: True)
+    assert targets(rows) == ["moe_one_shot"]
+    with pytest.raises(NotImplementedError, match=FEWER):
+        text(functools.partial(rows, max_sms=7))
+    x = jax.ShapeDtypeStruct((16, 32), jnp.bfloat16)
+    options = {"platform": "cuda", "num_experts": 8, "choices": 2}
+    for max_sms, default in (
+        (None, "one_shot: measured"),
+        (7, f"route and dispatch: {FEWER}; dispatch by xla: {FEWER}"),
+    ):
+        found = jaxcomm.explain("moe.route_and_dispatch", x, 8, max_sms=max_sms, **options)
+        dispatch = jaxcomm.explain("moe.dispatch", x, 8, max_sms=max_sms, **options)
+        assert found.default.startswith(default)
+        assert dataclasses.replace(found, op=dispatch.op, default=dispatch.default) == dispatch
 
 
 def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
@@ -100,14 +143,13 @@ def test_rows_of_several_types_are_one_operand(line, rng, monkeypatch):
         def kernel(xs, types, attributes):
             ids, rows = xs
             seen.append((rows.dtype, rows.shape[1]))
-            return _route_then_dispatch(ids, rows, call=site.call)
+            return _route_then_dispatch(ids, rows, call=dataclasses.replace(site.call, algorithm=None))
 
         return kernel if target == "jaxcomm_moe_one_shot" else own(site, target, **options)
 
     seen, own = [], _lowering.custom_call
     monkeypatch.setattr(_lowering, "custom_call", custom_call)
-    kernel = lambda *args, **options: "kernel"  # noqa: E731
-    monkeypatch.setitem(_route_then_dispatch.__globals__, "choose_one_exchange", kernel)
+    monkeypatch.setitem(_route_then_dispatch.__globals__, "takes_one_exchange", lambda *args: True)
     ids = rng.integers(-1, 8, (8, 3, 2)).astype(np.int32)
     x = {
         "narrow": rng.integers(0, 2, (8, 3, 7)).astype(bool),

@@ -194,6 +194,11 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     Site uneven(rank, stream, shape);
     CHECK(uneven.Begin().empty());
     CHECK(Has(uneven.Execute(), "the hash of the shapes"));
+    // Different limits on thread blocks.
+    Site limited(rank, stream);
+    limited.max_sms = 1 + rank.rank;
+    CHECK(limited.Begin().empty());
+    CHECK(Has(limited.Execute(), "make this call with different shapes, types or arguments"));
     // More than the kernel takes: on one rank, and on all.
     for (const bool all : {false, true}) {
       Shape large;

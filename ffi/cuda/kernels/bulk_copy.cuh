@@ -15,8 +15,7 @@
 #include "include/jaxcomm/device.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 #if !defined(__CUDACC__)
 using emulation::ExpectBytes;
@@ -258,6 +257,5 @@ class BulkCopies {
   BulkStages stages_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

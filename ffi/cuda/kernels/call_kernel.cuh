@@ -5,8 +5,7 @@
 #include "include/jaxcomm/device.h"
 #include "plan/row_limits.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Loads a kernel onto the current device, for launches with up to `shared_bytes` of dynamic shared memory.
 template <typename... Args>
@@ -32,5 +31,4 @@ cudaError_t LaunchCall(const Args& args, cudaStream_t stream, int64_t shared_byt
   return cudaGetLastError();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -1,8 +1,7 @@
 // The kernel of exchange_offsets.cuh.
 #include "cuda/kernels/call_kernel.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 constexpr int kOffsetThreads = 64;
@@ -23,5 +22,4 @@ cudaError_t Load<ExchangeOffsetsArgs>(const BulkStages&) {
   return LoadKernel(FindOffsets);
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

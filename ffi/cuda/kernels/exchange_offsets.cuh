@@ -11,8 +11,7 @@
 #include "include/jaxcomm/device.h"
 #include "plan/row_limits.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A buffer of a rank in one run, in bytes.
 struct BufferPlace {
@@ -37,12 +36,10 @@ JAXCOMM_BOTH int64_t OffsetTableBytes(int32_t num_ranks) {
 // The channel of this kernel. No plan uses it.
 JAXCOMM_BOTH int32_t OffsetChannel(const device::Comm& comm) { return comm.signals.num_channels - 1; }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The row of a sender's offsets in call number `count`. Two consecutive calls use different rows. A sender reuses a row
 // in the second next call. By then it has received the offsets of the next call from every rank, so every rank has read
@@ -87,6 +84,5 @@ JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
   }
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

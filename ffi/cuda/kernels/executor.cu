@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/executor.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // Fewer than kThreads, which would leave 128 registers per thread: too few on sm_100 for the loads that reductions keep
@@ -35,5 +34,4 @@ cudaError_t FindPtxVersion(int* version) {
   return status;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

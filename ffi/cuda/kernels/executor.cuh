@@ -8,8 +8,7 @@
 #include "include/jaxcomm/device.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The interface for steps that name ranks of other nodes. This implementation is for groups of one node. Put and Flush
 // are called by all threads of a block, Signal and Wait by one thread per peer.
@@ -348,6 +347,5 @@ class ChannelExecutor {
   const BulkCopies copies_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

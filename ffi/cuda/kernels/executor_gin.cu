@@ -6,8 +6,7 @@
 #include "cuda/kernels/executor.cuh"
 #include "cuda/kernels/gin_network.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // Fewer than kThreads, which would leave 128 registers per thread: with so few, NCCL's GIN spills some (CUDA 13.0,
@@ -35,5 +34,4 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const
 cudaError_t LoadGinKernel(const BulkStages& bulk) { return LoadKernel(ExecutePlanGin, BulkSharedBytes(bulk)); }
 
 }  // namespace JAXCOMM_GIN_NAMESPACE
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

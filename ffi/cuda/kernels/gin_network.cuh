@@ -10,8 +10,7 @@
 #include "include/jaxcomm/gin.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 class GinNetwork : device::Gin {
  public:
@@ -50,6 +49,5 @@ class GinNetwork : device::Gin {
   JAXCOMM_DEVICE const GinNetworkArgs& args() const { return static_cast<const GinNetworkArgs&>(handle_); }
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -7,8 +7,7 @@
 #include "cuda/kernels/rail_dispatch.cuh"
 #include "include/jaxcomm/gin.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kRailThreads, 1)
@@ -40,5 +39,4 @@ cudaError_t LoadInterNodeRowKernels() {
 }
 
 }  // namespace JAXCOMM_GIN_NAMESPACE
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

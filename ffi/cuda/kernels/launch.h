@@ -17,8 +17,7 @@ struct ncclDevComm;
 #define JAXCOMM_GIN_NAMESPACE gin  // of the headers that the module as a whole is built with
 #endif
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Threads per thread block of LL and multimem calls.
 constexpr int kThreads = 512;
@@ -55,5 +54,4 @@ cudaError_t LoadGinKernel(const BulkStages& bulk);
 cudaError_t LoadInterNodeRowKernels();
 
 }  // namespace JAXCOMM_GIN_NAMESPACE
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/ll.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream) { return LaunchCall<LlCall, kThreads>(args, stream); }
 
@@ -12,5 +11,4 @@ cudaError_t Load<LlArgs>(const BulkStages&) {
   return LoadKernel(RunCall<LlCall, kThreads, LlArgs>);
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -13,8 +13,7 @@
 #include "plan/channels.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Outstanding loads of slots per thread.
 constexpr int kLlLoads = 8;
@@ -216,6 +215,5 @@ class LlCall {
   device::LlExchange exchange_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

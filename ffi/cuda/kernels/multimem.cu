@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/multimem.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   return LaunchCall<MultimemCall, kThreads>(args, stream);
@@ -14,5 +13,4 @@ cudaError_t Load<MultimemArgs>(const BulkStages&) {
   return LoadKernel(RunCall<MultimemCall, kThreads, MultimemArgs>);
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

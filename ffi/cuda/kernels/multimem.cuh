@@ -15,8 +15,7 @@
 #include "include/jaxcomm/multimem.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A thread block's part of a call.
 class MultimemCall {
@@ -143,6 +142,5 @@ class MultimemCall {
   const int64_t own_block_;  // index in the arena of the block that this rank sends or receives
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -5,8 +5,7 @@
 #include "cuda/program/inter_node_row_args.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 class RailCall : protected RowCall {
  protected:
@@ -59,6 +58,5 @@ class RailCall : protected RowCall {
   const device::Team rail_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -15,8 +15,7 @@
 #include "cuda/kernels/rail_call.cuh"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A thread block's part of a combine between nodes. `Gin`: that of include/jaxcomm/gin.h.
 template <typename Gin>
@@ -219,6 +218,5 @@ class RailCombine : RailCall {
   const RailCombineArena arena_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -15,8 +15,7 @@
 #include "cuda/kernels/rail_call.cuh"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 JAXCOMM_DEVICE int32_t CountBits(uint64_t word) {
 #if defined(__CUDACC__)
@@ -152,6 +151,5 @@ class RailDispatch : RailCall {
   int32_t* const marked_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

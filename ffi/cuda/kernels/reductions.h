@@ -8,8 +8,7 @@
 #include "include/jaxcomm/arithmetic.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Calls f with an unsigned integer of 1, 2, 4 or 8 bytes.
 template <typename F>
@@ -150,6 +149,5 @@ JAXCOMM_DEVICE void VisitReduction(const Operation& operation, Visit visit) {
   }
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/route_and_dispatch.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 cudaError_t Launch(const RouteAndDispatchArgs& args, cudaStream_t stream) {
   return LaunchCall<RouteAndDispatchCall, kRouteAndDispatchThreads>(args, stream, RouteAndDispatchSharedBytes(args));
@@ -14,5 +13,4 @@ cudaError_t Load<RouteAndDispatchArgs>(const BulkStages&) {
   return LoadKernel(RunCall<RouteAndDispatchCall, kRouteAndDispatchThreads, RouteAndDispatchArgs>);
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

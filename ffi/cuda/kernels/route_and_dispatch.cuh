@@ -26,8 +26,7 @@
 #include "include/jaxcomm/ll.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Outstanding loads of slots per thread.
 constexpr int kRouteAndDispatchLoads = 4;
@@ -433,6 +432,5 @@ class RouteAndDispatchCall {
   device::LlExchange exchange_;  // of channel 0: the slots of a sender are those of all channels
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -7,8 +7,7 @@
 #include "include/jaxcomm/device.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The sum of the values of the threads before this one, and of all threads. Called by all threads. `sums`: shared
 // memory, an integer per thread.
@@ -207,6 +206,5 @@ JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc, Choice
   }
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

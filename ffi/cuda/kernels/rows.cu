@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/rows.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 cudaError_t Launch(const RowArgs& args, cudaStream_t stream) {
   return LaunchCall<RowCall, kRowThreads>(args, stream, RowSharedBytes(args, kRowThreads));
@@ -14,5 +13,4 @@ cudaError_t Load<RowArgs>(const BulkStages&) {
   return LoadKernel(RunCall<RowCall, kRowThreads, RowArgs>);
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -19,8 +19,7 @@
 #include "include/jaxcomm/device.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A thread block's part of a call.
 class RowCall {
@@ -206,19 +205,6 @@ class RowCall {
     }
   }
 
-  // Row number `j` of this rank's slots.
-  struct Row {
-    int32_t source_rank;  // the rank whose token it belongs to
-    int64_t packed;       // the choice of that rank
-    int64_t slot;
-  };
-  JAXCOMM_DEVICE Row FindRow(int64_t j) const {
-    const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j);
-    const int32_t source_rank = slice % n(), expert = rank() * num_local_ + slice / n();
-    const int64_t k = j - BeginOf(ends_, slice);
-    return {source_rank, At(source_rank, kInputOffset, expert) + k, At(source_rank, kOutputOffset, expert) + k};
-  }
-
   JAXCOMM_DEVICE bool Dispatch() {
     Move(args_.num_rows,
          [&](int64_t row) { return RowMove{ArenaRow(rank(), row), args_.x + row * args_.row_bytes + piece_at_}; });
@@ -377,8 +363,11 @@ class RowCall {
     // A late rank may still copy the result of an earlier call out of its arena.
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return false;
     Move(ends_[args_.num_experts - 1], [&](int64_t j) {
-      const Row found = FindRow(j);
-      return RowMove{ArenaRow(found.source_rank, found.packed), args_.x + found.slot * args_.row_bytes + piece_at_};
+      const int32_t slice = FirstEndBehind(ends_, args_.num_experts, j);
+      const int32_t source_rank = slice % n(), expert = rank() * num_local_ + slice / n();
+      const int64_t k = j - BeginOf(ends_, slice), slot = At(source_rank, kOutputOffset, expert) + k;
+      return RowMove{ArenaRow(source_rank, At(source_rank, kInputOffset, expert) + k),
+                     args_.x + slot * args_.row_bytes + piece_at_};
     });
     // Peers write to this arena after the next entry barrier only, so that the sums need no barrier behind them.
     if (!device::Barrier(comm_, channel_, kExitBarrier)) return false;
@@ -480,6 +469,5 @@ class RowCall {
   int32_t* const ends_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

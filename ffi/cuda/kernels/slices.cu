@@ -2,8 +2,7 @@
 #include "cuda/kernels/call_kernel.cuh"
 #include "cuda/kernels/slices.cuh"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 cudaError_t Launch(const SliceArgs& args, cudaStream_t stream) {
   return LaunchCall<SliceCall, kSliceThreads>(args, stream, SliceSharedBytes(kSliceThreads, args.bulk));
@@ -14,5 +13,4 @@ cudaError_t Load<SliceArgs>(const BulkStages& bulk) {
   return LoadKernel(RunCall<SliceCall, kSliceThreads, SliceArgs>, SliceSharedBytes(kSliceThreads, bulk));
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

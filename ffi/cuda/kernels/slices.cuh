@@ -17,8 +17,7 @@
 #include "include/jaxcomm/device.h"
 
 #if JAXCOMM_HAS_DEVICE
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A thread block's part of a call.
 class SliceCall {
@@ -289,6 +288,5 @@ class SliceCall {
   int32_t* const numbers_;  // the same
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 #endif

@@ -12,8 +12,7 @@
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 StatusOr<Exchange> Exchange::Make(size_t num_words, cudaStream_t stream) {
   Exchange made;
@@ -167,5 +166,4 @@ StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommPropertie
   return even ? lengths[0] : 1;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -14,8 +14,7 @@
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/program/assign_or_return.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Memory of one GPU and a stream, with which the ranks of a communicator exchange words.
 struct Exchange {
@@ -82,7 +81,6 @@ class Bootstrap {
   ncclComm_t nccl_comm() const { return nccl_comm_; }
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
-  double timeout_s() const { return timeout_s_; }
   const std::vector<uint64_t>& processes() const { return processes_; }
   // Work enqueued here has ended when the next collective call returns.
   cudaStream_t stream() const { return exchange_.stream; }
@@ -112,5 +110,4 @@ Status WaitForEarlier(cudaStream_t stream, double timeout_s);
 // different names are on different nodes. Collective.
 StatusOr<int32_t> FindRanksPerNode(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -20,7 +20,6 @@ class Deadline {
   }
 
   bool IsOver() const { return std::chrono::steady_clock::now() > end_; }
-  std::chrono::steady_clock::time_point end() const { return end_; }
 
  private:
   const std::chrono::steady_clock::time_point end_;

@@ -11,8 +11,7 @@
 #include "cuda/nccl/wait_for_stream.h"
 #include "cuda/program/assign_or_return.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 struct Block {
@@ -70,14 +69,9 @@ void FreeRetired(int32_t device) {
   ScopedDevice keep;
   cudaSetDevice(device);
   for (const Block& block : blocks) {
-    if (block.on_host) {
-      cudaFreeHost(block.memory);
-    } else {
-      cudaFree(block.memory);
-    }
+    block.on_host ? cudaFreeHost(block.memory) : cudaFree(block.memory);
   }
   cudaGetLastError();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

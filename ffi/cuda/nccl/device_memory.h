@@ -6,8 +6,7 @@
 
 #include "common/status.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Memory of the current GPU, with a copy of `data`.
 StatusOr<char*> CopyToGpu(const void* data, size_t bytes, double timeout_s);
@@ -25,5 +24,4 @@ void Retire(int32_t device, void* memory, bool on_host = false);
 // process has ended, and where calls allocate memory.
 void FreeRetired(int32_t device);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -6,8 +6,7 @@
 
 #include "common/duration.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -56,5 +55,4 @@ Status FailureOf(const std::vector<uint64_t>& processes) {
   return OkStatus();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

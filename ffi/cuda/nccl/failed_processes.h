@@ -7,8 +7,7 @@
 
 #include "common/status.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // `incarnation`: that of the process (first_contact.h). Only the first reason of a process is kept. Whether it is the
 // first.
@@ -20,5 +19,4 @@ void SetLeft(uint64_t incarnation, const std::string& why, double grace_s = 1);
 // An error if one of `processes` has failed or left; if there are none, an error if any process has failed.
 Status FailureOf(const std::vector<uint64_t>& processes);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -13,8 +13,7 @@
 #include "cuda/nccl/device_memory.h"
 #include "cuda/nccl/nccl_calls.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 constexpr size_t kKeyWords = sizeof(ncclUniqueId) / sizeof(uint64_t);
@@ -92,5 +91,4 @@ StatusOr<ncclUniqueId> FirstContact::Key() {
   return key;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

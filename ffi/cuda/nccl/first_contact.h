@@ -18,8 +18,7 @@
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/program/assign_or_return.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A GPU: its process, and its number in that process.
 struct Member {
@@ -64,5 +63,4 @@ class FirstContact {
   int32_t size_ = 0;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -3,8 +3,7 @@
 #include <string>
 #include <utility>
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // JAXCOMM_GIN(namespace) for each further version of the headers (cmake/Cuda.cmake).
 #ifndef JAXCOMM_OTHER_GIN
@@ -93,5 +92,4 @@ GinNetworkArgs Gin::Args(const device::Comm& comm, ncclWindow_t arena, const Are
   return args;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

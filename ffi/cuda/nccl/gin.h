@@ -11,8 +11,7 @@
 #include "cuda/program/call_program.h"
 #include "cuda/program/gin_args.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One per communicator. Never deleted, like the communicator.
 class Gin {
@@ -53,5 +52,4 @@ class Gin {
   uint64_t* const counts_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

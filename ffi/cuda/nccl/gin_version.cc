@@ -10,8 +10,7 @@
 
 #include "cuda/nccl/nccl_headers.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace JAXCOMM_GIN_NAMESPACE {
 namespace {
 
@@ -66,5 +65,4 @@ const GinVersion kVersion = {
     NCCL_VERSION_CODE, &none.comm, &Make, &LaunchGin, &LaunchInterNodeRows, &LoadGinKernel, &LoadInterNodeRowKernels};
 
 }  // namespace JAXCOMM_GIN_NAMESPACE
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -10,8 +10,7 @@
 #include "common/status.h"
 #include "cuda/kernels/launch.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // ncclDevComm is that of the version.
 struct GinVersion {
@@ -29,5 +28,4 @@ struct GinVersion {
   decltype(&JAXCOMM_GIN_NAMESPACE::LoadInterNodeRowKernels) load_rows;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

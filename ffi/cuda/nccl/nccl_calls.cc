@@ -12,8 +12,7 @@
 #include "cuda/nccl/threads.h"
 #include "cuda/program/call_program.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, ncclResult_t result) {
   if (result == ncclSuccess) return OkStatus();
@@ -75,5 +74,4 @@ void RevokeNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm) {
   Threads::Start([&nccl, nccl_comm] { nccl.CommRevoke(nccl_comm, NCCL_REVOKE_DEFAULT); });
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -8,8 +8,7 @@
 #include "common/status.h"
 #include "cuda/nccl/nccl_library.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The error of a call of NCCL; no error for ncclSuccess.
 Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, ncclResult_t result);
@@ -31,5 +30,4 @@ StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& k
 // still use windows.
 void RevokeNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -9,8 +9,7 @@
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/program/call_program.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A rank without memory reports it to all ranks, which would otherwise wait for it forever when they register theirs.
 StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Multicast* multicast) {
@@ -95,5 +94,4 @@ Status SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast
   return OkStatus();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -10,8 +10,7 @@
 #include "cuda/program/assign_or_return.h"
 #include "include/jaxcomm/comm.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // ncclMemAlloc allocates whole pages of this size on all GPUs so far. Windows cover whole pages.
 constexpr int64_t kPageBytes = 2 << 20;
@@ -49,5 +48,4 @@ class SymmetricMemory {
   std::map<const char*, ncclWindow_t> registered_;  // by Window::base
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

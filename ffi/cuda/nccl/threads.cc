@@ -11,8 +11,7 @@
 
 #include "common/duration.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 struct State {
@@ -92,5 +91,4 @@ bool RunBounded(std::function<void()> call, const Deadline& deadline, const std:
   return true;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -9,8 +9,7 @@
 
 #include "cuda/nccl/deadline.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 class Threads {
  public:
@@ -38,5 +37,4 @@ struct Carried {
 };
 extern Carried (*carry_to_thread)(std::function<void()> call);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

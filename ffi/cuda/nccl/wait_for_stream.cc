@@ -5,8 +5,7 @@
 #include "cuda/nccl/failed_processes.h"
 #include "cuda/program/call_program.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late,
                      const std::vector<uint64_t>* processes) {
@@ -23,5 +22,4 @@ Status Late(const std::string& late, double timeout_s) {
   return DeadlineExceededError(late + " did not come within " + TimeoutText(timeout_s));
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -9,8 +9,7 @@
 
 #include "common/status.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Waits until all work that was enqueued on `stream` has ended. `late`: the ranks that the work waits for; the error
 // after a timeout names them. `processes`, if given: their failure ends the wait too, as FailureOf(*processes).
@@ -20,5 +19,4 @@ Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& l
 // The error after a timeout.
 Status Late(const std::string& late, double timeout_s);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -6,8 +6,7 @@
 
 #include "include/jaxcomm/comm.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // `num` stages of `bytes` bytes each. No stages: no bulk copies.
 struct BulkStages {
@@ -45,5 +44,4 @@ JAXCOMM_BOTH int64_t BulkSharedBytes(const BulkStages& stages) {
   return stages.num > 0 ? int64_t{stages.num} * stages.bytes + static_cast<int64_t>(sizeof(BulkRing)) : 0;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

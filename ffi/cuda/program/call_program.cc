@@ -8,8 +8,7 @@
 #include "plan/partition.h"
 #include "plan/resolve.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 constexpr int64_t kAlignBytes = 256;
@@ -300,21 +299,17 @@ std::string TimeoutText(double timeout_s) {
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   if (const std::string routing = RoutingText(report); !routing.empty()) return call + ": " + routing;
   if (const std::string slice = SliceText(report); !slice.empty()) return call + ": " + slice;
+  const std::string aborted = call + ": rank " + std::to_string(report.rank) + " aborted";
+  const std::string channel = "channel " + std::to_string(report.channel), limit = TimeoutText(timeout_s);
+  const std::string seen = std::to_string(report.seen), expected = std::to_string(report.expected);
   if (report.step == kFlush) {
-    return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
-           std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
-           std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
+    return aborted + ": the network sent " + seen + " of " + expected + " puts of " + channel + " within " + limit;
   }
   if (report.step == kBulkCopy) {
-    return call + ": rank " + std::to_string(report.rank) + " aborted: a bulk copy of " +
-           std::to_string(report.expected) + " bytes in channel " + std::to_string(report.channel) +
-           " did not end within " + TimeoutText(timeout_s);
+    return aborted + ": a bulk copy of " + expected + " bytes in " + channel + " did not end within " + limit;
   }
-  return call + ": rank " + std::to_string(report.rank) + " aborted " + PhaseText(report.step) + ": rank " +
-         std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
-         std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +
-         std::to_string(report.expected);
+  return aborted + " " + PhaseText(report.step) + ": rank " + std::to_string(report.peer) + " did not signal within " +
+         limit + "; " + channel + ", " + seen + " signals seen of " + expected;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -16,8 +16,7 @@
 #include "cuda/program/slice_args.h"
 #include "plan/channels.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Byte offsets in the arena of a rank, equal on all ranks. Input and output are in the arena only if the program shares
 // them. Otherwise the kernel uses XLA's buffers.
@@ -101,5 +100,4 @@ std::string TimeoutText(double timeout_s);
 // Explains why a kernel aborted. `call`: op and call site.
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -7,8 +7,7 @@
 #include "include/jaxcomm/comm.h"
 #include "plan/plan.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // A buffer in memory registered with NCCL: the same offset in a window on every rank.
 struct GinBuffer {
@@ -31,5 +30,4 @@ struct GinNetworkArgs : device::GinHandle {
 constexpr int32_t NumGinSignals(int32_t num_channels, int32_t num_ranks) { return num_channels * num_ranks; }
 constexpr int32_t NumGinCounters(int32_t num_channels) { return num_channels; }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

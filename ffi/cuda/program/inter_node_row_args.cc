@@ -2,8 +2,7 @@
 
 #include "cuda/program/assign_or_return.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 StatusOr<InterNodeRowArgs> MakeInterNodeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count,
                                                 int64_t output_count, int32_t max_channels) {
@@ -24,5 +23,4 @@ StatusOr<InterNodeRowArgs> WithBuffers(const InterNodeRowArgs& args, const void*
   return whole;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

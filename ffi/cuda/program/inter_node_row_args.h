@@ -9,8 +9,7 @@
 
 #include "cuda/program/row_args.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One rank's call. `rows.comm` is `gin.comm`, whose numbers of ranks are those of the world.
 struct InterNodeRowArgs {
@@ -95,5 +94,4 @@ StatusOr<InterNodeRowArgs> MakeInterNodeRowArgs(const CallSpec& spec, DType dtyp
 StatusOr<InterNodeRowArgs> WithBuffers(const InterNodeRowArgs& args, const void* x, void* y,
                                        const RowOperands& operands);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

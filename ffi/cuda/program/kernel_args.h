@@ -8,8 +8,7 @@
 #include "cuda/program/program.h"
 #include "include/jaxcomm/comm.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The type of a program's elements, and the operation of its reduce steps.
 struct Operation {
@@ -99,5 +98,4 @@ JAXCOMM_BOTH int64_t MultimemBytes(const MultimemArgs& args) {
   return blocks * MultimemUnits(args) * kMultimemUnitBytes;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

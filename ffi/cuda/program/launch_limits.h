@@ -6,8 +6,7 @@
 
 #include "plan/channels.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Thread blocks of other streams, XLA's NCCL collectives first of all, that may have to run while jaxcomm's kernels
 // wait for their peers. NCCL's kernels have 16 to 32 thread blocks on most machines and at most 64; blocks without an
@@ -32,5 +31,4 @@ inline LaneChannels MaxChannels(int64_t num_sms, int32_t limit) {
   return channels;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

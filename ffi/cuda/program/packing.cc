@@ -8,8 +8,7 @@
 #include "plan/channels.h"
 #include "plan/partition.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // The data of one put in its receiver's scratch.
@@ -253,5 +252,4 @@ PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& ge
   return Packer(plans, geometry, fragments, item_bytes, num_channels, limits).Pack();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

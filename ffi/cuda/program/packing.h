@@ -8,8 +8,7 @@
 
 #include "cuda/program/program.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 using device::kMostPutsUnderWay;
 
@@ -51,5 +50,4 @@ bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step
 PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments,
                               int64_t item_bytes, int32_t num_channels, PackLimits limits);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

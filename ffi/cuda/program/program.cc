@@ -10,8 +10,7 @@
 #include "plan/channels.h"
 #include "plan/partition.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 struct Access {
@@ -389,5 +388,4 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
   return program;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -15,8 +15,7 @@
 #include "plan/partition.h"
 #include "plan/plan.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One channel's part of a buffer. Element i of the plan is element begin + i % count of block i / count. For its
 // position in memory, see BlockLayout in ffi/cpu/copy.h.
@@ -111,5 +110,4 @@ ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits = {});
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

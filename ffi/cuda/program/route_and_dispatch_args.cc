@@ -7,8 +7,7 @@
 #include "plan/channels.h"
 #include "plan/partition.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 int64_t ArenaBytes(const RouteAndDispatchArgs& args) {
   const int64_t units = int64_t{args.num_channels} * ChannelUnits(args);
   return EpochBytes(args.num_epochs) + 2 * args.comm.local.size * units * 2 * kUnitBytes;
@@ -17,14 +16,15 @@ int64_t ArenaBytes(const RouteAndDispatchArgs& args) {
 StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, const RouteAndDispatchShape& shape,
                                                         int32_t max_channels) {
   const int64_t n = spec.group_size;
+  const std::string sizes = std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
+                            std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +
+                            " experts, and " + std::to_string(shape.capacity) + " rows of " +
+                            std::to_string(shape.row_bytes) + " bytes";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (std::min({shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.row_bytes}) < 1 ||
       shape.slots < 0 || shape.num_experts % n != 0 || std::max({shape.capacity, shape.align, shape.slots}) > kMost ||
       (shape.slots > 0 && (shape.align != 1 || shape.capacity != shape.slots * (shape.num_experts / n)))) {
-    return InvalidArgumentError(std::to_string(shape.tokens) + " tokens of " + std::to_string(shape.choices) +
-                                " choices, " + std::to_string(shape.num_experts) + " experts, " +
-                                std::to_string(shape.capacity) + " rows of " + std::to_string(shape.row_bytes) +
-                                " bytes do not fit each other");
+    return InvalidArgumentError(sizes + " do not fit each other");
   }
   RouteAndDispatchArgs args;
   const int64_t choices = shape.tokens * shape.choices, bytes = shape.tokens * shape.row_bytes;
@@ -45,10 +45,7 @@ StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, co
     if (RouteAndDispatchSharedBytes(args) <= kMaxSharedBytes && ArenaBytes(args) <= kMaxOneExchangeArenaBytes)
       return args;
   }
-  return InvalidArgumentError(std::to_string(n) + " ranks with " + std::to_string(shape.tokens) + " tokens of " +
-                              std::to_string(shape.choices) + " choices of " + std::to_string(shape.num_experts) +
-                              " experts and rows of " + std::to_string(shape.row_bytes) +
-                              " bytes are too large for one exchange of LL messages; use route and dispatch");
+  return InvalidArgumentError(sizes + " are too large for one exchange of LL messages; use route and dispatch");
 }
 
 RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& comm) {
@@ -57,5 +54,4 @@ RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& com
   return args;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -10,8 +10,7 @@
 #include "plan/channels.h"
 #include "plan/row_limits.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The sizes of a call, the same on all ranks. The numbers of routing.py.
 struct RouteAndDispatchShape {
@@ -102,5 +101,4 @@ StatusOr<RouteAndDispatchArgs> MakeRouteAndDispatchArgs(const CallSpec& spec, co
 // it.
 RouteAndDispatchArgs WithComm(RouteAndDispatchArgs args, const device::Comm& comm);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -7,8 +7,7 @@
 #include "plan/channels.h"
 #include "plan/partition.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // The kernel counts the units of a row with 31 bits.
@@ -76,5 +75,4 @@ StatusOr<RowArgs> WithBuffers(RowArgs args, const void* x, void* y, const RowOpe
   return args;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

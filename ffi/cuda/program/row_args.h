@@ -12,8 +12,7 @@
 #include "include/jaxcomm/comm.h"
 #include "plan/row_limits.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes().
 struct RowArgs {
@@ -102,5 +101,4 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
 // Adds XLA's buffers of this execution. Fails if their sizes do not fit.
 StatusOr<RowArgs> WithBuffers(RowArgs args, const void* x, void* y, const RowOperands& operands);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

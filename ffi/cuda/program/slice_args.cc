@@ -6,8 +6,7 @@
 #include "plan/channels.h"
 #include "plan/partition.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // The kernel numbers the slices of all ranks with 31 bits.
@@ -49,5 +48,4 @@ StatusOr<SliceArgs> WithBuffers(SliceArgs args, const void* x, void* y, const Ro
   return args;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

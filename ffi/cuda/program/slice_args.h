@@ -10,8 +10,7 @@
 #include "cuda/program/row_args.h"
 #include "include/jaxcomm/comm.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes().
 struct SliceArgs {
@@ -72,5 +71,4 @@ StatusOr<SliceArgs> MakeSliceArgs(const CallSpec& spec, DType dtype, int64_t inp
 // Adds XLA's buffers of this execution. Fails if the table does not fit.
 StatusOr<SliceArgs> WithBuffers(SliceArgs args, const void* x, void* y, const RowOperands& operands);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

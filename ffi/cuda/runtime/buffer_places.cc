@@ -6,8 +6,7 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/device_memory.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 BufferPlaces::BufferPlaces(const Communicator& communicator, const device::Comm& comm, int32_t num_buffers)
     : device_(communicator.device()) {
@@ -51,5 +50,4 @@ Status BufferPlaces::Exchange(cudaStream_t stream) const {
   return CheckCuda("kernel", Launch(args_, stream));
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

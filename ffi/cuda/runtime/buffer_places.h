@@ -11,8 +11,7 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/runtime/communicator.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 class BufferPlaces {
  public:
@@ -40,5 +39,4 @@ class BufferPlaces {
   std::vector<BufferPlace> own_;   // the copy on the GPU; empty at first
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -4,8 +4,7 @@
 #include <map>
 #include <mutex>
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 struct Names {
@@ -43,5 +42,4 @@ std::string CallName::Of(uint64_t number) {
   return found == GetNames().names.end() ? "a call" : found->second;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The name can be looked up while this object lives, and for a while after that: the reason of an abort may be read
 // only then.
@@ -26,5 +25,4 @@ class CallName {
   uint64_t number_ = 0;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -19,8 +19,7 @@
 #include "cuda/program/launch_limits.h"
 #include "cuda/runtime/call_names.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // Small enough for the memory that XLA leaves free, large enough for most calls of a model.
@@ -50,14 +49,8 @@ std::vector<Communicator*> AllCommunicators() {
 void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool symmetric_buffers,
                              int32_t process, int32_t num_processes, bool bulk_copy) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
-  Communicator::Settings& settings = GetShared().settings;
-  settings.timeout_s = timeout_s;
-  settings.max_channels = max_channels;
-  settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
-  settings.symmetric_buffers = symmetric_buffers;
-  settings.process = process;
-  settings.num_processes = num_processes;
-  settings.bulk_copy = bulk_copy;
+  const uint64_t node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
+  GetShared().settings = {timeout_s, max_channels, node_name, symmetric_buffers, process, num_processes, bulk_copy};
 }
 
 Communicator::Settings Communicator::Configured() {
@@ -123,10 +116,8 @@ Status Communicator::FirstFailure() {
 std::vector<std::string> Communicator::Failures() {
   std::vector<std::string> failures;
   for (Communicator* const communicator : AllCommunicators()) {
-    uint64_t time_ns;
     // The lanes of a group share the failures of their bootstrap.
-    const Status failure =
-        communicator->asynchronous_ ? communicator->KernelFailure(&time_ns) : communicator->Failure();
+    const Status failure = communicator->asynchronous_ ? communicator->KernelFailure() : communicator->Failure();
     if (!failure.ok()) failures.push_back(failure.message());
   }
   return failures;
@@ -154,7 +145,8 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0));
-  JAXCOMM_RETURN_IF_ERROR(FindNumSms(num_sms));
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> sms, bootstrap_.AllGather(static_cast<uint64_t>(num_sms)));
+  num_sms_ = static_cast<int64_t>(*std::min_element(sms.begin(), sms.end()));
   JAXCOMM_ASSIGN_OR_RETURN(const int32_t ranks_per_node,
                            FindRanksPerNode(bootstrap_, properties_, settings_.node_name));
   comm_.local = {rank() % ranks_per_node, ranks_per_node, rank() / ranks_per_node * ranks_per_node, 1};
@@ -178,12 +170,6 @@ Status Communicator::CheckWindows() {
       "NCCL makes no windows on the memory of the group's GPUs: they can't address each other's memory, "
       "NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or the driver is too old (see python -m jaxcomm.info "
       "--communicator); pass algorithm=\"xla\"");
-}
-
-Status Communicator::FindNumSms(int own) {
-  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<uint64_t> gathered, bootstrap_.AllGather(static_cast<uint64_t>(own)));
-  num_sms_ = static_cast<int64_t>(*std::min_element(gathered.begin(), gathered.end()));
-  return OkStatus();
 }
 
 Status Communicator::CheckBulkCopies() {
@@ -359,6 +345,7 @@ Status Communicator::ReserveFor(const std::string& owner, int64_t bytes, device:
 }
 
 ncclWindow_t Communicator::Registered(const device::Window& arena) {
+  if (arena.base == nullptr) return nullptr;
   std::lock_guard<std::mutex> lock(bootstrap_.mutex);
   return memory_->Registered(arena);
 }
@@ -421,8 +408,7 @@ bool Communicator::AbortIfFailed() {
 }
 
 Status Communicator::Failure() {
-  uint64_t time_ns;
-  JAXCOMM_RETURN_IF_ERROR(KernelFailure(&time_ns));
+  JAXCOMM_RETURN_IF_ERROR(KernelFailure());
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     JAXCOMM_RETURN_IF_ERROR(abort_reason_);
@@ -437,7 +423,7 @@ Status Communicator::CheckUsable() {
 
 Status Communicator::KernelFailure(uint64_t* time_ns) {
   if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) != device::Report::kComplete) return OkStatus();
-  *time_ns = report_->time_ns;
+  if (time_ns != nullptr) *time_ns = report_->time_ns;
   std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.ok()) {
     const std::string call = CallName::Of(report_->call_id);
@@ -450,5 +436,4 @@ Status Communicator::KernelFailure(uint64_t* time_ns) {
   return failure_;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -22,8 +22,7 @@
 #include "cuda/runtime/recorded_calls.h"
 #include "include/jaxcomm/comm.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One per ordered group of GPUs and process (own_communicators.h), and one more for calls that have been started. The
 // two share an ncclComm_t. Never deleted, and the ncclComm_t is never destroyed: executables and CUDA graphs keep its
@@ -126,7 +125,7 @@ class Communicator {
   Status Begin(cudaStream_t stream);
   Status End(cudaStream_t stream);
 
-  // NCCL's handle of `arena`, which Reserve() returned.
+  // NCCL's handle of `arena`, which Reserve() returned; null for none.
   ncclWindow_t Registered(const device::Window& arena);
 
   // The abort of a kernel, the failure of a process, or the error of ranks that did not meet. After it this
@@ -163,13 +162,12 @@ class Communicator {
   Communicator* Register();
   // Aborts if a process of this communicator has failed. Whether it has.
   bool AbortIfFailed();
-  // Failure() of kernels. `time_ns`: its time on the GPU's clock.
-  Status KernelFailure(uint64_t* time_ns);
+  // Failure() of kernels. `time_ns`, if given: its time on the GPU's clock.
+  Status KernelFailure(uint64_t* time_ns = nullptr);
   Status Make(const AllDoneFunction& all_done);
   Status MakeBootstrap();
   // Makes what no other lane uses.
   Status MakeLane();
-  Status FindNumSms(int own);
   Status CheckBulkCopies();
   Status LoadKernels() const;
   Status MakeLocalMemory();
@@ -214,5 +212,4 @@ class Communicator {
   Status abort_reason_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <initializer_list>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -12,14 +13,20 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/device_memory.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
-// Owner of the arena of multimem calls. No target of a user has this name.
+// Owners of arenas. No target of a user has these names.
 constexpr const char* kMultimemArena = "jaxcomm: multimem";
+constexpr const char* kOneExchangeArena = "jaxcomm: route_and_dispatch";
 // Numbers of the buffers in an exchange of places.
 constexpr int32_t kInput = 0, kOutput = 1, kNumBuffers = 2;
+
+uint64_t HashOf(std::initializer_list<int64_t> sizes) {
+  uint64_t hash = 0;
+  for (const int64_t size : sizes) hash = Mix(hash, static_cast<uint64_t>(size));
+  return hash;
+}
 
 }  // namespace
 
@@ -33,7 +40,7 @@ void WarnOfCopies(const std::string& where, const std::string& why) {
 StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
                                                        int64_t input_count, int64_t output_count,
                                                        bool exchanges_offsets) {
-  std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
+  std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec));
   const bool of_tokens = TraitsOf(spec.collective).elements == ElementKind::kTokens;
   StatusOr<CallProgram> call = MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
                                                communicator.max_channels(), exchanges_offsets);
@@ -44,15 +51,15 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
+  CallProgram& program = made->call_;
+  RowArgs* const rows = program.inter_node_rows ? &program.inter_node_rows->rows
+                        : program.rows          ? &*program.rows
+                                                : nullptr;
   if (of_tokens) {
     // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
     // has no kernel to launch, but the others would wait for it.
-    const RowArgs rows =
-        made->call_.inter_node_rows ? made->call_.inter_node_rows->rows : made->call_.rows.value_or(RowArgs());
-    uint64_t shapes = 0;
-    for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
-      shapes = Mix(shapes, static_cast<uint64_t>(size));
-    }
+    const RowArgs own = rows != nullptr ? *rows : RowArgs();
+    const uint64_t shapes = HashOf({own.num_rows, own.num_slots, own.num_choices, own.row_bytes});
     JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes of the rows", shapes));
   }
   made->args_.comm = communicator.comm();
@@ -71,29 +78,18 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   }
   comm.call_id = made->name_.number();
   communicator.AddToRecorder(comm.call_id, spec, dtype, input_count, output_count);
-  if (made->call_.inter_node_rows) {
-    InterNodeRowArgs& rails = *made->call_.inter_node_rows;
-    JAXCOMM_RETURN_IF_ERROR(
-        communicator.AllDone("when it allocated the state of a call", made->AllocateState(&rails.rows)));
-    rails.node = comm;
-    const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
-    rails.gin = communicator.gin()->Handle(comm, arena);
-    rails.rows.comm = rails.gin.comm;
+  if (rows != nullptr) {
+    JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it allocated the state of a call", made->AllocateState(rows)));
+    rows->comm = comm;
+    if (!program.inter_node_rows) return made;
+    program.inter_node_rows->node = comm;
+    program.inter_node_rows->gin = communicator.gin()->Handle(comm, communicator.Registered(comm.arena));
+    rows->comm = program.inter_node_rows->gin.comm;
     return made;
   }
-  if (made->call_.rows) {
-    RowArgs& rows = *made->call_.rows;
-    JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it allocated the state of a call", made->AllocateState(&rows)));
-    rows.comm = comm;
-    return made;
-  }
-  if (made->call_.slices) {
-    made->call_.slices->comm = comm;
-    if (communicator.bulk_copies()) made->call_.slices->bulk = kSliceStages;
-    return made;
-  }
-  if (made->call_.ll || made->call_.multimem) {
-    (made->call_.ll ? made->call_.ll->comm : made->call_.multimem->comm) = comm;
+  if (program.slices && communicator.bulk_copies()) program.slices->bulk = kSliceStages;
+  if (program.slices || program.ll || program.multimem) {
+    (program.slices ? program.slices->comm : program.ll ? program.ll->comm : program.multimem->comm) = comm;
     return made;
   }
   made->where_ = spec.Where();
@@ -104,9 +100,35 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   // After a failure here, the kernels of the other ranks would wait for this rank.
   JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it copied its program to the GPU", made->Upload()));
   if (const Gin* const gin = communicator.gin()) {
-    const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
-    made->gin_args_ = gin->Args(comm, arena, made->call_.arena);
+    made->gin_args_ = gin->Args(comm, communicator.Registered(comm.arena), made->call_.arena);
   }
+  return made;
+}
+
+StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Communicator& communicator,
+                                                       const RouteAndDispatchShape& shape) {
+  const RankPlacement placement = communicator.placement();
+  if (placement.ranks_per_node != spec.group_size) {
+    return InvalidArgumentError(
+        "moe.route_and_dispatch runs inside a node on GPUs; the GPUs of this group form " +
+        std::to_string(spec.group_size / placement.ranks_per_node) +
+        " nodes: pass algorithm=\"xla\" and on_overflow=\"drop\" (the ranks that NVLink connects form a node: see "
+        "docs/guide/gpus.md)");
+  }
+  std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec));
+  const StatusOr<RouteAndDispatchArgs> args = MakeRouteAndDispatchArgs(spec, shape, communicator.max_channels());
+  // Ranks must agree before any of them reserves memory. A rank with an error of its own must not leave the others
+  // waiting.
+  JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it compared its sizes with the limits", args.status()));
+  const uint64_t shapes = HashOf(
+      {shape.tokens, shape.choices, shape.num_experts, shape.capacity, shape.align, shape.slots, shape.row_bytes});
+  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes", shapes));
+  device::Comm comm = communicator.comm();
+  JAXCOMM_RETURN_IF_ERROR(communicator.ReserveFor(kOneExchangeArena, ArenaBytes(*args), &comm));
+  comm.call_id = made->name_.number();
+  communicator.AddToRecorder(comm.call_id, spec, DType::kU8, shape.tokens * shape.row_bytes,
+                             shape.capacity * shape.row_bytes);
+  made->one_exchange_ = WithComm(*args, comm);
   return made;
 }
 
@@ -195,14 +217,24 @@ Status DeviceCall::CheckAlignment(const void* x, const void* y) const {
 Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const {
   JAXCOMM_RETURN_IF_ERROR(CheckAlignment(x, y));
   if (call_.empty()) return OkStatus();
-  ScopedDevice keep;
-  const cudaError_t selected = cudaSetDevice(communicator_.device());
   if (places_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
     return UnavailableError("XLA runs the call with other buffers than it has initialized it with");
   }
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", selected));
+  return InOrder(stream, [&] { return Enqueue(x, y, stream, rows); });
+}
+
+Status DeviceCall::Launch(const RouteAndDispatchBuffers& buffers, cudaStream_t stream) const {
+  RouteAndDispatchArgs args = one_exchange_;
+  static_cast<RouteAndDispatchBuffers&>(args) = buffers;
+  return InOrder(stream, [&] { return CheckCuda("kernel", cuda::Launch(args, stream)); });
+}
+
+template <typename F>
+Status DeviceCall::InOrder(cudaStream_t stream, F enqueue) const {
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
   JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
-  JAXCOMM_RETURN_IF_ERROR(Enqueue(x, y, stream, rows));
+  JAXCOMM_RETURN_IF_ERROR(enqueue());
   return communicator_.End(stream);
 }
 
@@ -233,5 +265,4 @@ Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const Ro
   return CheckCuda("kernel", cuda::Launch(args, call_.num_channels, stream));
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

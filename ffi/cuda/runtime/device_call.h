@@ -8,12 +8,12 @@
 #include "common/call_spec.h"
 #include "cuda/program/assign_or_return.h"
 #include "cuda/program/call_program.h"
+#include "cuda/program/route_and_dispatch_args.h"
 #include "cuda/runtime/buffer_places.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Prints, once per process, that JAXCOMM_SYMMETRIC_BUFFERS=1 has no effect on a buffer. Copies are slower, but correct.
 void WarnOfCopies(const std::string& where, const std::string& why);
@@ -25,6 +25,9 @@ class DeviceCall {
   static StatusOr<std::unique_ptr<DeviceCall>> Make(const CallSpec& spec, Communicator& communicator, DType dtype,
                                                     int64_t input_count, int64_t output_count,
                                                     bool exchanges_offsets = false);
+  // A call of route_and_dispatch. Collective, as Communicator::ReserveFor.
+  static StatusOr<std::unique_ptr<DeviceCall>> Make(const CallSpec& spec, Communicator& communicator,
+                                                    const RouteAndDispatchShape& shape);
   ~DeviceCall();
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
@@ -46,6 +49,9 @@ class DeviceCall {
   // all_to_all_v.
   Status Launch(const void* x, void* y, cudaStream_t stream, const RowOperands& rows = {}) const;
 
+  // The same for a call of route_and_dispatch.
+  Status Launch(const RouteAndDispatchBuffers& buffers, cudaStream_t stream) const;
+
   Communicator& communicator() const { return communicator_; }
   bool shares_input() const { return call_.program.shares_input; }
   bool shares_output() const { return call_.program.shares_output; }
@@ -57,13 +63,17 @@ class DeviceCall {
     const void* address = nullptr;  // in XLA's memory, in this run
   };
 
-  DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
+  DeviceCall(Communicator& communicator, const CallSpec& spec)
+      : communicator_(communicator), name_(spec.op + " at " + spec.site) {}
   Status Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena, Shared* shared,
                BufferPlace* place) const;
   Status Upload();
   // Of dispatch and combine.
   Status AllocateState(RowArgs* rows);
   Status CheckAlignment(const void* x, const void* y) const;
+  // Enqueues work on this GPU, in the order of the communicator's calls.
+  template <typename F>
+  Status InOrder(cudaStream_t stream, F enqueue) const;
   Status Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const;
 
   Communicator& communicator_;
@@ -75,8 +85,8 @@ class DeviceCall {
   std::unique_ptr<BufferPlaces> places_;  // null if ranks exchange none
   bool placed_ = false;                   // ExchangeOffsets() has been called
   Shared input_, output_;
-  GinNetworkArgs gin_args_;  // for groups of several nodes
+  GinNetworkArgs gin_args_;            // for groups of several nodes
+  RouteAndDispatchArgs one_exchange_;  // without operands and results
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

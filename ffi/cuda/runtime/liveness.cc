@@ -22,8 +22,7 @@
 #include "cuda/nccl/threads.h"
 #include "cuda/runtime/communicator.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 constexpr int kPollMs = 50;
@@ -253,5 +252,4 @@ void JoinLiveness(const std::string& host, int port, const std::string& token, i
 
 void LeaveLiveness() { leaves = true; }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

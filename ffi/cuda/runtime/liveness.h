@@ -14,8 +14,7 @@
 
 #include "common/status.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Starts the server, in process 0. Returns its port. Connections that do not begin with `token` are closed.
 StatusOr<int> ServeLiveness(const std::string& token);
@@ -26,5 +25,4 @@ void JoinLiveness(const std::string& host, int port, const std::string& token, i
 // From now on, the end of this process is no failure.
 void LeaveLiveness();
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

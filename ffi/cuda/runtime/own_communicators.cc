@@ -14,8 +14,7 @@
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/nccl_library.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 // A group, and the rank in it of one GPU of this process.
@@ -76,5 +75,4 @@ StatusOr<Communicator*> OwnCommunicator(ncclComm_t of_xla, int32_t device) {
   return *entry.made;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

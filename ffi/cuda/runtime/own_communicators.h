@@ -13,13 +13,11 @@
 #include "cuda/program/assign_or_return.h"
 #include "cuda/runtime/communicator.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The communicator of the group whose communicator of XLA is `of_xla` in this run. Collective in any case: all ranks of
 // the group call this for the same call site, each GPU of a process on a thread of its own. The first call for a group
 // makes its communicator, and its outcome is final, also an error.
 StatusOr<Communicator*> OwnCommunicator(ncclComm_t of_xla, int32_t device);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

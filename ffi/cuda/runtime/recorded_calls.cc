@@ -4,8 +4,7 @@
 
 #include "common/hash.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 uint64_t Load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
@@ -92,5 +91,4 @@ int32_t RecordedCalls::Look(const device::Progress& progress) {
   return -1;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

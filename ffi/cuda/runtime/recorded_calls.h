@@ -14,8 +14,7 @@
 #include "include/jaxcomm/comm.h"
 #include "recorder/recorder.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 class RecordedCalls {
  public:
@@ -49,5 +48,4 @@ class RecordedCalls {
   uint64_t waits_ns_ = 0;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

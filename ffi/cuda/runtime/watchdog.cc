@@ -9,8 +9,7 @@
 #include "cuda/runtime/communicator.h"
 #include "recorder/recorder.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 void Watch(const std::function<void()>& end, double grace_s) {
@@ -40,5 +39,4 @@ void StartWatchdog(std::function<void()> end, double grace_s) {
   std::call_once(started, [&] { Threads::Start([end = std::move(end), grace_s] { Watch(end, grace_s); }); });
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

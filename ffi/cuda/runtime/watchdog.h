@@ -4,8 +4,7 @@
 
 #include <functional>
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Time between the report on standard error and the end of the process, in which Python may raise XLA's error.
 constexpr double kGraceS = 5;
@@ -14,5 +13,4 @@ constexpr double kGraceS = 5;
 // the process. The host's calls of CUDA may hang by then, so the thread makes none.
 void StartWatchdog(std::function<void()> end, double grace_s = kGraceS);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

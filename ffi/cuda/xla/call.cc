@@ -140,11 +140,8 @@ void FindShared(GpuCallState& state, const Buffers& buffers) {
 
 void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
   std::call_once(state.shared_once, [&] { FindShared(state, buffers); });
-  std::vector<XlaCollectives::Buffer> shared;
-  if (state.shared.input_bytes > 0) shared.push_back({buffers.x, state.shared.input_bytes});
-  if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
-  if (shared.empty()) return;
-  const Status status = collectives.RequestWindows(state.Groups(), shared);
+  const Status status = collectives.RequestWindows(
+      state.Groups(), {{buffers.x, state.shared.input_bytes}, {buffers.y, state.shared.output_bytes}});
   if (!status.ok()) WarnOfCopies(state.spec.Where(), status.message());
 }
 

@@ -13,8 +13,7 @@
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_site.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One per call site and executable, shared by the local devices.
 struct GpuCallState : CallSite<DeviceCall> {
@@ -31,8 +30,7 @@ struct GpuCallState : CallSite<DeviceCall> {
   } shared;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 
 extern "C" {
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler, ...) \

@@ -5,17 +5,7 @@
 #include "cuda/nccl/device_memory.h"
 #include "cuda/runtime/own_communicators.h"
 
-namespace jaxcomm {
-namespace cuda {
-
-StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups, int32_t device) {
-  JAXCOMM_ASSIGN_OR_RETURN(void* const of_xla, collectives.Get(groups));
-  const StatusOr<Communicator*> found = OwnCommunicator(static_cast<ncclComm_t>(of_xla), device);
-  JAXCOMM_RETURN_IF_ERROR(found.status());
-  if ((*found)->size() == groups.group_size()) return found;
-  return InvalidArgumentError("the group's communicator has " + std::to_string((*found)->size()) +
-                              " ranks, the group " + std::to_string(groups.group_size()));
-}
+namespace jaxcomm::cuda {
 
 const DeviceGroups& CallSiteBase::Groups() {
   std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
@@ -47,7 +37,12 @@ StatusOr<Communicator*> CallSiteBase::BeginFirstRun(const XlaCollectives& collec
   JAXCOMM_RETURN_IF_ERROR(earlier);
   JAXCOMM_RETURN_IF_ERROR(met);
   FreeRetired(device);
-  JAXCOMM_ASSIGN_OR_RETURN(Communicator* const communicator, GetCommunicator(collectives, Groups(), device));
+  JAXCOMM_ASSIGN_OR_RETURN(void* const of_xla, collectives.Get(Groups()));
+  JAXCOMM_ASSIGN_OR_RETURN(Communicator* const communicator, OwnCommunicator(static_cast<ncclComm_t>(of_xla), device));
+  if (communicator->size() != spec.group_size) {
+    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
+                                " ranks, the group " + std::to_string(spec.group_size));
+  }
   // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
   // calls of both lanes. Kernels would wait for each other or take each other's data.
   const std::string number = spec.number > 0 ? " (call " + std::to_string(spec.number + 1) + " of this line)" : "";
@@ -88,5 +83,4 @@ ffi::Error CheckGroups(const CallSpec& spec) {
   return ffi::Error::Success();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -16,21 +16,16 @@
 #include "cuda/xla/local_rendezvous.h"
 #include "cuda/xla/xla_collectives.h"
 
-namespace jaxcomm {
-namespace cuda {
-
-// The communicator of a call's group, to which XLA's communicator of this run leads. Stage Initialize, in the first run
-// of a call site only: a later run may have another communicator of XLA, but the call keeps its own. Prepare requests
-// XLA's communicator in every run: XLA locks it for the run, and so orders the calls of all collectives on all ranks.
-// Collective.
-StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups, int32_t device);
+namespace jaxcomm::cuda {
 
 struct CallSiteBase {
   const DeviceGroups& Groups();
   Status ProblemOf(int32_t device);
   void SetProblem(int32_t device, const Status& problem);
-  // The group's communicator, in the first run on a device. Collective. `identity`: equal on ranks that make the same
-  // call.
+  // The group's communicator, to which XLA's communicator of this run leads: in the first run on a device only. A later
+  // run may have another communicator of XLA, but the call keeps its own. Prepare requests XLA's in every run: XLA
+  // locks it for the run, and so orders the calls of all collectives on all ranks. Collective. `identity`: equal on
+  // ranks that make the same call.
   StatusOr<Communicator*> BeginFirstRun(const XlaCollectives& collectives, int32_t device, cudaStream_t stream,
                                         int64_t run, uint64_t identity);
 
@@ -82,5 +77,4 @@ ffi::Error FailureOf(const CallSpec& spec, const Status& failure);
 // An error if the devices of `spec` can't form its groups.
 ffi::Error CheckGroups(const CallSpec& spec);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

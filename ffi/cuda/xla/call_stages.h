@@ -16,8 +16,7 @@
 
 #include "cuda/xla/call_site.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // Makes the call on this device, in its first run. It is never replaced, because CUDA graphs keep its addresses, and
 // needs no communicator of XLA from then on.
@@ -109,5 +108,4 @@ auto BindExecute() {
       .RemainingRets();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -22,8 +22,7 @@
 #include "common/status.h"
 #include "cuda/nccl/wait_for_stream.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // The number of GPUs of this process among `processes`, those of a call's devices. 0, which means no rendezvous, if the
 // process has fewer GPUs: the program was compiled for other devices.
@@ -78,5 +77,4 @@ class RunStatus {
   std::deque<Entry> entries_;
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

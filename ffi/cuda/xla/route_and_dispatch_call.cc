@@ -93,16 +93,14 @@ struct RouteAndDispatchCall {
   static StatusOr<Decoded> Decode(const State& state, ffi::RemainingArgs args, ffi::RemainingRets rets) {
     return cuda::Decode(state, args, rets);
   }
-  // RouteAndDispatch compares the shapes.
+  // DeviceCall compares the shapes.
   static uint64_t Identity(const State& state, const Decoded&) { return HashAttributes(state.spec); }
-  static StatusOr<std::unique_ptr<RouteAndDispatch>> Make(const State& state, Communicator& communicator,
-                                                          const Decoded& decoded) {
-    return RouteAndDispatch::Make(state.spec, communicator, decoded.shape);
+  static StatusOr<std::unique_ptr<DeviceCall>> Make(const State& state, Communicator& communicator,
+                                                    const Decoded& decoded) {
+    return DeviceCall::Make(state.spec, communicator, decoded.shape);
   }
-  static Status Ready(State&, const XlaCollectives&, const Decoded&, RouteAndDispatch&, cudaStream_t) {
-    return OkStatus();
-  }
-  static Status Launch(RouteAndDispatch& call, const Decoded& decoded, cudaStream_t stream) {
+  static Status Ready(State&, const XlaCollectives&, const Decoded&, DeviceCall&, cudaStream_t) { return OkStatus(); }
+  static Status Launch(const DeviceCall& call, const Decoded& decoded, cudaStream_t stream) {
     return call.Launch(decoded.buffers, stream);
   }
 };

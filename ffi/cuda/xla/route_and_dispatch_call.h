@@ -5,22 +5,20 @@
 // group_sizes, group_counts (M), demand, dropped (), table (n, E); rows (C, ...). All integers have 32 bits.
 #pragma once
 
-#include "cuda/runtime/route_and_dispatch.h"
+#include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_site.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 // One per call site and executable, shared by the local devices.
-struct RouteAndDispatchState : CallSite<RouteAndDispatch> {
+struct RouteAndDispatchState : CallSite<DeviceCall> {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
   RouteAndDispatchShape shape;  // without row_bytes
 };
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda
 
 extern "C" {
 XLA_FFI_Error* CudaRouteAndDispatchInstantiate(XLA_FFI_CallFrame*);

@@ -6,8 +6,7 @@
 
 #include "common/hash.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 template <typename Buffer>
@@ -66,5 +65,4 @@ uint64_t HashOf(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return hash;
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

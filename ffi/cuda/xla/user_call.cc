@@ -121,9 +121,7 @@ Status CheckNodes(const UserCall& call) {
 
 void FillGin(UserCall& call) {
   const Gin* const gin = call.nccl_comm != nullptr ? call.communicator().gin() : nullptr;
-  if (gin == nullptr) return;
-  call.gin =
-      gin->Handle(call.comm, call.comm.arena_bytes > 0 ? call.communicator().Registered(call.comm.arena) : nullptr);
+  if (gin != nullptr) call.gin = gin->Handle(call.comm, call.communicator().Registered(call.comm.arena));
 }
 
 Status TryUseGin(host::CallData* data, int32_t nccl_version) {
@@ -255,7 +253,7 @@ ffi::Error Begin(UserCallState* state, ffi::RunId run, int32_t device, ffi::Rema
   if (state->initialize == nullptr) {
     return Invalid(state->spec, "the target has not been registered by jaxcomm.register_ffi_target");
   }
-  StatusOr<std::vector<UserBuffer>> buffers = BuffersOf(*state, args, rets);
+  StatusOr<std::vector<XlaCollectives::Buffer>> buffers = BuffersOf(*state, args, rets);
   if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
   const bool first = state->Find(device) == nullptr;
   {

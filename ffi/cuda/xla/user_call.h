@@ -32,12 +32,6 @@ struct UserCallAttributes {
 
 namespace cuda {
 
-// A buffer that is to have a window.
-struct UserBuffer {
-  const void* address = nullptr;
-  int64_t bytes = 0;
-};
-
 struct UserCallState;
 
 // A user's call on one device.
@@ -53,9 +47,9 @@ struct UserCall {
   // Once Initialize has called UseGin.
   const ncclDevComm* nccl_comm = nullptr;
   device::GinHandle gin;
-  std::unique_ptr<BufferPlaces> places;  // null if peers can't address the buffers
-  std::string no_windows;                // the reason
-  std::vector<UserBuffer> buffers;       // that have windows, in this run
+  std::unique_ptr<BufferPlaces> places;         // null if peers can't address the buffers
+  std::string no_windows;                       // the reason
+  std::vector<XlaCollectives::Buffer> buffers;  // that have windows, in this run
 };
 
 // One per call site and executable, shared by the local devices. `spec` has the target as op. A problem of a device is
@@ -69,8 +63,8 @@ struct UserCallState : CallSite<UserCall> {
   XLA_FFI_Handler* initialize = nullptr;                 // the user's
   // By local device: a hash of the types and shapes of operands and results, and of the attributes.
   std::map<int32_t, uint64_t> arguments;
-  std::map<int32_t, std::vector<UserBuffer>> buffers;  // by local device: those of the windows, in this run
-  Status requested;                                    // why XLA has refused a request for windows
+  std::map<int32_t, std::vector<XlaCollectives::Buffer>> buffers;  // by local device: those of the windows, in this run
+  Status requested;                                                // why XLA has refused a request for windows
 };
 
 // Sets the user's handler for Initialize, for calls of the target that XLA instantiates from now on.

@@ -5,8 +5,7 @@
 #include <string_view>
 #include <utility>
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 namespace {
 
 std::string NameOf(const UserCallState& state, size_t buffer) {
@@ -17,7 +16,8 @@ std::string NameOf(const UserCallState& state, size_t buffer) {
 
 // Where this rank addresses the buffers in this run.
 StatusOr<std::vector<BufferPlace>> PlacesOf(UserCallState& state, const UserCall& call,
-                                            const XlaCollectives& collectives, const std::vector<UserBuffer>& buffers) {
+                                            const XlaCollectives& collectives,
+                                            const std::vector<XlaCollectives::Buffer>& buffers) {
   if (!state.no_windows.empty()) return UnavailableError(state.no_windows);
   if (!call.HasOneNode()) {
     return UnavailableError(
@@ -53,9 +53,9 @@ ffi::Error DecodeWindows(const ffi::Dictionary& attributes, UserCallState* state
   return ffi::Error::Success();
 }
 
-StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
-                                            ffi::RemainingRets rets) {
-  std::vector<UserBuffer> buffers;
+StatusOr<std::vector<XlaCollectives::Buffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
+                                                        ffi::RemainingRets rets) {
+  std::vector<XlaCollectives::Buffer> buffers;
   for (const int64_t i : state.operand_windows) {
     const auto operand = args.get<ffi::AnyBuffer>(static_cast<size_t>(i));
     if (!operand) return InvalidArgumentError("the call has no operand " + std::to_string(i) + " for a window");
@@ -74,13 +74,8 @@ StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::Rem
 Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, ffi::RemainingArgs args,
                       ffi::RemainingRets rets) {
   if (!state.no_windows.empty()) return OkStatus();
-  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<UserBuffer> buffers, BuffersOf(state, args, rets));
-  std::vector<XlaCollectives::Buffer> wanted;
-  for (const UserBuffer& buffer : buffers) {
-    if (buffer.bytes > 0) wanted.push_back({buffer.address, buffer.bytes});
-  }
-  if (wanted.empty()) return OkStatus();
-  const Status requested = collectives.RequestWindows(state.Groups(), wanted);
+  JAXCOMM_ASSIGN_OR_RETURN(const std::vector<XlaCollectives::Buffer> buffers, BuffersOf(state, args, rets));
+  const Status requested = collectives.RequestWindows(state.Groups(), buffers);
   std::lock_guard<std::mutex> lock(state.mutex);
   if (!requested.ok()) state.requested = requested;
   return OkStatus();
@@ -94,7 +89,7 @@ Status PlaceWindows(UserCallState& state, UserCall& call, bool first, const XlaC
     return OkStatus();
   }
   if (!first && call.places == nullptr) return OkStatus();
-  std::vector<UserBuffer> buffers;
+  std::vector<XlaCollectives::Buffer> buffers;
   Status requested;
   {
     std::lock_guard<std::mutex> lock(state.mutex);
@@ -128,8 +123,8 @@ Status CheckWindows(const UserCall& call) {
 Status FindWindow(const UserCall& call, const void* buffer, device::BufferWindow* window) {
   JAXCOMM_RETURN_IF_ERROR(CheckWindows(call));
   // An empty buffer may have the address of another one, but not its place.
-  const UserBuffer* found = nullptr;
-  for (const UserBuffer& listed : call.buffers) {
+  const XlaCollectives::Buffer* found = nullptr;
+  for (const XlaCollectives::Buffer& listed : call.buffers) {
     if (listed.address == buffer && (found == nullptr || listed.bytes > found->bytes)) found = &listed;
   }
   if (found == nullptr) {
@@ -142,5 +137,4 @@ Status FindWindow(const UserCall& call, const void* buffer, device::BufferWindow
   return OkStatus();
 }
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

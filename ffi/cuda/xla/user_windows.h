@@ -10,14 +10,13 @@
 
 #include "cuda/xla/user_call.h"
 
-namespace jaxcomm {
-namespace cuda {
+namespace jaxcomm::cuda {
 
 ffi::Error DecodeWindows(const ffi::Dictionary& attributes, UserCallState* state);
 
 // The buffers that the call lists, in this run: operands, then results.
-StatusOr<std::vector<UserBuffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
-                                            ffi::RemainingRets rets);
+StatusOr<std::vector<XlaCollectives::Buffer>> BuffersOf(const UserCallState& state, ffi::RemainingArgs args,
+                                                        ffi::RemainingRets rets);
 
 // Stage Prepare. A refusal of XLA's is no error here: PlaceWindows() decides with all ranks.
 Status RequestWindows(UserCallState& state, const XlaCollectives& collectives, ffi::RemainingArgs args,
@@ -32,5 +31,4 @@ Status PlaceWindows(UserCallState& state, UserCall& call, bool first, const XlaC
 Status CheckWindows(const UserCall& call);
 Status FindWindow(const UserCall& call, const void* buffer, device::BufferWindow* window);
 
-}  // namespace cuda
-}  // namespace jaxcomm
+}  // namespace jaxcomm::cuda

@@ -27,7 +27,7 @@ xla_abi::GroupArgs ArgsOf(size_t struct_size, const DeviceGroups& groups) {
 
 }  // namespace
 
-DeviceGroups::DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size) : group_size_(group_size) {
+DeviceGroups::DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size) {
   const auto size = static_cast<size_t>(group_size);
   for (size_t i = 0; i < ids.size(); i += size) split_.push_back({ids.data() + i, size});
 }
@@ -85,17 +85,17 @@ StatusOr<const xla_abi::CollectivesWithWindows*> XlaCollectives::WithWindows() c
 }
 
 Status XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const {
-  JAXCOMM_ASSIGN_OR_RETURN(const xla_abi::CollectivesWithWindows* const extension, WithWindows());
   std::vector<xla_abi::Region> regions;
   for (const Buffer& buffer : buffers) {
     const auto bytes = static_cast<size_t>(buffer.bytes);
     // Several operands may be one array, and a result may take the place of an operand.
-    if (std::none_of(regions.begin(), regions.end(), [&](const xla_abi::Region& region) {
-          return region.buffer == buffer.address && region.bytes == bytes;
-        })) {
-      regions.push_back({buffer.address, bytes, 0});
-    }
+    const auto same = [&](const xla_abi::Region& other) {
+      return other.buffer == buffer.address && other.bytes == bytes;
+    };
+    if (bytes > 0 && std::none_of(regions.begin(), regions.end(), same)) regions.push_back({buffer.address, bytes, 0});
   }
+  if (regions.empty()) return OkStatus();
+  JAXCOMM_ASSIGN_OR_RETURN(const xla_abi::CollectivesWithWindows* const extension, WithWindows());
   xla_abi::RequestWindowArgs args = {ArgsOf(sizeof args, groups), regions.data(), regions.size()};
   XLA_FFI_Error* const error = extension->request_window(extension_, &args);
   return error == nullptr ? OkStatus() : Error("XLA makes no windows on its buffers: ", error);

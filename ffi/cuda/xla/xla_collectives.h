@@ -22,11 +22,9 @@ class DeviceGroups {
   // `ids`: logical device ids, group after group. Must outlive this object and not move.
   DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size);
 
-  int64_t group_size() const { return group_size_; }
   const std::vector<xla_abi::ReplicaGroup>& split() const { return split_; }
 
  private:
-  int64_t group_size_;
   std::vector<xla_abi::ReplicaGroup> split_;
 };
 
@@ -34,8 +32,8 @@ class DeviceGroups {
 class XlaCollectives {
  public:
   struct Buffer {
-    const void* address;
-    int64_t bytes;
+    const void* address = nullptr;
+    int64_t bytes = 0;
   };
   // A window that a buffer lies in.
   struct Window {
@@ -54,7 +52,7 @@ class XlaCollectives {
   // windows on the same operands and results of the same calls, because XLA registers them together. An address outside
   // of XLA's buffers is an error here. An address in other memory of XLA is a later error of the whole run.
   //
-  // Stage Prepare, after Request(). A buffer that is listed twice is requested once.
+  // Stage Prepare, after Request(). A buffer that is listed twice is requested once, and an empty one is not requested.
   Status RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const;
   // Stages Initialize and Execute. The window is owned by XLA and valid only in this run.
   StatusOr<Window> GetWindow(const DeviceGroups& groups, const void* buffer) const;
