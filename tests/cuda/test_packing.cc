@@ -122,6 +122,23 @@ TEST_CASE("short fragments are packed, long ones are not") {
   CHECK(ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1).scratch_count == 3 * kCount);
 }
 
+// Of a channel with half of each block, or with all of it. By hand.
+TEST_CASE("the number of fragments of a range") {
+  const Fragments half(10, 20, {5, 0}), all(20, 20, {0, 5});  // the input, or the output, in fragments of five
+  struct Row {
+    const Fragments& fragments;
+    Space space;
+    int64_t offset, count, usual, most;
+  };
+  for (const Row& row : {Row{half, Space::kInput, 0, 10, 2, 3}, Row{half, Space::kInput, 8, 4, 2, 4},
+                         Row{half, Space::kOutput, 0, 10, 1, 1}, Row{half, Space::kOutput, 8, 4, 2, 2},
+                         Row{half, Space::kScratch, 8, 4, 1, 1}, Row{all, Space::kInput, 8, 24, 1, 1},
+                         Row{all, Space::kOutput, 0, 20, 4, 5}, Row{all, Space::kOutput, 18, 3, 2, 4}}) {
+    const Place place = {0, row.space, row.offset};
+    CHECK(row.fragments.Usual(place, row.count) == row.usual && row.fragments.Most(place, row.count) == row.most);
+  }
+}
+
 int CountFlushes(const RankProgram& program) {
   int count = 0;
   for (const ProgramStep& step : program.steps) count += step.flush ? 1 : 0;

@@ -221,63 +221,55 @@ ALONE_TEST_CASE("the example's kernel with a window") {
   }
 }
 
-// The error of each rank's first Execute. `prepare`: changes XLA on a rank.
-template <typename F>
-std::vector<std::string> Refusals(const Site& given, F prepare) {
-  cuda::Communicator::Configure(20, 4);
-  Site site = given;
-  CHECK(site.Instantiate().empty());
-  std::vector<std::string> found(2);
-  WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
-    fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
-    prepare(rank, execution);
-    Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
-    CHECK(Initialize(site, execution, buffers).empty());
-    found[rank.rank] = Execute(site, execution, buffers);
-    CHECK(Of(execution.stream).queue.empty());  // no kernel
-    rank.world->root.spacing_error = 0;
-  });
-  return found;
-}
-
 ALONE_TEST_CASE("calls without windows are refused with the reason") {
   const std::string where = "jaxcomm: swap at model.py:7: peers can't address the call's buffers: ";
-  const auto nothing = [](Rank&, CallOnDevice&) {};
-  Site none = SwapSite(2);
-  none.operand_windows = none.result_windows = {};
-  for (const std::string& text : Refusals(none, nothing)) {
-    CHECK(Has(text, where + "jaxcomm.ffi_call lists no operand_windows and no result_windows"));
-  }
-  Site off = SwapSite(2);
-  off.no_windows = "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes";
-  for (const std::string& text : Refusals(off, nothing)) CHECK(Has(text, where + off.no_windows));
-  const std::vector<std::string> bare = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.memory_bytes = 0;
-  });
-  CHECK(Has(bare[0], where + "another rank has none"));
-  CHECK(Has(bare[1], where + "operand 1: XLA's window is null"));
-  const std::vector<std::string> half = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 0) execution.memory_bytes = XlaMemory::kBytes / 2;
-  });
-  CHECK(Has(half[0], where + "result 0: XLA's window is null") && Has(half[1], where + "another rank has none"));
-  const std::vector<std::string> refused = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.refused = "window";
-  });
-  CHECK(Has(refused[1], "XLA makes no windows on its buffers: not now"));
-  const std::vector<std::string> got = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.refused = "get window";
-  });
-  CHECK(Has(got[1], "XLA has no window on its buffer: not now"));
-  for (const bool small : {false, true}) {
-    const std::vector<std::string> old = Refusals(SwapSite(2), [small](Rank&, CallOnDevice& execution) {
-      if (small) --execution.extension.struct_size;
-      if (!small) execution.extension.minor_version = 1;
+  const std::string lists_none = "jaxcomm.ffi_call lists no operand_windows and no result_windows",
+                    off = "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes",
+                    older = "XLA has windows on its buffers from jaxlib 0.12 on", other = "another rank has none";
+  struct Row {
+    std::string of_rank[2];  // the error of its first Execute
+    void (*prepare)(Rank&, CallOnDevice&) = [](Rank&, CallOnDevice&) {};
+  };
+  const Row table[] = {{{lists_none, lists_none}},
+                       {{off, off}},
+                       {{other, "operand 1: XLA's window is null"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.memory_bytes = 0;
+                        }},
+                       {{"result 0: XLA's window is null", other},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 0) execution.memory_bytes = XlaMemory::kBytes / 2;
+                        }},
+                       {{other, "XLA makes no windows on its buffers: not now"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.refused = "window";
+                        }},
+                       {{other, "operand 1: XLA has no window on its buffer: not now"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.refused = "get window";
+                        }},
+                       {{older, older}, [](Rank&, CallOnDevice& execution) { execution.extension.minor_version = 1; }},
+                       {{older, older}, [](Rank&, CallOnDevice& execution) { --execution.extension.struct_size; }},
+                       {{"operand 1: XLA's window is ", "operand 1: XLA's window is "},
+                        [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; }}};
+  cuda::Communicator::Configure(20, 4);
+  for (const Row& row : table) {
+    Site site = SwapSite(2);
+    if (row.of_rank[0] == lists_none) site.operand_windows = site.result_windows = {};
+    if (row.of_rank[0] == off) site.no_windows = off;
+    CHECK(site.Instantiate().empty());
+    WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+      fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
+      row.prepare(rank, execution);
+      Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
+      CHECK(Initialize(site, execution, buffers).empty());
+      const std::string found = Execute(site, execution, buffers);
+      CHECK(Has(found, where + row.of_rank[rank.rank]));
+      CHECK(rank.world->spacing_error == 0 || Has(found, "bytes apart from rank to rank"));
+      CHECK(Of(execution.stream).queue.empty());  // no kernel
+      rank.world->root.spacing_error = 0;
     });
-    CHECK(Has(old[0], "XLA has windows on its buffers from jaxlib 0.12 on") && old[1] == old[0]);
   }
-  const std::vector<std::string> spaced =
-      Refusals(SwapSite(2), [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; });
-  CHECK(Has(spaced[0], "operand 1: XLA's window is") && Has(spaced[0], "bytes apart from rank to rank"));
 }
 
 ALONE_TEST_CASE("a window is asked for where there is none") {

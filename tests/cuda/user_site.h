@@ -63,6 +63,7 @@ struct Site : UserSite {
     own.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
   }
   int64_t tokens = 5, hidden = 33;
+  int64_t more_results = 0;  // tokens that only the results have
 };
 
 struct Operands {
@@ -109,7 +110,7 @@ std::vector<Array> ArgsOf(const Site& site, Operands& operands) {
 }
 
 std::vector<Array> RetsOf(const Site& site, Operands& operands) {
-  const std::vector<int64_t> matrix = {site.tokens, site.hidden};
+  const std::vector<int64_t> matrix = {site.tokens + site.more_results, site.hidden};
   return {{operands.out.data(), matrix}, {operands.new_residual.data(), matrix}};
 }
 
