@@ -242,38 +242,24 @@ Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
   return drawn;
 }
 
-void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
-    const Bytes& expected = drawn.expected[r];
-    const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
-    const std::string what = std::string(Name(drawn.request.collective)) +
-                             (drawn.two_shot ? " (two-shot) of " : " of ") + std::to_string(group.n) + " ranks";
-    CheckRank(same, group.report(r), what, r, seed, place);
-  }
-}
-
 // Runs consecutive calls and compares their results.
 void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned threads) {
   Launch(group, row, threads, seed);
-  for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
-}
-
-void TestRows(uint64_t seed, int32_t n, int length, bool multimem) {
-  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
-  std::mt19937_64 random(seed);
-  Group group(n, 1 + static_cast<int32_t>(random() % 3), kLimitNs, multimem);
-  for (int launch = 0; launch < 2; ++launch) {
-    std::vector<Drawn> row;
-    for (int i = 0; i < length; ++i) {
-      row.push_back(DrawAny(group, true, random));
-      if (random() % 3 == 0) row.push_back(DrawPlanned(group, random));
+  for (size_t i = 0; i < row.size(); ++i) {
+    const Drawn& drawn = row[i];
+    for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
+      const Bytes& expected = drawn.expected[r];
+      const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
+      const std::string what = std::string(Name(drawn.request.collective)) +
+                               (drawn.two_shot ? " (two-shot) of " : " of ") + std::to_string(group.n) + " ranks";
+      CheckRank(same, group.report(r), what, r, seed, i);
     }
-    RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % 4]);
   }
 }
 
 // Flags repeat after 2^32 exchanges: flags of that age must be gone.
-void TestFlagsThatComeAgain(uint64_t seed) {
+TEST_CASE("flags that repeat") {
+  const uint64_t seed = FirstSeed() + 1000;
   constexpr uint64_t kSwept = device::kExchangesBetweenSweeps / 2;
   std::mt19937_64 random(seed);
   Group group(3, 2);
@@ -382,7 +368,8 @@ void TestAbort(uint64_t seed, bool multimem) {
 
 // All threads of two blocks wait for a rank that does not arrive. A block reads the host's words once per interval, and
 // at most once per thread at the end.
-void TestHostReads(uint64_t seed) {
+TEST_CASE("waiting threads read the host's words by the clock") {
+  const uint64_t seed = FirstSeed() + 3100;
   constexpr uint64_t kTimeoutNs = 2'000'000;
   constexpr uint64_t kReadsPerBlock = kTimeoutNs / device::kHostReadIntervalNs + 1;
   std::mt19937_64 random(seed);
@@ -405,16 +392,23 @@ void TestHostReads(uint64_t seed) {
 #endif
 
 void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats, bool multimem = false) {
-  for (const int32_t n : sizes) {
-    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, multimem ? 6 : n < 9 ? 12 : 4, multimem);
+  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
+  for (size_t i = 0; i < sizes.size() * repeats; ++i) {
+    std::mt19937_64 random(seed += 2);
+    const int32_t n = sizes[i / repeats];
+    Group group(n, 1 + static_cast<int32_t>(random() % 3), kLimitNs, multimem);
+    for (int launch = 0; launch < 2; ++launch) {
+      std::vector<Drawn> row;
+      for (int call = 0; call < (multimem ? 6 : n < 9 ? 12 : 4); ++call) {
+        row.push_back(DrawAny(group, true, random));
+        if (random() % 3 == 0) row.push_back(DrawPlanned(group, random));
+      }
+      RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % 4]);
+    }
   }
 }
 
 TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
-
-TEST_CASE("flags that repeat") {
-  for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(FirstSeed() + 1000 + repeat);
-}
 
 #if !defined(__CUDACC__)
 TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 3, true); }
@@ -433,10 +427,6 @@ TEST_CASE("every type through the switch") {
 
 TEST_CASE("a missing or late rank") {
   for (int i = 0; i < 20; ++i) TestMissingRank(FirstSeed() + 2000 + 3 * i, i % 2 == 1, i >= 10);
-}
-
-TEST_CASE("waiting threads read the host's words by the clock") {
-  for (int repeat = 0; repeat < 3; ++repeat) TestHostReads(FirstSeed() + 3100 + repeat);
 }
 
 TEST_CASE("the host aborts") {

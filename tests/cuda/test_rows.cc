@@ -78,6 +78,14 @@ Drawn DrawCall(GinCluster& cluster, int32_t ranks_per_node, std::mt19937_64& ran
   const int32_t align = random() % 2 == 0 ? 1 : 4, slots = random() % 4 == 0 ? n * tokens * choices + 1 : 0;
   drawn.routed = Route(n, tokens, choices, experts, align, slots, static_cast<int32_t>(random() % 7),
                        DrawIds(n, tokens, choices, experts, random));
+  const int32_t lead = random() % 4 == 0 ? 2 : 0;  // slots before the first expert
+  for (size_t i = 0; i < drawn.routed.table.size(); ++i) {
+    if (i / experts % 4 == 2) drawn.routed.table[i] += lead;
+  }
+  for (std::vector<int32_t>& own : drawn.routed.slot) {
+    for (int32_t& slot : own) slot += slot < 0 ? 0 : lead;
+  }
+  drawn.routed.capacity += lead;
   drawn.combines = random() % 2 == 0;
   drawn.per_choice = random() % 3 == 0;
   drawn.sums_at_source = drawn.rails() && random() % 3 == 0;
