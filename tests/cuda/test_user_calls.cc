@@ -147,31 +147,6 @@ ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that 
   });
 }
 
-ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
-  cuda::Communicator::Configure(20, 4);
-  Site site;
-  CHECK(site.Instantiate().empty());
-  std::atomic<bool> failed{false};
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    CHECK(Initialize(site, execution).empty());
-    RunOnce(site, execution, rank, 1);
-    if (rank == 0) {
-      const device::Comm& comm = On(site, rank).comm;
-      comm.report->call_id = comm.call_id;
-      comm.report->peer = 1;
-      comm.report->step = 17;
-      comm.report->state = device::Report::kComplete;
-      failed = true;
-    }
-    while (!failed) std::this_thread::yield();
-    Operands operands = OperandsOf(site, rank, 1);
-    const std::string expected =
-        "fused_rmsnorm_F32 at model.py:7 can't run, since a call before it failed: "
-        "fused_rmsnorm_F32 at model.py:7: rank 0 aborted in step 17: rank 1";
-    CHECK(Has(Execute(site, execution, operands), expected));
-  });
-}
-
 int num_initialized[2];
 
 XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
@@ -182,7 +157,7 @@ XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
 }
 
 // XLA ends a process in which only one of several devices fails in Initialize.
-ALONE_TEST_CASE("a user's handlers fail on all local devices") {
+ALONE_TEST_CASE("a kernel that has failed ends the calls after it, on all local devices") {
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
@@ -194,12 +169,16 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   CHECK(Initialize(site, executions[0]).empty());
   device::Report& report = *On(site, 1).comm.report;
   report.call_id = On(site, 1).comm.call_id;
+  report.rank = 1, report.step = 17;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
+  const std::string failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
+  Operands operands = OperandsOf(site, 1, 1);
+  CHECK(Has(Execute(site, executions[1], operands),
+            "fused_rmsnorm_F32 at model.py:7 " + failed + ": rank 1 aborted in step 17: rank 0"));
   Site other("other");
   other.initialize = &InitializeOnDevice0;
   CHECK(other.Instantiate().empty());
-  const char* const failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
   for (CallOnDevice& execution : executions) {
     CHECK(Has(Initialize(site, execution), failed));
     CHECK(Has(Initialize(other, execution), failed));  // it has not run yet

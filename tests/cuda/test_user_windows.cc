@@ -123,8 +123,14 @@ void BeLate(cudaStream_t stream, int rank, int run) {
   Of(stream).queue.push_back([end] { return std::chrono::steady_clock::now() >= end; });
 }
 
-int32_t Element(int source, int receiver, int64_t i, int run) {
-  return static_cast<int32_t>(1000000 * run + 10000 * source + 1000 * receiver + i);
+// Element i of what rank `from` has for rank i / kCount, or of what the latter has for it.
+int32_t Element(int from, int64_t i, int run, bool to = false) {
+  const auto other = static_cast<int>(i / kCount);
+  return static_cast<int32_t>(1000000 * run + 10000 * (to ? other : from) + 1000 * (to ? from : other) + i % kCount);
+}
+
+void Fill(const Buffers& buffers, int n, int rank, int run) {
+  for (int64_t i = 0; i < n * kCount; ++i) buffers.x[i] = Element(rank, i, run), buffers.put[i] = -1;
 }
 
 ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
@@ -145,21 +151,16 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
         for (int replay = 0; replay < 2; ++replay) {
           BeLate(execution.stream, rank.rank, run);
           // Earlier work of the stream: peers must not access the buffers before it has ended.
-          stream.Push([=] {
-            for (int64_t i = 0; i < n * kCount; ++i) {
-              buffers.x[i] = Element(rank.rank, static_cast<int>(i / kCount), i % kCount, 2 * run + replay);
-              buffers.put[i] = -1;
-            }
-          });
+          stream.Push([=] { Fill(buffers, n, rank.rank, 2 * run + replay); });
           const size_t before = stream.queue.size();
           CHECK(Execute(site, execution, buffers).empty());
           CHECK(stream.queue.size() == before + 2);  // the exchange and the kernel
           fake::Wait(execution.stream);
           for (int64_t i = 0; i < n * kCount; ++i) {
-            const int32_t expected = Element(static_cast<int>(i / kCount), rank.rank, i % kCount, 2 * run + replay);
+            const int32_t expected = Element(rank.rank, i, 2 * run + replay, true);
             CHECK(buffers.got[i] == expected && buffers.put[i] == expected);
+            buffers.x[i] = buffers.put[i] = 0x77;  // other data of XLA's
           }
-          for (int64_t i = 0; i < n * kCount; ++i) buffers.x[i] = buffers.put[i] = 0x77;  // other data of XLA's
         }
       }
     });
@@ -183,14 +184,10 @@ ALONE_TEST_CASE("a captured call finds the places of each run") {
       Buffers moved = buffers;
       if (rank.rank == 1) moved.put = memory.At(memory.OutputOf(run));
       CHECK(Initialize(site, execution, moved).empty());
-      for (int64_t i = 0; i < 2 * kCount; ++i) {
-        moved.x[i] = Element(rank.rank, static_cast<int>(i / kCount), i % kCount, run), moved.put[i] = -1;
-      }
+      Fill(moved, 2, rank.rank, run);
       Replay(captured, stream);
       fake::Wait(stream);
-      for (int64_t i = 0; i < 2 * kCount; ++i) {
-        CHECK(moved.put[i] == Element(static_cast<int>(i / kCount), rank.rank, i % kCount, run));
-      }
+      for (int64_t i = 0; i < 2 * kCount; ++i) CHECK(moved.put[i] == Element(rank.rank, i, run, true));
     }
   });
 }

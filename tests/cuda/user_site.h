@@ -125,14 +125,6 @@ std::string Execute(const Site& site, CallOnDevice& execution, Operands& operand
   return site.Execute(execution, ArgsOf(site, operands), RetsOf(site, operands));
 }
 
-// Executes an initialized call, and checks its results.
-[[maybe_unused]] void RunOnce(const Site& site, CallOnDevice& execution, int rank, int seed) {
-  Operands operands = OperandsOf(site, rank, seed);
-  CHECK(Execute(site, execution, operands).empty());
-  fake::Wait(execution.stream);
-  CheckResults(site, operands, seed);
-}
-
 cuda::UserCall& On(const Site& site, int32_t device) {
   return *static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
 }
