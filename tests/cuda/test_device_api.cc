@@ -215,6 +215,8 @@ TEST_CASE("a missing signal with a tag") {
         ++reinterpret_cast<uint64_t*>(node.counters.pads)[(kTags + i % kTags) * 2 + 1];
         CHECK(device::WaitAny(comm, 1, kTags, source, 42, i / kTags) == i % kTags);
       }
+      ++reinterpret_cast<uint64_t*>(node.counters.pads)[kTags * 2 + 1];
+      CHECK(!device::TryWait(comm, device::Channel(1, 0), 1, 2) && device::TryWait(comm, device::Channel(1, 0), 1));
       if (kind == 0) CHECK(device::WaitAny(comm, 0, kTags, source, 42, 2) == -1);
       if (kind == 1) CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 1, &value, 42));
       while (kind == 2 && !device::TryWait(comm, device::Channel(0, 2), 1)) {
