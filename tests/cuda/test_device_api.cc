@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "../../ffi/cuda/kernels/exchange_offsets.cuh"
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../check.h"
 #include "fakes/device_node.h"
@@ -52,51 +53,41 @@ struct TwoGroups {
   }
 };
 
-// Each group is a channel. It puts to all peers and reads after a barrier; then it passes blocks along a ring, and gets
-// the block of the next rank. Groups of a block never wait for each other.
+// Each group is a channel, which puts to all peers, reads after a barrier, and gets the block of the next rank from
+// there. It then signals around the ring. Groups of a block never wait for each other.
 template <typename Parts>
 void TestGroups(uint64_t seed, int32_t size, int32_t blocks, unsigned threads, int64_t count) {
   const int32_t channels = blocks * Parts::PerBlock(threads);
-  // A channel of a window has a place for the block of every rank, and one more.
-  const Node node(size, channels, channels * (size + 1) * count);
+  // A channel of a window has a place for the block of every rank, and two more.
+  const Node node(size, channels, channels * (size + 2) * count);
   emulation::Launch(blocks, size, threads, seed, [&] {
     const auto rank = static_cast<int32_t>(blockIdx.y);
     const device::Comm& comm = node.comms[rank];
-    const auto [group, channel] = Parts::Own();
+    const Part own = Parts::Own();
+    const device::ThreadGroup& group = own.threads;
     const int32_t next = (rank + 1) % size, prev = (rank + size - 1) % size;
-    const auto place = [&, c = channel](int32_t block) { return (c * (size + 1) + block) * count; };
-    const auto fill = [&, c = channel, g = group](int32_t round) {
-      for (int64_t i = g.rank; i < count; i += g.size) node.At(rank)[place(size) + i] = Value(round, c, rank, i);
-      device::Sync(g);
-    };
-    const auto check = [&, c = channel, g = group](int32_t round, int32_t block, int32_t at) {
-      for (int64_t i = g.rank; i < count; i += g.size) {
-        CHECK(node.At(rank)[place(at) + i] == Value(round, c, block, i));
-      }
+    const auto place = [&](int32_t block) { return (own.channel * (size + 2) + block) * count; };
+    const auto each = [&](int32_t block, const auto& f) {
+      for (int64_t i = group.rank; i < count; i += group.size) f(node.At(rank)[place(block) + i], i);
+      device::Sync(group);
     };
     for (int32_t round = 0; round < 4; ++round) {
-      fill(round);
+      const auto value = [&](int32_t r, int64_t i) { return Value(round, own.channel, r, i); };
+      each(size, [&](uint32_t& word, int64_t i) { word = value(rank, i); });
       for (int32_t peer = 0; peer < size; ++peer) {
         device::Put(node.window, peer, place(rank) * 4, node.At(rank) + place(size), count * 4, group);
       }
-      CHECK(device::Barrier(comm, channel, 0, group));
-      for (int32_t r = 0; r < size; ++r) check(round, r, r);
-      CHECK(device::Barrier(comm, channel, 0, group));
-    }
-    fill(4);
-    device::Put(node.window, rank, place(rank) * 4, node.At(rank) + place(size), count * 4, group);
-    device::Sync(group);
-    for (int32_t s = 0; s + 1 < size; ++s) {
-      const int32_t block = (rank + size - s) % size, coming = (prev + size - s) % size;
-      device::PutSignal(comm, channel, node.window, next, place(block) * 4, node.At(rank) + place(block), count * 4,
+      CHECK(device::Barrier(comm, own.channel, 0, group));
+      for (int32_t r = 0; r < size; ++r) each(r, [&](uint32_t word, int64_t i) { CHECK(word == value(r, i)); });
+      device::Get(node.At(rank) + place(size + 1), node.window, next, place(size) * 4, count * 4, group);
+      device::Sync(group);
+      each(size + 1, [&](uint32_t word, int64_t i) { CHECK(word == value(next, i)); });
+      CHECK(device::Barrier(comm, own.channel, 0, group));
+      device::PutSignal(comm, own.channel, node.window, next, place(size) * 4, node.At(rank) + place(rank), count * 4,
                         group);
-      CHECK(device::Wait(comm, channel, prev, group));
-      check(4, coming, coming);
+      CHECK(device::Wait(comm, own.channel, prev, group));
+      each(size, [&](uint32_t word, int64_t i) { CHECK(word == value(prev, i)); });
     }
-    CHECK(device::Barrier(comm, channel, 0, group));
-    device::Get(node.At(rank) + place(size), node.window, next, place(next) * 4, count * 4, group);
-    device::Sync(group);
-    check(4, next, size);
   });
   node.CheckNoReports();
 }
@@ -211,81 +202,82 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
 constexpr int32_t kTags = 3;
 
 // The last rank never signals. All waits end, and a channel that has aborted sends and takes nothing, with any tag.
-void TestMissingTag(uint64_t seed, int32_t kind) {
-  const Node node(2, 2, 1, kTags);
-  const device::Comm& comm = node.comms[0];
-  emulation::Launch(1, 1, 1, seed, [&] {
-    const auto source = [](int32_t i) { return device::Source{1, i}; };
-    device::Polls polls;
-    uint64_t value = 0;
-    switch (kind) {
-      case 0:
-        CHECK(device::WaitAny(comm, 0, kTags, source, 42, 2) == -1);
-        break;
-      case 1:
-        while (!device::TryWait(comm, device::Channel(0, 2), 1)) {
-          if (device::MustStop(comm, device::Channel(0, 2), 1, 42, &polls)) break;
-        }
-        break;
-      default:
-        CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 1, &value, 42));
-    }
-    const device::Report& report = *comm.report;
-    CHECK(report.state == device::Report::kComplete && report.step == 42 && report.peer == 6 && report.channel == 0);
-    CHECK(report.expected == 1 && report.seen == 0);
-    // From now on a signal comes too late.
-    for (int32_t tag = 0; tag < kTags; ++tag) {
-      node.counters.pads[0] = 0;
-      reinterpret_cast<uint64_t*>(node.counters.pads)[tag * 2 + 1] = 1;
-      CHECK(!device::TryWait(comm, device::Channel(0, tag), 1) && !device::Wait(comm, device::Channel(0, tag), 1));
-      CHECK(!device::WaitValue(comm, device::Channel(0, tag), 1, 1, &value));
-      device::Polls again;
-      CHECK(device::MustStop(comm, device::Channel(0, tag), 1, 1, &again));
-      device::Signal(comm, device::Channel(0, tag), 1);
-      device::SignalSet(comm, device::Channel(0, tag), 1, 9);
-    }
-    CHECK(device::WaitAny(comm, 0, kTags, source) == -1);
-    const auto* const pad_of_peer = reinterpret_cast<uint64_t*>(node.counters.pads + node.counters.pad_bytes);
-    CHECK(std::all_of(pad_of_peer, pad_of_peer + 2 * 2 * kTags, [](uint64_t count) { return count == 0; }));
-    // Another channel.
-    device::Signal(comm, device::Channel(1, 2), 1);
-    CHECK(pad_of_peer[(kTags + 2) * 2] == 1);
-  });
+TEST_CASE("a missing signal with a tag") {
+  const auto source = [](int32_t i) { return device::Source{1, i}; };
+  for (uint64_t kind = 0; kind < 3; ++kind) {
+    const Node node(2, 2, 1, kTags);
+    const device::Comm& comm = node.comms[0];
+    emulation::Launch(1, 1, 1, FirstSeed() + kind, [&] {
+      device::Polls polls;
+      uint64_t value = 0;
+      // On another channel, each signal is found, with whichever source the search begins.
+      for (int32_t i = 0; i < kTags * kTags; ++i) {
+        ++reinterpret_cast<uint64_t*>(node.counters.pads)[(kTags + i % kTags) * 2 + 1];
+        CHECK(device::WaitAny(comm, 1, kTags, source, 42, i / kTags) == i % kTags);
+      }
+      ++reinterpret_cast<uint64_t*>(node.counters.pads)[kTags * 2 + 1];
+      CHECK(!device::TryWait(comm, device::Channel(1, 0), 1, 2) && device::TryWait(comm, device::Channel(1, 0), 1));
+      if (kind == 0) CHECK(device::WaitAny(comm, 0, kTags, source, 42, 2) == -1);
+      if (kind == 1) CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 1, &value, 42));
+      while (kind == 2 && !device::TryWait(comm, device::Channel(0, 2), 1)) {
+        if (device::MustStop(comm, device::Channel(0, 2), 1, 42, &polls)) break;
+      }
+      const device::Report& report = *comm.report;
+      CHECK(report.state == device::Report::kComplete && report.step == 42 && report.peer == 6 && report.channel == 0);
+      CHECK(report.expected == 1 && report.seen == 0);
+      // From now on a signal comes too late.
+      for (int32_t tag = 0; tag < kTags; ++tag) {
+        const device::Channel channel(0, tag);
+        reinterpret_cast<uint64_t*>(node.counters.pads)[tag * 2 + 1] = 1;
+        CHECK(!device::TryWait(comm, channel, 1) && !device::Wait(comm, channel, 1));
+        CHECK(!device::WaitValue(comm, channel, 1, 1, &value));
+        device::Polls again;
+        CHECK(device::MustStop(comm, channel, 1, 1, &again));
+        device::Signal(comm, channel, 1);
+        device::SignalSet(comm, channel, 1, 9);
+      }
+      CHECK(device::WaitAny(comm, 0, kTags, source) == -1);
+      const auto* const pad_of_peer = reinterpret_cast<uint64_t*>(node.counters.pads + node.counters.pad_bytes);
+      CHECK(std::count(pad_of_peer, pad_of_peer + 2 * 2 * kTags, 0) == 2 * 2 * kTags);
+      // Another channel.
+      device::Signal(comm, device::Channel(1, 2), 1);
+      CHECK(pad_of_peer[(kTags + 2) * 2] == 1);
+    });
+  }
 }
 
 // Channels in an arena, more than the communicator has, beside the communicator's. Signals that a kernel has left on
 // one of them do not satisfy waits on the other.
-void TestOwnSignals(uint64_t seed, int32_t size) {
+TEST_CASE("counters in an arena") {
   constexpr int32_t kChannels = 6;
-  const int64_t bytes = device::SignalsBytes(size, kChannels, kTags);
-  const Node node(size, 1, bytes / 4 + 8);
-  const int64_t guard = bytes / 4;
-  for (int32_t r = 0; r < size; ++r) {
-    for (int64_t i = 0; i < 4; ++i) node.At(r)[i] = node.At(r)[guard + 4 + i] = 0x5a5a5a5a;
+  for (const int32_t size : {2, 3, 6}) {
+    const int64_t words = device::SignalsBytes(size, kChannels, kTags) / 4;
+    const Node node(size, 1, words + 8);  // four words around the counters stay as they are
+    for (int32_t r = 0; r < size; ++r) {
+      for (uint32_t* const around : {node.At(r), node.At(r) + words + 4}) std::fill_n(around, 4, 0x5a5a5a5a);
+    }
+    for (uint64_t launch = 0; launch < 2; ++launch) {
+      emulation::Launch(1, size, kChannels * kWarp, FirstSeed() + static_cast<uint64_t>(size) + launch, [&] {
+        const auto rank = static_cast<int32_t>(blockIdx.y), number = static_cast<int32_t>(threadIdx.x) / kWarp;
+        const device::Comm own = device::WithSignals(node.comms[rank], 16, kChannels, kTags);
+        const device::ThreadGroup warp = device::OfWarp();
+        const auto count = 1 + static_cast<uint64_t>(number);
+        for (int32_t tag = 0; tag < kTags; ++tag) {
+          CHECK(device::Barrier(own, device::Channel(number, tag), 0, warp));
+          device::Signal(own, device::Channel(number, tag), (rank + 1) % size, warp, count);
+        }
+        CHECK(device::Barrier(node.comms[rank], 0));
+        for (int32_t tag = 0; tag < kTags; ++tag) {
+          CHECK(device::Wait(own, device::Channel(number, tag), (rank + size - 1) % size, warp, 0, count));
+        }
+      });
+    }
+    for (int32_t r = 0; r < size; ++r) {
+      for (const uint32_t* around : {node.At(r), node.At(r) + words + 4})
+        CHECK(std::count(around, around + 4, 0x5a5a5a5a) == 4);
+    }
+    node.CheckNoReports();
   }
-  std::vector<device::Comm> own;
-  for (const device::Comm& comm : node.comms) own.push_back(device::WithSignals(comm, 16, kChannels, kTags));
-  for (int launch = 0; launch < 2; ++launch) {
-    emulation::Launch(1, size, kChannels * device::kWarpThreads, ++seed, [&] {
-      const auto rank = static_cast<int32_t>(blockIdx.y);
-      const auto channel = static_cast<int32_t>(threadIdx.x) / device::kWarpThreads;
-      const int32_t next = (rank + 1) % size, prev = (rank + size - 1) % size;
-      const device::ThreadGroup warp = device::OfWarp();
-      for (int32_t tag = 0; tag < kTags; ++tag) {
-        CHECK(device::Barrier(own[rank], device::Channel(channel, tag), 0, warp));
-        device::Signal(own[rank], device::Channel(channel, tag), next, warp, 1 + static_cast<uint64_t>(channel));
-      }
-      CHECK(device::Barrier(node.comms[rank], 0));
-      for (int32_t tag = 0; tag < kTags; ++tag) {
-        CHECK(
-            device::Wait(own[rank], device::Channel(channel, tag), prev, warp, 0, 1 + static_cast<uint64_t>(channel)));
-      }
-    });
-  }
-  for (int32_t r = 0; r < size; ++r) {
-    for (int64_t i = 0; i < 4; ++i) CHECK(node.At(r)[i] == 0x5a5a5a5a && node.At(r)[guard + 4 + i] == 0x5a5a5a5a);
-  }
-  node.CheckNoReports();
 }
 
 // Calls `f` with a seed for each group, number of channels and number of threads.
@@ -299,7 +291,7 @@ void ForAllShapes(F f) {
   }
 }
 
-TEST_CASE("barriers, and puts along a ring: blocks, warps, and several warps") {
+TEST_CASE("puts, gets, barriers and signals of blocks, warps, and several warps") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t blocks, unsigned threads) {
     for (const int64_t count : {1, 9, 60}) {
       TestGroups<Block>(++seed, size, blocks, threads, count);
@@ -394,12 +386,32 @@ TEST_CASE("warps begin with different ranges") {
   CHECK((first == std::vector<int32_t>{0, 1, 2, 3, 4}));
 }
 
-TEST_CASE("a missing signal with a tag") {
-  for (const int32_t kind : {0, 1, 2}) TestMissingTag(FirstSeed() + static_cast<uint64_t>(kind), kind);
-}
-
-TEST_CASE("counters in an arena") {
-  for (const int32_t size : {2, 3, 6}) TestOwnSignals(FirstSeed() + static_cast<uint64_t>(size), size);
+// A peer is missing when ranks exchange the offsets of their buffers. The exchange itself: test_litmus.cc, and in calls
+// test_device_call.cc and test_user_windows.cc.
+TEST_CASE("an exchange of offsets with a missing peer") {
+  constexpr int32_t kBuffers = 2, kChannel = 3;
+  const Node node(3, kChannel + 1, 2 * 3 * 2 * kMostBuffers);
+  std::vector<BufferPlace> own(kBuffers);
+  std::vector<std::vector<int64_t>> at(3, std::vector<int64_t>(kBuffers * 3, -1));
+  const auto exchange = [&](int32_t rank) {
+    ExchangeOffsets({node.comms[rank], node.window, own.data(), at[rank].data(), kBuffers});
+  };
+  emulation::Launch(1, 3, 4, 1, [&] {
+    if (blockIdx.y != 1) exchange(static_cast<int32_t>(blockIdx.y));
+  });
+  own[0].in_window = 77;
+  for (const int32_t r : {0, 2}) {
+    const device::Report& report = node.reports[r];
+    CHECK(report.state == device::Report::kComplete && report.step == kOffsetExchange && report.peer == 2 + 4);
+    CHECK(report.channel == kChannel && report.rank == 2 + 4 * r);
+    // Otherwise the plan would use the buffers of another run.
+    CHECK(*node.comms[r].abort_flag != 0);
+    // A CUDA graph may be replayed: it writes nothing and signals nobody.
+    const uint64_t& sent = node.counters.sent[r][kChannel * 3 + (r + 1) % 3];
+    const uint64_t before = sent;
+    emulation::Launch(1, 1, 4, 1, [&] { exchange(r); });
+    CHECK(sent == before && at[r][r] != 77);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """The installed headers of the device API: each compiles on its own, and with the example of a user's kernel."""
 
 import ctypes
+import functools
 import importlib
 import os
 import pathlib
@@ -120,96 +121,85 @@ def build_example(folder, toolkit, architectures, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def example(toolkit, architectures, tmp_path_factory):
-    return build_example(EXAMPLE, toolkit, architectures, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def ring(toolkit, architectures, tmp_path_factory):
-    return build_example(RING, toolkit, architectures, tmp_path_factory)
+def built(toolkit, architectures, tmp_path_factory):
+    """Returns the copy of an example and its build. Builds each example once."""
+    return functools.cache(lambda folder: build_example(folder, toolkit, architectures, tmp_path_factory))
 
 
 # nvcc compiles one example. The emulated tests compile the kernels of the others too.
 @pytest.mark.parametrize(
-    ("name", "types"),
-    [
-        ("example", (False, True)),
-        pytest.param("ring", (False, False, True, True), marks=pytest.mark.full),
-    ],
+    ("folder", "types"),
+    [(EXAMPLE, (False, True)), pytest.param(RING, (False, False, True, True), marks=pytest.mark.full)],
 )
-def test_no_kernel_of_the_examples_spills_registers(name, types, architectures, request):
-    _, build = request.getfixturevalue(name)
+def test_no_kernel_of_the_examples_spills_registers(folder, types, architectures, built, monkeypatch):
+    example, build = built(folder)
     (report,) = build.rglob("*.cu.o.ptxas")
     kernels = ptxas.kernels(report.read_text())
     compiled = sorted((kernel.architecture, "BFloat16" in kernel.name) for kernel in kernels)
     assert compiled == sorted((name, bf16) for name in architectures for bf16 in types)
     ptxas.check_no_spills(kernels)
+    monkeypatch.syspath_prepend(example)
+    importlib.import_module(folder.name).register(build / f"lib{folder.name}.so")
 
 
 @pytest.fixture
-def module(example, monkeypatch):
+def module(built, monkeypatch):
     """The example's module for JAX, with its library."""
-    folder, build = example
+    folder, build = built(EXAMPLE)
     monkeypatch.syspath_prepend(folder)
     imported = importlib.import_module("fused_rmsnorm")
     imported.register(build / "libfused_rmsnorm.so")
     return imported
 
 
-def test_the_example_is_called_from_jax(module, mesh):
-    """Without a GPU, the test checks only the compiled program."""
+# Without a GPU, the tests check only the compiled program.
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_example_is_called_from_jax(module, mesh, check_vma):
     arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((16, 32), (4, 32), (32,))]
 
     def body(x, residual, weight):
         return module.fused_rmsnorm(x, residual, weight, "gpu", 1e-5)
 
-    for check_vma in (True, False):
-        specs = {"in_specs": (P("gpu"), P(), P()), "out_specs": P(), "check_vma": check_vma}
-        f = jax.jit(jax.shard_map(body, mesh=mesh, **specs))
-        text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-        ((operands, attributes),) = re.findall(r"custom_call @fused_rmsnorm_BF16\((.*?)\)(.*)", text)
-        assert len(operands.split(",")) == 3
-        assert "epsilon = 9.99999974E-6 : f32" in attributes
-        assert re.search(r"jaxcomm_groups = dense<\[0, 1, 2, 3, 4, 5, 6, 7\]> : tensor<8xi64>", attributes)
-        call = re.search(r"jaxcomm = \{(.*?)\}", attributes)[1]
-        assert "group_size = 4 : i64" in call
-        assert "max_sms = 0 : i64" in call
-        assert re.search(r'site = "fused_rmsnorm\.py:\d+ \(fused_rmsnorm\)"', call)
-        assert 'target = "fused_rmsnorm_BF16"' in call
-        assert "has_side_effect = true" in attributes
+    specs = {"in_specs": (P("gpu"), P(), P()), "out_specs": P(), "check_vma": check_vma}
+    f = jax.jit(jax.shard_map(body, mesh=mesh, **specs))
+    text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    ((operands, attributes),) = re.findall(r"custom_call @fused_rmsnorm_BF16\((.*?)\)(.*)", text)
+    assert len(operands.split(",")) == 3
+    call = re.search(r"jaxcomm = \{(.*?)\}", attributes)[1]
+    for where, part in (
+        (attributes, r"epsilon = 9\.99999974E-6 : f32"),
+        (attributes, r"jaxcomm_groups = dense<\[0, 1, 2, 3, 4, 5, 6, 7\]> : tensor<8xi64>"),
+        (attributes, "has_side_effect = true"),
+        (call, "group_size = 4 : i64"),
+        (call, "max_sms = 0 : i64"),
+        (call, r'site = "fused_rmsnorm\.py:\d+ \(fused_rmsnorm\)"'),
+        (call, 'target = "fused_rmsnorm_BF16"'),
+    ):
+        assert re.search(part, where), part
 
 
-@pytest.mark.full
-def test_the_library_of_the_ring_is_registered(ring, monkeypatch):
-    folder, build = ring
-    monkeypatch.syspath_prepend(folder)
-    importlib.import_module("all_gather_matmul").register(build / "liball_gather_matmul.so")
-
-
-def test_the_ring_is_called_from_jax(mesh, monkeypatch):
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_ring_is_called_from_jax(mesh, monkeypatch, check_vma):
     monkeypatch.syspath_prepend(RING)
     module = importlib.import_module("all_gather_matmul")
     arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 32), (32, 24))]
-    for check_vma in (True, False):
-        specs = {"in_specs": (P("gpu"), P(None, "gpu")), "out_specs": P(None, "gpu"), "check_vma": check_vma}
-        f = jax.jit(jax.shard_map(lambda x, w: module.all_gather_matmul(x, w, "gpu"), mesh=mesh, **specs))
-        text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-        ((types, result),) = re.findall(r"custom_call @all_gather_matmul_F32.*: \((.*?)\) -> (tensor<\w+>)", text)
-        assert types == "tensor<4x32xf32>, tensor<32x6xf32>"
-        assert result == "tensor<16x6xf32>"
+    specs = {"in_specs": (P("gpu"), P(None, "gpu")), "out_specs": P(None, "gpu"), "check_vma": check_vma}
+    f = jax.jit(jax.shard_map(lambda x, w: module.all_gather_matmul(x, w, "gpu"), mesh=mesh, **specs))
+    text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"custom_call @all_gather_matmul_F32.*: \((.*?)\) -> (tensor<\w+>)", text)
+    assert found == [("tensor<4x32xf32>, tensor<32x6xf32>", "tensor<16x6xf32>")]
     with pytest.raises(TypeError, match="all_gather_matmul: w has type bfloat16, expected that of x: float32"):
         module.all_gather_matmul(*(jax.numpy.ones((4, 4), dtype) for dtype in ("float32", "bfloat16")), "gpu")
 
 
-def test_the_state_of_a_call_is_made_from_its_attributes(module, example):
+def test_the_state_of_a_call_is_made_from_its_attributes(module, built):
     """XLA:CPU has no stage Initialize, so the call fails when it runs."""
     _native.register()
     stages = _native.cuda().user_stages()
-    library = ctypes.CDLL(example[1] / "libfused_rmsnorm.so")
+    library = ctypes.CDLL(built(EXAMPLE)[1] / "libfused_rmsnorm.so")
     handler = jax.ffi.pycapsule(library.FusedRmsnormExecuteF32)
     jax.ffi.register_ffi_type("jaxcomm_user_call", _native.cuda().user_state_type(), platform="cpu")
-    kept = {"instantiate": stages["instantiate"], "execute": handler}
-    jax.ffi.register_ffi_target("fused_rmsnorm_F32", kept, platform="cpu")
+    jax.ffi.register_ffi_target("fused_rmsnorm_F32", {"instantiate": stages["instantiate"], "execute": handler}, "cpu")
     line = jax.make_mesh((1,), ("gpu",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def body(x, residual, weight):

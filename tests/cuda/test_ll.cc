@@ -31,8 +31,8 @@ namespace cuda {
 namespace {
 
 constexpr Collective kLl[] = {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce,
-                              Collective::kReduceScatter};
-constexpr int32_t kUnits = 64;  // of slots: enough for all random cases below
+                              Collective::kReduceScatter};  // the switch has all but the first
+constexpr int32_t kUnits = 64;                              // of slots: enough for all random cases below
 
 bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr; }
 
@@ -217,9 +217,8 @@ Drawn DrawMultimem(Group& group, Collective collective, DType dtype, std::mt1993
 // A call of the group's kind, with random collective and type; or of f32 only.
 Drawn DrawAny(Group& group, bool of_any_type, std::mt19937_64& random) {
 #if !defined(__CUDACC__)
-  constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather};
   if (group.multimem) {
-    const Collective collective = kCollectives[random() % std::size(kCollectives)];
+    const Collective collective = kLl[1 + random() % 3];
     const DType dtype = Reduces(collective) ? kSums[random() % std::size(kSums)] : kTypes[random() % std::size(kTypes)];
     return DrawMultimem(group, collective, dtype, random);
   }
@@ -243,53 +242,24 @@ Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
   return drawn;
 }
 
-void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
-  for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
-    const Bytes& expected = drawn.expected[r];
-    const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
-    const std::string what = std::string(Name(drawn.request.collective)) +
-                             (drawn.two_shot ? " (two-shot) of " : " of ") + std::to_string(group.n) + " ranks";
-    CheckRank(same, group.report(r), what, r, seed, place);
-  }
-}
-
 // Runs consecutive calls and compares their results.
 void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned threads) {
   Launch(group, row, threads, seed);
-  for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
-}
-
-void TestRows(uint64_t seed, int32_t n, int length, bool multimem) {
-  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
-  std::mt19937_64 random(seed);
-  Group group(n, 1 + static_cast<int32_t>(random() % 3), kLimitNs, multimem);
-  for (int launch = 0; launch < 2; ++launch) {
-    std::vector<Drawn> row;
-    for (int i = 0; i < length; ++i) {
-      row.push_back(DrawAny(group, true, random));
-      if (random() % 3 == 0) row.push_back(DrawPlanned(group, random));
+  for (size_t i = 0; i < row.size(); ++i) {
+    const Drawn& drawn = row[i];
+    for (int32_t r = 0; r < group.n && !drawn.IsPlan(); ++r) {
+      const Bytes& expected = drawn.expected[r];
+      const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
+      const std::string what = std::string(Name(drawn.request.collective)) +
+                               (drawn.two_shot ? " (two-shot) of " : " of ") + std::to_string(group.n) + " ranks";
+      CheckRank(same, group.report(r), what, r, seed, i);
     }
-    RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % 4]);
-  }
-}
-
-void TestEveryType(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Group group(4, 2);
-  for (const Collective collective : kLl) {
-    std::vector<Drawn> row;
-    for (const DType dtype : kTypes) {
-      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-        if (op != ReduceOp::kSum && (!Reduces(collective) || !Ordered(dtype))) continue;
-        row.push_back(Draw(group, collective, {dtype, op}, random));
-      }
-    }
-    RunRow(group, row, ++seed, 8);
   }
 }
 
 // Flags repeat after 2^32 exchanges: flags of that age must be gone.
-void TestFlagsThatComeAgain(uint64_t seed) {
+TEST_CASE("flags that repeat") {
+  const uint64_t seed = FirstSeed() + 1000;
   constexpr uint64_t kSwept = device::kExchangesBetweenSweeps / 2;
   std::mt19937_64 random(seed);
   Group group(3, 2);
@@ -297,15 +267,15 @@ void TestFlagsThatComeAgain(uint64_t seed) {
   for (int32_t r = 0; r < group.n; ++r) {
     for (int32_t channel = 0; channel < group.num_channels; ++channel) group.epoch(r, channel) = kSwept - 3;
   }
-  const uint64_t left = kSwept + 4;
   auto* slots = reinterpret_cast<device::LlLine*>(group.slots.pads());
   for (int64_t i = 0; i < group.n * group.slots.pad_bytes() / 16; ++i) {
+    const uint64_t left = kSwept + 4 + i / (group.n * kUnits) % 2;  // in the sets of even and odd epochs
     slots[i].halves[0] = slots[i].halves[1] = left << 32 | 0x5c5c;
   }
   std::vector<Drawn> row;
   for (int i = 0; i < 10; ++i) {
     Drawn drawn = Draw(group, Collective::kAllReduce, {DType::kF32, ReduceOp::kSum}, random);
-    // Exchanges kSwept - 2, ...; the third and the fourth are swept, the seventh is `left`.
+    // Exchanges kSwept - 2, ...; the third and the fourth are swept, the flags of the seventh and eighth are left.
     const int64_t count = i == 2 || i == 3 ? 200 : i < 6 ? 1 : 256;
     drawn.request.block_count = count;
     drawn.buffers = PrepareLl(group.memory, group.ranks, group.slots, drawn.request, {}, drawn.operation, 2, 0);
@@ -398,7 +368,8 @@ void TestAbort(uint64_t seed, bool multimem) {
 
 // All threads of two blocks wait for a rank that does not arrive. A block reads the host's words once per interval, and
 // at most once per thread at the end.
-void TestHostReads(uint64_t seed) {
+TEST_CASE("waiting threads read the host's words by the clock") {
+  const uint64_t seed = FirstSeed() + 3100;
   constexpr uint64_t kTimeoutNs = 2'000'000;
   constexpr uint64_t kReadsPerBlock = kTimeoutNs / device::kHostReadIntervalNs + 1;
   std::mt19937_64 random(seed);
@@ -421,16 +392,23 @@ void TestHostReads(uint64_t seed) {
 #endif
 
 void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats, bool multimem = false) {
-  for (const int32_t n : sizes) {
-    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, multimem ? 6 : n < 9 ? 12 : 4, multimem);
+  constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
+  for (size_t i = 0; i < sizes.size() * repeats; ++i) {
+    std::mt19937_64 random(seed += 2);
+    const int32_t n = sizes[i / repeats];
+    Group group(n, 1 + static_cast<int32_t>(random() % 3), kLimitNs, multimem);
+    for (int launch = 0; launch < 2; ++launch) {
+      std::vector<Drawn> row;
+      for (int call = 0; call < (multimem ? 6 : n < 9 ? 12 : 4); ++call) {
+        row.push_back(DrawAny(group, true, random));
+        if (random() % 3 == 0) row.push_back(DrawPlanned(group, random));
+      }
+      RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % 4]);
+    }
   }
 }
 
 TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
-
-TEST_CASE("flags that repeat") {
-  for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(FirstSeed() + 1000 + repeat);
-}
 
 #if !defined(__CUDACC__)
 TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 3, true); }
@@ -451,10 +429,6 @@ TEST_CASE("a missing or late rank") {
   for (int i = 0; i < 20; ++i) TestMissingRank(FirstSeed() + 2000 + 3 * i, i % 2 == 1, i >= 10);
 }
 
-TEST_CASE("waiting threads read the host's words by the clock") {
-  for (int repeat = 0; repeat < 3; ++repeat) TestHostReads(FirstSeed() + 3100 + repeat);
-}
-
 TEST_CASE("the host aborts") {
   for (int i = 0; i < 6; ++i) TestAbort(FirstSeed() + 3000 + i, i >= 3);
 }
@@ -467,8 +441,6 @@ TEST_CASE("calls through the switch in a row, groups of all sizes [full]") {
 TEST_CASE("calls in a row, groups of all sizes [full]") {
   TestSizes(FirstSeed() + 4000, {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, 10);
 }
-
-TEST_CASE("every type and operation [full]") { TestEveryType(FirstSeed() + 5000); }
 
 }  // namespace
 }  // namespace cuda

@@ -14,32 +14,32 @@ using namespace fake;
 
 constexpr int64_t kArenaBytes = 1000;
 
-// The next call of the handlers on this thread, and its results.
-thread_local bool uses_gin = true;
-thread_local bool reserves_first = false;
-thread_local bool needs_windows = false;
-thread_local int32_t nccl_version = NCCL_VERSION_CODE;
-thread_local int64_t arena_bytes = kArenaBytes;
+// Of the next call of the handlers on this thread.
+struct Options {
+  bool uses_gin = true, reserves_first = false, needs_windows = false;
+  int32_t nccl_version = NCCL_VERSION_CODE;
+  int64_t arena_bytes = kArenaBytes;
+};
+thread_local Options options;
+// Its results.
 thread_local device::Comm comm;
 thread_local device::GinHandle gin;
 thread_local const ncclDevComm* nccl_comm = nullptr;
 
 ffi::Error Initialize(host::Setup setup, ffi::RemainingArgs, ffi::RemainingRets) {
-  if (needs_windows) return setup.CheckWindows();
-  if (reserves_first) {
-    if (ffi::Error error = setup.Reserve(arena_bytes); error.failure()) return error;
-    return setup.UseGin(nccl_version);
+  if (options.needs_windows) return setup.CheckWindows();
+  for (const bool reserves : {options.reserves_first, !options.reserves_first}) {
+    if (!reserves && !options.uses_gin) continue;
+    ffi::Error error = reserves ? setup.Reserve(options.arena_bytes) : setup.UseGin(options.nccl_version);
+    if (error.failure()) return error;
   }
-  if (uses_gin) {
-    if (ffi::Error error = setup.UseGin(nccl_version); error.failure()) return error;
-  }
-  return setup.Reserve(arena_bytes);
+  return ffi::Error::Success();
 }
 
 ffi::Error Execute(host::Call call, ffi::RemainingArgs, ffi::RemainingRets) {
   comm = call.comm();
   gin = call.gin();
-  nccl_comm = uses_gin ? &call.nccl_comm() : nullptr;
+  nccl_comm = &call.nccl_comm();
   return ffi::Error::Success();
 }
 
@@ -54,7 +54,8 @@ struct Site : UserSite {
     CHECK(Instantiate().empty());
   }
   // All stages of a run. Initialize reports its errors in Execute.
-  std::string Run(Rank& rank) const {
+  std::string Run(Rank& rank, const Options& of_call = {}) const {
+    options = of_call;
     CallOnDevice execution = ExecutionOf(rank.device(), &rank);
     float x = 0;
     CHECK(Begin(execution, {{&x, {1}}}, {}).empty());
@@ -62,116 +63,89 @@ struct Site : UserSite {
   }
 };
 
-ALONE_TEST_CASE("a kernel of two nodes") {
+ALONE_TEST_CASE("a kernel of two nodes, whose targets ask for GIN before the arena or after it") {
   cuda::Communicator::Configure(20, 3);
-  const Site site(4), larger(4);
-  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
-    const int rank = of_xla.rank;
-    const auto check = [&](int64_t bytes) {
-      cuda::Communicator& communicator = *Ok(Get(of_xla));
-      CHECK(comm.world.rank == rank && comm.world.size == 4 && comm.local.size == 2 && comm.arena_bytes >= bytes);
-      CHECK(device::RailOf(comm).World(1) == 2 + rank % 2);
-      CHECK(nccl_comm == &communicator.gin()->nccl_comm());
-      CHECK(gin.comm.world.rank == rank && gin.comm.local.rank == rank && gin.comm.local.size == 4);
-      CHECK(gin.comm.timeout_ns == comm.timeout_ns && gin.comm.report == comm.report);
-      CHECK(gin.comm.abort_flag == comm.abort_flag && gin.comm.call_id == comm.call_id);
-      CHECK(gin.comm.signals.received != nullptr && gin.puts == gin.comm.signals.received + 4 * 4);
-      CHECK(gin.arena == communicator.Registered(comm.arena));
-    };
-    CHECK(site.Run(of_xla).empty());
-    check(kArenaBytes);
-    const char* const first = comm.arena.base;
-    arena_bytes = 10 << 20;
-    CHECK(larger.Run(of_xla).empty());
-    check(arena_bytes);
-    CHECK(comm.arena.base != first);
-    arena_bytes = kArenaBytes;
-    CHECK(site.Run(of_xla).empty());
-    check(kArenaBytes);
-    CHECK(comm.arena.base == first);
-  });
-}
-
-ALONE_TEST_CASE("a kernel that asks for GIN after the arena") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(4);
-  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
-    reserves_first = true;
-    CHECK(site.Run(of_xla).empty());
-    CHECK(nccl_comm != nullptr && comm.arena_bytes >= kArenaBytes && gin.puts != nullptr);
-    CHECK(gin.arena != nullptr && gin.arena == Ok(Get(of_xla))->Registered(comm.arena));
-  });
-}
-
-ALONE_TEST_CASE("a kernel without an arena") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(2);
-  OnRanks(NodesOf(2, 1), [&](Rank& of_xla) {
-    arena_bytes = 0;
-    CHECK(site.Run(of_xla).empty());
-    CHECK(gin.arena == nullptr && gin.puts != nullptr && nccl_comm != nullptr);
-  });
-}
-
-// The same kernel runs on one node, where nothing is for GIN.
-ALONE_TEST_CASE("a kernel for several nodes on one") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(2);
-  OnRanks(NodesOf(1, 2, NCCL_GIN_TYPE_NONE), [&](Rank& of_xla) {
-    CHECK(site.Run(of_xla).empty());
-    CHECK(gin.puts == nullptr && nccl_comm != nullptr && device::RailOf(comm).size == 1);
-  });
-}
-
-ALONE_TEST_CASE("a kernel that does not ask for GIN") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(4), small(4);
-  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
-    uses_gin = false;
-    CHECK(Has(site.Run(of_xla),
-              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes, and Initialize has not called "
-              "jaxcomm::host::Setup::UseGin: call the target over groups of 2 ranks"));
-    arena_bytes = 0;
-    CHECK(Has(small.Run(of_xla), "Initialize has not called jaxcomm::host::Setup::UseGin"));
-  });
-}
-
-ALONE_TEST_CASE("a group without GIN") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(4);
-  OnRanks(NodesOf(2, 2, NCCL_GIN_TYPE_NONE), [&](Rank& of_xla) {
-    CHECK(Has(site.Run(of_xla),
-              "jaxcomm: exchange at model.py:7: the group's GPUs are of several nodes of 2 ranks, and there is no GIN "
-              "between them: NCCL offers no GIN on this network"));
-  });
-}
-
-ALONE_TEST_CASE("a kernel that needs windows on XLA's buffers") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(4);
-  OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
-    needs_windows = true;
-    CHECK(
-        Has(site.Run(of_xla),
-            "jaxcomm: exchange at model.py:7: peers can't address the call's buffers: the group's GPUs are of several "
-            "nodes; peers of other nodes can't address XLA's buffers, and GIN can't use their windows"));
-  });
-}
-
-ALONE_TEST_CASE("headers of another NCCL") {
-  cuda::Communicator::Configure(20, 3);
-  const Site site(2), mixed(2);
-  const std::string built = NcclVersionText(NCCL_VERSION_CODE);
-  for (const int num_nodes : {1, 2}) {
-    OnRanks(NodesOf(num_nodes, 2 / num_nodes), [&](Rank& of_xla) {
+  for (const bool reserves_first : {false, true}) {
+    const Site site(4), larger(4);
+    OnRanks(NodesOf(2, 2), [&](Rank& of_xla) {
       const int rank = of_xla.rank;
-      nccl_version = 22907;
-      CHECK(Has(site.Run(of_xla),
-                "jaxcomm: exchange at model.py:7: the kernel was compiled with the headers of NCCL 2.29.7, expected "
-                "those of " +
-                    built));
-      nccl_version = rank == 0 ? 22907 : NCCL_VERSION_CODE;
-      CHECK(Has(mixed.Run(of_xla), "the NCCL version of the kernel's headers must be the same on all ranks"));
+      Options options;
+      options.reserves_first = reserves_first;
+      const auto run = [&](const Site& on, int64_t bytes) {
+        options.arena_bytes = bytes;
+        CHECK(on.Run(of_xla, options).empty());
+        cuda::Communicator& communicator = *Ok(Get(of_xla));
+        CHECK(comm.world.rank == rank && comm.world.size == 4 && comm.local.size == 2 && comm.arena_bytes >= bytes);
+        CHECK(device::RailOf(comm).World(1) == 2 + rank % 2);
+        CHECK(nccl_comm == &communicator.gin()->nccl_comm());
+        CHECK(gin.comm.world.rank == rank && gin.comm.local.rank == rank && gin.comm.local.size == 4);
+        CHECK(gin.comm.timeout_ns == comm.timeout_ns && gin.comm.report == comm.report);
+        CHECK(gin.comm.abort_flag == comm.abort_flag && gin.comm.call_id == comm.call_id);
+        CHECK(gin.comm.signals.received != nullptr && gin.puts == gin.comm.signals.received + 4 * 4);
+        CHECK(gin.arena != nullptr && gin.arena == communicator.Registered(comm.arena));
+        return comm.arena.base;
+      };
+      const char* const first = run(site, kArenaBytes);
+      CHECK(run(larger, 10 << 20) != first && run(site, kArenaBytes) == first);
+    });
+  }
+}
+
+ALONE_TEST_CASE("a kernel without an arena, and a kernel for several nodes on one, where nothing is for GIN") {
+  cuda::Communicator::Configure(20, 3);
+  for (const int num_nodes : {2, 1}) {
+    const Site site(2);
+    const auto network = num_nodes == 2 ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
+    OnRanks(NodesOf(num_nodes, 2 / num_nodes, network), [&](Rank& of_xla) {
+      Options options;
+      options.arena_bytes = 0;
+      CHECK(site.Run(of_xla, options).empty());
+      CHECK(gin.arena == nullptr && nccl_comm != nullptr && (gin.puts != nullptr) == (num_nodes == 2));
+      CHECK(device::RailOf(comm).size == num_nodes);
+    });
+  }
+}
+
+ALONE_TEST_CASE("calls that are refused with the reason") {
+  cuda::Communicator::Configure(20, 3);
+  Options none, without, windows, old;
+  without.uses_gin = false;
+  none.uses_gin = false, none.arena_bytes = 0;
+  windows.needs_windows = true;
+  old.nccl_version = 22907;
+  struct Refused {
+    int num_nodes;
+    ncclGinType_t network;
+    Options of_rank_0, of_others;
+    std::string text;
+  };
+  const std::string not_called =
+      "the group's GPUs are of several nodes, and Initialize has not called jaxcomm::host::Setup::UseGin: call the "
+      "target over groups of 2 ranks";
+  const std::string headers = "the kernel was compiled with the headers of NCCL 2.29.7, expected those of " +
+                              NcclVersionText(NCCL_VERSION_CODE);
+  const std::string mixed = "the NCCL version of the kernel's headers must be the same on all ranks";
+  const Refused table[] = {
+      {2, NCCL_GIN_TYPE_PROXY, without, without, not_called},
+      {2, NCCL_GIN_TYPE_PROXY, none, none, not_called},
+      {2,
+       NCCL_GIN_TYPE_NONE,
+       {},
+       {},
+       "the group's GPUs are of several nodes of 2 ranks, and there is no GIN "
+       "between them: NCCL offers no GIN on this network"},
+      {2, NCCL_GIN_TYPE_PROXY, windows, windows,
+       "peers can't address the call's buffers: the group's GPUs are of several nodes; peers of other nodes can't "
+       "address XLA's buffers, and GIN can't use their windows"},
+      {1, NCCL_GIN_TYPE_PROXY, old, old, headers},
+      {2, NCCL_GIN_TYPE_PROXY, old, old, headers},
+      {1, NCCL_GIN_TYPE_PROXY, old, {}, mixed},
+      {2, NCCL_GIN_TYPE_PROXY, old, {}, mixed}};
+  for (const Refused& row : table) {
+    const Site site(4);
+    OnRanks(NodesOf(row.num_nodes, 4 / row.num_nodes, row.network), [&](Rank& of_xla) {
+      const std::string text = site.Run(of_xla, of_xla.rank == 0 ? row.of_rank_0 : row.of_others);
+      CHECK(Has(text, "jaxcomm: exchange at model.py:7: " + row.text));
     });
   }
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -139,15 +140,36 @@ TEST_CASE("many series [full]") {
 }
 
 // A call of two ranks, two experts each, five tokens, rows of three pieces.
-Drawn Small(Group& group, uint64_t seed, int32_t align = 4, int32_t slots = 0, int32_t unknown = 0) {
+Drawn Small(Group& group, uint64_t seed, int32_t align = 4, int32_t slots = 0, int32_t unknown = 0,
+            int32_t first_id = 0) {
   std::mt19937_64 random(seed);
   Drawn drawn;
-  Ids ids = {{0, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
+  Ids ids = {{first_id, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
   drawn.routed = Route(2, 5, 2, 4, align, slots, 0, ids);
   drawn.shape = ShapeOf(drawn.routed, align, slots, 320);
   for (int32_t i = 0; i < unknown; ++i) ids[1][3 * i] = 4;
   Prepare(group, drawn, ids, group.num_channels, 0, random);
   return drawn;
+}
+
+// Runs the calls one after the other, from exchange number `epoch` on, with flags in all slots: flag(set).
+template <typename Flag>
+void RunFrom(Group& group, std::vector<Drawn>& series, uint64_t epoch, unsigned threads, uint64_t seed, Flag flag) {
+  std::vector<Drawn*> calls;
+  for (Drawn& drawn : series) calls.push_back(&drawn);
+  for (int32_t r = 0; r < group.n; ++r) {
+    const device::LlSlots& slots = series[0].args[r].comm.ll_slots;
+    std::fill_n(slots.epochs, group.num_channels, epoch - 1);
+    auto* const lines = slots.pad.At<device::LlLine>(r);
+    for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i) {
+      lines[i].halves[0] = lines[i].halves[1] = flag(i / (2 * slots.num_units)) << 32 | 0x5c5c;
+    }
+  }
+  Launch(calls, group, threads, seed);
+  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
+  for (int32_t c = 0; c < group.num_channels; ++c) {
+    CHECK(series[0].args[1].comm.ll_slots.epochs[c] == epoch + series.size() - 1);
+  }
 }
 
 // Flags repeat after 2^32 exchanges: flags of that age must be gone, also where only calls of other shapes look.
@@ -159,55 +181,31 @@ TEST_CASE("flags that repeat") {
     // Exchanges kSwept - 2 .. kSwept + 5. The third and the fourth are swept. The flags of the last two are there. All
     // others have few slots, and send no row.
     std::vector<Drawn> series;
-    for (uint64_t i = 0; i < 8; ++i) {
-      if (i < 6) {
-        const Ids ids = {{0}, {1}};
-        Drawn drawn;
-        drawn.routed = Route(2, 1, 1, 2, 1, 0, 0, ids);
-        drawn.shape = ShapeOf(drawn.routed, 1, 0, 130);
-        Prepare(group, drawn, ids, 1 + static_cast<int32_t>(seed % 3), 0, random);
-        series.push_back(std::move(drawn));
-      } else {
-        series.push_back(Small(group, seed));
-      }
+    for (uint64_t i = 0; i < 6; ++i) {
+      const Ids ids = {{0}, {1}};
+      Drawn drawn;
+      drawn.routed = Route(2, 1, 1, 2, 1, 0, 0, ids);
+      drawn.shape = ShapeOf(drawn.routed, 1, 0, 130);
+      Prepare(group, drawn, ids, 1 + static_cast<int32_t>(seed % 3), 0, random);
+      series.push_back(std::move(drawn));
     }
-    for (int32_t r = 0; r < group.n; ++r) {
-      const device::LlSlots& slots = series[0].args[r].comm.ll_slots;
-      for (int32_t c = 0; c < group.num_channels; ++c) slots.epochs[c] = kSwept - 3;
-      auto* const lines = slots.pad.At<device::LlLine>(r);
-      for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i) {
-        const uint64_t left = kSwept + 4 + (i / (2 * slots.num_units) == 0 ? 0 : 1);  // set of even or odd epochs
-        lines[i].halves[0] = lines[i].halves[1] = left << 32 | 0x5c5c;
-      }
-    }
-    std::vector<Drawn*> calls;
-    for (Drawn& drawn : series) calls.push_back(&drawn);
-    Launch(calls, group, 8, seed);
-    for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], seed, i);
-    for (int32_t c = 0; c < 3; ++c) CHECK(series[0].args[1].comm.ll_slots.epochs[c] == kSwept + 5);
+    for (int i = 0; i < 2; ++i) series.push_back(Small(group, seed));
+    RunFrom(group, series, kSwept - 2, 8, seed, [](uint64_t set) { return kSwept + 4 + set; });
   }
 }
 
 TEST_CASE("epochs beyond 32 bits") {
   Group group(2, 2);
   std::vector<Drawn> series;
-  std::vector<Drawn*> calls;
   for (uint64_t i = 0; i < 5; ++i) series.push_back(Small(group, i));
-  for (int32_t r = 0; r < group.n; ++r) {
-    const device::LlSlots& slots = series[0].args[r].comm.ll_slots;
-    for (int32_t c = 0; c < 2; ++c) slots.epochs[c] = (uint64_t{1} << 32) - 3;
-    // As sweeps have left them.
-    auto* const lines = slots.pad.At<device::LlLine>(r);
-    for (int64_t i = 0; i < int64_t{4} * slots.num_units; ++i)
-      lines[i].halves[0] = lines[i].halves[1] = uint64_t{99} << 32;
-  }
-  for (Drawn& drawn : series) calls.push_back(&drawn);
-  Launch(calls, group, 4, 1);
-  for (size_t i = 0; i < series.size(); ++i) CheckDrawn(group, series[i], 1, i);
+  RunFrom(group, series, (uint64_t{1} << 32) - 2, 4, 1, [](uint64_t) { return uint64_t{99}; });  // as sweeps leave them
 }
 
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // Both ranks report `step` about `peer`, no slot is written, and the next call does not run.
-std::string CheckRefused(Group& group, Drawn& drawn, int32_t step, int32_t peer, int64_t expected, int64_t seen) {
+void CheckRefused(Group& group, Drawn& drawn, int32_t step, int32_t peer, int64_t expected, int64_t seen,
+                  const std::string& text) {
   for (uint64_t seed = 1; seed < 6; ++seed) {
     Drawn next = Small(group, 7);
     const bool first = seed == 1;
@@ -223,10 +221,8 @@ std::string CheckRefused(Group& group, Drawn& drawn, int32_t step, int32_t peer,
       }
     }
   }
-  return FailureText(group.report(0), "moe.route_and_dispatch at f.py:3", 30);
+  CHECK(Has(FailureText(group.report(0), "moe.route_and_dispatch at f.py:3", 30), text));
 }
-
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("a rank with more rows than slots") {
   Group group(2, 3);
@@ -235,7 +231,7 @@ TEST_CASE("a rank with more rows than slots") {
   CHECK(demand == drawn.routed.capacity && demand > FieldsOf(drawn.routed, drawn.shape, 0).demand[0] + 1);
   for (RouteAndDispatchArgs& args : drawn.args)
     args.capacity = demand - 1;  // the padding of the last group does not fit
-  CHECK(Has(CheckRefused(group, drawn, kTooManyRows, 1, demand, demand - 1), "rank 1 gets more rows"));
+  CheckRefused(group, drawn, kTooManyRows, 1, demand, demand - 1, "rank 1 gets more rows");
 }
 
 TEST_CASE("an expert with more rows than slots") {
@@ -244,15 +240,15 @@ TEST_CASE("an expert with more rows than slots") {
   const int32_t rows = FieldsOf(drawn.routed, drawn.shape, 0).group_counts[1];
   CHECK(rows == 6);
   for (RouteAndDispatchArgs& args : drawn.args) args.slots = 5, args.capacity = 10;
-  CHECK(Has(CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, rows, 5), "an expert of rank 0 gets 6 rows"));
+  CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, rows, 5, "an expert of rank 0 gets 6 rows");
 }
 
 TEST_CASE("ids of experts that do not exist") {
   for (const int32_t unknown : {1, 4}) {
     Group group(2, 2);
     Drawn drawn = Small(group, 1, 4, 0, unknown);
-    const std::string text = CheckRefused(group, drawn, kUnknownExperts, 1, unknown, 4);
-    CHECK(Has(text, "rank 1 has " + std::to_string(unknown) + " expert ids that are not below num_experts=4"));
+    CheckRefused(group, drawn, kUnknownExperts, 1, unknown, 4,
+                 "rank 1 has " + std::to_string(unknown) + " expert ids that are not below num_experts=4");
   }
 }
 
@@ -260,13 +256,9 @@ TEST_CASE("ids outside of 16 bits are unknown or none") {
   Group group(2, 2);
   Drawn drawn = Small(group, 1);
   const_cast<int32_t*>(drawn.args[0].ids)[0] = 65536;
-  CheckRefused(group, drawn, kUnknownExperts, 0, 1, 4);
+  CheckRefused(group, drawn, kUnknownExperts, 0, 1, 4, "rank 0 has 1 expert ids");
   Group other(2, 2);
-  Drawn none = Small(other, 1);
-  const Ids ids = {{-1, 1, 2, 3, 0, 3, 1, 2, 2, 3}, {3, 1, 2, 1, 0, 2, 1, 3, 1, 0}};
-  const int32_t capacity = none.routed.capacity;
-  none.routed = Route(2, 5, 2, 4, 4, 0, 0, ids);
-  none.routed.capacity = capacity;
+  Drawn none = Small(other, 1, 4, 0, 0, -1);
   const_cast<int32_t*>(none.args[0].ids)[0] = -65536;
   Launch({&none}, other, 4, 1);
   CheckDrawn(other, none, 1, 0);
@@ -295,7 +287,6 @@ TEST_CASE("sizes that the kernel does not take") {
   spec.group_size = 8;
   RouteAndDispatchShape shape;
   shape.tokens = 32, shape.choices = 8, shape.num_experts = 256, shape.capacity = 2048, shape.row_bytes = 14336;
-  const auto made = [&](RouteAndDispatchShape of) { return MakeRouteAndDispatchArgs(spec, of, 32).status(); };
   const StatusOr<RouteAndDispatchArgs> args = MakeRouteAndDispatchArgs(spec, shape, 32);
   CHECK(args.ok() && args->num_channels == 28 && args->piece_bytes == 512);
   CHECK(RouteAndDispatchSharedBytes(*args) == 8 * 256 * 4 + (8 * 257 + 3 * 256) * 4);
@@ -303,29 +294,28 @@ TEST_CASE("sizes that the kernel does not take") {
   spec.max_sms = 3;
   CHECK(MakeRouteAndDispatchArgs(spec, shape, 32)->num_channels == 3);
   spec.max_sms = 0;
-  const auto refused = [&](int64_t RouteAndDispatchShape::* field, int64_t value, const char* text) {
+  using Of = RouteAndDispatchShape;
+  const char* const unfit = "do not fit each other";
+  const char* const large = "too large for one exchange";  // the arena, or with 37 choices shared memory
+  for (const auto& [field, value, text] : std::initializer_list<std::tuple<int64_t Of::*, int64_t, const char*>>{
+           {&Of::tokens, 0, unfit},
+           {&Of::choices, 0, unfit},
+           {&Of::capacity, 0, unfit},
+           {&Of::align, 0, unfit},
+           {&Of::row_bytes, 0, unfit},
+           {&Of::num_experts, 255, unfit},
+           {&Of::slots, 65, unfit},
+           {&Of::capacity, int64_t{1} << 31, unfit},
+           {&Of::num_experts, 32768, large},
+           {&Of::choices, 37, large},
+           {&Of::choices, 36, ""},
+           {&Of::row_bytes, int64_t{64} << 10, large},
+           {&Of::row_bytes, int64_t{62} << 10, ""}}) {
     RouteAndDispatchShape other = shape;
     other.*field = value;
-    CHECK(Has(made(other).message(), text));
-  };
-  for (const auto field :
-       {&RouteAndDispatchShape::tokens, &RouteAndDispatchShape::choices, &RouteAndDispatchShape::capacity,
-        &RouteAndDispatchShape::align, &RouteAndDispatchShape::row_bytes}) {
-    refused(field, 0, "do not fit each other");
+    const Status status = MakeRouteAndDispatchArgs(spec, other, 32).status();
+    CHECK(status.ok() == (*text == 0) && Has(status.message(), text));
   }
-  refused(&RouteAndDispatchShape::num_experts, 255, "do not fit each other");
-  refused(&RouteAndDispatchShape::slots, 65, "do not fit each other");
-  refused(&RouteAndDispatchShape::capacity, int64_t{1} << 31, "do not fit each other");
-  refused(&RouteAndDispatchShape::num_experts, 32768, "too large for one exchange");
-  refused(&RouteAndDispatchShape::choices, 37, "too large for one exchange");  // shared memory
-  refused(&RouteAndDispatchShape::row_bytes, int64_t{68} << 10, "too large for one exchange");
-  shape.choices = 36;
-  CHECK(made(shape).ok());
-  shape.choices = 8;
-  shape.row_bytes = 64 << 10;
-  CHECK(!made(shape).ok());
-  shape.row_bytes = 62 << 10;
-  CHECK(made(shape).ok());
 }
 
 }  // namespace

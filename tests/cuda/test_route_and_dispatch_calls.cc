@@ -54,40 +54,38 @@ struct Site : CallOnDevice {
 
   Attributes AttributesOf() const {
     Attributes call, all;
+    const auto add = [](Attributes& to, const char* name, int64_t value) {
+      to.AddScalar(name, XLA_FFI_DataType_S64, value);
+    };
     call.AddText("algorithm", "");
-    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, kRanks);
-    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
+    add(call, "group_size", kRanks);
+    add(call, "max_sms", 0);
     call.AddText("op", "moe.route_and_dispatch");
-    call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, kRanks);
+    add(call, "ranks_per_node", kRanks);
     call.AddText("site", "here.py:1");
-    all.AddScalar<int64_t>("align", XLA_FFI_DataType_S64, 1);
+    add(all, "align", 1);
     all.AddDictionary("call", call);
-    all.AddScalar<int64_t>("capacity", XLA_FFI_DataType_S64, shape.capacity);
-    all.AddScalar<int64_t>("choices", XLA_FFI_DataType_S64, shape.choices);
+    add(all, "capacity", shape.capacity);
+    add(all, "choices", shape.choices);
     all.AddArray("groups", std::vector<int64_t>{0, 1});
-    all.AddScalar<int64_t>("num_experts", XLA_FFI_DataType_S64, shape.experts);
-    all.AddScalar<int64_t>("slots", XLA_FFI_DataType_S64, 0);
-    all.AddScalar<int64_t>("tokens", XLA_FFI_DataType_S64, shape.tokens);
+    add(all, "num_experts", shape.experts);
+    add(all, "slots", 0);
+    add(all, "tokens", shape.tokens);
     return all;
   }
   std::string Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) {
-    const auto of = [](std::vector<int32_t>& values, std::vector<int64_t> dims) {
-      return Array{values.data(), std::move(dims), XLA_FFI_DataType_S32};
-    };
-    const int64_t local = shape.experts / kRanks;
-    const std::vector<Array> args = {{&number, {}, XLA_FFI_DataType_S32},
-                                     of(ids, {shape.tokens, shape.choices}),
-                                     {x.data(), {shape.tokens, shape.row}, XLA_FFI_DataType_F32}};
-    std::vector<Array> rets = {of(fields.slot, {shape.tokens, shape.choices}),
-                               of(fields.expert, {shape.tokens, shape.choices}),
-                               of(fields.group_sizes, {local}),
-                               of(fields.group_counts, {local}),
-                               of(fields.demand, {}),
-                               of(fields.dropped, {}),
-                               of(fields.table, {kRanks, shape.experts}),
+    const std::vector<int64_t> choices = {shape.tokens, shape.choices}, local = {shape.experts / kRanks};
+    std::vector<Array> args = {
+        {&number, {}}, {ids.data(), choices}, {x.data(), {shape.tokens, shape.row}, XLA_FFI_DataType_F32}};
+    std::vector<Array> rets = {{fields.slot.data(), choices},
+                               {fields.expert.data(), choices},
+                               {fields.group_sizes.data(), local},
+                               {fields.group_counts.data(), local},
+                               {fields.demand.data(), {}},
+                               {fields.dropped.data(), {}},
+                               {fields.table.data(), {kRanks, shape.experts}},
                                {rows.data(), {shape.capacity, shape.row}, XLA_FFI_DataType_F32}};
-    if (cut_results) rets.pop_back();
-    if (cut_table) rets[6].dims = {kRanks, shape.experts - 1};
+    if (change) change(args, rets);
     return Invoke(handler, stage, *this, AttributesOf(), XLA_FFI_DataType_S32, args, rets);
   }
   std::string Instantiate() { return Run(&CudaRouteAndDispatchInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE); }
@@ -122,8 +120,7 @@ struct Site : CallOnDevice {
 
   Rank& rank;
   const Shape shape;
-  int64_t max_sms = 0;
-  bool cut_results = false, cut_table = false;
+  void (*change)(std::vector<Array>& args, std::vector<Array>& rets) = nullptr;
   int32_t number = 0;  // the rank, which is not read
   RouteAndDispatchShape sizes;
   MoeFields fields;
@@ -183,11 +180,21 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
   OnSites(*new World(kRanks), [](Rank& rank, Stream& stream, Site& site) {
     CHECK(site.Instantiate().empty() && site.Prepare().empty());
     CHECK(Has(site.Execute(), "XLA has not initialized the call on GPU"));
-    site.cut_results = true;
-    CHECK(Has(site.Initialize(), "unexpected number of operands or results"));
-    site.cut_results = false;
-    site.cut_table = true;
-    CHECK(Has(site.Initialize(), "the sizes of operands and results do not fit the attributes"));
+    const char* const sizes = "the sizes of operands and results do not fit the attributes";
+    using Arrays = std::vector<Array>;
+    const std::pair<const char*, void (*)(Arrays&, Arrays&)> table[] = {
+        {"unexpected number of operands or results", [](Arrays&, Arrays& rets) { rets.pop_back(); }},
+        {"ids of 32 bits", [](Arrays& args, Arrays&) { args[1].dtype = XLA_FFI_DataType_S64; }},
+        {"the routing must have integers of 32 bits",
+         [](Arrays&, Arrays& rets) { rets[0].dtype = XLA_FFI_DataType_S64; }},
+        {sizes, [](Arrays& args, Arrays&) { --args[1].dims[0]; }},
+        {sizes, [](Arrays& args, Arrays&) { --args[2].dims[1]; }},
+        {sizes, [](Arrays&, Arrays& rets) { --rets[6].dims[1]; }},
+        {sizes, [](Arrays&, Arrays& rets) { --rets[7].dims[0]; }}};
+    for (const auto& [text, change] : table) {
+      site.change = change;
+      CHECK(Has(site.Initialize(), text));
+    }
     // Different shapes on the ranks.
     Shape shape;
     shape.tokens = 2 + rank.rank;

@@ -200,6 +200,10 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CallSpec longest = spec;
     longest.row_count = int64_t{4} << 28;  // 4 thread blocks with 2^30 bytes each
     CHECK(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).ok());
+    longest.max_sms = 3;
+    CHECK(Has(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).status(),
+              "are too long for 3 thread blocks"));
+    longest.max_sms = 0;
     ++longest.row_count;
     CHECK(Has(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).status(),
               "are too long for 4 thread blocks"));

@@ -1,8 +1,8 @@
 // all_to_all_v as XLA calls it: stages, operands, a CUDA graph whose table changes from replay to replay, a wrong
 // table, and calls that GPUs refuse.
 #include <algorithm>
-#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../ffi/cuda/program/call_program.h"
@@ -100,9 +100,10 @@ void ReplayWithOtherTables() {
   });
 }
 
-ALONE_TEST_CASE("a CUDA graph whose table changes from replay to replay") { ReplayWithOtherTables<int32_t>(); }
-
-ALONE_TEST_CASE("the same with integers of 64 bits") { ReplayWithOtherTables<int64_t>(); }
+ALONE_TEST_CASE("a CUDA graph whose table changes from replay to replay, of integers of 32 or 64 bits") {
+  ReplayWithOtherTables<int32_t>();
+  ReplayWithOtherTables<int64_t>();
+}
 
 // Rank 1's GPU has no bulk copies. Ranks need not agree.
 TEST_CASE("bulk copies of one rank") {
@@ -187,15 +188,16 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
 
 // A result with places for the worst case needs no arena of its size.
 ALONE_TEST_CASE("the arena has the rows of the operand or of the result, whichever are fewer") {
-  const auto bytes = [](int64_t input_rows, int64_t output_rows) {
-    return ArenaBytes(Ok(MakeSliceArgs(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, 32)));
-  };
-  CHECK(bytes(64, 640) == 64 * 4 * kRow && bytes(640, 64) == 64 * 4 * kRow && bytes(1, 1) == 256 && bytes(9, 0) == 0);
-  const StatusOr<CallProgram> call = MakeCallProgram(SliceSpec(), DType::kF32, 64 * kRow, 640 * kRow, {0, kRanks}, 32);
-  CHECK(call.ok() && call->arena.bytes == 64 * 4 * kRow && !call->empty());
+  for (const auto& [input_rows, output_rows, bytes] :
+       {std::tuple{64, 640, 64 * 4 * kRow}, {640, 64, 64 * 4 * kRow}, {1, 1, 256}, {9, 0, 0}}) {
+    const CallProgram call =
+        Ok(MakeCallProgram(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, {0, kRanks}, 32));
+    CHECK(call.arena.bytes == bytes && !call.empty());
+  }
 }
 
-// One long slice per peer occupies all thread blocks.
+// One long slice per peer occupies all thread blocks. Their number is odd, so that slices at multiples of a power of
+// two occupy all of them too.
 ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair can exchange") {
   const auto channels = [](int64_t input_rows, int64_t output_rows, int64_t max_sms) {
     CallSpec spec = SliceSpec();
@@ -206,22 +208,6 @@ ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair 
   CHECK(channels(kMany, 8 * kMany, 0) == 31 && channels(8 * kMany, kMany / 2, 0) == 31);
   CHECK(channels(kMany, kMany, 7) == 7 && channels(1, kMany, 0) == 1 && channels(0, 0, 0) == 1);
   CHECK(channels(kMany, kMany, 6) == 5 && channels(kMany, kMany, 2) == 2);
-}
-
-// 8 ranks of 4 slices, with places for 32 rows of 4 KiB each, and one row in each.
-ALONE_TEST_CASE("slices at multiples of a power of two occupy all thread blocks") {
-  CallSpec spec = SliceSpec();
-  spec.group_size = 8;
-  for (const int64_t capacity : {1, 32, 128}) {
-    spec.row_count = 4096;
-    const int64_t count = 8 * 4 * capacity * spec.row_count;
-    const SliceArgs args = Ok(MakeSliceArgs(spec, DType::kU8, count, count, 32));
-    std::set<int64_t> busy;
-    for (int64_t slice = 0; slice < 32; ++slice) {
-      busy.insert(slice * capacity * args.row_bytes / kStripeBytes % args.num_channels);
-    }
-    CHECK(static_cast<int32_t>(busy.size()) == args.num_channels);
-  }
 }
 
 }  // namespace

@@ -84,34 +84,6 @@ ALONE_TEST_CASE("call sites and targets") {
   });
 }
 
-ALONE_TEST_CASE("impossible requests are refused") {
-  cuda::Communicator::Configure(20, 4);
-  Site odd;
-  odd.num_ranks = 0;
-  CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices cannot be split into groups of 0"));
-  Site site;
-  CHECK(site.Instantiate().empty());
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    Operands operands = OperandsOf(site, rank, 1);
-    CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
-    Site differs = site;
-    differs.tokens = rank == 0 ? 1000 : 1;
-    differs.hidden = 3000;
-    CHECK(Initialize(differs, execution).empty());
-    CHECK(Has(Execute(differs, execution, operands), "make this call with different shapes, types or arguments"));
-  });
-  Site of_rank[2];
-  for (int rank : {0, 1}) {
-    of_rank[rank].max_sms = 1 + rank;
-    CHECK(of_rank[rank].Instantiate().empty());
-  }
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    CHECK(Initialize(of_rank[rank], execution).empty());
-    Operands operands = OperandsOf(of_rank[rank], rank, 1);
-    CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
-  });
-}
-
 // A dictionary of the user's.
 void AddOptions(Site& site, int64_t depth) {
   Attributes options;
@@ -119,40 +91,41 @@ void AddOptions(Site& site, int64_t depth) {
   site.own.AddDictionary("options", options);
 }
 
-// Whether two ranks may make calls whose attributes `change` makes different: (site, rank).
-bool MayDiffer(void (*change)(Site&, int)) {
+// Which calls of two ranks fit each other, and the error of both if not.
+ALONE_TEST_CASE("calls of ranks that differ") {
   cuda::Communicator::Configure(20, 4);
-  Site sites[2];
-  for (int rank : {0, 1}) {
-    change(sites[rank], rank);
-    CHECK(sites[rank].Instantiate().empty());
+  Site odd;
+  odd.num_ranks = 0;
+  CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices cannot be split into groups of 0"));
+  const char* const differ = "make this call with different shapes, types or arguments";
+  const std::pair<const char*, void (*)(Site&, int)> table[] = {
+      {differ, [](Site& site, int rank) { site.tokens = rank == 0 ? 1000 : 1, site.hidden = 3000; }},
+      {differ, [](Site& site, int rank) { site.more_results = rank; }},
+      {differ, [](Site& site, int rank) { site.own.AddScalar("epsilon", XLA_FFI_DataType_F32, 1.0F + rank); }},
+      {differ, [](Site& site, int rank) { site.operand_windows = {rank}; }},
+      {differ, [](Site& site, int rank) { site.own.AddText("mode", rank == 0 ? "fast" : "slow"); }},
+      {differ, [](Site& site, int rank) { AddOptions(site, rank); }},
+      {"max_sms must be the same on all ranks, but is", [](Site& site, int rank) { site.max_sms = 1 + rank; }},
+      {nullptr, [](Site& site, int rank) {
+         site.operand_windows = {0};
+         site.own.AddText("mode", "fast");
+         AddOptions(site, 1);
+         site.no_windows = rank == 0 ? "a reason" : "another reason";
+       }}};
+  for (const auto& [text, change] : table) {
+    Site sites[2];
+    for (int rank : {0, 1}) {
+      change(sites[rank], rank);
+      CHECK(sites[rank].Instantiate().empty());
+    }
+    OnDevices(2, [&, text = text](int rank, CallOnDevice& execution) {
+      CHECK(Initialize(sites[rank], execution).empty());
+      Operands operands = OperandsOf(sites[rank], rank, 1);
+      const std::string problem = Execute(sites[rank], execution, operands);
+      fake::Wait(execution.stream);
+      CHECK(text == nullptr ? problem.empty() : Has(problem, text));
+    });
   }
-  std::string problems[2];
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    CHECK(Initialize(sites[rank], execution).empty());
-    Operands operands = OperandsOf(sites[rank], rank, 1);
-    problems[rank] = Execute(sites[rank], execution, operands);
-    fake::Wait(execution.stream);
-  });
-  for (const std::string& problem : problems) {
-    CHECK(problem.empty() == problems[0].empty());
-    CHECK(problem.empty() || Has(problem, "make this call with different shapes, types or arguments"));
-  }
-  return problems[0].empty();
-}
-
-ALONE_TEST_CASE("attributes of ranks differ") {
-  CHECK(!MayDiffer(
-      [](Site& site, int rank) { site.own.AddScalar("epsilon", XLA_FFI_DataType_F32, static_cast<float>(1 + rank)); }));
-  CHECK(!MayDiffer([](Site& site, int rank) { site.operand_windows = {rank}; }));
-  CHECK(!MayDiffer([](Site& site, int rank) { site.own.AddText("mode", rank == 0 ? "fast" : "slow"); }));
-  CHECK(!MayDiffer([](Site& site, int rank) { AddOptions(site, rank); }));
-  CHECK(MayDiffer([](Site& site, int rank) {
-    site.operand_windows = {0};
-    site.own.AddText("mode", "fast");
-    AddOptions(site, 1);
-    site.no_windows = rank == 0 ? "a reason" : "another reason";
-  }));
 }
 
 // XLA reuses the memory of a started call after an error, since it does not run `done`.
@@ -174,31 +147,6 @@ ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that 
   });
 }
 
-ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
-  cuda::Communicator::Configure(20, 4);
-  Site site;
-  CHECK(site.Instantiate().empty());
-  std::atomic<bool> failed{false};
-  OnDevices(2, [&](int rank, CallOnDevice& execution) {
-    CHECK(Initialize(site, execution).empty());
-    RunOnce(site, execution, rank, 1);
-    if (rank == 0) {
-      const device::Comm& comm = On(site, rank).comm;
-      comm.report->call_id = comm.call_id;
-      comm.report->peer = 1;
-      comm.report->step = 17;
-      comm.report->state = device::Report::kComplete;
-      failed = true;
-    }
-    while (!failed) std::this_thread::yield();
-    Operands operands = OperandsOf(site, rank, 1);
-    const std::string expected =
-        "fused_rmsnorm_F32 at model.py:7 can't run, since a call before it failed: "
-        "fused_rmsnorm_F32 at model.py:7: rank 0 aborted in step 17: rank 1";
-    CHECK(Has(Execute(site, execution, operands), expected));
-  });
-}
-
 int num_initialized[2];
 
 XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
@@ -209,7 +157,7 @@ XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
 }
 
 // XLA ends a process in which only one of several devices fails in Initialize.
-ALONE_TEST_CASE("a user's handlers fail on all local devices") {
+ALONE_TEST_CASE("a kernel that has failed ends the calls after it, on all local devices") {
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
@@ -221,12 +169,16 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   CHECK(Initialize(site, executions[0]).empty());
   device::Report& report = *On(site, 1).comm.report;
   report.call_id = On(site, 1).comm.call_id;
+  report.rank = 1, report.step = 17;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
+  const std::string failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
+  Operands operands = OperandsOf(site, 1, 1);
+  CHECK(Has(Execute(site, executions[1], operands),
+            "fused_rmsnorm_F32 at model.py:7 " + failed + ": rank 1 aborted in step 17: rank 0"));
   Site other("other");
   other.initialize = &InitializeOnDevice0;
   CHECK(other.Instantiate().empty());
-  const char* const failed = "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7";
   for (CallOnDevice& execution : executions) {
     CHECK(Has(Initialize(site, execution), failed));
     CHECK(Has(Initialize(other, execution), failed));  // it has not run yet

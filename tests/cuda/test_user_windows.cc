@@ -123,8 +123,14 @@ void BeLate(cudaStream_t stream, int rank, int run) {
   Of(stream).queue.push_back([end] { return std::chrono::steady_clock::now() >= end; });
 }
 
-int32_t Element(int source, int receiver, int64_t i, int run) {
-  return static_cast<int32_t>(1000000 * run + 10000 * source + 1000 * receiver + i);
+// Element i of what rank `from` has for rank i / kCount, or of what the latter has for it.
+int32_t Element(int from, int64_t i, int run, bool to = false) {
+  const auto other = static_cast<int>(i / kCount);
+  return static_cast<int32_t>(1000000 * run + 10000 * (to ? other : from) + 1000 * (to ? from : other) + i % kCount);
+}
+
+void Fill(const Buffers& buffers, int n, int rank, int run) {
+  for (int64_t i = 0; i < n * kCount; ++i) buffers.x[i] = Element(rank, i, run), buffers.put[i] = -1;
 }
 
 ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
@@ -145,21 +151,16 @@ ALONE_TEST_CASE("operands and results that peers access where XLA has them") {
         for (int replay = 0; replay < 2; ++replay) {
           BeLate(execution.stream, rank.rank, run);
           // Earlier work of the stream: peers must not access the buffers before it has ended.
-          stream.Push([=] {
-            for (int64_t i = 0; i < n * kCount; ++i) {
-              buffers.x[i] = Element(rank.rank, static_cast<int>(i / kCount), i % kCount, 2 * run + replay);
-              buffers.put[i] = -1;
-            }
-          });
+          stream.Push([=] { Fill(buffers, n, rank.rank, 2 * run + replay); });
           const size_t before = stream.queue.size();
           CHECK(Execute(site, execution, buffers).empty());
           CHECK(stream.queue.size() == before + 2);  // the exchange and the kernel
           fake::Wait(execution.stream);
           for (int64_t i = 0; i < n * kCount; ++i) {
-            const int32_t expected = Element(static_cast<int>(i / kCount), rank.rank, i % kCount, 2 * run + replay);
+            const int32_t expected = Element(rank.rank, i, 2 * run + replay, true);
             CHECK(buffers.got[i] == expected && buffers.put[i] == expected);
+            buffers.x[i] = buffers.put[i] = 0x77;  // other data of XLA's
           }
-          for (int64_t i = 0; i < n * kCount; ++i) buffers.x[i] = buffers.put[i] = 0x77;  // other data of XLA's
         }
       }
     });
@@ -183,14 +184,10 @@ ALONE_TEST_CASE("a captured call finds the places of each run") {
       Buffers moved = buffers;
       if (rank.rank == 1) moved.put = memory.At(memory.OutputOf(run));
       CHECK(Initialize(site, execution, moved).empty());
-      for (int64_t i = 0; i < 2 * kCount; ++i) {
-        moved.x[i] = Element(rank.rank, static_cast<int>(i / kCount), i % kCount, run), moved.put[i] = -1;
-      }
+      Fill(moved, 2, rank.rank, run);
       Replay(captured, stream);
       fake::Wait(stream);
-      for (int64_t i = 0; i < 2 * kCount; ++i) {
-        CHECK(moved.put[i] == Element(static_cast<int>(i / kCount), rank.rank, i % kCount, run));
-      }
+      for (int64_t i = 0; i < 2 * kCount; ++i) CHECK(moved.put[i] == Element(rank.rank, i, run, true));
     }
   });
 }
@@ -221,63 +218,55 @@ ALONE_TEST_CASE("the example's kernel with a window") {
   }
 }
 
-// The error of each rank's first Execute. `prepare`: changes XLA on a rank.
-template <typename F>
-std::vector<std::string> Refusals(const Site& given, F prepare) {
-  cuda::Communicator::Configure(20, 4);
-  Site site = given;
-  CHECK(site.Instantiate().empty());
-  std::vector<std::string> found(2);
-  WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
-    fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
-    prepare(rank, execution);
-    Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
-    CHECK(Initialize(site, execution, buffers).empty());
-    found[rank.rank] = Execute(site, execution, buffers);
-    CHECK(Of(execution.stream).queue.empty());  // no kernel
-    rank.world->root.spacing_error = 0;
-  });
-  return found;
-}
-
 ALONE_TEST_CASE("calls without windows are refused with the reason") {
   const std::string where = "jaxcomm: swap at model.py:7: peers can't address the call's buffers: ";
-  const auto nothing = [](Rank&, CallOnDevice&) {};
-  Site none = SwapSite(2);
-  none.operand_windows = none.result_windows = {};
-  for (const std::string& text : Refusals(none, nothing)) {
-    CHECK(Has(text, where + "jaxcomm.ffi_call lists no operand_windows and no result_windows"));
-  }
-  Site off = SwapSite(2);
-  off.no_windows = "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes";
-  for (const std::string& text : Refusals(off, nothing)) CHECK(Has(text, where + off.no_windows));
-  const std::vector<std::string> bare = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.memory_bytes = 0;
-  });
-  CHECK(Has(bare[0], where + "another rank has none"));
-  CHECK(Has(bare[1], where + "operand 1: XLA's window is null"));
-  const std::vector<std::string> half = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 0) execution.memory_bytes = XlaMemory::kBytes / 2;
-  });
-  CHECK(Has(half[0], where + "result 0: XLA's window is null") && Has(half[1], where + "another rank has none"));
-  const std::vector<std::string> refused = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.refused = "window";
-  });
-  CHECK(Has(refused[1], "XLA makes no windows on its buffers: not now"));
-  const std::vector<std::string> got = Refusals(SwapSite(2), [](Rank& rank, CallOnDevice& execution) {
-    if (rank.rank == 1) execution.refused = "get window";
-  });
-  CHECK(Has(got[1], "XLA has no window on its buffer: not now"));
-  for (const bool small : {false, true}) {
-    const std::vector<std::string> old = Refusals(SwapSite(2), [small](Rank&, CallOnDevice& execution) {
-      if (small) --execution.extension.struct_size;
-      if (!small) execution.extension.minor_version = 1;
+  const std::string lists_none = "jaxcomm.ffi_call lists no operand_windows and no result_windows",
+                    off = "JAXCOMM_SYMMETRIC_BUFFERS is not 1 in all processes",
+                    older = "XLA has windows on its buffers from jaxlib 0.12 on", other = "another rank has none";
+  struct Row {
+    std::string of_rank[2];  // the error of its first Execute
+    void (*prepare)(Rank&, CallOnDevice&) = [](Rank&, CallOnDevice&) {};
+  };
+  const Row table[] = {{{lists_none, lists_none}},
+                       {{off, off}},
+                       {{other, "operand 1: XLA's window is null"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.memory_bytes = 0;
+                        }},
+                       {{"result 0: XLA's window is null", other},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 0) execution.memory_bytes = XlaMemory::kBytes / 2;
+                        }},
+                       {{other, "XLA makes no windows on its buffers: not now"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.refused = "window";
+                        }},
+                       {{other, "operand 1: XLA has no window on its buffer: not now"},
+                        [](Rank& rank, CallOnDevice& execution) {
+                          if (rank.rank == 1) execution.refused = "get window";
+                        }},
+                       {{older, older}, [](Rank&, CallOnDevice& execution) { execution.extension.minor_version = 1; }},
+                       {{older, older}, [](Rank&, CallOnDevice& execution) { --execution.extension.struct_size; }},
+                       {{"operand 1: XLA's window is ", "operand 1: XLA's window is "},
+                        [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; }}};
+  cuda::Communicator::Configure(20, 4);
+  for (const Row& row : table) {
+    Site site = SwapSite(2);
+    if (row.of_rank[0] == lists_none) site.operand_windows = site.result_windows = {};
+    if (row.of_rank[0] == off) site.no_windows = off;
+    CHECK(site.Instantiate().empty());
+    WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
+      fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
+      row.prepare(rank, execution);
+      Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
+      CHECK(Initialize(site, execution, buffers).empty());
+      const std::string found = Execute(site, execution, buffers);
+      CHECK(Has(found, where + row.of_rank[rank.rank]));
+      CHECK(rank.world->spacing_error == 0 || Has(found, "bytes apart from rank to rank"));
+      CHECK(Of(execution.stream).queue.empty());  // no kernel
+      rank.world->root.spacing_error = 0;
     });
-    CHECK(Has(old[0], "XLA has windows on its buffers from jaxlib 0.12 on") && old[1] == old[0]);
   }
-  const std::vector<std::string> spaced =
-      Refusals(SwapSite(2), [](Rank& rank, CallOnDevice&) { rank.world->spacing_error = 64; });
-  CHECK(Has(spaced[0], "operand 1: XLA's window is") && Has(spaced[0], "bytes apart from rank to rank"));
 }
 
 ALONE_TEST_CASE("a window is asked for where there is none") {
