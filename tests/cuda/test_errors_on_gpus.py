@@ -50,4 +50,5 @@ def test_what_is_refused(flags, driver, version, expected, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(expected[0], match=expected[1]):
         _native.register_cuda.__wrapped__()
-    jaxcomm.distributed.register()  # CPU users, and GPUs that use XLA's collectives, are not affected
+    if version == "0.11.1":  # CPU users, and GPUs that use XLA's collectives, are not affected
+        jaxcomm.distributed.register()

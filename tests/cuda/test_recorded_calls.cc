@@ -127,6 +127,12 @@ ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
   other.Add(2, spec, 0, 1, 1, DType::kF32, 5, 5);
   other.Look(progress);
   CHECK(File().Ranks(4) == "0-1");
+  // Rank 1 of its group, and the first one of this process.
+  spec.processes = {1, 0, 1, 0};
+  RecordedCalls apart;
+  apart.Add(2, spec, 0, 0, 1, DType::kF32, 5, 5);
+  apart.Look(progress);
+  CHECK(File().Ranks(5) == "0-1" && File().Call(5).arrived_mask == 1);
 }
 
 // The recorder sees each replay of a call, by its number on the communicator, and the rank for which a kernel waits.
