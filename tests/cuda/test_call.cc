@@ -143,15 +143,16 @@ TEST_CASE("calls with buffers in an arena, and elsewhere") {
       for (const int32_t n : {1, 2, 4, 5}) {
         const CallSpec spec = SpecOf(collective, n, algorithm.name);
         if (!algorithm.supports(RequestOf(spec, 1))) continue;
-        for (const int64_t block_count : {1, 7, 20000}) {  // 20000: several channels
-          RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3);
+        for (const int64_t block_count : {0, 1, 7, 20000}) {  // 20000: several channels
+          const int64_t arena_bytes = RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3);
+          CHECK(arena_bytes == 0 || block_count > 0);  // empty calls need none
           if (block_count != 20000) RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3, true);
           ++num_calls;
         }
       }
     }
   }
-  CHECK(num_calls > 200);
+  CHECK(num_calls > 270);
 }
 
 // Nothing is copied before or after the plan, and the arena does not grow with the operand.
@@ -227,21 +228,6 @@ TEST_CASE("a channel for each 16 KiB of a block") {
   CHECK(NumChannels(0, 8) == 1 && NumChannels((32 << 10) - 1, 8) == 1);
   CHECK(NumChannels(32 << 10, 8) == 2 && NumChannels(96 << 10, 8) == 6);
   CHECK(NumChannels(1 << 30, 8) == 8 && NumChannels(1 << 30, 0) == 1);
-}
-
-// The estimate for 48 GB/s between nodes.
-TEST_CASE("bandwidth bounds large calls between nodes") {
-  Request request;
-  request.collective = Collective::kAllGather;
-  request.geometry = {2, 1, false, true};
-  request.block_count = 1 << 30;
-  Capabilities gpus;
-  gpus.platform = Platform::kCuda;
-  gpus.max_channels = 32;
-  const Resolution selection = ValueOf(ResolvePlan(request, "", 1, gpus));
-  const double bytes_s = (1 << 30) / 48e9;
-  const double time_s = CostOf(selection).time_s;
-  CHECK(time_s > bytes_s && time_s < 1.5 * bytes_s);
 }
 
 TEST_CASE("drawn calls: a program has the protocol and the channels of the Resolution") {
@@ -337,13 +323,6 @@ TEST_CASE("calls by multimem") {
     CHECK(integers.ok() == !Reduces(collective));
     CHECK(integers.ok() ||
           Has(integers.status().message(), "algorithm \"multimem\" supports only sums of f32, bf16 and f16"));
-  }
-}
-
-TEST_CASE("empty calls need no kernel") {
-  for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
-    const auto collective = static_cast<Collective>(c);
-    if (!OfLists(collective)) CHECK(RunCall(SpecOf(collective, 4, ""), 0, 32) == 0);
   }
 }
 

@@ -52,6 +52,7 @@ NO_NVCC = (
     "there is no nvcc: install CUDA 13.0 or later, or set CUDACXX, or see docs/guide/gpu-install.md for the wheels to "
     "install"
 )
+REQUIRED = "-DJAXCOMM_CUDA=ON"
 
 
 def test_without_a_compiler(configure):
@@ -59,72 +60,55 @@ def test_without_a_compiler(configure):
     assert status == 0
     assert f"-- Without jaxcomm._cuda: {NO_NVCC} --" in output
     assert "CUDA compiler" not in output
-    status, output = configure("-DJAXCOMM_CUDA=ON")
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "environment", "expected"),
+    [
+        (None, (), {}, NO_NVCC),
+        (None, (), {"CUDACXX": "/bin/true"}, "/bin/true --version names no release of CUDA"),
+        ("12.9", (), {"path": "{folder}"}, "{old}"),
+        ("12.9", (), {"CUDACXX": "{nvcc} -ccbin c++"}, "{old}"),
+        ("12.9", ("-DCMAKE_CUDA_COMPILER={nvcc}",), {}, "{old}"),
+    ],
+    ids=["none", "no compiler", "PATH", "CUDACXX", "CMAKE_CUDA_COMPILER"],
+)
+def test_a_module_that_is_required(release, options, environment, expected, configure, nvcc):
+    compiler = nvcc(release) if release else pathlib.Path()
+    old = f"{compiler} is of CUDA 12.9; jaxcomm needs 13.0 or later, and a driver of"
+    words = {"nvcc": compiler, "folder": compiler.parent, "old": old}
+    given = {name: value.format(**words) for name, value in environment.items()}
+    status, output = configure(REQUIRED, *(option.format(**words) for option in options), **given)
     assert status != 0
-    assert f"JAXCOMM_CUDA=ON, but {NO_NVCC}" in output
+    assert f"JAXCOMM_CUDA=ON, but {expected.format(**words)}" in output
 
 
-def test_compiler_without_nccl(configure, nvcc):
-    status, output = configure(path=nvcc("13.0").parent)
-    assert status == 0
-    assert (
-        "-- Without jaxcomm._cuda: there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu13, or "
-        "set JAXCOMM_NCCL_INCLUDE_DIR --"
-    ) in output
-
-
-@pytest.mark.parametrize("given", ["PATH", "CUDACXX", "CMAKE_CUDA_COMPILER"])
-def test_old_compiler(given, configure, nvcc):
-    old = nvcc("12.9")
-    options = ["-DJAXCOMM_CUDA=ON"]
-    more = {}
-    if given == "PATH":
-        more["path"] = old.parent
-    elif given == "CUDACXX":
-        more["CUDACXX"] = f"{old} -ccbin c++"
-    else:
-        options.append(f"-DCMAKE_CUDA_COMPILER={old}")
-    status, output = configure(*options, **more)
-    assert status != 0
-    assert f"JAXCOMM_CUDA=ON, but {old} is of CUDA 12.9; jaxcomm needs 13.0 or later, and a driver of" in output
-
-
-def test_not_a_compiler(configure):
-    status, output = configure("-DJAXCOMM_CUDA=ON", CUDACXX="/bin/true")
-    assert status != 0
-    assert "JAXCOMM_CUDA=ON, but /bin/true --version names no release of CUDA" in output
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_old_nccl(first, configure, nvcc, wheels, tmp_path):
+@pytest.mark.parametrize("first", [None, True, False])
+def test_nccl_is_missing_or_old(first, configure, nvcc, wheels, tmp_path):
+    """`first`: whether an old NCCL is the first of the given folders."""
     (tmp_path / "nccl_device.h").touch()
     (tmp_path / "nccl.h").write_text("#define NCCL_VERSION_CODE 22809\n")
-    folders = tmp_path if first else f"{wheels / 'nccl' / 'include'};{tmp_path}"
+    folders = {None: "", True: tmp_path, False: f"{wheels / 'nccl' / 'include'};{tmp_path}"}[first]
     status, output = configure(f"-DJAXCOMM_NCCL_INCLUDE_DIR={folders}", path=nvcc("13.0").parent)
+    missing = "there are no headers of NCCL 2.29.7 or later: install nvidia-nccl-cu13, or set JAXCOMM_NCCL_INCLUDE_DIR"
+    old = f"{tmp_path} has headers of NCCL 2.28.9; 2.29.7 or later is needed"
     assert status == 0
-    assert f"-- Without jaxcomm._cuda: {tmp_path} has headers of NCCL 2.28.9; 2.29.7 or later is needed --" in output
+    assert f"-- Without jaxcomm._cuda: {missing if first is None else old} --" in output
 
 
-@pytest.mark.parametrize("older", [pytest.param(None, marks=pytest.mark.full), "12.9"])
+@pytest.mark.parametrize("older", [pytest.param(None, marks=pytest.mark.full), "12.9", "13.1"])
 def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
     """The wheels are used if the system has no compiler or one that is too old."""
-    status, output = configure(path=nvcc(older).parent if older else "", python_path=wheels.parent)
-    assert status == 0, output
-    assert (
-        f"-- With jaxcomm._cuda: {wheels}/cu13/bin/nvcc 13.0 for 80-real;90-real;100-real;120; headers of NCCL"
-        in output
-    )
-    assert f"23203 in {wheels}/nccl/include --" in output
+    system = nvcc(older) if older else None
+    status, output = configure(path=system.parent if system else "", python_path=wheels.parent)
+    # CMake then detects that the system's compiler does not work.
+    found = f"{system} 13.1" if older == "13.1" else f"{wheels}/cu13/bin/nvcc 13.0"
+    assert (status == 0) == (older != "13.1"), output
+    assert f"-- With jaxcomm._cuda: {found} for 80-real;90-real;100-real;120; headers of NCCL 23203 in" in output
+    assert f"{wheels}/nccl/include" in output
 
 
 def test_without_the_cuda_module(configure, wheels):
     status, output = configure("-DJAXCOMM_CUDA=OFF", python_path=wheels.parent)
     assert status == 0
     assert "jaxcomm._cuda" not in output
-
-
-def test_the_systems_compiler_comes_first(configure, nvcc, wheels):
-    system = nvcc("13.1")
-    _, output = configure("-DJAXCOMM_CUDA=ON", path=system.parent, python_path=wheels.parent)
-    # CMake then detects that this compiler does not work.
-    assert f"-- With jaxcomm._cuda: {system} 13.1 for 80-real;90-real;100-real;120; headers of NCCL 23203" in output

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _compat, _config, _native
+from jaxcomm import _compat, _config, _lowering, _native, _selftest_record
+from jaxcomm._core import plan
 from jaxcomm._processes import bootstrap, kv_store, placement
 
 X = np.zeros((8, 16, 4), np.float32)
@@ -124,15 +125,6 @@ def test_calls_between_hosts_are_not_for_cuda_graphs(monkeypatch, hosts, node_id
     assert placement.gpus_are_on_one_host(several, whole)
 
 
-@pytest.mark.parametrize("one_host", [True, False])
-def test_the_target_depends_on_the_hosts(monkeypatch, mesh, one_host):
-    jax.clear_caches()
-    monkeypatch.setattr(placement, "gpus_are_on_one_host", lambda mesh, rows: one_host)
-    text = lowered(OPS["all_gather"][0], mesh)
-    assert re.findall(r"custom_call @(jaxcomm_\w+)", text) == ["jaxcomm_all_gather" + ("" if one_host else "_eager")]
-    jax.clear_caches()
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_max_sms(op, mesh):
     """Includes the calls made by derivatives and batching, on both platforms."""
@@ -147,6 +139,33 @@ def test_max_sms(op, mesh):
     text = lowered(lambda x: jax.grad(lambda x: (f(x) ** 2).sum())(x), mesh)
     found = re.findall(r"max_sms = (\d+) : i64", text)
     assert found == ["3"] * (1 if op in ("psum", "barrier") else 2)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_calls_that_have_not_passed_in_cuda_graphs_stay_out_of_them(monkeypatch, mesh, passed):
+    jax.clear_caches()
+    monkeypatch.setattr(_lowering, "by_record", lambda platform, algorithm: True)
+    monkeypatch.setattr(_selftest_record, "passed_in_graphs", lambda: passed)
+    text = lowered(functools.partial(OPS["all_gather"][0], algorithm="direct"), mesh)
+    assert re.findall(r"custom_call @jaxcomm_(\w+)", text) == ["all_gather" if passed else "all_gather_eager"]
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("limit", [1, 32])
+def test_the_setting_limits_multiprocessors(monkeypatch, limit):
+    """JAXCOMM_MAX_SMS: 2 MiB do not fit into the ring of one thread block."""
+    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(max_sms=limit, algorithm="plans"))
+    spec = {
+        "algorithm": "direct",
+        "group_size": 2,
+        "ranks_per_node": 2,
+        "max_sms": 0,
+        "asynchronous": 0,
+        "reduce_op": 0,
+    }
+    able, count = _lowering.capabilities("cuda", "direct"), (2 << 20) // 4
+    found = plan.resolve("all_reduce", spec, "float32", count, count, plan.Placement(ranks_per_node=2), able)
+    assert (found.feature == "staging") == (limit == 1)
 
 
 def test_buffers_in_collective_memory(mesh, monkeypatch):

@@ -1,14 +1,9 @@
 // Calls on a communicator: the places of their buffers, and multimem calls.
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "../../ffi/recorder/recorder.h"
 #include "fakes/machine.h"
-// Must follow CUDA's headers: see gpu_fake.h.
 
 namespace jaxcomm {
 namespace cuda {
@@ -112,78 +107,6 @@ TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
   CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
-// The recorder sees each replay of a call, by its number on the communicator, and the rank for which a kernel waits.
-ALONE_TEST_CASE("calls in the flight recorder") {
-  constexpr int kRanks = 2;
-  constexpr int64_t kCount = 40000, kCalls = 16;  // several channels
-  char folder[] = "/tmp/jaxcomm-test-recorder-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/ring";
-  CHECK(Recorder::Get().Start(path, kCalls, {}).ok());
-  const auto rows = [&](int32_t number) {
-    Communicator::RecordProgress();
-    CHECK(Recorder::Get().Dump(path + ".copy").ok());
-    std::ifstream file(path + ".copy", std::ios::binary);
-    const std::string text(std::istreambuf_iterator<char>(file), {});
-    const auto* all = reinterpret_cast<const RecordedCall*>(text.data() + RecorderOffsets(kCalls).calls);
-    std::vector<RecordedCall> found(kRanks);
-    for (int64_t i = 0; i < kCalls; ++i) {
-      if (all[i].number == 0 || all[i].sequence != static_cast<uint64_t>(number)) continue;
-      const uint64_t mask = all[i].arrived_mask;
-      CHECK(mask == 1 || mask == 2);
-      std::memcpy(static_cast<void*>(&found[mask - 1]), &all[i], sizeof(RecordedCall));
-    }
-    return found;
-  };
-  const auto done = static_cast<uint32_t>(CallPhase::kDone), runs = static_cast<uint32_t>(CallPhase::kRunning);
-  std::vector<Communicator*> communicators(kRanks);
-  std::vector<std::unique_ptr<DeviceCall>> calls(2 * kRanks);
-  Communicator::Configure(20, 4);
-  OnRanks(*new World(kRanks), [&](Rank& rank) {
-    Communicator& communicator = *(communicators[rank.rank] = Ok(Get(rank)));
-    Stream stream;
-    std::vector<int32_t> x(kCount, 1), y(kCount);
-    for (const char* const algorithm : {"ll", "direct"}) {
-      const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, algorithm);
-      const int64_t count = spec.algorithm == "ll" ? 5 : kCount;
-      auto& call = calls[2 * rank.rank + (spec.algorithm == "ll" ? 0 : 1)];
-      call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
-      for (int replay = 0; replay < 3; ++replay) CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
-    }
-    while (!stream.Drain()) std::this_thread::yield();
-  });
-  std::vector<RecordedCall> found = rows(6);
-  for (int r = 0; r < kRanks; ++r) {
-    CHECK(found[r].phase == done && found[r].input_count == kCount && found[r].iteration == 5);
-    CHECK(found[r].key != 0 && found[r].key == found[0].key);
-    CHECK(communicators[r]->comm().report->progress.ended == 6);
-  }
-  const uint64_t key = found[0].key;
-  // Rank 1 has begun a seventh call, and waits for rank 0.
-  device::Progress& progress = communicators[1]->comm().report->progress;
-  progress.begun += uint64_t{1} << 32;
-  found = rows(7);
-  CHECK(found[1].phase == runs && found[1].waiting_peer == 0 && found[1].key != key && found[0].number == 0);
-  for (uint64_t time_ns = 1; time_ns < 3; ++time_ns) {
-    progress.waits_for = 7;  // rank 0, step 7
-    progress.waits_ns = time_ns;
-    found = rows(7);
-    CHECK(found[1].phase == runs && found[1].waiting_rank == 1 + 1 && found[1].waiting_peer == 1 + 0);
-  }
-  progress.ended = 7;
-  CHECK(rows(7)[1].phase == done && rows(7)[1].waiting_peer == 0);
-  // Of the calls that have gone, it knows the last 256.
-  calls.clear();
-  OnRanks(*new World(kRanks), [&](Rank& rank) {
-    rank.number = communicators[rank.rank]->device();
-    Communicator& communicator = *Ok(Get(rank));
-    const CallSpec spec = SpecOf(Collective::kDispatch, kRanks);
-    for (int i = 0; i < 256; ++i) Ok(DeviceCall::Make(spec, communicator, RouteAndDispatchShape{1, 1, 2, 2, 1, 0, 16}));
-  });
-  progress.begun += uint64_t{1} << 32;
-  CHECK(rows(8)[1].number == 0);
-}
-
 // Plans use bulk copies only if they are wanted and the GPU has them.
 void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expected, int num_nodes = 1, int code = 90) {
   Communicator::Configure(20, 4, "", false, 0, 0, wanted);
@@ -196,7 +119,7 @@ void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expec
     shared_memory_bytes = shared_bytes;
     ptx_version = code;
     Communicator& communicator = *Ok(Get(rank));
-    CHECK(communicator.bulk_copies() == expected);
+    CHECK(communicator.bulk_copies() == expected && Ok(communicator.AsynchronousLane())->bulk_copies() == expected);
     Sum(communicator, 100'000);
   });
   CHECK(most_shared_bytes == static_cast<size_t>(expected ? BulkSharedBytes(kPlanStages) : 0));

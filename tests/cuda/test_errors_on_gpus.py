@@ -1,4 +1,4 @@
-"""XLA flags and versions of jaxlib that jaxcomm refuses on GPUs."""
+"""XLA flags, drivers and versions of jaxlib that jaxcomm refuses on GPUs."""
 
 import jax
 import jaxlib
@@ -16,36 +16,29 @@ class Reached(Exception):
     pass
 
 
+MODE = "--xla_gpu_command_buffer_scheduling_mode="
 LIMIT = "--xla_gpu_experimental_parallel_collective_overlap_limit="
+OVERLAP = (RuntimeError, "would run at the same time")
+OLD_DRIVER = r"the driver serves CUDA 12\.8, jaxcomm was built with 13\.0: install a newer driver"
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--xla_gpu_command_buffer_scheduling_mode=LHS", "CONCURRENT", LIMIT + "1", LIMIT + "2"]
+    ("flags", "driver", "version", "expected"),
+    [
+        ("", 13010, "0.11.2", (Reached, None)),
+        (f"{MODE}LHS", 13010, "0.11.2", (Reached, None)),
+        (f"--xla_foo=1 {MODE}CONCURRENT --xla_bar=2", 13010, "0.11.2", OVERLAP),
+        (f"{LIMIT}1", 13010, "0.11.2", (Reached, None)),
+        (f"{LIMIT}2", 13010, "0.11.2", OVERLAP),
+        ("", 12080, "0.11.2", (ImportError, OLD_DRIVER)),
+        # An older one provides no communicators.
+        ("", 13010, "0.11.1", (ImportError, r"0\.11\.2 or later on GPUs, found jaxlib 0\.11\.1: upgrade them")),
+    ],
 )
-def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
-    def cuda():
-        raise Reached
-
-    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
-    monkeypatch.setattr(_native, "cuda", cuda)
-    monkeypatch.setattr(jaxlib, "__version__", "0.11.2")
-    expected: tuple = (Reached, None)
-    if flags == "CONCURRENT":
-        flags = "--xla_foo=1 --xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_bar=2"
-        expected = (RuntimeError, "would run at the same time")
-    if flags == LIMIT + "2":
-        expected = (RuntimeError, "would run at the same time")
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    with pytest.raises(expected[0], match=expected[1]):
-        _native.register_cuda.__wrapped__()
-
-
-@pytest.mark.parametrize("driver", [12080, 13010])
-def test_a_driver_of_cuda_12_refuses_code_of_cuda_13(driver, monkeypatch):
+def test_what_is_refused(flags, driver, version, expected, monkeypatch):
     class Module:
         driver_version = staticmethod(lambda: driver)
         built = staticmethod(lambda: {"cuda": 13000})
-
         use_recorder = staticmethod(lambda address: None)
 
         def configure(*settings):
@@ -53,17 +46,9 @@ def test_a_driver_of_cuda_12_refuses_code_of_cuda_13(driver, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", lambda backend: [])
     monkeypatch.setattr(_native, "cuda", Module)
-    monkeypatch.setattr(jaxlib, "__version__", "0.11.2")
-    refusal = r"the driver serves CUDA 12\.8, jaxcomm was built with 13\.0: install a newer driver"
-    expected: tuple = (ImportError, refusal) if driver < 13000 else (Reached, None)
+    monkeypatch.setattr(jaxlib, "__version__", version)
+    monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(expected[0], match=expected[1]):
         _native.register_cuda.__wrapped__()
-
-
-def test_gpus_need_jaxlib_0_11_2(monkeypatch):
-    """An older one provides no communicators. CPU users, and GPUs that use XLA's collectives, are not affected."""
-    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
-    monkeypatch.setattr(jaxlib, "__version__", "0.11.1")
-    with pytest.raises(ImportError, match=r"0\.11\.2 or later on GPUs, found jaxlib 0\.11\.1: upgrade them"):
-        _native.register_cuda.__wrapped__()
-    jaxcomm.distributed.register()
+    if version == "0.11.1":  # CPU users, and GPUs that use XLA's collectives, are not affected
+        jaxcomm.distributed.register()

@@ -1,6 +1,6 @@
 """Lowering of start and done for GPUs: the function that XLA runs on its stream for collectives, and the end of it.
 
-XLA:GPU of jaxlib 0.10.2 and 0.12.0.1 schedules such a program as these tests expect (tests/cuda/tools/schedule.py).
+XLA:GPU of jaxlib 0.10.2 and 0.12.0.1 schedules such a program as these tests expect (docs/internals/cuda.md).
 """
 
 import re

@@ -34,6 +34,7 @@ ALONE_TEST_CASE("a group has one asynchronous lane, which shares no memory with 
       CHECK(own.signals.pad.base != of_lane.signals.pad.base && own.signals.sent != of_lane.signals.sent);
       CHECK(own.signals.received != of_lane.signals.received && own.report != of_lane.report);
       CHECK(own.ll_slots.pad.base != of_lane.ll_slots.pad.base && own.ll_slots.epochs != of_lane.ll_slots.epochs);
+      CHECK(own.timeout_ns == of_lane.timeout_ns);
       CHECK(own.abort_flag == of_lane.abort_flag);  // of the GPU: after an abort, no kernel of either lane runs
       device::Window arena, arena_of_lane;
       int64_t bytes = 0;

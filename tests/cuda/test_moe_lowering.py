@@ -86,6 +86,7 @@ def test_the_gradient_is_made_of_the_same_calls():
     ("dtype", "reduce", "shape", "hosts", "per_choice"),
     [
         (jnp.float32, "node", (4,), False, False),
+        (jnp.float64, "node", (4,), False, False),
         (jnp.float16, "home", (2, 2), False, False),
         (jnp.float32, "node", (2, 2), False, True),  # sums of nodes are rounded, in XLA's program
         (jnp.int32, "node", (4,), False, True),
@@ -106,8 +107,10 @@ def test_sums_that_the_kernel_lacks_fetch_the_row_of_each_choice(monkeypatch, dt
         return layer(x, ids, weights if inexact else None, axes=axes, reduce=reduce, **algorithm)
 
     name = "combine_eager" if hosts else "combine"
-    (combine,) = [found for found in calls(text(f, dtype=dtype, shape=shape)) if found[0] == name]
+    with jax.enable_x64(dtype == jnp.float64):
+        (combine,) = [found for found in calls(text(f, dtype=dtype, shape=shape)) if found[0] == name]
     assert f"per_choice = {int(per_choice)} : i64" in combine[1]
+    assert combine[2][4].endswith("xf64>" if dtype == jnp.float64 else "xf32>")  # weights
     if hosts:
         assert f"home = {int(reduce == 'home')} : i64" in combine[1]
 

@@ -1,6 +1,7 @@
 // Communicators of jaxcomm's own: XLA may destroy and replace the communicators that led to them.
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,35 +60,43 @@ void CheckSum(const int32_t* y, int n, int run) {
 
 // XLA's communicator of the same GPUs is destroyed while a CUDA graph of the call is cached. The next one has another
 // address, or the same one; `reversed`: it is of a group of the same GPUs in another order, and another call site uses
-// it.
-void Replace(bool same_address, bool reversed) {
+// it. `windows`: XLA's windows go with it. A graph holds nothing of them: it reads their places where each run writes
+// them.
+void Replace(bool same_address, bool reversed, bool windows = false) {
   constexpr int kRanks = 3;
   Communicator::Configure(20, 4);
   auto* const first = new World(kRanks);
   auto* const second = new World(kRanks);
   const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, "direct");
-  GpuCallState *const state = StateOf(spec), *const other = StateOf(spec);
+  GpuCallState *const state = StateOf(spec, windows), *const other = StateOf(spec, windows);
   Meeting meeting(kRanks);
   OnRanks(*first, [&](Rank& of_xla) {
     const int device = of_xla.number = of_xla.rank;
     Site site(*state, of_xla, device);
-    std::vector<int32_t> x(Site::kCount), y(Site::kCount);
-    const auto check = [&](int run) {
-      fake::Wait(site.stream.handle());
-      CheckSum(y.data(), kRanks, run);
+    std::vector<int32_t> operand(Site::kCount), result(Site::kCount);
+    int32_t *x = operand.data(), *y = result.data();
+    std::optional<XlaMemory> memory;
+    if (windows) memory.emplace(of_xla).GiveTo(site.xla);
+    const auto fill = [&](int run) {
+      if (windows) x = memory->At(memory->InputOf(run)), y = memory->At(memory->OutputOf(run));
+      Fill(x, y, device, run);
     };
-    Fill(x.data(), y.data(), device, 0);
-    site.Begin(x.data(), y.data());
+    const auto check = [&](int run, Stream& stream) {
+      fake::Wait(stream.handle());
+      CheckSum(y, kRanks, run);
+    };
+    fill(0);
+    site.Begin(x, y);
     CHECK(site.xla.Execute().empty());
-    check(0);
+    check(0, site.stream);
     const DeviceCall* const call = state->calls.at(device).get();
     Stream graph;
     graph.captures = true;
-    site.Begin(x.data(), y.data());
+    site.Begin(x, y);
     site.xla.stream = graph.handle();
     CHECK(site.xla.Execute().empty());
     site.xla.stream = site.stream.handle();
-    CHECK(graph.graph.size() == 1);
+    CHECK(graph.graph.size() == (windows ? 2 : 1));  // the exchange of offsets, the plan
 
     meeting.Join();
     Destroy(of_xla);
@@ -99,22 +108,25 @@ void Replace(bool same_address, bool reversed) {
     next.number = device;
     own = &next;
     Site new_site(*other, next, device);
+    if (windows) {
+      memory.emplace(next).GiveTo(site.xla);
+      memory->GiveTo(new_site.xla);
+    }
     if (!reversed) site.xla.nccl_comm = &next;
     for (int run = 2; run < 4; ++run) {
-      Fill(x.data(), y.data(), device, run);
+      fill(run);
       if (reversed) {
         CHECK(site.xla.Initialize().empty());
       } else {
-        site.Begin(x.data(), y.data());
+        site.Begin(x, y);
       }
       CHECK(state->calls.at(device).get() == call);
       Replay(graph, site.stream.handle());
-      check(run);
-      Fill(x.data(), y.data(), device, 10 + run);
-      new_site.Begin(x.data(), y.data());
+      check(run, site.stream);
+      fill(10 + run);
+      new_site.Begin(x, y);
       CHECK(new_site.xla.Execute().empty());
-      fake::Wait(new_site.stream.handle());
-      CheckSum(y.data(), kRanks, 10 + run);
+      check(10 + run, new_site.stream);
     }
     const Communicator& of_new = new_site.communicator(device);
     CHECK((&of_new == &call->communicator()) == !reversed);
@@ -127,55 +139,7 @@ TEST_CASE("XLA replaces its communicator under a cached CUDA graph") {
     Alone([&] { Replace(same_address, false); });
     Alone([&] { Replace(same_address, true); });
   }
-}
-
-// A graph holds nothing of XLA's windows either: it reads their places where each run writes them.
-ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") {
-  constexpr int kRanks = 3;
-  Communicator::Configure(20, 4);
-  auto* const first = new World(kRanks);
-  auto* const second = new World(kRanks);
-  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, kRanks, "direct"), true);
-  Meeting meeting(kRanks);
-  OnRanks(*first, [&](Rank& of_xla) {
-    const int device = of_xla.number = of_xla.rank;
-    Site site(*state, of_xla, device);
-    Stream graph;
-    const XlaMemory before(of_xla);
-    before.GiveTo(site.xla);
-    int32_t* x = before.At(before.InputOf(0));
-    int32_t* y = before.At(before.OutputOf(0));
-    Fill(x, y, device, 0);
-    site.Begin(x, y);
-    graph.captures = true;
-    site.xla.stream = graph.handle();
-    CHECK(site.xla.Execute().empty());
-    site.xla.stream = site.stream.handle();
-    CHECK(graph.graph.size() == 2);  // the exchange of offsets, the plan
-    Replay(graph, site.stream.handle());
-    fake::Wait(site.stream.handle());
-    CheckSum(y, kRanks, 0);
-
-    meeting.Join();
-    Destroy(of_xla);
-    meeting.Join();
-    Rank& next = *Keep(std::make_unique<Rank>());
-    next.world = second;
-    next.rank = next.number = device;
-    own = &next;
-    const XlaMemory after(next);
-    after.GiveTo(site.xla);
-    site.xla.nccl_comm = &next;
-    for (int run = 1; run < 3; ++run) {
-      x = after.At(after.InputOf(run));
-      y = after.At(after.OutputOf(run));
-      Fill(x, y, device, run);
-      site.Begin(x, y);
-      Replay(graph, site.stream.handle());
-      fake::Wait(site.stream.handle());
-      CheckSum(y, kRanks, run);
-    }
-  });
+  Alone([] { Replace(false, false, true); });
 }
 
 // Two programs over the same GPUs share a communicator. The order of the ranks, and another incarnation of a process,
@@ -223,6 +187,19 @@ ALONE_TEST_CASE("the memory of first contact of a smaller group, and of a copy t
     FreeRetired(current_device);
     CHECK(num_allocated == 8 * 3);
   }
+  // That of a call too, with the memory of its own GPU.
+  OnRanks(*new World(1), [](Rank& rank) {
+    rank.number = 1;
+    const CallSpec spec = SpecOf(Collective::kAllReduce, 1, "direct");
+    auto call = Ok(DeviceCall::Make(spec, *Ok(Get(rank)), DType::kS32, 8, 8));
+    FreeRetired(1);
+    const int before = num_allocated;
+    call.reset();
+    FreeRetired(0);
+    CHECK(num_allocated == before);
+    FreeRetired(1);
+    CHECK(num_allocated == before - 1);
+  });
 }
 
 // Rank 0 waits for an exchange that rank 1 never makes.
@@ -251,15 +228,18 @@ ALONE_TEST_CASE("ranks that do not connect, and NCCL's calls that do not end, ar
   Communicator::Configure(0.2, 4);
   std::atomic<bool> connects{false};
   auto *const apart = new World(2), *const unregistered = new World(2), *const alone = new World(2);
+  auto* const missing = new World(2);
   apart->connects = &connects;
   unregistered->never_registers = 1;
   alone->never_joins = 1;
   const std::string late = "the other ranks of the group of 2 did not come ", in_time = "within 0.2 s";
   for (const auto& [world, expected] :
        {std::pair{apart, late + in_time + " (JAXCOMM_TIMEOUT_S)"},
+        std::pair{missing, late + in_time + " (JAXCOMM_TIMEOUT_S)"},
         std::pair{unregistered, "ncclCommWindowRegister was not over " + in_time + " (JAXCOMM_TIMEOUT_S)"},
         std::pair{alone, late + "to make its communicator " + in_time}}) {
     OnRanks(*world, [&, world = world, expected = expected](Rank& rank) {
+      if (world == missing && rank.rank == 1) return;
       const bool refused = world == alone && rank.rank == 1;
       CHECK(Has(Get(rank).status(), refused ? "ncclCommInitRankConfig: failed" : expected));
     });

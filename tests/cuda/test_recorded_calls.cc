@@ -1,17 +1,30 @@
-// Calls of one GPU in the flight recorder: its lanes, starts of one line, the group of a local GPU, and waits.
+// Calls of GPUs in the flight recorder: lanes, starts of one line, the group of a local GPU, replays, and waits.
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "../../ffi/cuda/runtime/recorded_calls.h"
-#include "fakes/alone.h"
+#include "fakes/machine.h"
+// Must follow CUDA's headers: see gpu_fake.h.
+#include "../../ffi/cuda/runtime/route_and_dispatch.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
+using namespace fake;
+
 constexpr int64_t kCalls = 16;
+constexpr auto kDone = static_cast<uint32_t>(CallPhase::kDone), kRunning = static_cast<uint32_t>(CallPhase::kRunning);
+
+void StartRecorder() {
+  char folder[] = "/tmp/jaxcomm-test-recorded-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", kCalls, {}).ok());
+}
 
 // A copy of the recorder's file.
 struct File {
@@ -32,6 +45,14 @@ struct File {
     }
     return nullptr;
   }
+  // The call of a rank with this number in its group.
+  const RecordedCall* Find(uint64_t sequence, int32_t rank) const {
+    for (uint64_t i = 0; i < kCalls; ++i) {
+      const auto& call = At<RecordedCall>(offsets.calls, i);
+      if (call.number != 0 && call.sequence == sequence && call.arrived_mask == uint64_t{1} << rank) return &call;
+    }
+    return nullptr;
+  }
   const RecordedCall& Call(uint64_t number) const {
     CHECK(Find(number) != nullptr);
     return *Find(number);
@@ -48,9 +69,7 @@ struct File {
 
 // A program that is compiled again and again: its calls go, and the recorder forgets them, but not at once.
 ALONE_TEST_CASE("calls that have gone") {
-  char folder[] = "/tmp/jaxcomm-test-recorded-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", kCalls, {}).ok());
+  StartRecorder();
   CallSpec spec;
   spec.op = "psum";
   RecordedCalls calls;
@@ -70,9 +89,7 @@ ALONE_TEST_CASE("calls that have gone") {
 
 // GPU 3 of a process with four, which form two groups; at last, GPU 1.
 ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
-  char folder[] = "/tmp/jaxcomm-test-recorded-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", kCalls, {}).ok());
+  StartRecorder();
   CallSpec spec;
   spec.op = "psum_start";
   spec.site = "here.py:1";
@@ -105,11 +122,78 @@ ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
   CHECK(waiting.Call(3).waiting_rank == 1 + 3 && waiting.Call(3).waiting_peer == 1 + 2);
   asynchronous.Look(progress);
   const File later;
-  CHECK(later.Call(3).waiting_rank == 0 && later.Call(3).phase == static_cast<uint32_t>(CallPhase::kRunning));
+  CHECK(later.Call(3).waiting_rank == 0 && later.Call(3).phase == kRunning);
   RecordedCalls other;
   other.Add(2, spec, 0, 1, 1, DType::kF32, 5, 5);
   other.Look(progress);
   CHECK(File().Ranks(4) == "0-1");
+  // Rank 1 of its group, and the first one of this process.
+  spec.processes = {1, 0, 1, 0};
+  RecordedCalls apart;
+  apart.Add(2, spec, 0, 0, 1, DType::kF32, 5, 5);
+  apart.Look(progress);
+  CHECK(File().Ranks(5) == "0-1" && File().Call(5).arrived_mask == 1);
+}
+
+// The recorder sees each replay of a call, by its number on the communicator, and the rank for which a kernel waits.
+ALONE_TEST_CASE("calls of kernels") {
+  constexpr int kRanks = 2;
+  constexpr int64_t kCount = 40000;  // several channels
+  StartRecorder();
+  const auto look = [] {
+    Communicator::RecordProgress();
+    return File();
+  };
+  std::vector<Communicator*> communicators(kRanks);
+  std::vector<std::unique_ptr<DeviceCall>> calls(2 * kRanks);
+  Communicator::Configure(20, 4);
+  OnRanks(*new World(kRanks), [&](Rank& rank) {
+    Communicator& communicator = *(communicators[rank.rank] = Ok(Get(rank)));
+    Stream stream;
+    std::vector<int32_t> x(kCount, 1), y(kCount);
+    for (const bool ll : {true, false}) {
+      const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, ll ? "ll" : "direct");
+      const int64_t count = ll ? 5 : kCount;
+      auto& call = calls[2 * rank.rank + (ll ? 0 : 1)];
+      call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
+      for (int replay = 0; replay < 3; ++replay) CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
+    }
+    fake::Wait(stream.handle());
+  });
+  const File ended = look();
+  const uint64_t key = ended.Find(6, 0)->key;
+  for (int r = 0; r < kRanks; ++r) {
+    const RecordedCall& call = *ended.Find(6, r);
+    CHECK(call.phase == kDone && call.input_count == kCount && call.iteration == 5);
+    CHECK(call.key != 0 && call.key == key);
+    CHECK(communicators[r]->comm().report->progress.ended == 6);
+  }
+  // Rank 1 has begun a seventh call, and waits for rank 0.
+  device::Progress& progress = communicators[1]->comm().report->progress;
+  progress.begun += uint64_t{1} << 32;
+  const File begun = look();
+  CHECK(begun.Find(7, 1)->phase == kRunning && begun.Find(7, 1)->waiting_peer == 0);
+  CHECK(begun.Find(7, 1)->key != key && begun.Find(7, 0) == nullptr);
+  for (uint64_t time_ns = 1; time_ns < 3; ++time_ns) {
+    progress.waits_for = 7;  // rank 0, step 7
+    progress.waits_ns = time_ns;
+    const File waits = look();
+    CHECK(waits.Find(7, 1)->phase == kRunning);
+    CHECK(waits.Find(7, 1)->waiting_rank == 1 + 1 && waits.Find(7, 1)->waiting_peer == 1 + 0);
+  }
+  progress.ended = 7;
+  const File over = look();
+  CHECK(over.Find(7, 1)->phase == kDone && over.Find(7, 1)->waiting_peer == 0);
+  // Of the calls that have gone, it knows the last 256.
+  calls.clear();
+  OnRanks(*new World(kRanks), [&](Rank& rank) {
+    rank.number = communicators[rank.rank]->device();
+    Communicator& communicator = *Ok(Get(rank));
+    const CallSpec spec = SpecOf(Collective::kDispatch, kRanks);
+    for (int i = 0; i < 256; ++i) Ok(RouteAndDispatch::Make(spec, communicator, {1, 1, 2, 2, 1, 0, 16}));
+  });
+  progress.begun += uint64_t{1} << 32;
+  CHECK(look().Find(8, 1) == nullptr);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ from report import note
 import jaxcomm
 from jaxcomm._request import NATIVE
 
-# Without MPS, processes take turns on the GPU, so each wait for a peer takes milliseconds.
+# Processes take turns on the GPU, so each wait for a peer takes milliseconds.
 ROUNDS = int(os.environ.get("JAXCOMM_ROUNDS", "3000"))
 TYPES = (np.bool_, np.int8, np.uint16, np.int32, ml_dtypes.bfloat16, np.float16, np.float32, np.complex64)
 REDUCED = ("psum", "pmean", "pmax", "pmin", "psum_scatter")
@@ -54,19 +54,6 @@ def test_every_algorithm(op):
     # XLA runs a program once before it captures it as a CUDA graph, and then updates and replays that.
     for _ in range(6):
         assert_rows(compiled(put(rows)), dict.fromkeys(map(str, names), want))
-
-
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("barrier", "pbroadcast")])
-def test_as_jax_lax(op):
-    # An NCCL with a subset of functions (docs/development/gpu-tests.md) has no kernels for maximum and minimum.
-    gathered = {"pmax": lambda x: lax.all_gather(x, "i").max(0), "pmin": lambda x: lax.all_gather(x, "i").min(0)}
-    rows = numbers(2, (8 * SIZE, 5), np.float32)
-    ours = on_ranks(lambda x: OPS[op][0](jaxcomm, x, algorithm=chosen(op)))(put(rows))
-    theirs = on_ranks(gathered.get(op, lambda x: OPS[op][0](lax, x)))(put(rows))
-    own = [(shard.index, np.asarray(shard.data)) for shard in theirs.addressable_shards]
-    for shard, (index, want) in zip(ours.addressable_shards, own, strict=True):
-        assert shard.index == index
-        np.testing.assert_array_equal(np.asarray(shard.data), want)
 
 
 @each_op
@@ -192,62 +179,6 @@ def test_arena_grows_under_old_programs():
         rows = numbers(megabytes, (8, megabytes << 15), np.int32)
         assert_rows(on_ranks(program)(put(rows)), expected("all_gather", rows))
         assert_rows(old(put(small + 1)), expected("all_gather", small + np.int32(1)))
-
-
-@pytest.mark.parametrize("puts", [False, True])
-def test_ragged_slices(puts):
-    """GPUs read slices if the output has at least the rows of the operand, and put them otherwise."""
-    ranks = np.arange(SIZE, dtype=np.int32)
-    sizes = np.ones((SIZE, SIZE), np.int32) if puts else (ranks[:, None] + 2 * ranks) % 4  # [from, to]
-    places, length = (1, SIZE) if puts else (3, 3 * SIZE)  # rows of the output: of a slice, of a rank
-    vectors = (
-        np.tile(3 * ranks, (SIZE, 1)),
-        sizes,
-        np.tile(places * ranks[:, None], (1, SIZE)),
-        np.ascontiguousarray(sizes.T),
-    )
-    name = "direct" if ON_GPU or SIZE == 1 else None
-    f = on_ranks(
-        lambda x, *v: jaxcomm.ragged_all_to_all(
-            x, jnp.full((length, 5), -1, x.dtype), *v, axis_name="i", algorithm=name
-        )
-    )
-    for seed in (13, 14):
-        x = numbers(seed, (3 * SIZE, 5), np.float32)
-        want = np.full((SIZE, length, 5), -1, np.float32)
-        for source in ranks:
-            for to in ranks:
-                rows = sizes[source, to]
-                want[to, places * source : places * source + rows] = x[source, 3 * to : 3 * to + rows]
-        assert_rows(f(put(x), *map(put, vectors)), want)
-
-
-@pytest.mark.parametrize("op", ["psum", "all_gather", "all_to_all", "ppermute"])
-def test_started_calls(op):
-    """A started call, and a synchronous one beside it."""
-    starts = {
-        "psum": lambda x: jaxcomm.psum_start(x, "i", algorithm=chosen("psum")),
-        "all_gather": lambda x: jaxcomm.all_gather_start(x, "i", tiled=True, algorithm=chosen("all_gather")),
-        "all_to_all": lambda x: jaxcomm.all_to_all_start(x, "i", 0, 0, tiled=True, algorithm=chosen("all_to_all")),
-        "ppermute": lambda x: jaxcomm.ppermute_start(x, "i", RING, algorithm=chosen("ppermute")),
-    }
-
-    def body(x):
-        started = starts[op](x)
-        beside = jaxcomm.psum(x * 2, "i", algorithm=chosen("psum"))
-        return started.done(after=beside), beside
-
-    rows = numbers(15, (8 * SIZE, 700), np.int32)
-    results = {
-        "psum": lambda: np.stack([rows.sum(0)] * SIZE),
-        "all_gather": lambda: np.stack([rows.reshape(-1, 700)] * SIZE),
-        "all_to_all": lambda: rows.reshape(SIZE, SIZE, 8, 700).transpose(1, 0, 2, 3).reshape(rows.shape),
-        "ppermute": lambda: np.roll(rows, 1, 0),
-    }
-    want = results[op]().astype(np.int32), np.stack([(2 * rows).sum(0)] * SIZE).astype(np.int32)
-    f = on_ranks(body)
-    for _ in range(4):
-        assert_rows(f(put(rows)), want)
 
 
 @pytest.mark.parametrize("one_exchange", [False, True])

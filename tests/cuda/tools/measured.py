@@ -1,6 +1,5 @@
 """What the lines of `make gpu-timings` say: targets, parameters of the machine model, a table."""
 
-import bulk_times
 from runner import Runner
 
 VIRTUAL_RANKS = "virtual ranks"
@@ -39,18 +38,6 @@ def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, 
 
 
 def print_table(runner: Runner) -> None:
-    """The sweep for 8 ranks with NCCL for comparison, bulk copies, then the targets."""
-    sweep = {
-        (line["op"], line["rank_bytes"]): line
-        for line in runner.lines(VIRTUAL_RANKS)
-        if line["what"] in ("sweep", "target") and line["ranks_per_node"] == 8 and line["algorithm"] == "direct"
-    }
-    nccl = {(line["op"], line["rank_bytes"]): line["median_us"] for line in runner.lines("NCCL, 8 ranks")}
-    for (op, size), line in sweep.items():
-        beside = f"{nccl[op, size]:10.1f} us NCCL" if (op, size) in nccl else ""
-        print(f"{op:16}{size:>10} B{line['median_us']:10.1f} us{line['of_copy']:7.2f} of a copy{beside}")
-    for what, ratio in bulk_times.ratios(runner.lines(VIRTUAL_RANKS)).items():
-        print(f"bulk copies: {ratio:7.2f} of the time without, {what}")
     for what, found in runner.record["targets"].items():
         state = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
         print(f"{state:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")

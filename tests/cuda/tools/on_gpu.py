@@ -13,7 +13,6 @@ processors; it decides what still begins when time runs out. `--only` runs the r
 """
 
 import argparse
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -21,9 +20,7 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 
 import measured
 from measured import FLAGGED, HOST_COST, VIRTUAL_RANKS
@@ -102,7 +99,6 @@ class Machine:
             "python": sys.version.split()[0],
             "processors": len(os.sched_getaffinity(0)),
             "platform": self.platform,
-            "mps": shutil.which("nvidia-cuda-mps-control") or "no nvidia-cuda-mps-control",
             "gdrdrv": os.path.exists("/dev/gdrdrv"),
             "commit": os.environ.get("COMMIT") or output("git", "rev-parse", "HEAD"),
             "command": shlex.join(sys.argv),
@@ -186,34 +182,6 @@ class Machine:
         if self.platform == "cpu":
             return str(ROOT / "build" / "native" / "tests" / "cuda" / EMULATED.get(name, name))
         return str(self.build / "programs" / "tests" / "cuda" / "gpu" / name)
-
-    @contextlib.contextmanager
-    def mps(self, record: dict) -> Iterator[dict[str, str]]:
-        """Starts NVIDIA's MPS server, which lets processes share the GPU. Yields its environment, or an empty one."""
-        folder = self.work / "mps"
-        control = shutil.which("nvidia-cuda-mps-control")
-        if self.platform != "cuda" or self.no_gpu or control is None:
-            yield {}
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-        with (folder / "control.log").open("w") as log:
-            daemon = subprocess.Popen(
-                [control, "-f"], env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                probed = output(sys.executable, "-c", PROBE, environment=environment, limit_s=30)
-                servers = output(control, environment=environment, text="get_server_list\n", limit_s=10)
-                works = not probed and servers.split()[:1] and servers.split()[0].isdigit()
-                record["mps"] = "used" if works else f"did not start: {probed} {servers}"
-                yield environment if works else {}
-            finally:
-                output(control, environment=environment, text="quit -t 2\n", limit_s=10)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(daemon.pid, 9)
-                daemon.wait()
 
 
 def smoke_parts(machine: Machine) -> list[Part]:
@@ -306,26 +274,22 @@ def shared_missing(machine: Machine) -> str:
     return ""
 
 
-def shared_part(machine: Machine, ranks: int, takes_s: int, mps: dict[str, str], some: str = "") -> Part:
+def shared_part(machine: Machine, ranks: int, takes_s: int, some: str = "") -> Part:
     """Processes that share the GPU. `some`: selected tests."""
-    own = machine.ranks | mps
-    if mps:
-        own["JAXCOMM_ROUNDS"] = "2000"
-        own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
     launcher = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), "--grace", "2")
     command = (*launcher, *pytest_command("in_jax.py", *(["-k", some] if some else [])))
-    missing = shared_missing(machine)
-    return pytest_part(machine, f"JAX, {ranks} ranks", command, 100, takes_s, missing, machine.environment(**own))
+    environment = machine.environment(**machine.ranks)
+    return pytest_part(machine, f"JAX, {ranks} ranks", command, 100, takes_s, shared_missing(machine), environment)
 
 
-def selftest_part(machine: Machine, mps: dict[str, str]) -> Part:
+def selftest_part(machine: Machine) -> Part:
     """The self-test of users. Its record stays in the build folder: ranks that share a GPU show no speed."""
     launcher = (sys.executable, "-m", "jaxcomm.run", "-n", "2", "--grace", "2")
     # Status 3: all tests passed until the time ran out. `--only self-test` continues there.
     accept = '"$@"; status=$?; test $status = 3 || exit $status'
     selftest = (*launcher, "-m", "jaxcomm.selftest", "--timeout", f"{60 * machine.patience:g}")
     command = ("/bin/sh", "-c", accept, "sh", *selftest)
-    own = machine.ranks | mps | {"XDG_CACHE_HOME": str(machine.work / "cache")}
+    own = machine.ranks | {"XDG_CACHE_HOME": str(machine.work / "cache")}
     environment = machine.environment(**own)
     del environment["JAXCOMM_ALGORITHM"]
     missing = shared_missing(machine)
@@ -353,12 +317,12 @@ def error_parts(machine: Machine) -> list[Part]:
 
 def killed_part(machine: Machine) -> Part:
     command = (sys.executable, str(GPU / "killed.py"), "2")
-    environment = machine.environment(**machine.ranks)  # no MPS: a killed client may end the server
+    environment = machine.environment(**machine.ranks)
     missing, built = shared_missing(machine), "build: jaxcomm"
     return Part("errors: killed process", command, 60, environment, missing, keep=True, after=built, takes_s=20)
 
 
-def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[list[Part]]:
+def training_parts(machine: Machine, ranks: int) -> list[list[Part]]:
     """models/moe on the GPU and, at the same time, on as many CPU devices; then the comparison."""
     script, seconds = str(GPU / "losses.py"), "12"
     folder = machine.work / f"training-{ranks}"
@@ -372,7 +336,7 @@ def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[li
     environment, missing = machine.environment(**own), jax_missing(machine)
     if ranks > 1:
         command = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), *arguments)
-        environment, missing = machine.environment(**machine.ranks, **own, **mps), shared_missing(machine)
+        environment, missing = machine.environment(**machine.ranks, **own), shared_missing(machine)
     cpu = machine.environment(JAX_PLATFORMS="cpu", JAXCOMM_LOSSES=losses["cpu"])
     cpu.pop("LD_PRELOAD", None)
     compare = (sys.executable, script, "compare", losses["gpu"], losses["cpu"])
@@ -456,14 +420,13 @@ def inside_jax(machine: Machine, runner: Runner) -> None:
 def ranks(machine: Machine, runner: Runner) -> None:
     """Processes that share the GPU. What may take the GPU down comes last."""
     runner.run(*machine.builds(*PROGRAMS["ranks"]))
-    with machine.mps(runner.record) as mps:
-        runner.run(selftest_part(machine, mps))
-        runner.run(shared_part(machine, 2, 45, mps))
-        runner.run(shared_part(machine, 4, 20, mps, "algorithm or thousands or beside or grows"))
-        runner.run(killed_part(machine))
-        runner.run(*sanitizer_parts(machine))
-        for first, second in zip(training_parts(machine, 1, {}), training_parts(machine, 2, mps), strict=True):
-            runner.run(*first, *second)
+    runner.run(selftest_part(machine))
+    runner.run(shared_part(machine, 2, 45))
+    runner.run(shared_part(machine, 4, 20, "algorithm or thousands or beside or grows"))
+    runner.run(killed_part(machine))
+    runner.run(*sanitizer_parts(machine))
+    for first, second in zip(training_parts(machine, 1), training_parts(machine, 2), strict=True):
+        runner.run(*first, *second)
 
 
 COMMANDS = {"smoke": smoke, "kernels": kernels, "timings": timings, "jax": inside_jax, "ranks": ranks}

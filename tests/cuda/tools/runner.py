@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-LOG_BYTES = 8 << 20  # limit of all logs together
+LOG_BYTES = 2 << 20  # of the end of a part's log, which is kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,6 @@ class Runner:
         self.record = record | {key: earlier.get(key, {}) for key in RESULTS}
         self._patience = patience
         self._end = time.monotonic() + total_s * patience
-        self._log_bytes = 0
         out.mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.log").write_text("")
@@ -224,16 +223,10 @@ class Runner:
         self.record["seconds"][part.name] = started.seconds()
         if result:
             self.record["parts"][part.name] = result
-        self._append(part.name, lines)
+        with (self.out / f"{self.name}.log").open("a") as file:
+            file.write("\n".join([f"=== {part.name}", *lines, ""])[-LOG_BYTES:])
         if not passed:
             print(f"--- {part.name}\n" + "\n".join(line[:500] for line in lines[-25:]), flush=True)
-
-    def _append(self, name: str, lines: list[str]) -> None:
-        """Keeps the end of long logs."""
-        text = "\n".join([f"=== {name}", *lines, ""])[-max(min(LOG_BYTES // 4, LOG_BYTES - self._log_bytes), 1000) :]
-        self._log_bytes += len(text)
-        with (self.out / f"{self.name}.log").open("a") as file:
-            file.write(text)
 
     def lines(self, name: str) -> list[dict]:
         """The output of a part with `keep`."""

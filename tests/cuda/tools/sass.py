@@ -1,21 +1,15 @@
 """Bytes that a thread block keeps in flight, read from compiled kernels.
 
-    sass.py [--threads N] build/cuda/.venv/.../executor.cu.o.sm_90.cubin ...
-
-prints a Markdown table for docs/internals/cuda-bandwidth.md: for each function that moves data, the bytes of its loads
-that are issued before the first of them is used, and the bandwidth that this allows. One thread block runs per
+They are the bytes of a function's loads that are issued before the first of them is used. One thread block runs per
 multiprocessor (SM).
 """
 
-import argparse
 import dataclasses
-import pathlib
 import re
 import subprocess
 
 # Little's law: bytes in flight = bandwidth * latency. NVLink's bandwidth per GPU and direction; the latency of a load
 # from a peer is 1.2 to 1.5 us (estimates, not measured by jaxcomm).
-LATENCY_NS = (1200, 1500)
 NEEDED_BYTES = {"sm_90": 0.6e6, "sm_100": 1.2e6}  # 450 and 900 GB/s
 SMS = 32  # that must suffice for the whole bandwidth
 
@@ -118,43 +112,3 @@ def disassemble(wheels, cubin):
 def needed(architecture):
     """Bytes in flight per SM that fill NVLink."""
     return NEEDED_BYTES[architecture] / SMS
-
-
-_TYPES = {"h": "u8", "a": "s8", "t": "u16", "s": "s16", "j": "u32", "i": "s32", "m": "u64", "l": "s64"}
-_TYPES |= {"f": "f32", "d": "f64", "c": "1 byte"}
-
-
-def describe(name):
-    """Function and element type of a mangled name; None for a function that is not a loop over data."""
-    function = re.search(r"ReduceRange|CopyUnits|MultimemCall", name)
-    if function is None:
-        return None
-    kind = re.search(r"BFloat16|Float16|AnyFloat8|ComplexI([a-z])|Bytes16|(?:PlainI|UnitsI)([a-z])", name)
-    letter = kind and (kind[1] or kind[2])
-    kind = "" if kind is None else _TYPES[letter] if letter else kind[0]
-    return function[0], f"complex {kind}" if "Complex" in name else kind
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=384, help="of a thread block")
-    parser.add_argument("cubins", nargs="+", type=pathlib.Path)
-    args = parser.parse_args()
-    wheels = pathlib.Path(__file__).resolve().parents[3] / "build" / "cuda" / "wheels" / "nvidia"
-    rows = {}
-    for cubin in args.cubins:
-        for name, found in bursts(disassemble(wheels, cubin)).items():
-            if found and (words := describe(name)):
-                largest = max(found, key=lambda burst: burst.bytes)
-                rows.setdefault((cubin.stem, words[0], largest), []).append(words[1])
-    print("| code | function | types | loads | KiB per SM | GB/s at 8 SMs | 16 SMs | 32 SMs |")
-    print("|---|---|---|---|---|---|---|---|")
-    for (code, function, largest), kinds in rows.items():
-        held = largest.bytes * args.threads
-        rates = " | ".join(f"{sms * held / LATENCY_NS[1]:.0f}" for sms in (8, 16, 32))
-        kinds = ", ".join(dict.fromkeys(kinds))
-        print(f"| {code} | {function} | {kinds} | {largest.loads} | {held / 1024:.0f} | {rates} |")
-
-
-if __name__ == "__main__":
-    main()
