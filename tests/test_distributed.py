@@ -281,6 +281,8 @@ def test_placement_of_groups(world, nodes, processes, rows, expected, connected)
     ids = [device.id for device in mesh_of(processes).devices.flat]
     assert found.devices.tolist() == ([ids[rank] for row in rows for rank in row] if expected[0] else [])
     assert [call[0] for call in at.native.called("connect_process")] == connected
+    with pytest.raises(NotImplementedError, match="AbstractMesh"):
+        placement.of_groups(mesh_of(processes).abstract_mesh, np.array(rows))
 
 
 def test_processes_of_gpus():
@@ -313,12 +315,6 @@ def test_gpus_of_a_host(monkeypatch, hosts, rows, node_id, per_host):
     assert placement.gpus_per_host(mesh, rows) == per_host
     one_host = len(rows[0]) == per_host and node_id is None
     assert placement.gpus_are_on_one_host(mesh, rows) == one_host
-
-
-def test_placement_needs_devices(world):
-    world("aa")
-    with pytest.raises(NotImplementedError, match="AbstractMesh"):
-        placement.of_groups(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
 
 
 def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
