@@ -136,10 +136,12 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
             texts.append(rank.wait_for("error")["text"])
             check(texts[-1], **call)
         rank.wait_for("host works")
-    # Errors of each host name the other one as the cause. A process may also wait for its neighbour.
+    # Errors of each host name the other one as the cause. A process may also wait for its neighbour, whose own wait may
+    # end later on a busy machine if both have begun before the cut.
     half = len(texts) // 2
-    for own, others in ((texts[:half], r"\(process [23]\)"), (texts[half:], r"\(process [01]\)")):
-        assert any(re.search(others, text) for text in own), own
+    sides = (texts[:half], r"\(process [23]\)"), (texts[half:], r"\(process [01]\)")
+    named = [any(re.search(others, text) for text in own) for own, others in sides]
+    assert all(named) if between else any(named), texts
     hosts.restore(1)
     time.sleep(time.monotonic() - began)  # TCP doubles the time between its retries
     for rank in ranks:
