@@ -38,8 +38,7 @@ def rows(bytes_per_s):
     return [["self", 1e-7, bytes_per_s, 0.0], ["node", 1e-7, bytes_per_s, 0.0], ["network", 2e-5, 1e9, 0.0]]
 
 
-def predicted_s():
-    return jaxcomm.explain("psum", OPERAND, 8).predicted_time_s
+PARAMS = {"links": rows(1e6), "launch_s": 1e-5}
 
 
 def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
@@ -57,29 +56,39 @@ def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
 
 
 def test_each_round_of_each_calibration_is_a_fit_of_its_own(kept, monkeypatch):
-    """Processes agree on parameters by a key, and the first value of a key stays."""
+    """Processes agree on parameters by a key, and the first value of a key stays. Predictions are those of the fit."""
     store, fits, applied = {}, itertools.count(1), []
+    cell = calibration.Cell("process", "barrier", "direct", 0, 1.0, 0.0)
     monkeypatch.setattr(calibration.kv_store, "kv_agree", store.setdefault)
-    monkeypatch.setattr(calibration, "_measure", lambda group, key, done: [])
-    fit = lambda *_: types.SimpleNamespace(links=rows(1e9), launch_s=float(next(fits)))  # noqa: E731
+    monkeypatch.setattr(calibration, "_measure", lambda group, *_: [(group.request("barrier", 0), "direct", cell)])
+    fit = lambda *_: _core.plan.Machine([tuple(row) for row in rows(1e9)], float(next(fits)))  # noqa: E731
     monkeypatch.setattr(calibration, "_fit", fit)
     monkeypatch.setattr(calibration._cost_params, "apply", lambda found: applied.append(found["process"]["launch_s"]))
-    for _ in range(2):
-        jaxcomm.calibrate(keep=False)
-    assert applied == [1, 2, 3, 4]
+    predicted_s = [jaxcomm.calibrate(keep=False).cells[0].predicted_s for _ in range(2)]
+    assert applied == [1, 2, 3, 4] and predicted_s == pytest.approx([2, 4], abs=0.1)
 
 
-def test_cost_params_are_read_again(kept):
+def test_cost_params_are_read_again(kept, monkeypatch):
+    def predicted_s():
+        return jaxcomm.explain("psum", OPERAND, 8).predicted_time_s
+
     before = predicted_s()
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": PARAMS})
     assert predicted_s() == before  # the parameters are read once
     _cost_params.load.cache_clear()
     assert predicted_s() > 100 * before
     assert jaxcomm.topology().calibrated
+    content = json.loads(kept.read_text())
+    for change in ({"processors": 1000}, {"format": 1}):  # of another machine or version
+        kept.write_text(json.dumps(content | change))
+        _cost_params.load.cache_clear()
+        monkeypatch.setattr(_cost_params, "measured", set())
+        _cost_params.load()
+        assert not jaxcomm.topology().calibrated
 
 
 def test_parameters_of_each_scope_are_saved(kept):
-    found = [{"links": rows(bytes_per_s), "launch_s": 1e-5} for bytes_per_s in (1e6, 1e7, 1e8)]
+    found = [PARAMS | {"links": rows(bytes_per_s)} for bytes_per_s in (1e6, 1e7, 1e8)]
     for scope, params in zip(("process", "network", "process"), found, strict=True):
         _cost_params.save({scope: params})
     assert json.loads(kept.read_text())["cost_params"] == {"process": found[2], "network": found[1]}
@@ -89,9 +98,8 @@ def test_parameters_of_each_scope_are_saved(kept):
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
 def test_the_first_process_of_each_node_saves_the_parameters(kept, monkeypatch, process, keeps):
     """Nodes may have different home folders."""
-    found = {"links": rows(1e6), "launch_s": 1e-5}
     monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(scope="network")])
-    monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (found, []))
+    monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (PARAMS, []))
     monkeypatch.setattr(calibration.placement, "nodes", lambda: [[0, 1], [2, 3]])
     monkeypatch.setattr(jax, "process_index", lambda: process)
     assert jaxcomm.calibrate().path == kept
@@ -181,16 +189,12 @@ def test_all_processes_use_the_parameters_of_one(kept, monkeypatch):
 
     def kv_agree(key, text):
         asked.append(text)
-        return (
-            json.dumps({"cost_params": {"process": {"links": rows(1e8), "launch_s": 1e-5}}})
-            if len(asked) > 1
-            else "none"
-        )
+        return "none" if len(asked) == 1 else json.dumps({"cost_params": {"process": PARAMS | {"links": rows(1e8)}}})
 
     monkeypatch.setattr(_cost_params.kv_store, "kv_agree", kv_agree)
     _cost_params.load()
     assert asked == ["none"] and not _cost_params.measured
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": PARAMS})
     _cost_params.load.cache_clear()
     _cost_params.load()
     assert json.loads(asked[1])["cost_params"]["process"]["links"] == rows(1e6)
@@ -214,16 +218,6 @@ def test_a_broken_file_is_ignored_with_a_warning(kept, text):
     with pytest.warns(UserWarning, match=f"{kept.name} can't be used"):
         _cost_params.load()
     assert not jaxcomm.topology().calibrated
-
-
-def test_cost_params_of_another_machine_are_ignored(kept):
-    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    content = json.loads(kept.read_text())
-    for change in ({"processors": 1000}, {"format": 1}):
-        kept.write_text(json.dumps(content | change))
-        _cost_params.load()
-        assert not jaxcomm.topology().calibrated
-        _cost_params.load.cache_clear()
 
 
 def test_path_of_the_saved_parameters(monkeypatch, tmp_path):

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm import _compat, _core, _native
 from jaxcomm._config import Config
 
-X = np.zeros((8, 8, 6), np.float32)
+X, KEY = np.zeros((8, 8, 6), np.float32), jax.random.key(0)
 OPS = {
     "all_to_all": lambda x, axes, **kw: OURS.all_to_all(x, axes, 0, 0, tiled=True, **kw),
     "all_gather": OURS.all_gather,
@@ -35,17 +35,9 @@ OPS = {
 GROUPED = [op for op in OPS if op not in ("ppermute", "pbroadcast")]
 
 
-def fails(error, match, body, mesh, x=X):
+def fails(error, match, body, mesh):
     with pytest.raises(error, match=match):
-        jax.jit(on_ranks(body, mesh)).lower(x)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_outside_shard_map(op):
-    with pytest.raises(
-        NameError, match=rf"{op}: axis_name 'gpu' is not bound here: there is no enclosing jax.shard_map"
-    ):
-        jax.jit(lambda x: OPS[op](x, "gpu")).lower(X[0])
+        jax.jit(on_ranks(body, mesh)).lower(X)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -59,7 +51,11 @@ def test_max_sms_that_is_not_a_positive_integer(op, mesh):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_wrong_axis_name(op, mesh):
+def test_axis_names_that_are_not_bound(op, mesh):
+    with pytest.raises(
+        NameError, match=f"{op}: axis_name 'gpu' is not bound here: there is no enclosing jax.shard_map"
+    ):
+        jax.jit(lambda x: OPS[op](x, "gpu")).lower(X[0])
     message = rf"{op}: axis_name 'model' is not bound here: the axes of the enclosing shard_map are"
     fails(NameError, message, lambda x: OPS[op](x, "model"), mesh)
 
@@ -95,25 +91,18 @@ def test_bad_groups(op, mesh):
 
 @pytest.mark.parametrize("op", OPS)
 def test_axis_names_that_are_none(op, mesh):
-    call = OPS[op]
-    fails(
-        ValueError,
-        rf"{op}: axis_name must have each axis at most once, got \('gpu', 'gpu'\)",
-        lambda x: call(x, ("gpu",) * 2),
-        mesh,
-    )
+    call, twice = OPS[op], ("gpu", "gpu")
+    message = rf"{op}: axis_name must have each axis at most once, got \('gpu', 'gpu'\)"
+    fails(ValueError, message, lambda x: call(x, twice), mesh)
     fails(TypeError, f"{op}: axis_name must be a mesh axis or a tuple of them", lambda x: call(x, np.arange(2)), mesh)
     if op not in ("psum", "pmean", "pmax", "pmin"):  # which take dimensions as well
         fails(TypeError, f"{op}: axis_name must name mesh axes, got the integer 0", lambda x: call(x, (0, "gpu")), mesh)
     fails(TypeError, f"{op}: axis_name must be known when tracing", lambda x: call(x, x[0, 0]), mesh)
 
 
-def test_dimensions_with_groups(mesh):
+def test_what_excludes_groups(mesh):
     message = r"pmax: axis_index_groups can't be combined with array dimensions in axis_name, got \(0,\)"
     fails(ValueError, message, lambda x: OURS.pmax(x, ("gpu", 0), axis_index_groups=[[0, 1], [2, 3]]), mesh)
-
-
-def test_all_gather_to(mesh):
     fails(ValueError, "all_gather: to must be 'varying', .* got 'x'", lambda x: OURS.all_gather(x, "gpu", to="x"), mesh)
     message = "all_gather: to='invarying' can't be combined with axis_index_groups"
     call = lambda x: OURS.all_gather(x, "gpu", to="invarying", axis_index_groups=[[0, 1], [2, 3]])  # noqa: E731
@@ -147,33 +136,25 @@ def test_sizes_that_do_not_divide(mesh):
     fails(ValueError, message, lambda x: OURS.psum_scatter(x, "gpu", scatter_dimension=1, tiled=True), mesh)
 
 
-@pytest.mark.parametrize("axis", [2, 3, -3])
-def test_dimensions_out_of_range(mesh, axis):
-    for op, name, call in (
-        ("all_gather", "axis", lambda x: OURS.all_gather(x, "gpu", axis=axis, tiled=True)),
-        ("all_to_all", "split_axis", lambda x: OURS.all_to_all(x, "gpu", axis, 0, tiled=True)),
-        ("all_to_all", "concat_axis", lambda x: OURS.all_to_all(x, "gpu", 0, axis, tiled=True)),
-        (
-            "psum_scatter",
-            "scatter_dimension",
-            lambda x: OURS.psum_scatter(x, "gpu", scatter_dimension=axis, tiled=True),
-        ),
-    ):
-        message = rf"{op}: {name}={axis} is out of range for an array of 2 dimensions"
-        fails(ValueError, message, call, mesh, X[:, :, :4])
+DIMENSIONS = {
+    "all_gather: axis": lambda x, axis: OURS.all_gather(x, "gpu", axis=axis, tiled=True),
+    "all_to_all: split_axis": lambda x, axis: OURS.all_to_all(x, "gpu", axis, 0, tiled=True),
+    "all_to_all: concat_axis": lambda x, axis: OURS.all_to_all(x, "gpu", 0, axis, tiled=True),
+    "psum_scatter: scatter_dimension": lambda x, axis: OURS.psum_scatter(x, "gpu", scatter_dimension=axis, tiled=True),
+}
+RANKS = {
+    "pbroadcast: source": lambda x, rank: OURS.pbroadcast(x, "gpu", rank),
+    "ppermute: perm": lambda x, rank: OURS.ppermute(x, "gpu", [(0, rank)]),
+}
 
 
-def test_tracers_where_values_are_needed(mesh):
-    def traced(call):
-        return lambda x: call(x, x[0, 0].astype(jnp.int32))
-
-    for match, call in (
-        ("all_to_all: split_axis must be known", lambda x, i: OURS.all_to_all(x, "gpu", i, 0, tiled=True)),
-        ("all_gather: axis must be known", lambda x, i: OURS.all_gather(x, "gpu", axis=i)),
-        ("pbroadcast: source must be known", lambda x, i: OURS.pbroadcast(x, "gpu", i)),
-        ("ppermute: perm must be known", lambda x, i: OURS.ppermute(x, "gpu", [(0, i)])),
-    ):
-        fails(TypeError, match, traced(call), mesh)
+@pytest.mark.parametrize("name", [*DIMENSIONS, *RANKS])
+def test_numbers_that_are_traced_or_out_of_range(mesh, name):
+    call = (DIMENSIONS | RANKS)[name]
+    fails(TypeError, f"{name} must be known", lambda x: call(x, x[0, 0].astype(jnp.int32)), mesh)
+    for number in (2, 3, -3) if name in DIMENSIONS else ():
+        message = f"{name}={number} is out of range for an array of 2 dimensions"
+        fails(ValueError, message, lambda x, number=number: call(x[:, :4], number), mesh)
 
 
 def test_element_types(mesh):
@@ -181,12 +162,8 @@ def test_element_types(mesh):
     message = "psum_scatter: x has element type bool, which can't be summed"
     fails(TypeError, message, lambda x: OURS.psum_scatter(x > 0, "gpu", tiled=True), mesh)
     for op, call in OPS.items():
-        fails(
-            TypeError,
-            f"{op}: x has element type key",
-            lambda x, call=call: call(jax.random.split(jax.random.key(x[0, 0].astype(jnp.uint32)), 4), "gpu"),
-            mesh,
-        )
+        keys = lambda x, call=call: call(jax.random.split(KEY, 4), "gpu")  # noqa: E731
+        fails(TypeError, f"{op}: x has element type key", keys, mesh)
 
 
 def test_bad_permutations_and_sources(mesh):
@@ -201,19 +178,14 @@ def test_bad_permutations_and_sources(mesh):
     for perm in (None, [0, 1], 5):
         fails(TypeError, "ppermute: perm must be a list", lambda x, p=perm: OURS.ppermute(x, "gpu", p), mesh)
     fails(TypeError, "pbroadcast: source must be an integer", lambda x: OURS.pbroadcast(x, "gpu", 1.5), mesh)
-    fails(
-        ValueError, "pbroadcast: source must be a rank from 0 to 3, got 4", lambda x: OURS.pbroadcast(x, "gpu", 4), mesh
-    )
+    message = "pbroadcast: source must be a rank from 0 to 3, got 4"
+    fails(ValueError, message, lambda x: OURS.pbroadcast(x, "gpu", 4), mesh)
 
 
-def test_barrier_without_arrays(mesh):
+def test_what_has_no_arrays_and_no_derivative(mesh):
     fails(ValueError, "barrier: x has no arrays", lambda x: (OURS.barrier({}, "gpu"), x), mesh)
-
-
-def test_maxima_have_no_derivative(mesh):
-    fails(
-        NotImplementedError, "pmax at test_errors.py", lambda x: jax.grad(lambda x: OURS.pmax(x, "gpu").sum())(x), mesh
-    )
+    maximum = jax.grad(lambda x: OURS.pmax(x, "gpu").sum())
+    fails(NotImplementedError, "pmax at test_errors.py", maximum, mesh)
 
 
 def test_the_native_module_gets_limit_and_devices(monkeypatch):
@@ -271,13 +243,10 @@ def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_proc
 def test_jax_reports_begin_and_end_of_compilations():
     """The serialization of compilations depends on these events."""
     events = []
-
-    def begins(event, value, **more):
-        events.append(("begins", event, threading.get_ident()))
-
-    def ends(event, duration_secs, **more):
-        events.append(("ends", event, threading.get_ident()))
-
+    begins, ends = (
+        lambda event, _, what=what, **more: events.append((what, event, threading.get_ident()))
+        for what in ("begins", "ends")
+    )
     jax.monitoring.register_scalar_listener(begins)
     jax.monitoring.register_event_duration_secs_listener(ends)
     try:

@@ -74,6 +74,8 @@ def test_small_blocks_on_gpus_by_hand():
     assert small.predicted_time_s == pytest.approx(by_hand)
     assert "LL messages, 1 SM(s)" in str(small)
     assert "Parameters are not measured with jaxcomm" in str(small)
+    assert "  launch 2.200 us, synchronization " in str(small) and small.launch_s != small.sync_overhead_s
+    assert f"synchronization {small.sync_overhead_s * 1e6:.3f} us\n" in str(small)
     # Slices of 64 KiB, two shots, in slots of 8 channels.
     twice = on_gpus("psum", 8 << 14, 8, algorithm="ll_two_shot")
     assert (twice.protocol, twice.sms, twice.bytes["node"]) == ("ll_two_shot", 8, 2 * 14 * 65536)
@@ -113,7 +115,8 @@ COMBINED = ["psum", "pmax", "psum_scatter", "all_gather", "ppermute"]  # XLA's p
 
 def test_what_runs_by_default_and_what_is_lost(monkeypatch):
     monkeypatch.setattr(_lowering, "config", _config.Config)  # without the setting of the tests
-    for op in (*COMBINED, "all_to_all", "pbroadcast", "psum_start", "all_to_all_start"):
+    starts = ("psum_start", "psum_scatter_start", "all_to_all_start")
+    for op in (*COMBINED, "all_to_all", "pbroadcast", "ragged_all_to_all", *starts):
         found = on_gpus(op, 4096, 8)
         assert found.default == "xla: jaxcomm's collectives are not measured on these GPUs with these versions"
         assert ("overlap" in found.lost) == (not op.endswith("_start"))
@@ -204,15 +207,10 @@ def test_parameters_as_arguments(platform):
 
 
 MANY = ("all_to_all", "psum", "ppermute", "barrier")
+OTHERS = sorted(NATIVE.keys() - {*MANY, "ragged_all_to_all"})  # which is XLA's collective between nodes
 
 
-# Between nodes, ragged_all_to_all is XLA's collective.
-OPS_BETWEEN_NODES = [op for op in NATIVE if op != "ragged_all_to_all"]
-
-
-@pytest.mark.parametrize(
-    "op", [op if op in MANY else pytest.param(op, marks=pytest.mark.full) for op in OPS_BETWEEN_NODES]
-)
+@pytest.mark.parametrize("op", [*MANY, *(pytest.param(op, marks=pytest.mark.full) for op in OTHERS)])
 def test_100000_gpus(op):
     """Takes about one second of processor time, so that users can experiment."""
     began = time.process_time()
@@ -228,22 +226,21 @@ def test_100000_gpus(op):
         assert many.bytes["network"] == 12_800_000
 
 
-@pytest.mark.parametrize(("op", "collective", "parts"), [
-    ("all_gather_matmul", "all_gather", 1), ("matmul_psum_scatter", "psum_scatter", 8),
-])  # fmt: skip
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_psum_scatter"])
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_collective_matmul_is_its_transfers(op, collective, parts, platform):
+def test_collective_matmul_is_its_transfers(op, platform):
+    collective, parts = ("all_gather", 1) if op == "all_gather_matmul" else ("psum_scatter", 8)
     x = operand(1 << 20)
     whole = jaxcomm.explain(collective, x, 8, platform=platform)
     one = jaxcomm.explain("ppermute", operand((1 << 20) // parts), 8, platform=platform)
     default = jaxcomm.explain(op, x, 8, platform=platform)
-    assert (default.algorithm, default.predicted_time_s, default.bytes) == (
-        "unfused", whole.predicted_time_s, whole.bytes,
-    )  # fmt: skip
+    assert default.algorithm == "unfused"
+    assert (default.predicted_time_s, default.bytes) == (whole.predicted_time_s, whole.bytes)
     assert default.steps_text(3) == whole.steps_text(3)
     asked = jaxcomm.explain(op, x, 8, algorithm="ring", platform=platform)
     assert asked.predicted_time_s == pytest.approx(7 * one.predicted_time_s)
     assert asked.bytes["node"] == 7 * (4 << 20) // parts
+    assert asked.messages["node"] == 7 * one.messages["node"]
     assert (asked.input_bytes, asked.output_bytes) == (whole.input_bytes, whole.output_bytes)
     assert asked.steps_text(3) and f"{op} over 1 node(s) of 8 rank(s)" in str(asked)
     if platform == "cpu":  # the default of a call

@@ -35,7 +35,4 @@ def test_cmake_finds_the_headers(tmp_path):
     output = [subprocess.run(part, capture_output=True, text=True, timeout=120, check=True).stdout for part in command]
     assert f"found {jaxcomm.__version__}\n" in output[0]
     assert output[2] == jaxcomm.__version__
-
-
-def test_include_folder():
     assert (pathlib.Path(jaxcomm.get_include()) / "jaxcomm" / "version.h").exists()

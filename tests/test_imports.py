@@ -62,10 +62,6 @@ IMPORTS = {
 }
 
 
-def test_every_file_has_a_layer():
-    assert {file.partition("/")[0] for file in FILES} == set(LAYER_OF)
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_imports_go_down(file):
     folder = file.partition("/")[0]
@@ -74,20 +70,13 @@ def test_imports_go_down(file):
         assert inside or layer(name) < layer(file), f"jaxcomm/{file}.py imports jaxcomm/{name}.py"
 
 
-def test_no_circles():
+def test_files_have_layers_without_circles_and_import_at_the_top():
+    assert {file.partition("/")[0] for file in FILES} == set(LAYER_OF)
     graphlib.TopologicalSorter(IMPORTS).prepare()
-
-
-def test_imports_are_at_the_top():
-    found = {
-        file
-        for file, path in FILES.items()
-        for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if imported(node)
-    }
-    assert not found
+    for file, path in FILES.items():
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert not any(map(imported, ast.walk(function))), f"{file}: {function.name}"
 
 
 @pytest.mark.parametrize("tree", ["jaxcomm", "ffi", "tools"])

@@ -4,7 +4,6 @@ The environments are those that the launchers set; tests/multiprocess/test_launc
 """
 
 import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -83,7 +82,7 @@ def test_processes_without_a_launcher(environment):
     assert launchers.detect(environment) is None
 
 
-def test_one_host_needs_no_coordinator(monkeypatch):
+def test_jobs_without_a_coordinator_have_a_port(monkeypatch):
     """All ranks of a job find the same port, other jobs find others."""
 
     def open_mpi(rank, job, name="PMIX_NAMESPACE"):
@@ -99,19 +98,11 @@ def test_one_host_needs_no_coordinator(monkeypatch):
     monkeypatch.setattr(launchers, "_ancestor", lambda name: 17 if name == "hydra_pmi_proxy" else None)
     assert launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator.startswith("127.0.0.1:6")
 
-
-def test_jobs_of_slurm_have_their_own_ports():
-    def port(**variables):
+    def slurm(**variables):
         return launchers.detect(SLURM | variables).coordinator
 
-    assert port() == port(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
-    assert len({port(), port(SLURM_JOB_ID="4712"), port(SLURM_STEP_ID="1")}) == 3
-
-
-def test_the_parent_of_this_process():
-    name = pathlib.Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    assert launchers._ancestor(name) in (os.getpid(), os.getppid())
-    assert launchers._ancestor("no such process") is None
+    assert slurm() == slurm(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
+    assert len({slurm(), slurm(SLURM_JOB_ID="4712"), slurm(SLURM_STEP_ID="1")}) == 3
 
 
 @pytest.mark.parametrize(
@@ -165,9 +156,8 @@ def test_gpus_of_a_process(gpus, local, more, expected):
 def test_gpus_are_counted_without_cuda_visible_devices(monkeypatch):
     monkeypatch.setattr(launchers.os, "listdir", lambda path: ["0000:01:00.0", "0000:02:00.0"])
     process = launchers.Process("test", 0, 2, 1, 2)
-    assert launchers.local_devices(process, {}) == [1]
-    assert launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": ""}) is None
-    assert launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
+    visible = ({}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"})
+    assert [launchers.local_devices(process, each) for each in visible] == [[1], None, None]
 
 
 # The arguments that JAX gets.
@@ -315,38 +305,21 @@ def test_address_of_the_service(monkeypatch, host, leads_to, expected):
 # The end of a process.
 
 
-class Client:
-    """The key-value store, where some keys never come."""
-
-    error = "DEADLINE_EXCEEDED"
-
-    def __init__(self, values):
-        self.values, self.asked = values, []
-
-    def blocking_key_value_get(self, key, timeout_ms):
-        self.asked.append((key, timeout_ms))
-        if key not in self.values:
-            raise jax.errors.JaxRuntimeError(self.error)
-        return self.values[key]
-
-
 @pytest.fixture
 def leave(monkeypatch):
-    """leave(own, client, limit_s): how long the end of a process of three takes on a fake clock, and what it did."""
+    """How long the end of a process of three takes on a fake clock, and what it does. Other keys never come."""
+    monkeypatch.delattr(sys, "last_value", raising=False)  # no exception
 
-    def run(own, values, limit_s=10.0, lost=False):
+    def run(own, values, lost=False, error="DEADLINE_EXCEEDED"):
         clock, done = [0.0], []
-        client = Client(values)
-        get = client.blocking_key_value_get
 
-        def slow_get(key, timeout_ms):
-            try:
-                return get(key, timeout_ms)
-            except jax.errors.JaxRuntimeError:
+        def get(key, timeout_ms):
+            if key not in values:
                 clock[0] += timeout_ms / 1000
-                raise
+                raise jax.errors.JaxRuntimeError(error)
+            return values[key]
 
-        client.blocking_key_value_get = slow_get
+        client = types.SimpleNamespace(blocking_key_value_get=get)
         monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(kv_store, "client", lambda: client)
@@ -354,7 +327,7 @@ def leave(monkeypatch):
         monkeypatch.setattr(kv_store, "detach", lambda: done.append("detached"))
         monkeypatch.setattr(distributed._core, "relay_has_lost_server", lambda: lost)
         monkeypatch.setattr(distributed._core, "close_relay_to_server", lambda: done.append("closed"))
-        distributed._leave(own, 3, limit_s)
+        distributed._leave(own, 3, 10.0)
         return clock[0], done
 
     return run
@@ -364,12 +337,7 @@ def pid(number, kernel=None):
     return f"{kernel or bootstrap.kernel_id()} {number}"
 
 
-@pytest.fixture
-def no_exception(monkeypatch):
-    monkeypatch.delattr(sys, "last_value", raising=False)
-
-
-def test_process_0_waits_for_the_others(leave, monkeypatch, no_exception):
+def test_process_0_waits_for_the_others(leave, monkeypatch):
     done = {"jaxcomm/exit/1": "", "jaxcomm/exit/2": ""}
     assert leave(0, done) == (0, ["exit/0"])
     living = {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(os.getpid())}
@@ -378,7 +346,7 @@ def test_process_0_waits_for_the_others(leave, monkeypatch, no_exception):
     assert leave(0, living) == (0, ["exit/0"]), "after an uncaught exception"
 
 
-def test_process_0_does_not_wait_for_dead_processes_of_its_host(leave, no_exception):
+def test_process_0_does_not_wait_for_dead_processes_of_its_host(leave):
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     assert leave(0, {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid)})[0] == 0.5
@@ -388,19 +356,15 @@ def test_process_0_does_not_wait_for_dead_processes_of_its_host(leave, no_except
     assert leave(0, elsewhere)[0] == pytest.approx(10, abs=0.01)
 
 
-def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch, no_exception):
+def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch):
     """JAX's own disconnection ends a process by SIGABRT if process 0 is a moment faster."""
     assert leave(2, {"jaxcomm/exit/0": ""}) == (0, ["exit/2", "detached", "closed"])
     waited_s, done = leave(2, {})
     assert waited_s == pytest.approx(10, abs=0.01) and done == ["exit/2", "detached", "closed"]
     assert leave(2, {}, lost=True) == (0, ["detached", "closed"])
+    assert leave(2, {}, error="UNAVAILABLE")[0] == 0.5, "the service has ended"
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
     assert leave(2, {}) == (0, ["exit/2", "detached", "closed"])
-
-
-def test_a_service_that_ends_ends_the_wait(leave, monkeypatch, no_exception):
-    monkeypatch.setattr(Client, "error", "UNAVAILABLE")
-    assert leave(2, {})[0] == 0.5
 
 
 # Real ones.

@@ -15,10 +15,6 @@ def test_own_addresses_lead_to_their_interfaces():
         assert interfaces.interface_to(f"[{text}]:7000" if ":" in text else f"{text}:7000") == name
 
 
-def test_localhost_is_the_loopback_interface():
-    assert interfaces.interface_to("localhost:7000") == "lo"
-
-
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "127.0.1.1"])
 def test_names_of_the_loopback_interface_are_ignored(monkeypatch, loopback):
     """As Debian's /etc/hosts has it for the machine's own name: other hosts are not reached that way."""

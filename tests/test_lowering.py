@@ -90,9 +90,7 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
     (call,) = calls(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
     assert call["ranks_per_node"] == ranks
     np.testing.assert_array_equal(places, [[range(8)]])
-    text = (
-        jax.jit(on_ranks(lambda x: OURS.psum(x, ("node", "gpu")), mesh)).lower(np.zeros((8, 1), np.float32)).as_text()
-    )
+    text = jax.jit(on_ranks(lambda x: OURS.psum(x, ("node", "gpu")), mesh)).lower(np.zeros((8, 1))).as_text()
     assert "processes = dense<[0, 1, 2, 3, 4, 5, 6, 7]>" in text
     if found is None:
         calls(lambda x: OURS.psum(x, ("node", "gpu"), algorithm="one_shot"), mesh)
@@ -106,9 +104,8 @@ def test_errors_of_processes_name_the_call(mesh, monkeypatch):
         raise RuntimeError("process 3 did not connect")
 
     monkeypatch.setattr(placement, "of_groups", of_groups)
-    with pytest.raises(
-        RuntimeError, match=r"^jaxcomm: psum at test_lowering.py:\d+ \(<lambda>\): while compiling, process 3"
-    ):
+    named = r"^jaxcomm: psum at test_lowering.py:\d+ \(<lambda>\): while compiling, process 3"
+    with pytest.raises(RuntimeError, match=named):
         calls(lambda x: OURS.psum(x, "gpu"), mesh)
 
 

@@ -28,7 +28,6 @@ class Runner(runner.Runner):
         ([USUAL, runner.Run(False, 5.0)], runner.CAUGHT),
         ([USUAL, runner.Run(False, 22.1, True), runner.Run(True, 10.9)], runner.TIMED_OUT),
         ([USUAL, runner.Run(False, 22.1, True), runner.Run(True, 11.1)], None),
-        ([USUAL, runner.Run(False, 22.1, True), runner.Run(False, 1.0)], None),
         ([USUAL, None], None),
         ([runner.Run(False, 4.0)], None),
         ([None], None),

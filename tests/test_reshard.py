@@ -40,15 +40,12 @@ def test_every_shard_has_the_right_elements(seed):
     resharding.check_random(seed, 12, max_bytes=[None, 1, 300][seed % 3], algorithm=[None, "direct", "xla"][seed % 3])
 
 
-def test_large_arrays_in_chunks_of_all_strides():
+def test_large_arrays_in_chunks_and_pieces_of_two_inner_dimensions():
     """Several threads work, and stores bypass the caches."""
     x = np.random.default_rng(0).standard_normal((4096, 1280), np.float32)
     rows = NamedSharding(mesh(range(8), a=4, b=2), P("a"))
     for target in (COLUMNS, NamedSharding(mesh([5, 1, 4], a=1, b=3), P("a"))):
         resharding.check(jaxcomm.reshard(resharding.place(x, rows), target), x, target)
-
-
-def test_pieces_of_two_inner_dimensions():
     x = np.arange(192, dtype=np.float32).reshape(4, 6, 8)
     whole, parts = NamedSharding(mesh([0], a=1), P()), NamedSharding(mesh([4, 1, 6, 3], a=2, b=2), P(None, "a", "b"))
     for source, target in ((whole, parts), (parts, whole)):
@@ -144,16 +141,13 @@ def test_wrong_arguments_are_named(arguments, error, text, x):
     np.testing.assert_array_equal(x, np.arange(64.0).reshape(8, 8))
 
 
-def test_devices_of_another_client_are_named(x, monkeypatch):
+def test_traced_arrays_and_devices_of_another_client_are_named(x, monkeypatch):
+    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use jaxcomm.reshard_in"):
+        jax.jit(lambda x: jaxcomm.reshard({"a": x}, COLUMNS))(x)
     known = jax.devices()[:6]
     monkeypatch.setattr(jax, "devices", lambda platform: known)
     with pytest.raises(ValueError, match=r"x has devices that are not in jax.devices\(\): .*6.*7"):
         jaxcomm.reshard(x, COLUMNS)
-
-
-def test_a_traced_array_is_refused(x):
-    with pytest.raises(TypeError, match=r"\['a'\] is traced; inside jit, use jaxcomm.reshard_in"):
-        jax.jit(lambda x: jaxcomm.reshard({"a": x}, COLUMNS))(x)
 
 
 def test_explain_counts_the_elements_that_a_rank_lacks():
@@ -288,13 +282,10 @@ def test_wrong_options_are_named(options, text, x):
         jaxcomm.reshard(x, COLUMNS, **options)
 
 
-def test_an_array_cannot_be_donated_twice(x):
+def test_arrays_that_are_donated_twice_or_deleted_are_named(x):
     with pytest.raises(ValueError, match=r"\['a'\] and \['b'\] are the same array"):
         jaxcomm.reshard({"a": x, "b": x}, COLUMNS, donate=True)
     assert not x.is_deleted()
-
-
-def test_a_deleted_array_is_named(x):
     x.delete()
     with pytest.raises(ValueError, match=r"x has been deleted or donated"):
         jaxcomm.reshard(x, COLUMNS)

@@ -3,6 +3,7 @@
 tests/cpu/test_planner.cc and tests/cuda/test_call.cc hold the executors to it.
 """
 
+import contextlib
 import inspect
 import json
 import random
@@ -38,10 +39,8 @@ def lowered(mesh, op, x, platform, **more):
 
     def call(x):
         if op == "ragged_all_to_all":
-            sizes = np.full(8, 2, np.int32)
-            return OURS.ragged_all_to_all(
-                x, x, 2 * np.arange(8), sizes, 2 * np.arange(8), sizes, axis_name=AXES, **more
-            )
+            places, sizes = 2 * np.arange(8), np.full(8, 2, np.int32)
+            return OURS.ragged_all_to_all(x, x, places, sizes, places, sizes, axis_name=AXES, **more)
         if op.endswith("_start"):
             return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op.removesuffix("_start"), {}), **more).done()
         return getattr(OURS, op)(x, AXES, **ARGUMENTS.get(op, {}), **more)
@@ -166,12 +165,10 @@ def test_between_hosts_of_gpus(change, expected):
     placement = plan.Placement(ranks_per_node=4, found=change.pop("found", False), gin=change.pop("gin", False))
     able = plan.Capabilities("cuda", max_channels=32, **change)
     arguments = ("all_reduce", attributes, "float32", 1 << 16, 1 << 16, placement, able)
-    if isinstance(expected, str):
-        with pytest.raises(ValueError, match=expected):
-            plan.resolve(*arguments)
-        return
-    found = plan.resolve(*arguments)
-    assert (found.backend, expected[1] in found.reason) == (expected[0], True), found.reason
+    refused = isinstance(expected, str)
+    with pytest.raises(ValueError, match=expected) if refused else contextlib.nullcontext():
+        found = plan.resolve(*arguments)
+        assert (found.backend, expected[1] in found.reason) == (expected[0], True), found.reason
 
 
 # Shared memory of a thread block: 48 KiB. Inside a node: 16 KiB of moves and 4 bytes per expert. Between nodes: 12 KiB,
@@ -208,7 +205,8 @@ def test_the_self_test_lists_what_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(selftest, "_tests_of_experts", lambda *arguments: iter(()))
     monkeypatch.setattr(_lowering, "_use_plans", False)  # restores what the command sets
     file = tmp_path / "selftest.json"
-    assert selftest.main(["--json", str(file), "--sizes", "1K,64K", "--ops", "psum", "pbroadcast"]) == 0
+    arguments = ["--sizes", "1K,64K", "--ops", "psum", "pbroadcast", "--timeout", "1000"]
+    assert selftest.main(["--json", str(file), *arguments]) == 0
     timed = [row for row in json.loads(file.read_text())["rows"] if row["feature"] == _selftest_record.PLANS]
     for row in timed:
         x = jax.ShapeDtypeStruct((row["bytes"] // 4,), "float32")
@@ -243,12 +241,14 @@ def on_gpus(collective, count, dtype="float32", *, able=ABLE, per_node=8, found=
     ],
 )
 def test_a_record_holds_for_its_calls_only(change, backend):
-    row = plan.Measured(
-        "all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, min_bytes=1000, max_bytes=2000, algorithm="direct"
-    )
+    """The cost model has no "ring" among its candidates inside a node."""
+    limits = {"min_bytes": 1000, "max_bytes": 2000}
+    row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, **limits, algorithm="ring")
     given = {"count": 600, "dtype": "bfloat16", **change}
-    able = {"measured": [row], "passed": plan.FEATURES, "max_channels": 32}
-    assert on_gpus("all_reduce", able=able, **given).backend == backend
+    found = on_gpus("all_reduce", able={"measured": [row], "passed": plan.FEATURES, "max_channels": 32}, **given)
+    assert (found.backend, found.algorithm) == (backend, "ring" if backend == "plan" else "xla")
+    assert ("measured as faster" in found.reason) == (backend == "plan")
+    assert ("no measurement on these GPUs" in found.reason) == (backend == "xla" and "asynchronous" not in change)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +299,6 @@ def test_costs_do_not_choose_the_chunks_of_a_measured_plan(collective):
             assert (one.chunk_count, one.staged_count) == (two.chunk_count, two.staged_count), (algorithm, count)
 
 
-def test_multimem_runs_by_name_only():
-    able = {**ABLE, "multimem": True}
-    for exponent in range(4, 28):
-        assert on_gpus("all_reduce", 1 << exponent, able=able).feature != "multimem"
-    assert on_gpus("all_reduce", 64, able=able, algorithm="multimem").feature == "multimem"
-
-
 @pytest.mark.parametrize("collective", ["dispatch", "combine"])
 @pytest.mark.parametrize(("count", "backend"), [(8, "xla"), (32, "rows"), (64, "xla")])
 def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, backend):
@@ -316,36 +309,24 @@ def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, ba
 
 
 def test_channels_and_memory_of_gpus():
-    """A large call uses all channels that it may; a started one leaves the others to computations."""
+    """A large call uses all channels that it may; a started one leaves the others to computations.
+
+    NVLink SHARP is used by name only.
+    """
+    able = {**ABLE, "multimem": True}
+    assert "multimem" not in {on_gpus("all_reduce", 1 << exponent, able=able).feature for exponent in range(4, 28)}
+    assert on_gpus("all_reduce", 64, able=able, algorithm="multimem").feature == "multimem"
     large = 1 << 26
     in_place = {**ABLE, "in_place": True}
-    assert on_gpus("all_gather", large).num_channels == 32
-    assert on_gpus("all_gather", large, max_sms=3).num_channels == 3
-    assert on_gpus("all_gather", large, max_sms=64).num_channels == 32
-    assert on_gpus("all_gather", large, asynchronous=1).num_channels == plan.ASYNCHRONOUS_CHANNELS
-    assert on_gpus("all_gather", large, asynchronous=1, max_sms=2).num_channels == 2
+    for asynchronous, max_sms, channels in (
+        *((0, 0, 32), (0, 3, 3), (0, 64, 32)),
+        *((1, 0, plan.ASYNCHRONOUS_CHANNELS), (1, 2, 2)),
+    ):
+        found = on_gpus("all_gather", large, asynchronous=asynchronous, max_sms=max_sms)
+        assert (found.num_channels, found.machine.arena) == (channels, True)
     assert not on_gpus("all_gather", large, able=in_place).machine.arena
-    assert on_gpus("all_gather", large).machine.arena
     assert on_gpus("all_gather", large, able=in_place, asynchronous=1).machine.arena
     assert on_gpus("all_to_all_v", large, able=in_place).machine.arena
-
-
-@pytest.mark.parametrize(
-    ("collective", "asynchronous", "lost"),
-    [
-        ("all_reduce", 0, ["overlap", "combination"]),
-        ("all_reduce", 1, ["combination"]),
-        ("all_gather", 0, ["overlap", "combination"]),
-        ("reduce_scatter", 1, ["combination"]),
-        ("all_to_all", 0, ["overlap"]),
-        ("all_to_all", 1, []),
-        ("all_to_all_v", 0, ["overlap"]),
-        ("barrier", 0, []),
-    ],
-)
-def test_what_xla_would_do_is_named(collective, asynchronous, lost):
-    text = on_gpus(collective, 64, asynchronous=asynchronous).lost
-    assert [word for word in ("overlap", "combination") if word in text] == lost
 
 
 @pytest.mark.parametrize(
@@ -384,8 +365,6 @@ def test_who_adds_the_rows_of_a_token_on_cpus(dtype, weighted, home, adds):
 def test_rows_between_nodes_of_gpus(algorithm, found, gin, expected):
     layer = {"choices": 2, "num_experts": 8, "row_count": 4, "algorithm": algorithm}
     where = {"per_node": 4, "found": found, "gin": gin}
-    if expected in ("rows", "xla"):
+    refused = expected not in ("rows", "xla")
+    with pytest.raises(ValueError, match=expected) if refused else contextlib.nullcontext():
         assert on_gpus("dispatch", 64, **where, **layer).backend == expected
-        return
-    with pytest.raises(ValueError, match=expected):
-        on_gpus("dispatch", 64, **where, **layer)

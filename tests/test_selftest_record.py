@@ -12,6 +12,7 @@ from test_selftest import GPU_KEY, forget, own_cache  # noqa: F401
 import jaxcomm
 from jaxcomm import _config, _lowering, _request, _selftest_record, selftest
 from jaxcomm._core import plan
+from jaxcomm._measure import timing
 from jaxcomm._selftest_record import EXPERTS, GRAPHS, ONE_EXCHANGE, PLANS, PROGRAMS, SLICES, TYPES, Row
 
 
@@ -36,6 +37,19 @@ ANY_SIZE = _selftest_record.ANY_SIZE
         (
             [passed(PLANS, "all_gather", size, us) for size, us in ((512, FAST), (8, FAST), (64, SLOW), (4096, FAST))],
             [("all_gather", 2, 2, 8, 8, "direct"), ("all_gather", 2, 2, 512, 4096, "direct")],
+        ),
+        (  # sizes between two plans, and beside one of XLA's, are XLA's
+            [
+                passed(PLANS, "psum", size, us, ran=ran)
+                for size, us, ran in (
+                    *((64, FAST, "ring"), (512, FAST, "ring"), (1024, FAST, "ring"), (4096, FAST, "tree")),
+                    *((1 << 20, SLOW, "tree"), (1 << 24, FAST, "tree")),
+                )
+            ],
+            [
+                ("all_reduce", 2, 2, begin, end, ran)
+                for begin, end, ran in ((64, 1024, "ring"), (4096, 4096, "tree"), (1 << 24, 1 << 24, "tree"))
+            ],
         ),
         (
             [passed(PLANS, "all_gather", 8, FAST), passed(PLANS, "all_gather", 8, FAST, ranks=8, per_node=4)],
@@ -79,66 +93,6 @@ def test_only_what_won_is_the_default(rows, expected):
     assert {entry["dtype"] for entry in found} <= {"float32", "bfloat16"}
 
 
-# Inside a node, the cost model has no "ring" and "tree" among its candidates, and no other size has "root".
-MEASURED = [
-    *(
-        passed(PLANS, "psum", size, us, ranks=8, per_node=8, ran=ran)
-        for size, us, ran in (
-            (64, FAST, "ring"),
-            (1 << 10, FAST, "ring"),
-            (4 << 10, FAST, "tree"),
-            (1 << 20, SLOW, "tree"),
-            (16 << 20, FAST, "tree"),
-        )
-    ),
-    passed(PLANS, "psum", 512, FAST, ranks=4, per_node=4, ran="root"),
-    passed(PLANS, "psum", 8 << 10, FAST, ranks=4, per_node=4, ran="root"),
-    *(passed(PLANS, "all_gather", size, FAST, ranks=8, per_node=8, ran="bruck") for size in (64, 4 << 10)),
-]
-
-
-@pytest.mark.parametrize(
-    ("op", "ranks", "expected"),
-    [
-        (
-            "all_reduce",
-            8,
-            [
-                (60, "xla"),  # below all
-                (64, "ring"),
-                (512, "ring"),  # both neighbours
-                (1 << 10, "ring"),
-                ((1 << 10) + 4, "xla"),  # its neighbours are different plans
-                (2 << 10, "xla"),
-                (4 << 10, "tree"),
-                ((4 << 10) + 4, "xla"),  # one neighbour is XLA's
-                (1 << 20, "xla"),
-                (8 << 20, "xla"),
-                (16 << 20, "tree"),
-                ((16 << 20) + 4, "xla"),  # above all
-            ],
-        ),
-        ("all_reduce", 4, [(64, "xla"), (512, "root"), (1 << 10, "root"), (8 << 10, "root"), (16 << 10, "xla")]),
-        ("all_gather", 8, [(60, "xla"), (64, "bruck"), (2 << 10, "bruck"), (4 << 10, "bruck"), (8 << 10, "xla")]),
-        ("all_gather", 4, [(64, "xla"), (1 << 10, "xla")]),
-        ("reduce_scatter", 8, [(64, "xla"), (1 << 10, "xla")]),
-    ],
-)
-def test_the_record_alone_decides(op, ranks, expected):
-    """Below, at, between and above the measured sizes, whatever the cost model says."""
-    record = [plan.Measured(**found) for found in _selftest_record.ranges(MEASURED)]
-    able = plan.Capabilities("cuda", measured=record, passed=plan.FEATURES, max_channels=32)
-    placement = plan.Placement(ranks_per_node=ranks, found=False)
-    for size, algorithm in expected:
-        count = size // 4
-        result = count * ranks if op == "all_gather" else count // ranks if op == "reduce_scatter" else count
-        call = {"group_size": ranks, "ranks_per_node": ranks}
-        found = plan.resolve(op, call, "float32", count, result, placement, able)
-        assert found.algorithm == algorithm, size
-        assert ("measured as faster" in found.reason) == (algorithm != "xla"), found.reason
-        assert ("no measurement on these GPUs" in found.reason) == (algorithm == "xla"), found.reason
-
-
 def test_types_of_sums():
     """Types that were timed by their own times, others up to the size at which their values were right."""
     rows = [
@@ -146,15 +100,28 @@ def test_types_of_sums():
         *(passed(PLANS, "psum", size, FAST) for size in (8, 1 << 20)),
         *(passed(PLANS, "psum", size, us, dtype="bfloat16") for size, us in ((8, SLOW), (1 << 20, FAST))),
     ]
-    found = {entry["dtype"]: (entry["min_bytes"], entry["max_bytes"]) for entry in _selftest_record.ranges(rows)}
-    assert found == {"float32": (8, 1 << 20), "float16": (8, 4096), "bfloat16": (1 << 20, 1 << 20)}
+    rows.append(passed(PLANS, "psum", 8, FAST, ranks=4, per_node=4))  # another group, in which one type was timed
+    names = ("num_ranks", "dtype", "min_bytes", "max_bytes")
+    assert sorted(tuple(entry[name] for name in names) for entry in _selftest_record.ranges(rows)) == [
+        (2, "bfloat16", 1 << 20, 1 << 20),
+        (2, "float16", 8, 4096),
+        (2, "float32", 8, 1 << 20),
+        *((4, dtype, 8, 8) for dtype in ("bfloat16", "float16", "float32")),
+    ]
 
 
-def test_sums_are_timed_in_two_types_on_gpus():
+def test_sums_are_timed_in_two_types_on_gpus(monkeypatch):
+    """Short calls in chains; their times are those of one call."""
     (group, _), *_ = selftest._groups(jax.devices(), [8])
-    found = selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"])
-    timed = [(row.op, row.dtype) for row, _ in found if row.feature == PLANS]
-    assert timed == [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")] * 2
+    found = list(selftest.tests(group, 8, "gpu", (1024, 1 << 20), ["psum", "all_gather"]))
+    timed = [(row, fill) for row, fill in found if row.feature == PLANS]
+    types = [("psum", "float32"), ("psum", "bfloat16"), ("all_gather", "float32")]
+    assert [(row.op, row.dtype) for row, _ in timed] == types * 2
+    times = {"ours": timing.Times(np.array([16.0])), "theirs": timing.Times(np.array([24.0]))}
+    monkeypatch.setattr(timing, "alternate", lambda *_, **__: times)
+    row, fill = timed[0]
+    fill()
+    assert (row.wrong, row.jaxcomm_us, row.xla_us) == (0, 2, 3)
 
 
 @pytest.mark.parametrize("feature", [feature for feature in plan.FEATURES if feature != "multimem"])
@@ -179,16 +146,12 @@ def test_the_calls_of_a_feature_run_on_its_kernels(feature, mesh):
     assert {found.feature for _, found in calls} == {feature}
 
 
-def test_only_features_that_passed(monkeypatch):
+def test_features_that_passed(monkeypatch):
     monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
     rows = [passed(feature, feature) for feature in plan.FEATURES if feature != "staging"]
     rows += [passed("ll", "ll", wrong=1, ranks=4, per_node=4), passed(PLANS, "psum", 1 << 28, FAST)]
     _selftest_record.save(GPU_KEY, [*rows, passed(GRAPHS, "graphs")])
     assert _selftest_record.passed() == ["steps", "ll_two_shot", "multimem"]
-
-
-def test_features_of_experts(monkeypatch):
-    monkeypatch.setattr(_selftest_record, "key", lambda: GPU_KEY)
 
     def found(*rows):
         forget()
@@ -212,13 +175,10 @@ def test_features_between_nodes(collective):
     if collective == "all_reduce":
         own, other = other, own
     in_a_node = dataclasses.replace(own, ranks_per_node=4)
-    for rows, expected in (
-        ([own], True),
-        ([own, dataclasses.replace(other, wrong=1)], True),
-        ([other, in_a_node], False),
-    ):
-        assert _selftest_record.put_between_nodes(rows, collective) is expected
-    assert not _selftest_record.put_between_nodes([own, dataclasses.replace(own, error="no")], collective)
+    rows = [own], [own, dataclasses.replace(other, wrong=1)], [other, in_a_node]
+    rows += ([own, dataclasses.replace(own, error="no")],)
+    found = [_selftest_record.put_between_nodes(each, collective) for each in rows]
+    assert found == [True, True, False, False]
 
 
 def test_the_default_on_gpus(monkeypatch, mesh, caplog):
@@ -247,16 +207,6 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
     monkeypatch.setattr(_selftest_record, "passed_in_graphs", lambda: True)
     assert by_jaxcomm("psum", 64) is True and not by_jaxcomm("psum", 65) and not by_jaxcomm("all_gather", 64)
     assert not by_jaxcomm("psum", 64, np.int32)  # a type that was not tested
-
-    def why_xla(platform, algorithm=None):
-        return plan.why_xla(algorithm or "", _lowering.capabilities(platform, algorithm))
-
-    forget()
-    _selftest_record.path().unlink()
-    assert "not measured" in why_xla("cuda") and not why_xla("cuda", "direct") and not why_xla("cpu")
-    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
-    assert not why_xla("cuda")
-    monkeypatch.setattr(_lowering, "config", _config.Config)
     _lowering.use_plans()
-    assert not why_xla("cuda")
+    assert by_jaxcomm("all_gather", 64) and by_jaxcomm("psum", 64, np.int32)
     jax.clear_caches()

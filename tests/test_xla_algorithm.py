@@ -56,17 +56,14 @@ def test_other_platforms_are_logged_once(mesh, caplog):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_selected_by_a_call(mesh, platform):
+def test_selected_by_a_call_and_by_the_setting(mesh, monkeypatch, platform):
+    """The setting applies to calls with another algorithm, too."""
     assert "stablehlo.all_reduce" in lowered(mesh, "psum", platform, "xla")
     assert "jaxcomm_all_reduce" in lowered(mesh, "psum", platform, "ring", axes="gpu")
-
-
-def test_jaxcomm_algorithm_applies_to_all_calls(mesh, monkeypatch):
-    """Also for calls with another algorithm."""
     monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
     _config.config.cache_clear()
     try:
-        assert "jaxcomm_all_reduce" not in lowered(mesh, "psum", "cpu", "ring", axes="gpu")
+        assert "jaxcomm_all_reduce" not in lowered(mesh, "psum", platform, "ring", axes="gpu")
     finally:
         monkeypatch.undo()
         _config.config.cache_clear()
@@ -74,13 +71,8 @@ def test_jaxcomm_algorithm_applies_to_all_calls(mesh, monkeypatch):
 
 def test_barrier_is_not_left_out(mesh):
     """No operation uses the data that the ranks exchange."""
-    text = (
-        jax.jit(on_ranks(lambda x: OURS.barrier(x, "gpu", algorithm="xla"), mesh))
-        .lower(np.zeros(8))
-        .compile()
-        .as_text()
-    )
-    assert "all-reduce" in text
+    f = jax.jit(on_ranks(lambda x: OURS.barrier(x, "gpu", algorithm="xla"), mesh))
+    assert "all-reduce" in f.lower(np.zeros(8)).compile().as_text()
 
 
 def test_unequal_groups(mesh, rng):

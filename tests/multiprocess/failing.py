@@ -298,9 +298,15 @@ def own_host():
 
 @scenario
 def link_cut_while_large_data_move(run=None):
+    def late():
+        say("runs")
+        others_are_late()
+        time.sleep(2)  # the waits that have begun without the limit end
+        say("ready")
+
     program(psum)()
     works(own_host())
-    say("ready")
+    threading.Timer(1.0, late).start()
     attempt(run or large_data_move())
     works(own_host())
     say("host works")
@@ -318,8 +324,9 @@ def link_cut_between_collectives():
     run()
     say("ready")
     sys.stdin.readline()  # until the link is cut
-    attempt(run)
-    attempt(run)
+    for _ in range(2):
+        limit(SHORT_S)
+        attempt(run)
     works(own_host())
     say("host works")
     sys.stdin.readline()

@@ -9,18 +9,12 @@ import re
 import signal
 
 import pytest
-from ranks import DEADLINE_S, LONG, PROMPT_S, ROUNDS, SLACK_S, SOON, analyzed, finish
+from ranks import DEADLINE_S, LONG, LONGER, LONGER_S, PROMPT_S, ROUNDS, SHORT, SHORT_S, SLACK_S, SOON, analyzed, finish
 
 from jaxcomm import recorder
 
 pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", ROUNDS)]
 
-# Only the wait that a test is about has a short limit, so that a busy machine raises no other errors; see failing.py.
-SHORT_S = 3
-SHORT = {**LONG, "SHORT_S": str(SHORT_S)}
-# Of waits that begin before a process is late.
-LONGER_S = 10
-LONGER = {**LONG, "SHORT_S": str(LONGER_S)}
 COORDINATOR = {"VICTIM": "0"}
 # Verdict of the flight recorder's analysis, part of its text, parts of the error.
 MISMATCHES = {

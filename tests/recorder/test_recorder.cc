@@ -52,11 +52,13 @@ struct Rows {
     CHECK(static_cast<int64_t>(text.size()) == at.file_bytes);
     CHECK(unlink(path.c_str()) == 0);
   }
-  const RecordedCall& call(int64_t i) const { return reinterpret_cast<const RecordedCall*>(text.data() + at.calls)[i]; }
+  const RecordedCall* begin() const { return reinterpret_cast<const RecordedCall*>(text.data() + at.calls); }
+  const RecordedCall* end() const { return begin() + kCalls; }
   const RecordedSite& site(int64_t i) const { return reinterpret_cast<const RecordedSite*>(text.data() + at.sites)[i]; }
   const RecordedGroup& group(int64_t i) const {
     return reinterpret_cast<const RecordedGroup*>(text.data() + at.groups)[i];
   }
+  std::string Text(uint64_t offset, uint64_t bytes) const { return text.substr(at.texts + offset, bytes); }
   std::string text;
   const RecorderOffsets at{kCalls};
 };
@@ -70,13 +72,9 @@ TEST_CASE("the folder does not exist, or a file is there already: an error, and 
   const std::string path = Folder() + "/exists";
   std::ofstream(path) << "text";
   CHECK(!Recorder::Get().Start(path, kCalls, {}).ok());
-}
-
-TEST_CASE("the description of the file fits into it, and the file is private") {
-  CHECK(Layout(INT32_MAX).size() < kLayoutBytes);
-  Started();
   struct stat info;
   CHECK(stat(Started().path().c_str(), &info) == 0 && (info.st_mode & 0777) == 0600);
+  CHECK(Layout(INT32_MAX).size() < kLayoutBytes);  // the description fits into the file
 }
 
 TEST_CASE("a call that stays open outlives the ring; the others are the latest, with numbers by group") {
@@ -91,8 +89,7 @@ TEST_CASE("a call that stays open outlives the ring; the others are the latest, 
   const Rows rows;
   std::multiset<uint64_t> sequences;
   int num_open = 0;
-  for (int64_t i = 0; i < kCalls; ++i) {
-    const RecordedCall& call = rows.call(i);
+  for (const RecordedCall& call : rows) {
     sequences.insert(call.sequence);
     CHECK(call.arrived_mask == 0b1010 && call.key == 98 + call.sequence);
     const auto phase = static_cast<CallPhase>(call.phase.load());
@@ -108,23 +105,24 @@ TEST_CASE("a call that stays open outlives the ring; the others are the latest, 
   CHECK(rows.group(0).next_sequence == 251);
   CHECK(rows.site(0).calls == 200 && rows.site(0).failed == 50 && rows.site(0).bytes == 200 * 8 * 4);
   CHECK(rows.site(0).waiting_ns <= rows.site(0).time_ns);
-  const std::string ranks(rows.text.data() + rows.at.texts + rows.group(0).ranks, rows.group(0).ranks_bytes);
-  const std::string processes(rows.text.data() + rows.at.texts + rows.group(0).processes,
-                              rows.group(0).processes_bytes);
-  CHECK(ranks == "0-2,5" && processes == "0*2,1*2");
+  CHECK(rows.Text(rows.group(0).ranks, rows.group(0).ranks_bytes) == "0-2,5");
+  CHECK(rows.Text(rows.group(0).processes, rows.group(0).processes_bytes) == "0*2,1*2");
   open.End(true);
 }
 
-TEST_CASE("a handle of a call that was overwritten changes nothing") {
+TEST_CASE("a handle of a call that was overwritten changes nothing, and a pause records nothing") {
   const uint32_t site = Started().AddSite("pmax at a.py:2", "", 12, 23, {0, 1}, {0, 0});
   const CallRecord old = Begin(site, 0);
   old.End(true);
+  Started().Pause(true);
+  Begin(site, 0).End(true);
+  Started().Pause(false);
   for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
   old.Started(1234);
   old.Waits(5, 6);
   old.End(false);
   const Rows rows;
-  for (int64_t i = 0; i < kCalls; ++i) CHECK(rows.call(i).key != 1234 && rows.call(i).waiting_rank == 0);
+  for (const RecordedCall& call : rows) CHECK(call.key != 1234 && call.waiting_rank == 0);
   CHECK(rows.site(1).failed == 0 && rows.site(1).calls == kCalls + 1);
 }
 
@@ -170,8 +168,7 @@ TEST_CASE("a call between processes waits until it runs") {
   record.Running();
   record.End(true);
   const Rows rows;
-  for (int64_t i = 0; i < kCalls; ++i) {
-    const RecordedCall& call = rows.call(i);
+  for (const RecordedCall& call : rows) {
     if (call.site != site) continue;
     CHECK(call.running_ns > call.started_ns);
     CHECK(rows.site(site).waiting_ns == call.running_ns - call.arrived_ns);
@@ -187,8 +184,7 @@ TEST_CASE("how far a call has come, and for whom it waits; a later call in its r
   open.Waits(3, 5);
   const auto with_key = [](uint64_t key) {
     const Rows rows;
-    for (int64_t i = 0; i < kCalls; ++i) {
-      const RecordedCall& call = rows.call(i);
+    for (const RecordedCall& call : rows) {
       if (call.key != key) continue;
       CHECK(call.arrived_ns > 0 && call.started_ns >= call.arrived_ns && call.running_ns >= call.started_ns);
       CHECK(call.waiting_rank == 3 + 1 && call.waiting_peer == 5 + 1 && call.input_count == 8);
@@ -202,14 +198,16 @@ TEST_CASE("how far a call has come, and for whom it waits; a later call in its r
   open.End(true);
   for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
   const Rows rows;
-  for (int64_t i = 0; i < kCalls; ++i) {
-    CHECK(rows.call(i).running_ns == 0 && rows.call(i).waiting_rank == 0 && rows.call(i).waiting_peer == 0);
-    CHECK(rows.call(i).key == 0 && rows.call(i).started_ns == 0);
+  for (const RecordedCall& call : rows) {
+    CHECK(call.running_ns == 0 && call.waiting_rank == 0 && call.waiting_peer == 0);
+    CHECK(call.key == 0 && call.started_ns == 0);
   }
 }
 
 TEST_CASE("the thread shows that the process lives, copies the file after an error, and creates the trigger") {
-  Started().AddError(7, "why");
+  const std::string cut(2 * sizeof(RecordedError::text), 'a');
+  for (int i = 0; i < kNumRecordedErrors; ++i) Started().AddError(i, cut);
+  Started().AddError(7, "why");  // in the place of the first one
   Started().Trigger();
   const std::string dump = Started().path() + ".dump", trigger = Folder() + "/trigger";
   struct stat info;
@@ -222,22 +220,14 @@ TEST_CASE("the thread shows that the process lives, copies the file after an err
   const Rows rows;
   const auto* error = reinterpret_cast<const RecordedError*>(rows.text.data() + rows.at.errors);
   CHECK(std::string(error->text) == "why" && error->run_id == 7 && error->at_ns >= header(rows)->started_ns);
-  CHECK(header(rows)->num_errors == 1 && header(rows)->pid == getpid());
+  CHECK(error[1].run_id == 1 && std::string(error[1].text) == cut.substr(0, sizeof(error->text) - 1));
+  CHECK(header(rows)->num_errors == kNumRecordedErrors + 1 && header(rows)->pid == getpid());
   for (;;) {
     const Rows now;
     if (header(now)->alive_ns > header(rows)->alive_ns && header(now)->alive_unix_ns > header(rows)->alive_unix_ns)
       break;
     CHECK(Recorder::Clock::now() < deadline);
   }
-}
-
-TEST_CASE("nothing is recorded during a pause") {
-  const uint32_t site = Started().AddSite("pmin at a.py:3", "", 13, 24, {0}, {0});
-  Started().Pause(true);
-  Begin(site, 0).End(true);
-  Started().Pause(false);
-  Begin(site, 1).End(true);
-  CHECK(Rows().site(site).calls == 1);
 }
 
 TEST_CASE("threads record calls of their own sites at once") {
@@ -261,9 +251,9 @@ TEST_CASE("threads record calls of their own sites at once") {
   for (std::thread& thread : threads) thread.join();
   const Rows rows;
   std::set<uint64_t> numbers, sequences;
-  for (int64_t i = 0; i < kCalls; ++i) {
-    numbers.insert(rows.call(i).number);
-    sequences.insert(rows.call(i).sequence);
+  for (const RecordedCall& call : rows) {
+    numbers.insert(call.number);
+    sequences.insert(call.sequence);
   }
   CHECK(numbers.size() == kCalls && sequences.size() == kCalls);
   for (const uint32_t site : sites) CHECK(rows.site(site).calls == kEach);
@@ -271,15 +261,19 @@ TEST_CASE("threads record calls of their own sites at once") {
 
 TEST_CASE("one call site has a row per algorithm, program and group") {
   std::set<uint32_t> sites;
-  for (const char* algorithm : {"ring", "direct"}) {
-    for (const uint64_t identity : {1, 2}) {
-      for (const int64_t rank : {0, 1}) {
-        const uint64_t group_hash = rank == 0 ? 30 : 300;
-        sites.insert(Started().AddSite("psum at d.py:1", algorithm, identity, group_hash, {rank}, {0}));
-      }
-    }
+  for (int i = 0; i < 8; ++i) {
+    const int rank = i / 4;
+    sites.insert(
+        Started().AddSite("psum at d.py:1", i % 2 ? "ring" : "direct", i / 2 % 2, 30 + 270 * rank, {rank}, {0}));
   }
   CHECK(sites.size() == 8 && sites.count(Recorder::kNoSite) == 0);
+  const uint32_t site = *sites.begin();
+  Started().SetAlgorithm(site, "another");
+  Started().Begin(site, 7, 0, 0, 8, 16, Recorder::Clock::now(), 40).End(true);  // a sequence that others have chosen
+  Begin(site, 1).End(true);
+  const Rows rows;
+  CHECK(rows.Text(rows.site(site).algorithm, rows.site(site).algorithm_bytes) == "another");
+  CHECK(rows.group(static_cast<int64_t>(rows.site(site).group)).next_sequence == 41);
 }
 
 TEST_CASE("full tables of names leave later sites out") {
