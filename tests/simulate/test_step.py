@@ -107,6 +107,14 @@ def test_elementwise_work_takes_its_bytes():
     assert found.bytes == 3 * 4 * size
 
 
+def test_all_kernels_of_a_loop_start():
+    def f(h, x):
+        h, _ = jax.lax.scan(lambda h, _: (h @ h, None), h, length=100)  # 200 us to start
+        return jax.lax.psum(h, "model"), 2 * x  # 50 us of bytes
+
+    assert _run(f, _struct(8, 8), _struct(1 << 24), ins=(P(), P())).why.endswith("most of it for starts of kernels")
+
+
 def _exchange(size, shape, cluster, axis="data"):
     """The result for a step that is one all_to_all."""
     mesh = AbstractMesh(shape, ("data", "model"))
