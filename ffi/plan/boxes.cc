@@ -1,7 +1,6 @@
 #include "plan/boxes.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -130,40 +129,41 @@ struct Wanted {
 // Numbers the matchings of the pairs: as many as the busiest rank has pairs (König, Math. Ann. 77, 1916). Senders that
 // follow their order do not wait for each other at a receiver.
 void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
-  const size_t kNone = std::numeric_limits<size_t>::max();
-  using Row = std::vector<size_t>;  // by matching: the pair of a rank
-  std::vector<Row> of_sender(num_ranks), of_receiver(num_ranks);
-  const auto first_free = [kNone](const Row& row) {
+  // Small tables that stay in the cache: among 512 ranks that all exchange, 30 million pairs change places.
+  struct Ends {
+    size_t sender, receiver;  // rows of the table: senders come first
+  };
+  constexpr int32_t kNone = -1;
+  std::vector<Ends> ends;
+  for (const BoxPair& pair : *pairs) {
+    ends.push_back({static_cast<size_t>(pair.from), num_ranks + static_cast<size_t>(pair.to)});
+  }
+  std::vector<std::vector<int32_t>> table(2 * num_ranks);  // by rank and matching: its pair
+  const auto at = [&](size_t end, size_t matching) -> int32_t& {
+    if (table[end].size() <= matching) table[end].resize(matching + 1, kNone);
+    return table[end][matching];
+  };
+  const auto first_free = [&](const std::vector<int32_t>& row) {
     return static_cast<size_t>(std::find(row.begin(), row.end(), kNone) - row.begin());
   };
-  const auto set = [&](size_t pair, size_t matching, size_t value) {
-    for (Row* row :
-         {&of_sender[static_cast<size_t>((*pairs)[pair].from)], &of_receiver[static_cast<size_t>((*pairs)[pair].to)]}) {
-      if (row->size() <= matching) row->resize(matching + 1, kNone);
-      (*row)[matching] = value;
-    }
-  };
-  for (size_t i = 0; i < pairs->size(); ++i) {
-    const Row* row = &of_receiver[static_cast<size_t>((*pairs)[i].to)];
-    const size_t wanted = first_free(of_sender[static_cast<size_t>((*pairs)[i].from)]);
-    const size_t other = first_free(*row);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const auto [sender, receiver] = ends[i];
+    const size_t wanted = first_free(table[sender]), other = first_free(table[receiver]);
     // Pairs from the receiver on that are in `wanted` and `other` in turn change places. They do not reach the sender,
     // which has no pair in `wanted`.
-    std::vector<size_t> path;
-    for (size_t matching = wanted; matching < row->size() && (*row)[matching] != kNone;) {
-      path.push_back((*row)[matching]);
-      const BoxPair& pair = (*pairs)[path.back()];
-      const bool at_receiver = path.size() % 2 == 1;
-      row = at_receiver ? &of_sender[static_cast<size_t>(pair.from)] : &of_receiver[static_cast<size_t>(pair.to)];
-      matching = at_receiver ? other : wanted;
+    size_t leaves = wanted, enters = other;
+    int32_t pair = 0;
+    for (size_t end = receiver; pair != kNone; std::swap(leaves, enters)) {
+      pair = at(end, leaves);
+      std::swap(at(end, leaves), at(end, enters));
+      if (pair != kNone) end = ends[static_cast<size_t>(pair)].sender + ends[static_cast<size_t>(pair)].receiver - end;
     }
-    for (size_t k = 0; k < path.size(); ++k) set(path[k], k % 2 == 0 ? wanted : other, kNone);
-    for (size_t k = 0; k < path.size(); ++k) set(path[k], k % 2 == 0 ? other : wanted, path[k]);
-    set(i, wanted, i);
+    at(sender, wanted) = at(receiver, wanted) = static_cast<int32_t>(i);
   }
-  for (const Row& row : of_sender) {
-    for (size_t matching = 0; matching < row.size(); ++matching) {
-      if (row[matching] != kNone) (*pairs)[row[matching]].matching = static_cast<int64_t>(matching);
+  for (size_t rank = 0; rank < num_ranks; ++rank) {
+    for (size_t matching = 0; matching < table[rank].size(); ++matching) {
+      const int32_t pair = table[rank][matching];
+      if (pair != kNone) (*pairs)[static_cast<size_t>(pair)].matching = static_cast<int64_t>(matching);
     }
   }
 }
@@ -323,7 +323,6 @@ class Chooser {
       }
       chosen.pairs.push_back(pair);
     }
-    SetMatchings(sent_.size(), &chosen.pairs);
     return chosen;
   }
 
@@ -427,8 +426,20 @@ StatusOr<std::shared_ptr<const Boxes>> MakeBoxes(const std::vector<Box>& sources
     return a.count > b.count;
   });
   boxes->direct = Chooser(geometry, true).Direct(wanted, kept);
+  SetMatchings(n, &boxes->direct.pairs);
   boxes->chains = Chooser(geometry, true).Relayed(wanted, kept);
-  if (boxes->chains.depth > 0) boxes->trees = Chooser(geometry, false).Relayed(wanted, kept);
+  if (boxes->chains.depth > 0) {
+    boxes->trees = Chooser(geometry, false).Relayed(wanted, kept);
+    SetMatchings(n, &boxes->trees.pairs);
+  }
+  // The matchings of many pairs take most of the time. Without replicas, all pairs are those of `direct`.
+  std::vector<BoxPair>&from = boxes->direct.pairs, &to = boxes->chains.pairs;
+  const auto same = [](const BoxPair& a, const BoxPair& b) { return a.from == b.from && a.to == b.to; };
+  if (std::equal(from.begin(), from.end(), to.begin(), to.end(), same)) {
+    for (size_t i = 0; i < to.size(); ++i) to[i].matching = from[i].matching;
+  } else {
+    SetMatchings(n, &to);
+  }
   return std::shared_ptr<const Boxes>(std::move(boxes));
 }
 

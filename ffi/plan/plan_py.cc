@@ -63,13 +63,7 @@ const Algorithm& AlgorithmOf(const Request& request, const std::string& name) {
 // The algorithm of that name. Raises ValueError if there is none or it does not support the request.
 const Algorithm& SupportedAlgorithm(const Request& request, const std::string& name) {
   const Algorithm& algorithm = AlgorithmOf(request, name);
-  if (algorithm.supports(request)) {
-    if (request.staged_count == 0 || CanStage(algorithm, request)) return algorithm;
-    throw nb::value_error((std::string(Name(request.collective)) + ": staged_count must be 0, got " +
-                           std::to_string(request.staged_count) + ": the staging ring needs one node, and \"" + name +
-                           "\" must only read from peers, without scratch, with at most one exchange of signals")
-                              .c_str());
-  }
+  if (algorithm.supports(request)) return algorithm;
   throw nb::value_error(
       (std::string(Name(request.collective)) + ": " + Select(request, name, 1, Machine()).status().message()).c_str());
 }

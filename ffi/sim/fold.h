@@ -52,10 +52,6 @@ class Fold {
   static uint64_t StepKey(int32_t rank, int64_t step) {
     return static_cast<uint64_t>(rank) << 32 | static_cast<uint32_t>(step);
   }
-  static uint64_t GroupKey(const LinkId& link) {
-    return static_cast<uint64_t>(link.type) << 40 | static_cast<uint64_t>(link.level) << 32 |
-           static_cast<uint32_t>(link.owner);
-  }
   bool OfOneRank(const LinkId& link) const {
     return topology_->OwnerDigits(link) == (1U << topology_->digits().size()) - 1;
   }
@@ -69,7 +65,7 @@ class Fold {
   std::vector<int32_t> representative_;
   std::unordered_map<int32_t, int64_t> sizes_;                        // by representative
   std::unordered_map<uint64_t, std::pair<int32_t, int64_t>> groups_;  // first owner and number, by type, level, colour
-  std::unordered_map<uint64_t, uint64_t> group_colours_;              // by type, level, owner
+  std::unordered_map<uint64_t, uint64_t> group_colours_;              // by KeyOf a link
   std::unordered_map<uint64_t, std::vector<Counter>> targets_;        // by representative and step
 };
 

@@ -57,7 +57,7 @@ uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkI
 
 }  // namespace
 
-uint64_t Fold::GroupColour(const LinkId& link) const { return group_colours_.at(GroupKey(link)); }
+uint64_t Fold::GroupColour(const LinkId& link) const { return group_colours_.at(KeyOf(link)); }
 
 bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   const auto n = static_cast<size_t>(topology_->num_ranks());
@@ -98,7 +98,7 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   const auto colour_groups = [&] {
     group_colours_.clear();
     for (size_t rank = 0; rank < n; ++rank) {
-      for (const LinkId& link : shared[rank]) group_colours_[GroupKey(link)] += Mix(colour[rank]);
+      for (const LinkId& link : shared[rank]) group_colours_[KeyOf(link)] += Mix(colour[rank]);
     }
   };
   size_t classes = 0;
@@ -117,7 +117,7 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
         next[peer] += Mix(Mix(colour[rank] + 1) ^ edges[i].role);
       }
       for (const LinkId& link : shared[rank]) {
-        next[rank] += Mix(group_colours_[GroupKey(link)] ^ static_cast<uint64_t>(link.type) << 8 ^ link.level);
+        next[rank] += Mix(group_colours_[KeyOf(link)] ^ static_cast<uint64_t>(link.type) << 8 ^ link.level);
       }
     }
     colour = std::move(next);
@@ -133,7 +133,7 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   colour_groups();
   for (auto& [key, sum] : group_colours_) sum = Mix(sum ^ Mix(key >> 32));
   for (size_t rank = 0; rank < n; ++rank) {
-    for (const LinkId& link : shared[rank]) groups_.try_emplace(group_colours_[GroupKey(link)], link.owner, 0);
+    for (const LinkId& link : shared[rank]) groups_.try_emplace(group_colours_[KeyOf(link)], link.owner, 0);
   }
   for (const auto& [key, sum] : group_colours_) ++groups_[sum].second;
 

@@ -16,10 +16,6 @@ void Cross(uint8_t level, int32_t from, int32_t to, std::vector<LinkId>* links) 
 // Whether groups of ranks share the link.
 bool IsUplink(const LinkId& link) { return link.type == LinkType::kUp || link.type == LinkType::kDown; }
 
-uint64_t ShareKey(LinkType type, int32_t level, int32_t owner) {
-  return static_cast<uint64_t>(type) << 40 | static_cast<uint64_t>(level) << 32 | static_cast<uint32_t>(owner);
-}
-
 }  // namespace
 
 Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
@@ -83,25 +79,15 @@ StatusOr<Topology> Topology::Make(const Cluster& cluster, int64_t num_ranks) {
     topology.strides_.push_back(stride);
     stride *= size;
   }
-  JAXCOMM_RETURN_IF_ERROR(topology.AddFaults());
+  topology.AddFaults();
   return topology;
 }
 
-Status Topology::AddFaults() {
+void Topology::AddFaults() {
   const std::vector<Level>& levels = cluster_.levels;
-  const auto fail = [](const std::string& text) { return InvalidArgumentError("cluster: " + text); };
   const int64_t locals = levels[0].ranks;
   for (const LinkFault& fault : cluster_.faults) {
-    if (fault.level < 0 || static_cast<size_t>(fault.level) >= levels.size()) continue;  // these ranks do not use it
-    const Level& level = levels[static_cast<size_t>(fault.level)];
-    const std::string name = "fault " + level.name + "[" + std::to_string(fault.index) + "]: ";
-    const int64_t count = fault.level < 2 ? num_ranks_
-                          : fault.level == 2 && Rails()
-                              ? num_ranks_ / RanksBelow(2)
-                              : num_ranks_ / levels[static_cast<size_t>(fault.level - 1)].ranks;
-    if (fault.index < 0 || fault.index >= count) {
-      return fail(name + "the index must be below " + std::to_string(count));
-    }
+    if (static_cast<size_t>(fault.level) >= levels.size()) continue;  // these ranks do not use it
     auto owner = static_cast<int32_t>(fault.index);
     if (fault.level >= 2) {
       const int64_t below = levels[static_cast<size_t>(fault.level - 1)].ranks;
@@ -109,33 +95,17 @@ Status Topology::AddFaults() {
                                                                : fault.index * below);
     }
     if (fault.capacity == 0) {
-      const bool domain = levels[0].kind == LevelKind::kSwitch;
-      if (fault.level != 1 || !fault.out || !fault.in || !domain) {
-        return fail(name +
-                    "ranks would be cut off; only an adapter of a rank in a domain can be lost, in both directions");
-      }
       lost_.insert(owner);
       continue;
     }
     if (fault.level == 1 && fault.latency_s > 0) hops_[owner] = fault.latency_s;
     const LinkType out = fault.level < 2 ? LinkType::kOut : LinkType::kUp;
     const LinkType in = fault.level < 2 ? LinkType::kIn : LinkType::kDown;
-    if (fault.out) shares_[ShareKey(out, fault.level, owner)] = fault.capacity;
-    if (fault.in) shares_[ShareKey(in, fault.level, owner)] = fault.capacity;
+    const auto level = static_cast<uint8_t>(fault.level);
+    if (fault.out) shares_[KeyOf({out, level, owner})] = fault.capacity;
+    if (fault.in) shares_[KeyOf({in, level, owner})] = fault.capacity;
   }
-  for (int32_t rank : lost_) {
-    const auto first = static_cast<int32_t>(rank / locals * locals);
-    int64_t left = 0;
-    for (int32_t i = 0; i < locals; ++i) left += !Lost(first + i);
-    if (left == 0) return fail("all adapters of the domain of rank " + std::to_string(rank) + " are lost");
-  }
-  for (const SlowRank& slow : cluster_.slow_ranks) {
-    if (slow.rank < 0 || slow.rank >= num_ranks_) {
-      return fail("slow rank " + std::to_string(slow.rank) + ": must be below " + std::to_string(num_ranks_));
-    }
-    slow_[slow.rank] = slow.slow;
-  }
-  return OkStatus();
+  for (const SlowRank& slow : cluster_.slow_ranks) slow_[slow.rank] = slow.slow;
 }
 
 double Topology::Slow(int32_t rank) const {
@@ -227,7 +197,7 @@ void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkId>* links
 }
 
 double Topology::Capacity(const LinkId& link) const {
-  const auto share = shares_.find(ShareKey(link.type, link.level, link.owner));
+  const auto share = shares_.find(KeyOf(link));
   return WholeCapacity(link) * (share == shares_.end() ? 1 : share->second);
 }
 

@@ -38,7 +38,7 @@ struct Level {
 
 // Links with less bandwidth. `index`: a rank on levels 0 and 1; above, a group of the level below (a switch of a rail,
 // in the order of leaves). A capacity of 0 is a lost adapter, which exists on level 1 only: another rank of the domain
-// relays its transfers.
+// relays its transfers. jaxcomm/simulate/cluster/groups.py checks faults.
 struct LinkFault {
   int32_t level = 0;
   int64_t index = 0;
@@ -79,6 +79,10 @@ struct LinkId {
   uint8_t level = 0;
   int32_t owner = 0;
 };
+inline uint64_t KeyOf(const LinkId& link) {
+  return static_cast<uint64_t>(link.type) << 40 | static_cast<uint64_t>(link.level) << 32 |
+         static_cast<uint32_t>(link.owner);
+}
 
 class Topology {
  public:
@@ -107,7 +111,7 @@ class Topology {
   double Slow(int32_t rank) const;
 
  private:
-  Status AddFaults();
+  void AddFaults();
   double WholeCapacity(const LinkId& link) const;  // without faults
   bool Lost(int32_t rank) const { return lost_.count(rank) != 0; }
   // The ranks whose adapters carry a transfer between the domains of src and dst.
@@ -126,7 +130,7 @@ class Topology {
   int64_t num_ranks_ = 1;
   std::vector<int64_t> digits_;
   std::vector<int64_t> strides_;
-  std::unordered_map<uint64_t, double> shares_;  // by ShareKey of a link
+  std::unordered_map<uint64_t, double> shares_;  // by KeyOf a link
   std::unordered_map<int32_t, double> slow_;
   std::unordered_map<int32_t, double> hops_;  // LinkFault::latency_s by rank
   std::unordered_set<int32_t> lost_;          // ranks

@@ -274,9 +274,8 @@ def collective(
     for fault in cluster.faults:
         if fault.level and fault.level not in names:
             raise ValueError(f"{op}: {cluster.name}: fault {fault}: {n} ranks use the levels {', '.join(names)} only")
-        if not fault.planes:
-            groups.place(cluster, fault)
         notes.append(str(fault))
+    groups.check_faults(cluster)
     if moved:
         choice, native, operand = _of_boxes(moved, cluster, algorithm)
     else:
@@ -318,11 +317,11 @@ def collective(
         return Simulated(**common, time_s=time_s, interval=(time_s / _GUESS, time_s * _GUESS), **limits, **more)
 
     if choice.ll:  # a closed form: no link is shared
-        cost = choice.call_cost(_weakest(choice.machine, cluster) if cluster.faults else None)
+        machine = _weakest(choice.machine, cluster)
+        cost = choice.call_cost(machine)
         time_s = cost.time_s
-        ll_rate = (cluster.ll or (0, 1.0, 0))[1]
-        sent = cost.node.bytes / 2  # without flags
-        beta_s = sent / ll_rate
+        _, ll_rate, _ = machine.ll or machine.ll_two_shot
+        beta_s = cost.node.bytes / 2 / ll_rate  # without flags
         link = f"{cluster.levels[0].name} out (LL)"
         limits = _limits(time_s, max(time_s - beta_s - cluster.launch_s, 0.0), beta_s, link)
         return result(time_s, limits, utilisation={link: beta_s / time_s}, ranks_simulated=1)

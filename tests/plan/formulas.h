@@ -10,6 +10,14 @@
 
 namespace jaxcomm {
 
+constexpr LinkModel kFree = {0, 1e30, 0};
+
+inline Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
+  Machine machine;
+  machine.links = {self, node, network};
+  return machine;
+}
+
 struct Formula {
   Collective collective;
   const char* algorithm;

@@ -1,5 +1,6 @@
 // Plans of reshard where several nodes want the same elements: times and bytes of ports by hand.
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,12 @@ Request AskForRows(int32_t locals, const std::vector<std::pair<int64_t, int64_t>
     }
   }
   request.boxes = ValueOf(MakeBoxes(from, to, request.geometry));
+  for (const BoxMoves* moves : {&request.boxes->direct, &request.boxes->chains, &request.boxes->trees}) {
+    std::set<std::pair<int64_t, int32_t>> senders, receivers;
+    for (const BoxPair& pair : moves->pairs) {
+      CHECK(senders.emplace(pair.matching, pair.from).second && receivers.emplace(pair.matching, pair.to).second);
+    }
+  }
   return request;
 }
 
@@ -93,7 +100,7 @@ TEST_CASE("owners send what they can while a node receives all") {
   // A node that sends three copies is no bottleneck while another one receives eight times as much as each of them.
   const std::pair<int64_t, int64_t> few = {0, kChunk}, many = {kChunk, 9 * kChunk}, none;
   const Request uneven = AskForRows(1, {few, many, none, none, none}, {none, none, few, few, {0, 9 * kChunk}});
-  CHECK(uneven.boxes->chains.depth == 0);
+  CHECK(uneven.boxes->chains.depth == 0 && uneven.boxes->chains.busiest == 9 * kChunk);  // the last node receives all
   // Two owners of a half each and three readers: a port would send 3/2, and sends 1. The readers send the rest.
   const std::pair<int64_t, int64_t> whole = {0, 2 * part};
   const Request halves =

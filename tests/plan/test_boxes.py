@@ -112,16 +112,6 @@ def test_senders_follow_matchings():
     assert [len(set(peers)) for peers in zip(*puts, strict=True)] == [16] * 8
 
 
-def test_large_meshes_are_planned_quickly():
-    """128 ranks in a node, rows to columns: 16,384 pieces."""
-    n = 128
-    rows = [[(r, r + 1), (0, n)] for r in range(n)]
-    columns = [[(0, n), (r, r + 1)] for r in range(n)]
-    request = plan.reshard_request("node", n, n, numbers(rows, 2), numbers(columns, 2))
-    plans = plan.build(request, "direct")
-    assert sum(len(p.steps) for p in plans) == n * n
-
-
 def test_replicas_send_equally_many_elements():
     """Not equally many pieces: ranks 0 and 1 have all elements, one rank wants half of them and four the rest."""
     source = [[(0, 16)], [(0, 16)], *[None] * 5]

@@ -7,6 +7,11 @@ namespace {
 
 constexpr int64_t kRanks = 4, kBlock = 6;
 
+struct Row {
+  Collective collective;
+  int64_t input, output;  // blocks
+};
+
 CallSpec SpecOf(Collective collective) {
   CallSpec spec;
   spec.collective = collective;
@@ -19,23 +24,22 @@ StatusOr<Request> RequestOf(const CallSpec& spec, int64_t input_count, int64_t o
 }
 
 TEST_CASE("buffers must have the sizes of the collective") {
-  struct Row {
-    Collective collective;
-    int64_t input, output;  // blocks
-  };
   for (const Row& row :
        {Row{Collective::kAllToAll, 4, 4}, Row{Collective::kAllGather, 1, 4}, Row{Collective::kAllReduce, 1, 1},
         Row{Collective::kReduceScatter, 4, 1}, Row{Collective::kPermute, 1, 1}, Row{Collective::kBroadcast, 1, 1}}) {
     const CallSpec spec = SpecOf(row.collective);
     const int64_t input = row.input * kBlock, output = row.output * kBlock;
-    CHECK(ValueOf(RequestOf(spec, input, output)).block_count == kBlock);
+    const Request request = ValueOf(RequestOf(spec, input, output));
+    CHECK(request.block_count == kBlock && InputCount(request) == input && OutputCount(request) == output);
     CHECK(!RequestOf(spec, input + 1, output).ok() && !RequestOf(spec, input, output + 1).ok());
   }
 }
 
 TEST_CASE("buffers without blocks have any size, and a request has the root and the sources of its call") {
-  for (const Collective collective : {Collective::kBarrier, Collective::kAllToAllV}) {
-    CHECK(RequestOf(SpecOf(collective), 5, 7).ok());
+  for (const Row& row : {Row{Collective::kBarrier, 0, 0}, Row{Collective::kAllToAllV, 4, 4},
+                         Row{Collective::kDispatch, 4, 4}, Row{Collective::kCombine, 4, 1}}) {
+    const Request request = ValueOf(RequestOf(SpecOf(row.collective), 5, 7));
+    CHECK(InputCount(request) == row.input && OutputCount(request) == row.output);
   }
   CallSpec spec = SpecOf(Collective::kBroadcast);
   spec.root = 2;

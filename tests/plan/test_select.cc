@@ -9,14 +9,6 @@
 namespace jaxcomm {
 namespace {
 
-constexpr LinkModel kFree = {0, 1e30, 0};
-
-Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
-  Machine machine;
-  machine.links = {self, node, network};
-  return machine;
-}
-
 // Fails the test if no algorithm fits.
 Resolution Selected(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
   return ValueOf(Select(request, name, item_bytes, machine));

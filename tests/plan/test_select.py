@@ -9,12 +9,6 @@ from jaxcomm.ops import all_to_all
 COLLECTIVES = [row.name for row in plan.collectives() if row.elements != "boxes"]
 
 
-def processors(ranks_per_processor, overhead_s=6e-8, bytes_per_s=12e9):
-    """Ranks of one process that share processors."""
-    links = [(name, overhead_s, bytes_per_s, 0.0) for name in ("self", "node", "network")]
-    return plan.Machine(links, 15e-6, ranks_per_processor)
-
-
 def cluster():
     """One processor per rank, a fast network in the node and a slower one between nodes."""
     links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
@@ -62,29 +56,6 @@ def test_rows_take_the_hierarchical_plan_between_hosts_only(collective):
         for addressable in (True, False):
             choice = plan.select(request(collective, 2, locals_, 1, addressable=addressable), "", 4, cluster())
             assert choice.algorithm == ("direct" if addressable else "hierarchical")
-
-
-def test_nodes_do_not_count_where_they_make_it_far_slower():
-    choice = plan.select(request("all_reduce", 12_500, 8, 256, addressable=False), "", 4, cluster())
-    assert choice.algorithm in ("tree", "recursive_doubling")
-    assert "hierarchical" in choice.reason
-
-
-def test_total_work_decides_where_ranks_share_processors():
-    """With one processor for all ranks, the fewest steps win for tiny blocks and the least copying for large ones."""
-    tiny = plan.select(request("all_reduce", 1, 8, 64), "", 4, processors(8))
-    assert tiny.algorithm == "root"
-    large = plan.select(request("all_reduce", 1, 8, 1 << 20), "", 4, processors(8))
-    assert large.algorithm == "direct"
-    for collective in ("all_to_all", "all_gather", "reduce_scatter", "permute"):
-        assert plan.select(request(collective, 1, 8), "", 4, processors(8)).algorithm == "direct"
-
-
-def test_large_networks_get_logarithms_for_small_blocks():
-    choice = plan.select(request("all_gather", 1024, 1, 4, addressable=False), "", 4, cluster())
-    assert choice.algorithm in ("recursive_doubling", "bruck")
-    choice = plan.select(request("all_reduce", 1024, 1, 4, addressable=False), "", 4, cluster())
-    assert choice.algorithm == "recursive_doubling"
 
 
 @pytest.mark.parametrize(("split", "concat"), [(0, 0), (0, 1), (1, 0), (1, 1)])

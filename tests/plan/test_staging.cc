@@ -4,9 +4,7 @@
 #include <cstdio>
 #include <set>
 #include <string>
-#include <utility>
 
-#include "../../ffi/plan/builder.h"
 #include "../../ffi/plan/channels.h"
 #include "../../ffi/plan/partition.h"
 #include "../../ffi/plan/request.h"
@@ -31,7 +29,7 @@ Request AskOnGpus(Collective collective, int32_t n, int64_t block_count) {
 }
 
 TEST_CASE("direct plans of one node use the ring") {
-  for (const int32_t n : {2, 4}) {
+  for (const int32_t n : {2, 3, 4, 5, 8, 16}) {
     std::set<std::string> staged, others;
     for (const Collective collective : kCollectives) {
       for (const Algorithm& algorithm : Algorithms(collective)) {
@@ -49,40 +47,6 @@ TEST_CASE("direct plans of one node use the ring") {
   }
 }
 
-// An all_gather of two ranks through their results. `shift` and `cut`: what the reader leaves out at the begin and end.
-template <int shift, int cut>
-Plan GatherByResults(const Request& request, int32_t rank) {
-  const int64_t b = request.block_count;
-  const int32_t peer = 1 - rank;
-  Builder plan(request, rank);
-  plan.Move(plan.Input(0), plan.Output(rank * b), b);
-  plan.Signal(peer);
-  plan.Wait(peer);
-  plan.Move(Builder::At(peer, Space::kOutput, peer * b + shift), plan.Output(peer * b + shift), b - shift - cut);
-  return std::move(plan).Finish(0);
-}
-
-// A second step writes a part of the range that the peer reads.
-Plan GatherInParts(const Request& request, int32_t rank) {
-  Plan plan = GatherByResults<0, 0>(request, rank);
-  plan.steps.insert(plan.steps.begin() + 1, plan.steps[0]);
-  --plan.steps[1].count;
-  return plan;
-}
-
-TEST_CASE("peers must read whole ranges of a result, as a step has written them") {
-  const auto can = [](Plan (*build)(const Request&, int32_t)) {
-    const Algorithm algorithm = {"test", "", kAnyGeometry, build};
-    return CanStage(algorithm, AskOnGpus(Collective::kAllGather, 2, kLarge));
-  };
-  CHECK(can(GatherByResults<0, 0>));
-  CHECK(!can(GatherByResults<1, 0>) && !can(GatherByResults<0, 1>) && !can(GatherInParts));
-  const Algorithm algorithm = {"test", "", kAnyGeometry, GatherByResults<0, 0>};
-  Request request = AskOnGpus(Collective::kAllGather, 2, 40);
-  request.staged_count = 6;
-  Expect("", BuildAll(algorithm, request), request);
-}
-
 TEST_CASE("operands that fit into the ring are not staged") {
   const auto staged = [](Collective collective, int32_t n, int64_t block_bytes) {
     return StagedCount(*FindAlgorithm(collective, "direct"), AskOnGpus(collective, n, block_bytes / 4), 4);
@@ -93,6 +57,9 @@ TEST_CASE("operands that fit into the ring are not staged") {
   CHECK(staged(Collective::kReduceScatter, 3, kRing) == 21824);  // 256 KiB in three blocks, rounded down to 128 B
   CHECK(staged(Collective::kAllToAll, 72, kRing) == 896 && staged(Collective::kAllToAll, 73, kRing) == 0);
   CHECK(staged(Collective::kAllGather, 1, 2 * kRing) == 0);  // no peer
+  // Larger moves run one after another, so the transfer takes longer.
+  for (const int32_t n : {2, 8, 72})
+    CHECK(4 * staged(Collective::kAllGather, n, (int64_t{31} << 30) / n) <= kConcurrentBytes);
   // At most 2^17 chunks, divided by the number of ranks.
   CHECK(staged(Collective::kAllGather, 2, int64_t{1} << 40) == int64_t{1} << 22);
   CHECK(staged(Collective::kAllGather, 8, (int64_t{4} << 30) + 4) == 65536 + 32);
@@ -101,15 +68,6 @@ TEST_CASE("operands that fit into the ring are not staged") {
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), apart, 4) == 0);
   const Request lists = AskOnGpus(Collective::kAllToAllV, 8, 1);
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllToAllV, "direct"), lists, 64 << 20) == 0);
-}
-
-// Larger moves run one after another, so the transfer takes longer.
-TEST_CASE("the moves of a result of 31 GiB per channel are short enough to run at once") {
-  for (const int32_t n : {2, 8, 72}) {
-    const int64_t block_bytes = (int64_t{31} << 30) / n;
-    const Request request = AskOnGpus(Collective::kAllGather, n, block_bytes);
-    CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 1) <= kConcurrentBytes);
-  }
 }
 
 // 32 channels then have at most 43 MiB.

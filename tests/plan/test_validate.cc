@@ -271,18 +271,11 @@ TEST_CASE("sums of more than 64 ranks count every rank once") {
   Expect("", plans, request);
   for (size_t operand : {63, 64, 69}) {
     std::vector<Plan> without = plans, twice = plans;
-    for (Plan& plan : without) {
-      plan.sources.erase(plan.sources.begin() + static_cast<std::ptrdiff_t>(operand));
-      --plan.steps[0].num_sources;
-    }
-    // A message of 70 ranks, of which one is missing.
-    const std::string fault = Validate(without, request).message();
-    CHECK(fault.find("ends with the wrong contents: the sum of input [0, 4) of rank 0 over ranks 0, 1, 2, ") !=
-          std::string::npos);
-    const std::string missing = ", " + std::to_string(operand) + ",";
-    const size_t expected = fault.find("expected");
-    CHECK((fault + ",").substr(0, expected).find(missing) == std::string::npos);
-    CHECK((fault + ",").find(missing, expected) != std::string::npos);
+    without[1].sources.erase(without[1].sources.begin() + static_cast<std::ptrdiff_t>(operand));
+    --without[1].steps[0].num_sources;
+    CHECK(Validate(without, request)
+              .message()
+              .rfind("output [0, 4) of rank 1 ends with the wrong contents: the sum", 0) == 0);
     twice[1].sources[operand] = twice[1].sources[operand - 1];
     Expect("rank 1, step 0 (reduce): adds the same rank's input twice, or zeros", twice, request);
   }
@@ -302,13 +295,6 @@ TEST_CASE("sums must have the same order on all ranks") {
   plans[0].sources = plans[1].sources = {Input(0), Input(1), Input(2)};
   plans[2].sources = {Input(0), Input(1), Scratch(2), Input(2)};
   Expect("ranks 0 and 2 add in different orders", plans, request);
-  // Only for a part of the block.
-  plans = Build("one_shot", request);
-  plans[1].steps = {Reduce(Output(1), 0, 3, 1), Reduce(Output(1, 1), 3, 3, 3)};
-  plans[1].sources = {Input(0), Input(1), Input(2), Input(0, 1), Input(1, 1), Input(2, 1)};
-  Expect("", plans, request);
-  std::swap(plans[1].sources[4], plans[1].sources[5]);
-  Expect("ranks 0 and 1 add in different orders", plans, request);
   // All ranks add in the same two orders, rank 1 in the first one for one more element.
   const auto in_two_orders = [](Plan* plan, int64_t first) {
     plan->steps = {Reduce(Output(plan->rank), 0, 3, first), Reduce(Output(plan->rank, first), 3, 3, 4 - first)};

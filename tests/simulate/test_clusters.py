@@ -75,29 +75,19 @@ def test_units_and_origins():
         # Before a table that is missing too.
         ("[device]", "[devise]", r"two.toml: devise: unknown key \(did you mean device\?\); known are device, fault, "),
         ("spine = {", "spine = { paths = 2,", r"spine.paths: unknown key"),
-        ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
         ("hbm = 3350\n", "", r"two.toml: device.hbm: is missing"),
         ("hbm = 3350", "hbm = -1", r"device.hbm: got -1 GB/s, expected more than 0"),
-        ("hbm = 3350", "hbm = true", r"device.hbm: got True, expected an integer or a number or a text"),
         ("0.56 TB/s", "0.56 TB", r"device.copy: got '0.56 TB', expected a number with one of the units GB/s"),
-        ("0.56 TB/s", "1e TB/s", r"device.copy: got '1e TB/s', expected a number with a unit"),
         ("latency = 2.0", "latency = -2.0", r"leaf.latency: got -2 us, expected at least 0"),
         ("channels = 32", "channels = 0", r"kernel.channels: got 0, expected at least 1"),
         ('"datasheet: a source"', '"hearsay"', r"device.origin: got 'hearsay', expected one of datasheet"),
         ('nics = "datasheet"\n', "", r"leaf.nics: has no origin"),
         ('nics = "datasheet"', 'nics = "datasheet"\nnisc = "guess"', r"leaf.nisc: unknown key"),
         ("ranks = 256", "ranks = 100", r"leaf.ranks: 100 is not a multiple of the 8 ranks of nvlink"),
-        ("ranks = 256", "ranks = 0", r"leaf.ranks: got 0, expected at least 1"),
         ('kind = "rails"', 'kind = "torus"', r"leaf.kind: got 'torus', expected one of switch, rails"),
-        ('kind = "rails"', 'kind = "rails"\nplanes = 2', r"leaf.planes: has no origin"),
         ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
         ('name = "two levels"', "", r"two.toml: name: is missing"),
-        (
-            'name = "two levels"',
-            'name = "two levels"\nfaults = 3',
-            r"two.toml: faults: unknown key \(did you mean fault\?\)",
-        ),
         ("[[level]]\nspine", "[[level]]\nother = 1\nspine", r"level 3: expected one table with the name of the level"),
         ("hbm = 3350", "hbm = ", r"two.toml: .*line 6"),
     ],
@@ -127,16 +117,16 @@ def test_a_file_and_an_unknown_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "groups"), [(8, (8,)), (12, (6, 12)), (64, (8, 64)), (512, (8, 256, 512)), (768, (8, 256, 768))]
-)
-def test_ranks_are_spread_evenly(ranks, groups):
-    assert tuple(level.ranks for level in parse(TEXT, "two.toml").spread(ranks).levels) == groups
-
-
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [(13, "13 ranks cannot be spread evenly"), (8192, "has 4096 ranks, got 8192"), (4099, "has 4096 ranks, got 4099")],
-)
-def test_ranks_that_do_not_fit(ranks, message):
-    with pytest.raises(ClusterError, match=message):
-        parse(TEXT, "two.toml").spread(ranks)
+    ("ranks", "expected"),
+    [
+        (8, (8,)), (12, (6, 12)), (64, (8, 64)), (512, (8, 256, 512)), (768, (8, 256, 768)),
+        (13, "13 ranks cannot be spread evenly"), (8192, "has 4096 ranks, got 8192"),
+    ],
+)  # fmt: skip
+def test_ranks_are_spread_evenly(ranks, expected):
+    cluster = parse(TEXT, "two.toml")
+    if isinstance(expected, str):
+        with pytest.raises(ClusterError, match=expected):
+            cluster.spread(ranks)
+    else:
+        assert tuple(level.ranks for level in cluster.spread(ranks).levels) == expected

@@ -47,7 +47,6 @@ def nested(mesh):
 def sized(mesh):
     return mesh.shape["data"]
 
-number = 4
 """
 STEP = ["--mesh", "data=2,model=8", "--cluster", "dgx-h100"]
 LATE = ["--what-if", "leaf.latency=60us"]
@@ -70,19 +69,15 @@ def _rows(capsys):
 def test_a_step_is_loaded_from_a_file(program, capsys):
     assert cli.main(["step", f"{program}:step", *STEP]) == 0
     text = capsys.readouterr().out
-    for part in (
-        "step on 16 ranks of DGX H100",
-        "(data 2 x model 8)",
-        "interval",
-        "limited by",
-        "psum",
-        "no measurement",
-    ):
+    for part in ("step on 16 ranks of DGX H100", "(data 2 x model 8)", "interval", "limited by", "no measurement"):
         assert part in text
-    assert cli.main(["step", f"{program}:step", *STEP, "--json"]) == 0
-    [row] = _rows(capsys)
+    assert cli.main(["step", f"{program}:step", *STEP, "--json", "--compare", "gb200-nvl72"]) == 0
+    row, other = _rows(capsys)
     assert {(c["op"], c["ranks"], c["count"]) for c in row["collectives"]} == {("psum", 8, 3), ("psum", 2, 1)}
-    assert row["flops"] == 3 * 2 * 4096**3
+    for c in row["collectives"]:  # no collective of JAX blocks; jaxcomm's default neither
+        assert c["interval"] == pytest.approx([c["time_s"] / 4, c["time_s"] * 4])
+    assert row["flops"] == 3 * 2 * 4096**3 and row["bytes"] == 3 * 3 * 2 * 4096**2
+    assert other["what_if"] == "cluster gb200-nvl72" and other["cluster"].startswith("GB200") and row != other
 
 
 def test_a_what_if_changes_one_figure(program, capsys):
@@ -104,23 +99,6 @@ def test_a_what_if_of_a_collective_scales_what_it_should(capsys):
     assert slow["bound_beta_s"] == pytest.approx(10 * base["bound_beta_s"])
     assert cli.main([*CALL, "--what-if", "leaf.bandwidth=40Gb/s"]) == 0
     assert f"compared    {slow['time_s'] / base['time_s']:.3f} times the first time" in capsys.readouterr().out
-
-
-def test_the_order_of_the_axes_decides(program, capsys):
-    """The three sums over `model` stay inside a domain of 8 only if this axis is the last one."""
-    run = ["step", f"{program}:step", "--cluster", "dgx-h100", "--json"]
-    found = {}
-    for mesh in ("model=8,data=16", "data=16,model=8"):
-        assert cli.main([*run, "--mesh", mesh]) == 0
-        [found[mesh]] = _rows(capsys)
-    outer, inner = found.values()
-    assert inner["time_s"] < 0.7 * outer["time_s"]
-
-
-def test_other_clusters_are_compared(program, capsys):
-    assert cli.main(["step", f"{program}:step", *STEP, "--json", "--compare", "gb200-nvl72"]) == 0
-    base, other = _rows(capsys)
-    assert other["what_if"] == "cluster gb200-nvl72" and other["cluster"].startswith("GB200") and base != other
 
 
 def test_other_algorithms_and_nccl_are_compared(capsys):
@@ -159,24 +137,17 @@ def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
     assert sum(event["dur"] for event in sent) == pytest.approx((64 << 20) / (50e9 * 0.97) * 1e6, rel=0.01)
 
 
-def test_a_trace_of_a_step_shows_both_streams(program, tmp_path):
-    assert cli.main(["step", f"{program}:step", *STEP, "--trace", str(tmp_path / "t.json")]) == 0
-    content = json.loads((tmp_path / "t.json").read_text())
-    slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
-    threads = {
-        event["args"]["name"]: event["tid"] for event in content["traceEvents"] if event["name"] == "thread_name"
-    }
-    on = {name: [e["name"] for e in slices if e["tid"] == tid] for name, tid in threads.items()}
-    assert on == {"computation": ["dot_general"], "collectives": ["psum model", "psum data"], "loops": ["scan x 3"]}
-    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(content["otherData"]["time_s"] * 1e6)
-
-
 def test_loops_of_a_trace_hold_their_iterations(program, tmp_path):
     assert cli.main(["step", f"{program}:nested", *STEP, "--trace", str(tmp_path / "t.json")]) == 0
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
-    assert [name for name, *_ in spans] == ["dot_general", "scan x 2", "dot_general", "scan x 2", "psum data"]
-    first, outer, product, inner, call = (span[1:] for span in spans)
+    content = json.loads((tmp_path / "t.json").read_text())
+    threads = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
+    slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
+    assert [(threads[e["tid"]], e["name"]) for e in slices] == [
+        ("computation", "dot_general"), ("loops", "scan x 2"), ("computation", "dot_general"), ("loops", "scan x 2"),
+        ("collectives", "psum data"),
+    ]  # fmt: skip
+    first, outer, product, inner, call = ((e["ts"], e["ts"] + e["dur"]) for e in slices)
+    assert outer[1] == pytest.approx(content["otherData"]["time_s"] * 1e6)
     assert first[0] == 0 and first[1] == outer[0] == product[0] and product[1] == inner[0] == call[0]
     assert outer[1] - outer[0] == pytest.approx(2 * (inner[1] - outer[0]))
     assert inner[1] - inner[0] == pytest.approx(2 * (call[1] - call[0]))
@@ -232,27 +203,19 @@ def test_a_waterfall_has_no_other_algorithms(monkeypatch, tmp_path):
             "--plot: got 'waterfall=./x.png', expected OUT.png or",
         ),
         (["--plot", "no/x.png"], "--plot: no/x.png: expected a file that can be written"),
-        (["--plot", "x.png", "waterfall=no/x.png", *LATE], "--plot: no/x.png: expected a file that can be written"),
-        (["--plot", "/"], "--plot: /: expected a file that can be written"),
         (["--trace", "no/x.json"], "--trace: no/x.json: expected a file that can be written"),
         (["--plot", "x.png", "y.png"], "--plot: got 'y.png'"),
         (["--plot", "waterfall="], "--plot: got 'waterfall='"),
         (["--plot", "waterfall=x.png"], "--plot waterfall: needs --what-if"),
         (["--plot", "waterfall=x.png", *LATE, "leaf.latency=2us"], "leaf.latency is in two"),
-        (["--plot", "waterfall=x.png", *LATE, "level.leaf.latency=2us"], "latency is in two"),
         (["--plot", "waterfall=x.png", *LATE, "--ranks", "8,16"], "needs one size and one number of ranks"),
         (["--plot", "x.png", "--fidelity", "bounds"], "--plot: --fidelity bounds gives no times"),
         (
             ["--compare", "nonsense"],
             "--compare: got 'nonsense', expected nccl-VERSION such as nccl-2.28, or",
         ),
-        (["--compare", "nccl-new"], "--compare: got 'nccl-new'"),
         (["--bytes", "3"], "--bytes: 3 is not a multiple of the 4 bytes of float32"),
-        (["--bytes", "1024,1026"], "--bytes: 1026 is not a multiple"),
-        (["--bytes", "4 parsec"], "--bytes: got '4 parsec'"),
         (["--bytes", "0"], "--bytes: got '0', expected a number of bytes up to 16 TiB"),
-        (["--bytes", "1e21"], "--bytes: got '1e21'"),
-        (["--bytes", "1000000000000000000000"], "--bytes: got '1000000000000000000000'"),
         (["--bytes", "1TB"], "the operand has 1,000 GB per rank, but a device of DGX H100, .* has 80 GB"),
         (["--bytes", "1TiB", "--fidelity", "bounds"], "the operand has 1,100 GB per rank"),
     ],
@@ -288,10 +251,6 @@ def test_the_result_has_to_fit_into_a_device_too(capsys):
     [
         ({"leaf.bandwith": "1"}, "leaf.bandwith: unknown key (did you mean bandwidth?); known are "),
         ({"rack.latency": "1"}, "dgx-h100: rack.latency: unknown key; known are device.KEY, kernel.KEY, leaf.KEY"),
-        ({"latency": "1"}, "dgx-h100: latency: unknown key"),
-        ({"leaf.latency": "1 parsec"}, "leaf.latency: got '1 parsec', expected a number with one of the units us"),
-        ({"leaf.latency": "-1"}, "leaf.latency: got -1 us, expected at least 0"),
-        ({"leaf.ranks": "12"}, "leaf.ranks: 12 is not a multiple of the 8 ranks of nvlink"),
         ({"device.flops_efficiency": "1.5"}, "device.flops_efficiency: got 1.5, expected more than 0 and at most 1"),
     ],
 )
@@ -322,10 +281,8 @@ def test_a_change_is_a_guess():
         (["step", "none.py:step", *STEP], "none.py: No such file"),
         (["step", "no_such_module:step", *STEP], "no_such_module: No module named"),
         (["step", "{}:nothing", *STEP], "has no function nothing"),
-        (["step", "{}:number", *STEP], "has no function number"),
         (["step", "{}:wrong", *STEP], "must return the step and a tuple of its arguments, got 3"),
         (["step", "{}:step", "--mesh", "data=2,model", "--cluster", "dgx-h100"], "--mesh: got 'model'"),
-        (["step", "{}:step", "--mesh", "data=2,data=2", "--cluster", "dgx-h100"], "--mesh: got 'data=2'"),
         (["step", "{}:step", "--mesh", "dat=8", "--cluster", "dgx-h100"],
          "{}:step: step: mesh dat=8: psum: axis_name 'model' is not bound here"),
         (["step", "{}:whole", "--mesh", "dat=8", "--cluster", "dgx-h100"],
@@ -338,10 +295,8 @@ def test_a_change_is_a_guess():
         ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
         ([*CALL, "--ranks", "many"], "--ranks: got 'many'"),
         ([*CALL, "--ranks", "8,0"], "--ranks: got '8,0', expected positive numbers"),
-        ([*CALL, "--ranks", ""], "--ranks: got ''"),
         ([*CALL, "--dtype", "V0"], "--dtype: got 'V0', expected an element type"),
         ([*CALL, "--cluster", "nope.toml"], "nope.toml: No such file"),
-        ([*CALL, "--dtype", "float17"], "--dtype: got 'float17', expected an element type"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),
     ],
 )  # fmt: skip

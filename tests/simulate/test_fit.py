@@ -138,6 +138,8 @@ def test_intervals_of_hold_outs_hold_their_share(hold_out, evidence, share):
     names = np.full(2002, evidence, dtype=object)
     held_out = holdouts.HeldOut(hold_out, index, part, error, error, names, np.full(2002, np.nan), ())
     found = intervals.calibrate(tuple(np.zeros((4, 0))), {hold_out: held_out}, sizes)
+    edges = np.array([2**16 - 1, 2**16, 2**20, 2**26 - 1, 2**26])  # an edge belongs to the larger sizes
+    assert intervals.size_range(edges).tolist() == [0, 1, 2, 2, 3]
     assert found.quantiles[evidence] == [pytest.approx((0.5 - share / 2, 0.5 + share / 2))] * 4
     assert intervals.coverage(held_out, sizes) == pytest.approx(share, abs=0.002)
 

@@ -96,17 +96,6 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
     assert combine == pytest.approx(64 * k * 100 * (n - 1) / n)
 
 
-def test_bytes_of_experts_follow_from_the_shape(tmp_path):
-    row = {"op": "ep_combine", "dtype": "bfloat16", "bytes": "", "note": "tokens=128; hidden=7168; topk=8"}
-    assert made.features_of(tmp_path, **row).bytes[0] == 128 * 7168 * 8 * 2 * 7 / 8
-
-
-def test_start_and_rate_of_experts_meet_smoothly(tmp_path):
-    q = made.features_of(tmp_path, op="ep_combine", bytes=8_000_000)
-    p = {"launch": 10.0, "per_peer": 0.0, "share_simple": 7 / 9, "nic_simple": 1.0, "sharpness": 2.0}
-    assert forms.experts(q, p) == pytest.approx(np.hypot(10, 10))
-
-
 def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):
     ranks = np.array([2, 4, 8, 16, 18, 36, 72])
     np.testing.assert_array_equal(rules.message_channels(ranks, ranks, 1.0 * ranks), [16, 8, 4, 2, 1, 1, 1])
@@ -133,12 +122,10 @@ def test_nccl_changes_protocol_with_size(tmp_path):
     assert (np.diff(four) >= 0).all() and (np.diff(eight) >= 0).all()
 
 
-@pytest.mark.parametrize("form", forms.FORMS)
-def test_times_grow_with_bytes(tmp_path, form):
-    """Sizes double; a protocol switched too early may cost, as on the machine, but never a factor of two."""
-    p = {name: prior.center for name, prior in PRIORS[form].items()}
-    for op in ("all_reduce", "all_gather", "all_to_all", "collective_permute"):
-        q = features(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
-        times = forms.FORMS[form](q, p)
-        assert np.isfinite(times).all() and (times > 0).all()
-        assert (times[1:] > 0.5 * times[:-1]).all() and times[-1] > 10 * times[0], op
+def test_experts_start_and_send(tmp_path):
+    """128 x 7168 x 8 values of two bytes, of which 7/8 leave; the times of the start and of the bytes meet smoothly."""
+    row = {"op": "ep_combine", "dtype": "bfloat16", "bytes": "", "note": "tokens=128; hidden=7168; topk=8"}
+    assert made.features_of(tmp_path, **row).bytes[0] == 128 * 7168 * 8 * 2 * 7 / 8
+    q = made.features_of(tmp_path, op="ep_combine", bytes=8_000_000)
+    p = {"launch": 10.0, "per_peer": 0.0, "share_simple": 7 / 9, "nic_simple": 1.0, "sharpness": 2.0}
+    assert forms.experts(q, p) == pytest.approx(np.hypot(10, 10))

@@ -13,25 +13,11 @@ from tools.simulator import goal
 
 OVERHEAD_S, LATENCY_S, RATE = 1e-6, 5e-6, 48e9
 # Each rank is a node of its own, so all messages pass its adapter.
-APART = f"""
-name = "apart"
-[device]
-kind = "H100"
-hbm = "1e9 GB/s"
-copy = "500 GB/s"
-copy_overhead = "0.5 us"
-origin = "guess"
-[kernel]
-launch = "2 us"
-sync = "5 us"
-channels = 32
-channel = "1e9 GB/s"
-origin = "guess"
-[[level]]
-node = {{ ranks = 1, kind = "switch", bandwidth = "400 GB/s", overhead = "0.5 us", latency = "1 us", origin = "guess" }}
-[[level]]
-net = {{ ranks = 8, kind = "fat_tree", bandwidth = "{RATE / 1e9} GB/s", overhead = "{OVERHEAD_S * 1e6} us", latency = "{LATENCY_S * 1e6} us", origin = "guess" }}
-"""  # noqa: E501
+APART = {
+    "nvlink.ranks": "1", "leaf.kind": "fat_tree", "leaf.bandwidth": f"{RATE / 1e9} GB/s", "leaf.efficiency": "1",
+    "leaf.overhead": "1 us", "leaf.latency": "5 us", "device.hbm": "1e9 GB/s", "kernel.channel": "1e9 GB/s",
+    "kernel.launch": "2 us", "kernel.sync": "5 us",
+}  # fmt: skip
 
 
 def _fifo_s(schedule):
@@ -89,12 +75,6 @@ def _fifo_s(schedule):
     return max(*free_s, *(time_s for key, time_s in ends.items() if key not in last))
 
 
-@pytest.fixture
-def apart(tmp_path):
-    (tmp_path / "apart.toml").write_text(APART)
-    return Cluster.load(str(tmp_path / "apart.toml"))
-
-
 @pytest.mark.parametrize(
     ("op", "algorithm"),
     [
@@ -108,9 +88,9 @@ def apart(tmp_path):
     ],
 )
 @pytest.mark.parametrize("num_bytes", [1 << 10, 8 << 20])
-def test_the_engine_takes_the_time_of_the_schedule(op, algorithm, num_bytes, apart):
+def test_the_engine_takes_the_time_of_the_schedule(op, algorithm, num_bytes):
     """Where no two ranks send to one rank at once. The engine adds the start and the latency of a last message."""
-    x = jax.ShapeDtypeStruct((num_bytes // 4,), np.float32)
+    x, apart = jax.ShapeDtypeStruct((num_bytes // 4,), np.float32), Cluster.load("dgx-h100", APART)
     found = collective(op, x, 8, cluster=apart, algorithm=algorithm, fidelity="full")
     schedule = goal.of(op, x, 8, cluster=apart, algorithm=algorithm)
     assert found.time_s - 7e-6 - LATENCY_S == pytest.approx(_fifo_s(schedule), rel=1e-4, abs=5e-9)

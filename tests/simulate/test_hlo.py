@@ -88,12 +88,7 @@ def _conv(a, b, padding="VALID", strides=(1, 1), **options):
     [
         (lambda a, b: a @ b, [(24, 40), (40, 56)]),
         (lambda a, b: jnp.einsum("bij,bkj->bik", a, b), [(3, 24, 40), (3, 56, 40)]),
-        (
-            lambda a, b: jax.lax.conv_general_dilated(
-                a, b, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
-            ),
-            [(2, 12, 12, 8), (3, 3, 4, 6)],
-        ),
+        (lambda a, b: _conv(a, b, feature_group_count=2), [(2, 12, 12, 8), (3, 3, 4, 6)]),
         (lambda a, b: _conv(a, b, batch_group_count=4), [(8, 12, 12, 8), (3, 3, 8, 16)]),
         (lambda a, b: _conv(a, b, ((1, 2), (1, 2)), lhs_dilation=(2, 2)), [(2, 32, 32, 8), (3, 3, 8, 16)]),
         (lambda a, b: _conv(a, b, "SAME", rhs_dilation=(3, 2)), [(2, 8, 9, 8), (5, 7, 8, 16)]),
@@ -314,7 +309,6 @@ _SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x 
         (_text(P0, "ROOT %r = bf16[4] negate(%q)"), {}, "x.hlo: line 11: negate r: the operand q is not defined"),
         (_text(P0, "ROOT %r = bf16[1024,1024] negate(%p)"), {}, "the program has no collective"),
         (_text(P0, REDUCE), {"mesh": {"a": 4}}, "the program has 8 devices, but the mesh has 4 ranks"),
-        (_text(P0, REDUCE), {"while_trips": 0}, "while_trips must be at least 1"),
         (_text(P0, REDUCE.replace("={}", "={{0,1},{2}}")), {}, "line 11: all-reduce r: groups of different sizes"),
         (_text(P0, REDUCE.replace("={}", "={{0,9}}")), {}, "line 11: all-reduce r: expected distinct devices below 8"),
         (_text(P0, REDUCE.replace("={}", "=@mesh")), {}, "line 11: all-reduce r: expected lists of devices"),
@@ -323,11 +317,8 @@ _SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x 
         (_text(P0, "ROOT %r = bf16[4] send(%p)"), {}, "line 11: send r is not modelled"),
         (_text(P0, "ROOT %r = bf16[4,4] collective-permute(%p), source_target_pairs={{0,8}}"), {}, "devices below 8"),
         (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="Sharding"'), {}, "is not partitioned"),
-        (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="jaxcomm_permute"'), {}, "use TARGET"),
         (_text(P0, REDUCE.replace("={}", "=[1,99999999999]<=[99999999999]")), {}, "line 11: .* devices below 8"),
-        (_text(P0, REDUCE.replace("={}", "=mesh['x'=99999999999] {'x'}")), {}, "line 11: .* devices below 8"),
         (_text(P0, REDUCE.replace("={}", "=[3,4]<=[8]")), {}, "line 11: all-reduce r: cannot reshape"),
-        (_text(P0, REDUCE.replace("={}", "={{0,0}}")), {}, "line 11: .* distinct devices below 8"),
         (_text(P0, REDUCE.replace("={}", "=mesh['x'=4],device_ids=(0,1) {'x'}")), {}, "expected 4 devices of a mesh"),
         (_text(P0, REDUCE.replace("%add", "%none")), {}, "line 11: all-reduce r: the computation none is missing"),
         (_text(P0, "%c = bf16[4] fusion(%p), kind=kLoop", REDUCE), {}, "fusion c: expected an attribute calls"),
@@ -336,7 +327,6 @@ _SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x 
         (_text(P0, "%c = bf16[8,8] convolution(%p, %p), dim_labels=b0f_0io->b0f", REDUCE), {}, "11: .* do not fit"),
         (_text(P0, "%c = foo7[8] negate(%p)", REDUCE), {}, "line 11: the type foo7 is not known"),
         (_text("%p = bf16[8] parameter(x)", REDUCE), {}, "line 10: invalid literal for int"),
-        (_text(P0, "%g = bf16[8] get-tuple-element(%p), index=x", REDUCE), {}, "line 11: .* invalid literal for int"),
         (_text(P0, "%n = bf16[8] negate(%q)", "%q = bf16[8] negate(%p)", REDUCE), {}, "q is not defined before it"),
         (_text(P0, REDUCE).replace("partitions=8", "partitions=0"), {}, "at least one partition"),
         (_text(P0, REDUCE) * 2, {}, "x.hlo: line 13: another HloModule"),

@@ -21,30 +21,27 @@ def _run(*tasks):
     return execute(Block(tasks), lambda work: work.flops if isinstance(work, Kernel) else work.count)
 
 
-def test_independent_work_overlaps():
-    """Kernels 0-3 and 3-5; a collective 0-4. The last kernel needs all: 5-6."""
-    found = _run(_kernel(3), _exchange(4), _kernel(2), _kernel(1, 0, 1, 2))
-    assert (found.time_s, found.compute_s, found.communication_s, found.exposed_s) == (6, 6, 4, 0)
-    assert (found.path_s, found.least_s, found.serial_s) == (5, 6, 10)
-
-
-def test_a_dependent_collective_is_exposed():
-    """Kernel 0-3, its collective 3-7, a kernel beside it 3-4, the user 7-8: three seconds of the collective alone."""
-    found = _run(_kernel(3), _exchange(4, 0), _kernel(1), _kernel(1, 1))
-    assert (found.time_s, found.exposed_s, found.path_s) == (8, 3, 8)
-
-
-def test_a_synchronous_collective_stops_computation():
-    """Kernel 0-3, collective 3-7, then the independent kernel 7-8 and the user 8-9."""
-    found = _run(_kernel(3), _exchange(4, 0, asynchronous=False), _kernel(1), _kernel(1, 1))
-    assert (found.time_s, found.exposed_s) == (9, 4)
-    assert found.serial_s == 9 and found.path_s == 8
-
-
-def test_a_synchronous_collective_waits_for_the_stream():
-    """An asynchronous collective runs 0-5. The synchronous one, ready at 1, waits for it; the last one comes after."""
-    found = _run(_exchange(5), _kernel(1), _exchange(2, 1, asynchronous=False), _exchange(1))
-    assert [(run.start_s, run.end_s) for run in found.runs] == [(0, 5), (0, 1), (5, 7), (7, 8)]
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        # Kernels 0-3 and 3-5; a collective 0-4. The last kernel needs all: 5-6.
+        ([_kernel(3), _exchange(4), _kernel(2), _kernel(1, 0, 1, 2)],
+         {"time_s": 6, "compute_s": 6, "communication_s": 4, "exposed_s": 0, "path_s": 5, "least_s": 6,
+          "serial_s": 10}),
+        # Kernel 0-3, its collective 3-7, a kernel beside it 3-4, the user 7-8: three seconds of the collective alone.
+        ([_kernel(3), _exchange(4, 0), _kernel(1), _kernel(1, 1)], {"time_s": 8, "exposed_s": 3, "path_s": 8}),
+        # Kernel 0-3, synchronous collective 3-7, then the independent kernel 7-8 and the user 8-9.
+        ([_kernel(3), _exchange(4, 0, asynchronous=False), _kernel(1), _kernel(1, 1)],
+         {"time_s": 9, "exposed_s": 4, "serial_s": 9, "path_s": 8}),
+        # An asynchronous collective runs 0-5. The synchronous one, ready at 1, waits for it; the last one comes after.
+        ([_exchange(5), _kernel(1), _exchange(2, 1, asynchronous=False), _exchange(1)],
+         {"spans": [(0, 5), (0, 1), (5, 7), (7, 8)]}),
+    ],
+)  # fmt: skip
+def test_times_of_two_streams(tasks, expected):
+    found = _run(*tasks)
+    spans = [(run.start_s, run.end_s) for run in found.runs]
+    assert {key: spans if key == "spans" else getattr(found, key) for key in expected} == expected
 
 
 def test_collectives_start_in_the_order_in_which_they_are_ready():

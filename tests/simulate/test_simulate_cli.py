@@ -45,12 +45,8 @@ def test_validate_prints_and_writes_the_table(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out == report.read_text()
     lines = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in out.splitlines() if line[:1] == "|"}
-    assert {
-        ("points", "all"),
-        ("points", "above"),
-        ("points, formulas alone", "all"),
-        ("larger", "from 1 MiB"),
-    } <= lines
+    rows = [("points", "all"), ("points", "above"), ("points, formulas alone", "all"), ("larger", "from 1 MiB")]
+    assert lines.issuperset(rows)
     assert "The 80 % interval of points holds" in out
 
 
@@ -59,15 +55,7 @@ def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
     random = np.random.default_rng(0)
     rows = [{**row, "time_us": f"{10 ** random.uniform(1, 4):.6g}"} for row in made.sweep(DENSE[:2], (4, 8), SIZES)]
     made.write(tmp_path / "t.csv", rows)
-    command = [
-        "validate",
-        str(tmp_path / "t.csv"),
-        "--hold-out",
-        "points",
-        "--report",
-        str(tmp_path / "r.md"),
-        "--strict",
-    ]
+    command = ["validate", f"{tmp_path}/t.csv", "--hold-out", "points", "--report", f"{tmp_path}/r.md", "--strict"]
     assert main(command) == 1
     assert main([*command, "points", "interval of points"]) == 0
     assert main([*command, "points, all", "points, formulas alone, all", "interval of points"]) == 0
@@ -80,6 +68,8 @@ def test_errors_are_ratios_and_bias_has_a_sign():
     assert (found.count, found.median, found.within_25) == (4, 1.0, 0.25)
     assert found.bias == pytest.approx(1 / np.sqrt(2) - 1)
     assert not found.met and errors.line("points", "all", error * 0).met
+    spread = errors.line("points", "all", np.log1p(np.arange(101) / 100))
+    assert (spread.median, spread.p90, spread.p95) == pytest.approx((0.5, 0.9, 0.95))
 
 
 def test_choice_counts_pairs_of_algorithms_that_are_ordered_right(tmp_path):
@@ -102,14 +92,7 @@ def test_new_rows_are_predicted_by_parameters_that_never_saw_them(tmp_path, caps
     made.timed(tmp_path / "all.csv", rows, TRUTH)
     made.timed(tmp_path / "seen.csv", rows[::2], TRUTH)
     assert main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
-    command = [
-        "validate",
-        str(tmp_path / "all.csv"),
-        "--hold-out",
-        "new-rows",
-        "--parameters",
-        str(tmp_path / "f.json"),
-    ]
+    command = ["validate", f"{tmp_path}/all.csv", "--hold-out", "new-rows", "--parameters", f"{tmp_path}/f.json"]
     assert main([*command, "--report", str(tmp_path / "r.md")]) == 0
     printed = capsys.readouterr().out
     assert "| new-rows | all | 60 |" in printed and "no rows to predict" not in printed
@@ -121,8 +104,6 @@ def test_new_rows_are_predicted_by_parameters_that_never_saw_them(tmp_path, caps
     ("command", "message"),
     [
         (["fit", "bad.csv"], "bad.csv:2: column ranks"),
-        (["validate", "bad.csv"], "bad.csv:2: column ranks"),
-        (["predict", "bad.csv", "--out", "out.csv"], "bad.csv:2: column ranks"),
         (["predict", "good.csv", "--out", "none/out.csv"], "none/out.csv: No such file"),
         (["predict", "good.csv", "--out", "out.csv", "--parameters", "good.csv"], "good.csv: not JSON"),
         (["predict", "done.csv", "--out", "out.csv"], "done.csv:1: column low_us is there already"),

@@ -101,6 +101,7 @@ def check_faults(cluster: Cluster) -> None:
                 f"{cluster.name}: fault {fault}: ranks would be cut off; only an adapter of a rank in a domain can be "
                 "lost, in both directions"
             )
+    relays(cluster)
 
 
 def _switches(levels: tuple[Level, ...], number: int) -> int:
