@@ -181,6 +181,34 @@ def test_arena_grows_under_old_programs():
         assert_rows(old(put(small + 1)), expected("all_gather", small + np.int32(1)))
 
 
+@pytest.mark.parametrize("op", ["psum", "all_gather", "all_to_all", "ppermute"])
+def test_started_calls(op):
+    """A started call, and a synchronous one beside it."""
+    starts = {
+        "psum": lambda x: jaxcomm.psum_start(x, "i", algorithm=chosen("psum")),
+        "all_gather": lambda x: jaxcomm.all_gather_start(x, "i", tiled=True, algorithm=chosen("all_gather")),
+        "all_to_all": lambda x: jaxcomm.all_to_all_start(x, "i", 0, 0, tiled=True, algorithm=chosen("all_to_all")),
+        "ppermute": lambda x: jaxcomm.ppermute_start(x, "i", RING, algorithm=chosen("ppermute")),
+    }
+
+    def body(x):
+        started = starts[op](x)
+        beside = jaxcomm.psum(x * 2, "i", algorithm=chosen("psum"))
+        return started.done(after=beside), beside
+
+    rows = numbers(15, (8 * SIZE, 700), np.int32)
+    results = {
+        "psum": lambda: np.stack([rows.sum(0)] * SIZE),
+        "all_gather": lambda: np.stack([rows.reshape(-1, 700)] * SIZE),
+        "all_to_all": lambda: rows.reshape(SIZE, SIZE, 8, 700).transpose(1, 0, 2, 3).reshape(rows.shape),
+        "ppermute": lambda: np.roll(rows, 1, 0),
+    }
+    want = results[op]().astype(np.int32), np.stack([(2 * rows).sum(0)] * SIZE).astype(np.int32)
+    f = on_ranks(body)
+    for _ in range(4):
+        assert_rows(f(put(rows)), want)
+
+
 @pytest.mark.parametrize("one_exchange", [False, True])
 def test_experts(one_exchange):
     """Each token goes to three experts, whose ranks multiply it by their number plus 1, and comes back as a sum."""
