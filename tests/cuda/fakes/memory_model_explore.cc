@@ -230,18 +230,6 @@ class Explorer {
 
 Result Explore(const Program& program, uint64_t max_states) { return Explorer(program, max_states).Run(); }
 
-uint64_t Load(const uint64_t* word, Scope scope, Order order) { return Execution::current->Load(word, scope, order); }
-
-void Store(uint64_t* word, uint64_t value, Scope scope, Order order) {
-  Execution::current->Store(word, value, scope, order);
-}
-
-bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope) {
-  return Execution::current->CompareExchange(word, expected, desired, scope);
-}
-
-uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope) { return Execution::current->FetchAdd(word, add, scope); }
-
 const Program::Thread& Self() { return Execution::current->program.threads()[Execution::current->running]; }
 
 unsigned NumBlocks() {
@@ -252,23 +240,20 @@ unsigned NumBlocks() {
   return num;
 }
 
-int Arrive(int value) {
-  const Program::Thread& self = Self();
-  Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block, 0}], self.num_threads, value);
-}
+int Arrive(int value) { return ArriveGroup(0, static_cast<int>(Self().num_threads), value); }
 
 int ArriveGroup(int number, int size, int value) {
   const Place& place = Self().place;
   Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
+  return execution.Wait(execution.barriers[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
 }
 
 void EndKernel() {
   Execution& execution = *Execution::current;
-  size_t size = 0;
-  for (const Program::Thread& thread : execution.program.threads()) size += thread.place.gpu == Self().place.gpu;
-  execution.Wait(execution.gpus[Self().place.gpu], size, 0);
+  const int gpu = Self().place.gpu;
+  const auto& threads = execution.program.threads();
+  const auto size = std::count_if(threads.begin(), threads.end(), [&](const auto& t) { return t.place.gpu == gpu; });
+  execution.Wait(execution.barriers[{gpu, kKernel, 0}], static_cast<size_t>(size), 0);
 }
 
 void Pause() {
@@ -276,27 +261,18 @@ void Pause() {
   if (!execution.program.times_out) {
     execution.LeaveForever(execution.IsStuck() ? ThreadState::kStuck : ThreadState::kAbandoned);
   }
-  execution.threads[execution.running].expired = true;
+  execution.Self().expired = true;
 }
 
 uint64_t NowNs() {
   constexpr uint64_t kLongNs = uint64_t{1} << 50;
-  ThreadState& self = Execution::current->threads[Execution::current->running];
+  ThreadState& self = Execution::current->Self();
   if (self.expired) self.now_ns += kLongNs;
   return self.now_ns;
 }
 
-void AliasFence() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
-  self.knowledge.fenced = self.knowledge.clock;
-  ++self.knowledge.clock[Execution::current->running];
-}
-
-void AsyncFence() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
-  self.knowledge.async_fenced = self.knowledge.clock;
-  ++self.knowledge.clock[Execution::current->running];
-}
+void AliasFence() { Execution::current->Fence(&Knowledge::fenced); }
+void AsyncFence() { Execution::current->Fence(&Knowledge::async_fenced); }
 
 void Fail(const char* text) { Execution::current->Fault(text); }
 
@@ -310,7 +286,7 @@ struct NicOperation::State {
 NicOperation::NicOperation(bool async) : state_(std::make_unique<State>()) {
   state_->async = async;
   Execution& execution = *Execution::current;
-  ThreadState& poster = execution.threads[execution.running];
+  ThreadState& poster = execution.Self();
   if (!poster.free_nic_operations.empty()) {
     state_->id = poster.free_nic_operations.back();
     poster.free_nic_operations.pop_back();
@@ -353,12 +329,10 @@ void NicOperation::Follow(const uint64_t* word) {
   if (last.released != nullptr) state_->knowledge.Join(*last.released);
 }
 
-void NicOperation::Join() const {
-  Execution::current->threads[Execution::current->running].knowledge.Join(state_->knowledge);
-}
+void NicOperation::Join() const { Execution::current->Self().knowledge.Join(state_->knowledge); }
 
 bool NicOperation::Retire() const {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
+  ThreadState& self = Execution::current->Self();
   if (self.knowledge.clock[state_->id] < state_->clock) return false;
   self.free_nic_operations.push_back(state_->id);
   return true;
@@ -369,7 +343,7 @@ void BulkLoad(void* stage, const void* from, int64_t bytes, uint64_t* phase) {
   load->Read(from, bytes);
   load->Write(stage, from, bytes);
   load->Increment(phase);
-  Execution::current->threads[Execution::current->running].bulk_loads.push_back(std::move(load));
+  Execution::current->Self().bulk_loads.push_back(std::move(load));
 }
 
 void BulkStore(void* to, const void* stage, int64_t bytes) {
@@ -377,17 +351,17 @@ void BulkStore(void* to, const void* stage, int64_t bytes) {
   reads->Read(stage, bytes);
   writes->Follow(*reads);
   writes->Write(to, stage, bytes);
-  auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
+  auto& stores = Execution::current->Self().bulk_stores;
   stores.push_back({std::move(reads), std::move(writes)});
 }
 
 void WaitForBulkReads(size_t most) {
-  const auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
+  const auto& stores = Execution::current->Self().bulk_stores;
   for (size_t i = 0; i + most < stores.size(); ++i) stores[i][0]->Join();
 }
 
 void WaitForBulkStores() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
+  ThreadState& self = Execution::current->Self();
   for (const auto& [reads, writes] : self.bulk_stores) {
     writes->Join();
     reads->Retire();
