@@ -15,7 +15,7 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "fakes/litmus_runs.h"
+#include "fakes/litmus_ranks.h"
 #include "fakes/virtual_ranks.h"
 
 namespace jaxcomm {
@@ -23,17 +23,6 @@ namespace cuda {
 namespace {
 
 using memory_model::Program;
-
-class ProgramMemory : public Memory {
- public:
-  explicit ProgramMemory(Program& program) : program_(program) {}
-  char* Take(int64_t bytes) override { return program_.Take(bytes, "memory " + std::to_string(number_++)); }
-  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, static_cast<size_t>(bytes)); }
-
- private:
-  Program& program_;
-  int number_ = 0;
-};
 
 Request RequestOf(Collective collective, Geometry geometry, int64_t block_count) {
   Request request;

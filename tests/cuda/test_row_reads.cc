@@ -3,9 +3,9 @@
 #include <numeric>
 #include <set>
 
+#include "fakes/memory_model.h"
 #include "fakes/row_calls.h"
 // Must follow it: see gin_cluster.h.
-#include "fakes/read_observer.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {

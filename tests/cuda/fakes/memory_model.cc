@@ -47,8 +47,8 @@ Program::~Program() {
 }
 
 char* Program::Take(int64_t bytes, const std::string& name) {
-  names_.emplace_back(used_, name);
   char* const taken = base_ + used_;
+  Name(taken, name);
   used_ += (bytes + 15) / 16 * 16;
   if (used_ > kBytes) std::abort();
   return taken;
@@ -65,12 +65,10 @@ void Program::AddBlock(int gpu, unsigned block, unsigned num_threads, std::funct
 
 std::string Program::NameOf(uintptr_t address) const {
   const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(base_));
-  const std::pair<int64_t, std::string>* found = nullptr;
-  for (const auto& name : names_) {
-    if (name.first <= offset) found = &name;
-  }
-  if (found == nullptr) return "?";
-  return offset == found->first ? found->second : found->second + " + " + std::to_string(offset - found->first);
+  const auto behind = names_.upper_bound(offset);
+  if (behind == names_.begin()) return "?";
+  const auto& [begin, name] = *std::prev(behind);
+  return offset == begin ? name : name + " + " + std::to_string(offset - begin);
 }
 
 // ---- Threads ----

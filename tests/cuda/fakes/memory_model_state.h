@@ -95,9 +95,9 @@ struct ThreadState {
   bool expired = false;                            // a wait of it ends without success
   uint64_t now_ns = 0;
   size_t num_nic_operations = 0;
-  std::vector<std::unique_ptr<NicOperation>> bulk_loads;
-  std::vector<std::array<std::unique_ptr<NicOperation>, 2>> bulk_stores;  // their reads and writes
-  std::vector<size_t> free_nic_operations;  // numbers of bulk copies that this thread has seen end
+  std::vector<NicOperation> bulk_loads;
+  std::vector<std::array<NicOperation, 2>> bulk_stores;  // their reads and writes
+  std::vector<size_t> free_nic_operations;               // numbers of bulk copies that this thread has seen end
   std::map<uintptr_t, uint32_t> num_stores;
 };
 
@@ -166,7 +166,7 @@ struct Execution {
     return thread < kMaxThreads ? thread : (thread - kMaxThreads) / kMaxNicOperations;
   }
   const Knowledge& KnowledgeOf(size_t thread) const {
-    return thread < kMaxThreads ? threads[thread].knowledge : *nic_operations.at(thread);
+    return thread < kMaxThreads ? threads[thread].knowledge : nic_operations.at(thread);
   }
 
   // Of the scheduler.
@@ -198,7 +198,7 @@ struct Execution {
   const uint64_t number;
   bool learned = false;  // a new store
   std::vector<ThreadState> threads;
-  std::map<size_t, const Knowledge*> nic_operations;
+  std::map<size_t, Knowledge> nic_operations;
   std::map<uintptr_t, Word> words;
   size_t num_words = 0;
   std::array<uint32_t, kMaxClocks> num_messages_of{};
