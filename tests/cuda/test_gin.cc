@@ -48,6 +48,7 @@ void GatherAfterPuts(uint64_t seed, bool stalls, uint64_t timeout_ns) {
     CHECK(emulation::NowNs() - begin < 4 * timeout_ns);
     CHECK(report.state == device::Report::kComplete && report.step == kFlush && report.channel == 0);
     CHECK(report.rank == 0 && report.peer == 0 && report.expected == device::Gin::kMostPuts && report.seen == 0);
+    CHECK(gin.num_posted({0, 0, 1}) == device::Gin::kMostPuts);
     return;
   }
   for (int32_t r = 0; r < 2; ++r) {

@@ -20,10 +20,11 @@ void CheckForward(unsigned threads) {
   Program program;
   const LitmusNodes nodes(program, 2, 2, 32);
   for (const int32_t r : {0, 2, 3}) {
-    program.AddBlock(r, 0, r == 2 ? threads : 1, [r, nodes = &nodes] {
+    program.AddBlock(r, 0, r == 3 ? 1 : threads, [r, nodes = &nodes] {
       const device::ThreadGroup block = device::OfBlock();
       const device::Gin gin(nodes->handles[r], nodes->nccl_comms[r]);
       const auto send = [&](int32_t peer) {
+        device::Sync(block);
         if (block.rank == 0) {
           Require(gin.Put(0, peer, 0, kFrom, 8), "no put");
           gin.Signal(0, peer);
@@ -32,7 +33,7 @@ void CheckForward(unsigned threads) {
       };
       for (uint64_t round = 1; round <= 2; ++round) {
         if (r == 0) {
-          nodes->arenas.At<uint64_t>(0)[kFrom / 8] = round;
+          if (block.rank + 1 == block.size) nodes->arenas.At<uint64_t>(0)[kFrom / 8] = round;
           send(2);
           Require(gin.Wait(0, 2, block) && *nodes->arenas.At<uint64_t>(0) == round, "stale data");
           continue;

@@ -266,7 +266,7 @@ uint64_t Load(const uint64_t* address, Scope scope, Order order) {
   Execution& execution = *Execution::current;
   ThreadState& self = execution.Self();
   execution.AtomicAccess(address, scope, false);
-  self.operation = {Operation::kLoad, address, 0, 0};
+  self.operation = {Operation::kLoad, address};
   const int outcome = execution.Choose();
   Word& word = execution.WordAt(address);
   const uint64_t value = word.messages[outcome].value;
@@ -282,7 +282,7 @@ void Store(uint64_t* address, uint64_t value, Scope scope, Order order) {
   execution.AtomicAccess(address, scope, true);
   size_t after = execution.WordAt(address).messages.size() - 1;
   if (execution.HasSeveralWriters(address)) {
-    self.operation = {Operation::kStore, address, 0, value};
+    self.operation = {Operation::kStore, address};
     execution.Leave(ThreadState::kParked);
     after = static_cast<size_t>(self.outcome);
     self.hash = Mix(self.hash, after);
@@ -309,7 +309,7 @@ size_t Execution::ReadToModify(Operation operation, Scope scope) {
 
 bool CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
   Execution& execution = *Execution::current;
-  const size_t outcome = execution.ReadToModify({Operation::kExchange, address, *expected, desired}, scope);
+  const size_t outcome = execution.ReadToModify({Operation::kExchange, address, *expected}, scope);
   Word& word = execution.WordAt(address);
   const uint64_t seen = word.messages[outcome].value;
   const bool equal = seen == *expected;

@@ -78,7 +78,7 @@ struct Cell {
 struct Operation {
   enum Kind { kLoad, kStore, kExchange, kAdd } kind = kLoad;
   const uint64_t* word = nullptr;
-  uint64_t expected = 0, desired = 0;
+  uint64_t expected = 0;
 };
 
 struct ThreadState {
@@ -158,7 +158,7 @@ struct Execution {
   void Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async = false);
   void Touch(uintptr_t address, size_t bytes, Access access);
   void CheckRaces(uintptr_t byte, const Access& access);
-  bool Ordered(const Access& access, const Access& before) const;
+  bool Ordered(const Access& before, const Access& access) const;
   void Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer, Knowledge& knowledge);
   void CountStore(size_t writer, uintptr_t address);
   // NIC operations have clocks beyond those of the threads.
