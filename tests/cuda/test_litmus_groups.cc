@@ -111,6 +111,7 @@ TEST_CASE("tags and counts") {
     }
     Require(*At(window, 1, 2) == 12 && !device::TryWait(comm, Channel(0, 0), 0), "stale data");
     Require(device::Wait(comm, Channel(0, 1), 0, 0, 2) && *At(window, 1, 1) == 11, "stale data");
+    Require(!device::TryWait(comm, Channel(0, 1), 0), "a signal counts twice");
   });
   ExpectSound(program);
 }
