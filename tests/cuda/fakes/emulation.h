@@ -297,6 +297,14 @@ inline char* TakeStack() {
   return stack;
 }
 
+inline void MakeContext(Fiber& fiber) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, Main, 0);
+}
+
 EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
   Machine& machine = TheMachine();
   machine.current = &fiber;
@@ -356,10 +364,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
       fiber->shared = shared.back().get();
       fiber->body = &body;
       fiber->stack = TakeStack();
-      getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack;
-      fiber->context.uc_stack.ss_size = kStackBytes;
-      makecontext(&fiber->context, Main, 0);
+      MakeContext(*fiber);
 #if defined(__SANITIZE_THREAD__)
       fiber->sanitizer = __tsan_create_fiber(0);
 #endif
