@@ -202,7 +202,7 @@ class Trial {
   void Launch(const std::map<Block, Stop>& stops, uint64_t begin) {
     std::vector<std::vector<GinNetworkArgs>> gin;
     for (const VirtualRanks::Call& call : calls_) gin.push_back(gin_.Args(call));
-    gin_.network().Reopen();
+    gin_.Reopen();
     std::vector<uint64_t> num_ended(n());  // thread blocks of all calls, by rank
     for (int32_t rank = 0; rank < n(); ++rank) {
       for (int32_t channel = 0; channel < num_channels_; ++channel) ends_[{rank, channel}] = begin;
@@ -213,7 +213,7 @@ class Trial {
       if (block.first == n() + 1) return gin_.Serve();
       if (block.first == n()) {
         Host(begin);
-        return gin_.network().Leave();
+        return gin_.Leave();
       }
       while (block.first == late_ && emulation::NowNs() < begin + late_ns_) emulation::Pause();
       const auto stop = stops.find(block);
@@ -233,7 +233,7 @@ class Trial {
         EndCall(i, block.first, num_ended[block.first]);
       }
       if (threadIdx.x == 0) ends_.at(block) = emulation::NowNs();
-      gin_.network().Leave();
+      gin_.Leave();
     });
   }
 

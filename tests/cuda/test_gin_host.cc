@@ -56,76 +56,60 @@ TEST_CASE("where GIN can be used, and why not") {
   }
 }
 
-// Up to 32 channels on 4 contexts fit in NCCL's default depth of 128. Of fewer contexts, 8 channels are all that a
-// queue of that depth holds.
-TEST_CASE("the depth of NCCL's queues, and fewer contexts than asked") {
-  const NcclLibrary nccl = Library();
-  const auto problem = [&](int32_t num_channels) {
+// Up to 32 channels on 4 contexts fit in NCCL's default of 128, and 8 on one context.
+TEST_CASE("the depth of NCCL's queues, and of fewer contexts than asked") {
+  const auto problem = [](uint32_t contexts, int32_t num_channels, uint8_t type = NCCL_GIN_TYPE_GDAKI) {
+    num_contexts = contexts;
+    network = type;
     uint64_t counts[1];
     device::Comm comm;
     comm.signals.num_channels = num_channels;
-    return Gin::Make(nccl, nullptr, comm, counts, [](const char*, ncclResult_t) { return OkStatus(); }).status();
+    return Gin::Make(Library(), nullptr, comm, counts, [](const char*, ncclResult_t) { return OkStatus(); }).status();
   };
   const std::pair<int32_t, int> depths[] = {{1, 128}, {32, 128}, {33, 256}, {64, 256}, {132, 1024}};
   for (const auto& [num_channels, depth] : depths) {
-    CHECK(problem(num_channels).ok());
-    CHECK(asked.ginContextCount == 4 && asked.ginQueueDepth == depth);
+    CHECK(problem(4, num_channels).ok() && asked.ginContextCount == 4 && asked.ginQueueDepth == depth);
   }
-  num_contexts = 1;
-  CHECK(problem(8).ok());
-  CHECK(problem(9).message() ==
+  CHECK(problem(1, 8).ok());
+  CHECK(problem(1, 9).message() ==
         "NCCL made 1 contexts of GIN instead of 4, whose queues of 128 entries are too short for 9 channels. Lower "
         "JAXCOMM_MAX_SMS, or update the GIN plugin");
-  network = NCCL_GIN_TYPE_PROXY;  // its queues have a depth of their own
-  CHECK(problem(9).ok());
-  network = NCCL_GIN_TYPE_GDAKI;
-  num_contexts = 2;
-  CHECK(problem(16).ok() && !problem(17).ok());
-  num_contexts = 4;
+  CHECK(problem(1, 9, NCCL_GIN_TYPE_PROXY).ok());  // its queues have a depth of their own
+  CHECK(problem(2, 16).ok() && !problem(2, 17).ok());
 }
 
-device::Comm SomeComm() {
+TEST_CASE("kernel arguments") {
   device::Comm comm;
   comm.world = {5, 6, 0, 1};
   comm.local = {1, 2, 4, 1};
   comm.signals.num_channels = 7;
   comm.timeout_ns = 123;
   comm.call_id = 9;
-  return comm;
-}
-
-TEST_CASE("kernel arguments") {
-  const NcclLibrary nccl = Library();
   uint64_t counts[7 * 7];
   CHECK(Gin::CountBytes(7, 6) == sizeof counts);
-  ncclResult_t checked = ncclSuccess;
-  const auto ends_as = [&](bool ok) {
-    return [&checked, ok](const char* name, ncclResult_t result) {
-      CHECK(std::string(name) == "ncclDevCommCreate");
-      checked = result;
-      return ok ? OkStatus() : UnavailableError("no");
-    };
+  const auto make = [&](const Status& status) {
+    return Gin::Make(Library(), nullptr, comm, counts, [&](const char* name, ncclResult_t result) {
+      CHECK(std::string(name) == "ncclDevCommCreate" && result == ncclInProgress);
+      return status;
+    });
   };
-  CHECK(Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(false)).status().message() == "no");
-  CHECK(checked == ncclInProgress);
-  const auto made = Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(true));
-  CHECK(made.ok());
-  const std::unique_ptr<Gin>& gin = *made;
+  CHECK(make(UnavailableError("no")).status().message() == "no");
+  const std::unique_ptr<Gin> gin = ValueOf(make(OkStatus()));
   CHECK(&gin->nccl_comm() == made_at);
   CHECK(asked.version == NCCL_VERSION_CODE && asked.ginConnectionType == NCCL_GIN_CONNECTION_FULL);
   CHECK(asked.ginSignalCount == 7 * 6 && asked.ginCounterCount == 7 && asked.ginContextCount > 0);
   CHECK(asked.ginStrongSignalsRequired && !asked.ginVaSignalsRequired && asked.ginExclusiveContexts);
 
   ArenaLayout layout;
-  layout.output = 4096;
-  layout.scratch = 8192;
+  layout.input = 1024, layout.output = 4096, layout.scratch = 8192;
   const auto window = reinterpret_cast<ncclWindow_t>(uintptr_t{64});
-  const GinNetworkArgs args = gin->Args(SomeComm(), window, layout);
+  const GinNetworkArgs args = gin->Args(comm, window, layout);
   CHECK(args.comm.local.rank == 5 && args.comm.local.size == 6 && args.comm.local.World(3) == 3);
-  CHECK(args.comm.timeout_ns == 123 && args.comm.call_id == 9);
+  CHECK(args.comm.timeout_ns == 123 && args.comm.call_id == 9 && args.arena == window);
   CHECK(args.comm.signals.received == counts && args.puts == counts + 7 * 6);
-  CHECK(args.input.window == window && args.input.offset == 0);
-  CHECK(args.BufferOf({2, Space::kOutput, 0}).offset == 4096 && args.BufferOf({2, Space::kScratch, 0}).offset == 8192);
+  for (const GinBuffer& buffer : {args.input, args.output, args.scratch}) CHECK(buffer.window == window);
+  CHECK(args.BufferOf({2, Space::kInput, 0}).offset == 1024 && args.BufferOf({2, Space::kOutput, 0}).offset == 4096);
+  CHECK(args.BufferOf({2, Space::kScratch, 0}).offset == 8192);
 }
 
 }  // namespace

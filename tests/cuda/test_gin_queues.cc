@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -22,31 +23,19 @@ namespace cuda {
 namespace {
 
 constexpr int64_t kItemBytes = 4;
+constexpr int kCalls = 3;
 
-// The entries of a rank's queue to a rank of another node, in order.
-using Queue = std::deque<StepKind>;
-
-// One channel of all ranks, which run the program several times.
+// One channel of all ranks, which run the program kCalls times.
 class Channel {
  public:
   Channel(const std::vector<RankProgram>& programs, size_t channel, const Geometry& geometry,
-          const Fragments& fragments, int num_calls)
-      : programs_(programs),
-        channel_(channel),
-        geometry_(geometry),
-        fragments_(fragments),
-        num_calls_(num_calls),
-        next_(programs.size()),
-        calls_(programs.size()) {}
-
-  // The largest number of entries of a queue, and of puts.
-  int64_t most_entries() const { return most_entries_; }
-  int64_t most_puts() const { return most_puts_; }
+          const Fragments& fragments)
+      : programs_(programs), channel_(channel), geometry_(geometry), fragments_(fragments), next_(programs.size()) {}
 
   // One rank after the other runs until it has to wait for another, always in an order of its own.
   void Run(std::mt19937_64& random) {
-    std::vector<int32_t> order;
-    for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) order.push_back(rank);
+    std::vector<int32_t> order(next_.size());
+    std::iota(order.begin(), order.end(), 0);
     for (bool moved = true; moved;) {
       moved = false;
       std::shuffle(order.begin(), order.end(), random);
@@ -54,32 +43,47 @@ class Channel {
         while (RunStep(rank)) moved = true;
       }
     }
-    CHECK(std::all_of(calls_.begin(), calls_.end(), [&](int calls) { return calls == num_calls_; }));
+    for (const int32_t rank : order) CHECK(next_[rank] == kCalls * StepsOf(rank));
   }
 
+  // The largest number of entries of a queue, and of puts.
+  int64_t most_entries = 0, most_puts = 0;
+
  private:
+  // From a rank to another.
+  struct Link {
+    std::deque<StepKind> queue;  // entries of NCCL's queue, in order
+    int64_t signals = 0, arrived = 0, waits = 0;
+
+    int64_t num_puts() const { return std::count(queue.begin(), queue.end(), StepKind::kPut); }
+    void Leave() {
+      arrived += queue.front() == StepKind::kSignal;
+      queue.pop_front();
+    }
+  };
+
+  int32_t StepsOf(int32_t rank) const { return programs_[rank].channels[channel_].num_steps + 1; }
   bool IsInterNode(int32_t rank, int32_t peer) const { return geometry_.node(rank) != geometry_.node(peer); }
 
   // False: the rank has to wait, or is done.
   bool RunStep(int32_t rank) {
-    if (calls_[rank] == num_calls_) return false;
-    const ChannelProgram& program = programs_[rank].channels[channel_];
-    if (next_[rank] == program.num_steps) {
+    if (next_[rank] == kCalls * StepsOf(rank)) return false;
+    const int32_t next = next_[rank] % StepsOf(rank);
+    if (next + 1 == StepsOf(rank)) {
       Flush(rank);
-      ++calls_[rank];
-      next_[rank] = 0;
-      return true;
-    }
-    const ProgramStep& step = programs_[rank].steps[program.first_step + next_[rank]];
-    if (step.flush) Flush(rank);
-    const int32_t peer = step.step.peer;
-    if (step.step.kind == StepKind::kWait) {
-      if (!Receive(peer, rank)) return false;
-    } else if (step.step.kind == StepKind::kSignal) {
-      Post(rank, peer, StepKind::kSignal);
-    } else if (step.step.kind == StepKind::kPut && IsInterNode(rank, peer)) {
-      const int64_t num_puts = step.flat ? 1 : fragments_.MostPuts(step.step);
-      for (int64_t i = 0; i < num_puts; ++i) Post(rank, peer, StepKind::kPut);
+    } else {
+      const ProgramStep& step = programs_[rank].steps[programs_[rank].channels[channel_].first_step + next];
+      if (step.flush) Flush(rank);
+      const int32_t peer = step.step.peer;
+      if (step.step.kind == StepKind::kWait) {
+        if (!Receive(peer, rank)) return false;
+      } else if (step.step.kind == StepKind::kSignal) {
+        ++links_[{rank, peer}].signals;
+        Post(rank, peer, StepKind::kSignal);
+      } else if (step.step.kind == StepKind::kPut) {
+        const int64_t num_puts = step.flat ? 1 : fragments_.MostPuts(step.step);
+        for (int64_t i = 0; i < num_puts; ++i) Post(rank, peer, StepKind::kPut);
+      }
     }
     ++next_[rank];
     return true;
@@ -87,47 +91,34 @@ class Channel {
 
   // The k-th wait is for the k-th signal. What is in front of it leaves the queue with it.
   bool Receive(int32_t from, int32_t to) {
-    int64_t& waiting = waits_[{from, to}];
-    if (waiting >= signals_[{from, to}]) return false;
-    ++waiting;
-    Queue& queue = queues_[{from, to}];
-    int64_t& arrived = arrived_[{from, to}];
-    for (; IsInterNode(from, to) && arrived < waiting; queue.pop_front()) arrived += queue.front() == StepKind::kSignal;
+    Link& link = links_[{from, to}];
+    if (link.waits >= link.signals) return false;
+    ++link.waits;
+    while (IsInterNode(from, to) && link.arrived < link.waits) link.Leave();
     return true;
   }
 
   void Post(int32_t from, int32_t to, StepKind kind) {
-    if (kind == StepKind::kSignal) ++signals_[{from, to}];
     if (!IsInterNode(from, to)) return;
-    Queue& queue = queues_[{from, to}];
-    queue.push_back(kind);
-    most_entries_ = std::max<int64_t>(most_entries_, static_cast<int64_t>(queue.size()));
-    most_puts_ = std::max<int64_t>(most_puts_, std::count(queue.begin(), queue.end(), StepKind::kPut));
+    Link& link = links_[{from, to}];
+    link.queue.push_back(kind);
+    most_entries = std::max(most_entries, static_cast<int64_t>(link.queue.size()));
+    most_puts = std::max(most_puts, link.num_puts());
   }
 
   // All puts have left, and what was in front of them.
   void Flush(int32_t rank) {
-    for (auto& [link, queue] : queues_) {
-      if (link.first != rank) continue;
-      while (std::count(queue.begin(), queue.end(), StepKind::kPut) > 0) {
-        arrived_[link] += queue.front() == StepKind::kSignal;
-        queue.pop_front();
-      }
+    for (auto& [ranks, link] : links_) {
+      while (ranks.first == rank && link.num_puts() > 0) link.Leave();
     }
   }
-
-  using Link = std::pair<int32_t, int32_t>;  // from, to
 
   const std::vector<RankProgram>& programs_;
   const size_t channel_;
   const Geometry geometry_;
   const Fragments& fragments_;
-  const int num_calls_;
-  std::vector<int32_t> next_;  // by rank
-  std::vector<int> calls_;     // by rank: complete ones
-  std::map<Link, Queue> queues_;
-  std::map<Link, int64_t> signals_, arrived_, waits_;
-  int64_t most_entries_ = 0, most_puts_ = 0;
+  std::vector<int32_t> next_;  // by rank: steps of all calls, of which each ends with a flush
+  std::map<std::pair<int32_t, int32_t>, Link> links_;
 };
 
 // Runs the programs of all ranks. Returns the largest number of entries of a queue, and of puts.
@@ -142,10 +133,10 @@ std::pair<int64_t, int64_t> MostInQueues(const Algorithm& algorithm, const Reque
   int64_t entries = 0, puts = 0;
   for (size_t c = 0; c < programs[0].channels.size(); ++c) {
     const Fragments fragments(programs[0].channels[c].input.count, request.block_count, contiguous);
-    Channel channel(programs, c, request.geometry, fragments, 3);
+    Channel channel(programs, c, request.geometry, fragments);
     channel.Run(random);
-    entries = std::max(entries, channel.most_entries());
-    puts = std::max(puts, channel.most_puts());
+    entries = std::max(entries, channel.most_entries);
+    puts = std::max(puts, channel.most_puts);
   }
   return {entries, puts};
 }

@@ -64,25 +64,6 @@ TEST_CASE("the model: outcomes of known programs") {
   }
 }
 
-// Kernels of one stream: counts continue, and channels do not share them.
-TEST_CASE("barriers of two channels in two kernels") {
-  Program program;
-  LitmusRanks ranks(program, 2, 2);
-  const device::Window window = ranks.Window(program, 16, "window");
-  ranks.AddBlocks(program, 2, 1, [=](const device::Comm& comm) {
-    const auto channel = static_cast<int32_t>(blockIdx.x);
-    const int32_t rank = comm.local.rank;
-    for (uint64_t kernel = 1; kernel <= 2; ++kernel) {
-      window.At<uint64_t>(rank)[channel] = kernel;
-      Require(device::Barrier(comm, channel), "no signal");
-      Require(window.At<uint64_t>(1 - rank)[channel] == kernel, "stale data");
-      Require(device::Barrier(comm, channel), "no signal");
-      memory_model::EndKernel();
-    }
-  });
-  ExpectSound(program);
-}
-
 TEST_CASE("offsets exchange") {
   constexpr int32_t kRanks = 2;
   Program program;

@@ -8,7 +8,6 @@
 // clang-format on
 #include "../../examples/all_gather_matmul/all_gather_matmul.cuh"
 #include "../check.h"
-#include "fakes/litmus_runs.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -39,8 +38,8 @@ void AddRing(Program& program, int32_t rank, int32_t num_ranks, unsigned threads
       [=](int64_t i, int32_t number) { return 2 * value(i / columns, number); }, run);
 }
 
-// In a node, one warp sends, another one multiplies; each has one thread. Over
-// nodes of one rank, each thread has a column.
+// In a node, one warp sends, another one multiplies; each has one thread. Over nodes of one rank, each thread has a
+// column.
 template <bool kNodes>
 void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int runs) {
   Program program;
@@ -48,12 +47,11 @@ void RunRing(int32_t num_ranks, unsigned threads, int64_t tiles, int runs) {
   sizes.local = {0, kNodes ? 1 : num_ranks, 0, 1};
   sizes.signals.num_channels = kNodes ? ring::kNumKinds : 1;
   const int64_t bytes = kNodes ? ring::NodeArenaBytes<ring::F32>(sizes, 1) : ring::ArenaBytes<ring::F32>(sizes, 1);
-  const std::vector<int32_t> nodes_of = kNodes ? std::vector<int32_t>(num_ranks, 1) : std::vector<int32_t>{num_ranks};
-  const LitmusNodes nodes(program, nodes_of, bytes, sizes.signals.num_channels);
+  const LitmusNodes nodes(program, kNodes ? num_ranks : 1, sizes.local.size, bytes, sizes.signals.num_channels);
   std::vector<std::conditional_t<kNodes, ring::NodeArgs<ring::F32>, ring::Args<ring::F32>>> args(num_ranks);
   for (int32_t r = 0; r < num_ranks; ++r) {
     if constexpr (kNodes) {
-      args[r] = ring::WithArena<ring::F32>(nodes.comms[r], nodes.gins[r]);
+      args[r] = ring::WithArena<ring::F32>(nodes.comms[r], nodes.handles[r]);
       AddRing(program, r, num_ranks, threads, tiles, runs, args[r], threads,
               [call = &args[r], comm = &nodes.nccl_comms[r]] { ring::RunOnNodes(*call, *comm); });
     } else {

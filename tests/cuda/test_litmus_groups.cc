@@ -27,22 +27,24 @@ device::ThreadGroup Group(Kind kind) {
 }
 
 // The window of a rank holds new data of every thread in each round. Barriers lie between its writes and its peer's
-// reads by another thread.
+// reads by another thread of the group. Warps have channels of their own; the last one has one thread.
 TEST_CASE("barriers") {
   const std::tuple<int32_t, unsigned, Kind> cases[] = {
-      {2, 2, kBlockGroup}, {3, 1, kBlockGroup}, {2, 2, kWarpGroup}, {2, 2, kWarpsGroup}};
+      {2, 2, kBlockGroup}, {3, 1, kBlockGroup}, {2, 3, kWarpGroup}, {2, 2, kWarpsGroup}};
   for (const auto& [n, threads, kind] : cases) {
     Program program;
-    LitmusRanks ranks(program, n, 1);
-    const device::Window window = ranks.Window(program, 16, "window");
+    LitmusRanks ranks(program, n, 2);
+    const device::Window window = ranks.Window(program, 24, "window");
     ranks.AddBlocks(program, 1, threads, [=, n = n, kind = kind](const device::Comm& comm) {
       const device::ThreadGroup group = Group(kind);
-      const int32_t rank = comm.local.rank;
+      const auto rank = static_cast<unsigned>(group.rank), size = static_cast<unsigned>(group.size);
+      const unsigned first = threadIdx.x - rank;
+      const auto channel = static_cast<int32_t>(first / 2);
       for (uint64_t round = 1; round <= 2; ++round) {
-        *At(window, rank, threadIdx.x) = round;
-        Require(device::Barrier(comm, 0, 0, group), "no signal");
-        Require(*At(window, (rank + 1) % n, blockDim.x - 1 - threadIdx.x) == round, "stale data");
-        if (round == 1) Require(device::Barrier(comm, 0, 0, group), "no signal");
+        *At(window, comm.local.rank, threadIdx.x) = round;
+        Require(device::Barrier(comm, channel, 0, group), "no signal");
+        Require(*At(window, (comm.local.rank + 1) % n, first + size - 1 - rank) == round, "stale data");
+        if (round == 1) Require(device::Barrier(comm, channel, 0, group), "no signal");
       }
     });
     ExpectSound(program);
@@ -73,24 +75,6 @@ TEST_CASE("puts, signals and waits of groups") {
     });
     ExpectSound(program);
   }
-}
-
-// Two warps of a block are two channels, which never wait for each other.
-TEST_CASE("warps with channels of their own") {
-  Program program;
-  LitmusRanks ranks(program, 2, 2);
-  const device::Window window = ranks.Window(program, 16, "window");
-  for (int32_t rank : {0, 1}) {
-    // The second warp has one thread.
-    program.AddBlock(rank, 0, 3, [=, comm = ranks.comm(rank)] {
-      const auto channel = static_cast<int32_t>(threadIdx.x / 2);
-      const device::ThreadGroup warp = device::OfWarp();
-      if (warp.rank == warp.size - 1) *At(window, rank, static_cast<unsigned>(channel)) = 5;
-      Require(device::Barrier(comm, channel, 0, warp), "no signal");
-      if (warp.rank == 0) Require(*At(window, 1 - rank, static_cast<unsigned>(channel)) == 5, "stale data");
-    });
-  }
-  ExpectSound(program);
 }
 
 LitmusRanks WithTags(Program& program, int32_t num_ranks, int32_t num_tags) {
@@ -127,6 +111,7 @@ TEST_CASE("tags and counts") {
     }
     Require(*At(window, 1, 2) == 12 && !device::TryWait(comm, Channel(0, 0), 0), "stale data");
     Require(device::Wait(comm, Channel(0, 1), 0, 0, 2) && *At(window, 1, 1) == 11, "stale data");
+    Require(!device::TryWait(comm, Channel(0, 1), 0), "a signal counts twice");
   });
   ExpectSound(program);
 }

@@ -15,7 +15,7 @@
 #include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "fakes/litmus_runs.h"
+#include "fakes/litmus_ranks.h"
 #include "fakes/virtual_ranks.h"
 
 namespace jaxcomm {
@@ -23,17 +23,6 @@ namespace cuda {
 namespace {
 
 using memory_model::Program;
-
-class ProgramMemory : public Memory {
- public:
-  explicit ProgramMemory(Program& program) : program_(program) {}
-  char* Take(int64_t bytes) override { return program_.Take(bytes, "memory " + std::to_string(number_++)); }
-  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, static_cast<size_t>(bytes)); }
-
- private:
-  Program& program_;
-  int number_ = 0;
-};
 
 Request RequestOf(Collective collective, Geometry geometry, int64_t block_count) {
   Request request;
@@ -74,7 +63,7 @@ int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t
 
 // Runs a plan on bytes twice. Reductions and copies divide bytes among threads in different ways.
 void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, unsigned threads,
-               bool copies, int64_t chunk_count = 0) {
+               bool copies, int64_t chunk_count = 0, int64_t contiguous_count = 0) {
   Program program;
   ProgramMemory memory(program);
   const int32_t n = geometry.num_ranks();
@@ -84,7 +73,8 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   Request request = RequestOf(collective, geometry, block_count);
   request.chunk_count = chunk_count;
   const Choice choice(*found, request);
-  const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS8, ReduceOp::kSum}, 1);
+  const VirtualRanks::Call call =
+      ranks.Prepare(memory, choice, block_count, {0, contiguous_count}, {DType::kS8, ReduceOp::kSum}, 1, 0, {0, 0});
   std::vector<LitmusGin> gin;
   if (geometry.num_nodes > 1) gin = MakeLitmusGin(program, call);
   // Not aligned, so that the copies divide bytes in yet another way.
@@ -92,9 +82,12 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   auto* const results = program.Words<int8_t>(n * OutputCount(choice.request) + 1, "results") + 1;
   const auto input_count = static_cast<int32_t>(InputCount(choice.request));
   const auto output_count = static_cast<int32_t>(OutputCount(choice.request));
-  const auto value = [collective, n, input_count](int64_t i, int32_t run) {
-    int32_t expected =
-        collective == Collective::kAllGather ? Value(static_cast<int32_t>(i / input_count), i % input_count, run) : 0;
+  const int64_t c = contiguous_count > 0 ? contiguous_count : input_count;
+  const auto value = [collective, n, c](int64_t i, int32_t run) {
+    int32_t expected = 0;
+    if (collective == Collective::kAllGather) {
+      expected = Value(static_cast<int32_t>(i / c % n), i / (c * n) * c + i % c, run);
+    }
     for (int32_t r = 0; r < n && collective == Collective::kAllReduce; ++r) expected += Value(r, i, run);
     return static_cast<int8_t>(expected);
   };
@@ -140,7 +133,11 @@ TEST_CASE("a walked plan with copies of operand and result") {
   CheckPlan(Collective::kAllGather, "direct", {1, 1, true, true}, 32, 2, true);  // begins with data
 }
 
-TEST_CASE("a walked plan over GIN") { CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 32, 2, false); }
+// The second time, a step has two puts, by the threads of two warps.
+TEST_CASE("a walked plan over GIN") {
+  CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 32, 2, false);
+  CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 4, 3, false, 0, 2);
+}
 
 // Sums through the switch, twice on the same arena.
 TEST_CASE("multimem") {

@@ -1,9 +1,5 @@
-// Data that cross the network and then a node, in all executions that a relaxed memory model and GIN allow: a rank puts
-// to its rail peer in another node and signals; the peer waits and enters the barrier of its node; a third rank passes
-// the barrier and reads what came over the network. So do dispatch and combine between nodes, whose kernels are too
-// large for the model with three ranks.
-#include <vector>
-
+// Data that cross the network and then a node, and the way back, in all executions that a relaxed memory model and GIN
+// allow. So do dispatch and combine between nodes, whose kernels are too large for the model with three ranks.
 #include "fakes/litmus_nodes.h"
 // Must follow it, as NCCL's headers go before gin.h.
 #include "../../ffi/include/jaxcomm/device.h"
@@ -18,70 +14,44 @@ using memory_model::Require;
 
 constexpr int64_t kFrom = 16;  // in the arena; the data arrive at its begin
 
-// Rank 0 is a node, ranks 1 and 2 are another one.
-void CheckForward(unsigned threads, uint64_t rounds) {
+// Rank 0 of one node puts to rank 2 of another one, whose rank 3 reads the data there after a barrier, and writes what
+// rank 2 puts back. The other rank of the first node has no part.
+void CheckForward(unsigned threads) {
   Program program;
-  const LitmusNodes nodes(program, {1, 2}, 32);
-  for (int32_t r = 0; r < 3; ++r) {
-    program.AddBlock(r, 0, r == 1 ? threads : 1, [r, rounds, nodes = &nodes] {
-      const device::Comm& node = nodes->comms[r];
-      const device::Gin gin(nodes->gins[r], nodes->nccl_comms[r]);
-      auto* const own = nodes->arena.At<uint64_t>(r);
-      for (uint64_t round = 1; round <= rounds; ++round) {
-        if (r == 0) {
-          own[kFrom / 8] = round;
-          // The peer's node has read the data of the last round.
-          if (round > 1) Require(gin.Wait(0, 1, device::OfBlock()), "no signal");
-          Require(gin.Put(0, 1, 0, kFrom, 8), "no put");
-          gin.Signal(0, 1);
-          Require(gin.Flush(0, device::OfBlock()), "no flush");
-          continue;
+  const LitmusNodes nodes(program, 2, 2, 32);
+  for (const int32_t r : {0, 2, 3}) {
+    program.AddBlock(r, 0, r == 3 ? 1 : threads, [r, nodes = &nodes] {
+      const device::ThreadGroup block = device::OfBlock();
+      const device::Gin gin(nodes->handles[r], nodes->nccl_comms[r]);
+      const auto send = [&](int32_t peer) {
+        device::Sync(block);
+        if (block.rank == 0) {
+          Require(gin.Put(0, peer, 0, kFrom, 8), "no put");
+          gin.Signal(0, peer);
         }
-        if (r == 1) Require(gin.Wait(0, 0, device::OfBlock()), "no signal");
-        Require(device::Barrier(node, 0), "no barrier");
-        if (threadIdx.x + 1 == blockDim.x) Require(*nodes->arena.At<uint64_t>(1) == round, "stale data");
-        if (round == rounds) break;
-        Require(device::Barrier(node, 0), "no barrier");
-        if (r == 1 && threadIdx.x == 0) gin.Signal(0, 0);
-      }
-    });
-  }
-  ExpectSound(program);
-}
-
-TEST_CASE("a rank reads what its peer has got over the network") {
-  CheckForward(1, 2);
-  CheckForward(2, 2);
-}
-
-// The way back: a rank writes to its peer's memory, and the peer puts the data to the other node after the barrier.
-TEST_CASE("a rank puts what its peer of the node has written") {
-  Program program;
-  const LitmusNodes nodes(program, {1, 2}, 32);
-  for (int32_t r = 0; r < 3; ++r) {
-    program.AddBlock(r, 0, 1, [r, nodes = &nodes] {
-      const device::Comm& node = nodes->comms[r];
-      const device::Gin gin(nodes->gins[r], nodes->nccl_comms[r]);
+        Require(gin.Flush(0, block), "no flush");
+      };
       for (uint64_t round = 1; round <= 2; ++round) {
         if (r == 0) {
-          Require(gin.Wait(0, 1, device::OfBlock()), "no signal");
-          Require(*nodes->arena.At<uint64_t>(0) == round, "stale data");
-          if (round == 1) gin.Signal(0, 1);
+          if (block.rank + 1 == block.size) nodes->arenas.At<uint64_t>(0)[kFrom / 8] = round;
+          send(2);
+          Require(gin.Wait(0, 2, block) && *nodes->arenas.At<uint64_t>(0) == round, "stale data");
           continue;
         }
-        if (r == 2) nodes->arena.At<uint64_t>(1)[kFrom / 8] = round;
-        Require(device::Barrier(node, 0), "no barrier");
-        if (r == 1) {
-          if (round == 2) Require(gin.Wait(0, 0, device::OfBlock()), "no signal");
-          Require(gin.Put(0, 0, 0, kFrom, 8), "no put");
-          gin.Signal(0, 0);
-          Require(gin.Flush(0, device::OfBlock()), "no flush");
-        }
-        if (round == 1) Require(device::Barrier(node, 0), "no barrier");
+        if (r == 2) Require(gin.Wait(0, 0, block), "no signal");
+        Require(device::Barrier(nodes->comms[r], 0), "no barrier");
+        if (block.rank + 1 == block.size) Require(*nodes->arenas.At<uint64_t>(2) == round, "stale data");
+        if (r == 3) nodes->arenas.At<uint64_t>(2)[kFrom / 8] = round;
+        Require(device::Barrier(nodes->comms[r], 0), "no barrier");
+        if (r == 2) send(0);
       }
     });
   }
   ExpectSound(program);
+}
+
+TEST_CASE("a rank forwards what its peer has got over the network, and back") {
+  for (const unsigned threads : {1u, 2u}) CheckForward(threads);
 }
 
 }  // namespace

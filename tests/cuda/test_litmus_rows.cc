@@ -1,6 +1,7 @@
 // The kernels that move rows, on the smallest groups, in all executions that a relaxed memory model and GIN allow:
 // dispatch and combine in a node and between nodes (test_litmus_nodes.cc joins both), all_to_all_v, route_and_dispatch,
 // and bulk copies, whose rings have two stages of 16 bytes.
+#include <algorithm>
 #include <vector>
 
 #include "fakes/litmus_nodes.h"
@@ -10,7 +11,6 @@
 #include "../../ffi/cuda/kernels/route_and_dispatch.cuh"
 #include "../../ffi/cuda/kernels/slices.cuh"
 #include "../check.h"
-#include "fakes/litmus_runs.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -23,6 +23,14 @@ constexpr int32_t kRanks = 2;
 constexpr BulkStages kStages = {2, 16};
 
 float Value(int64_t rank, int32_t run) { return static_cast<float>(10 * run + rank + 1); }
+
+// Memory of the program with these values.
+template <size_t kNum>
+const int32_t* UploadTo(Program& program, const int32_t (&values)[kNum], const char* name) {
+  auto* const to = program.Words<int32_t>(kNum, name);
+  for (size_t i = 0; i < kNum; ++i) to[i] = values[i];
+  return to;
+}
 
 // Adds the runs of a kernel whose arguments `call` have the operand x and the result y.
 template <typename Args, typename X, typename Y, typename Run>
@@ -66,15 +74,16 @@ void CheckRows(const RowCase& test, unsigned threads) {
   rows.num_ranks = kRanks, rows.num_experts = test.to_peer ? 4 : 2;
   CHECK(GroupsPlaces(rows) == test.to_peer);
   const bool rails = test.num_nodes > 0;
-  const LitmusNodes nodes(program, test.num_nodes == 2 ? std::vector<int32_t>{1, 1} : std::vector<int32_t>{2},
-                          rails ? RailArenaBytes(sizes, test.num_nodes) : ArenaBytes(rows));
+  const int32_t num_nodes = std::max(test.num_nodes, 1);
+  const LitmusNodes nodes(program, num_nodes, kRanks / num_nodes,
+                          rails ? RailArenaBytes(sizes, num_nodes) : ArenaBytes(rows));
   std::vector<InterNodeRowArgs> args(kRanks, sizes);
   for (int32_t r = 0; r < kRanks; ++r) {
     const InterNodeRowArgs* const call = &args[r];
     RowArgs& own = args[r].rows;
-    args[r].gin = nodes.gins[r];
+    args[r].gin = nodes.handles[r];
     args[r].node = nodes.comms[r];
-    own.comm = rails ? nodes.gins[r].comm : nodes.comms[r];
+    own.comm = rails ? nodes.handles[r].comm : nodes.comms[r];
     own.state = program.Words<uint64_t>(1, "state");
     own.table = test.to_peer ? UploadTo(program, kPeerTable, "table") : UploadTo(program, kTable, "table");
     own.index = test.combines ? UploadTo(program, kSlots[r], "index") : UploadTo(program, kRows, "index");
@@ -127,7 +136,7 @@ constexpr int32_t kSlices[] = {0, 0, 1, 1, 0, 0, 1, 1, /**/ 0, 0, 1, 1, 1, 1, 1,
 void CheckSlices(bool puts, unsigned threads, int32_t bulk) {
   Program program;
   const int64_t row = bulk > 0 ? 4 : 1;
-  const LitmusNodes nodes(program, {kRanks}, 256);
+  const LitmusNodes nodes(program, 1, kRanks, 256);
   std::vector<SliceArgs> args(kRanks);
   for (int32_t r = 0; r < kRanks; ++r) {
     SliceArgs& own = args[r];
@@ -207,7 +216,7 @@ void CheckRouteAndDispatch(int32_t choices, bool crossed, int32_t runs, unsigned
   sizes.tokens = 1, sizes.choices = choices, sizes.num_experts = kRanks, sizes.capacity = choices;
   sizes.row_bytes = sizeof(float), sizes.piece_bytes = 8;
   // ArenaBytes: one channel, two sets of slots of 16 bytes.
-  const LitmusNodes nodes(program, {kRanks},
+  const LitmusNodes nodes(program, 1, kRanks,
                           EpochBytes(sizes.num_epochs) + int64_t{2} * kRanks * ChannelUnits(sizes) * 16);
   std::vector<RouteAndDispatchArgs> args(kRanks, sizes);
   for (int32_t r = 0; r < kRanks; ++r) {

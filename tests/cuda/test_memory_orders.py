@@ -97,6 +97,12 @@ def instructions(names):
     return {word for name in names for word in ACCESSES[name][1].split(" + ")}
 
 
+def output(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def compiled(wheels, tmp_path_factory):
     """PTX of one kernel per function."""
@@ -115,12 +121,10 @@ def compiled(wheels, tmp_path_factory):
     )
     names = "using namespace jaxcomm::device;\nusing namespace jaxcomm::cuda;\n"
     (folder / "orders.cu").write_text(headers + names + "".join(kernels))
-    command = (
+    output(
         wheels / "cu13" / "bin" / "nvcc", "-std=c++17", "-arch=sm_90", "-ptx", "-I", FFI,
         "-isystem", jax.ffi.include_dir(), folder / "orders.cu", "-o", folder / "orders.ptx",
     )  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
     texts = re.split(r"\.visible \.entry (\w+)Kernel\(", (folder / "orders.ptx").read_text())
     return dict(zip(texts[1::2], texts[2::2], strict=True))
 
@@ -138,10 +142,8 @@ def test_each_group_has_its_barrier(compiled, number, group):
 
 def test_kernels_use_no_other_orders(build, wheels):
     (module,) = build.glob("_cuda.*.so")
-    command = (wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", module)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    files = [text for text in re.split(r"^Fatbin ptx code:", done.stdout, flags=re.MULTILINE) if ".entry" in text]
+    dumped = output(wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", module)
+    files = [text for text in re.split(r"^Fatbin ptx code:", dumped, flags=re.MULTILINE) if ".entry" in text]
     for kernel, functions in KERNELS.items():
         (ptx,) = (text for text in files if re.search(rf"\.entry \w*{kernel}", text))
         used = ordered(ptx)

@@ -2,9 +2,9 @@
 // token once, however many of its experts the reading rank has.
 #include <set>
 
+#include "fakes/memory_model.h"
 #include "fakes/row_calls.h"
 // Must follow it: see gin_cluster.h.
-#include "fakes/read_observer.h"
 #include "fakes/seed.h"
 
 namespace jaxcomm {

@@ -17,11 +17,6 @@ inline void CheckBulk(const void* a, const void* b, int32_t bytes) {
   if (ends % 16 != 0 || bytes <= 0) Abort("a bulk copy of bytes that are no whole units of 16");
 }
 
-inline void EndPhase(uint64_t* barrier) {
-  if ((*barrier & kArrived) == 0 || static_cast<int32_t>(*barrier) != 0) return;
-  *barrier = (*barrier ^ kPhase) & ~kArrived;
-}
-
 inline void AddBytes(uint64_t* barrier, int32_t bytes) {
   *barrier = (*barrier & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(static_cast<int32_t>(*barrier) + bytes);
 }
@@ -48,7 +43,8 @@ inline void ExpectBytes(uint64_t* barrier, int32_t bytes) {
 inline void RunLoad(const BulkCopies::Load& load) {
   std::memcpy(load.stage, load.from, static_cast<size_t>(load.bytes));
   AddBytes(load.barrier, -load.bytes);
-  EndPhase(load.barrier);
+  uint64_t& phase = *load.barrier;
+  if ((phase & kArrived) != 0 && static_cast<int32_t>(phase) == 0) phase = (phase ^ kPhase) & ~kArrived;
 }
 
 inline void LoadBulk(void* stage, const void* from, int32_t bytes, uint64_t* barrier) {

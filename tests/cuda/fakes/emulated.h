@@ -43,17 +43,13 @@ class TestNetwork {
     const auto num_channels = static_cast<unsigned>(call.num_channels);
     if (uses_gin_) {
       const std::vector<GinNetworkArgs> args = gin_.Args(call);
-      gin_.network().Reopen();
       const auto run = [&] {
-        const unsigned rank = blockIdx.y;
-        if (rank == num_ranks) return gin_.Serve();
-        const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(rank));
-        GinNetwork network(args[rank], comm);
+        const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(blockIdx.y));
+        GinNetwork network(args[comm.rank], comm);
         RunKernel(call, data, network);
-        gin_.network().Leave();
       };
-      emulation::Launch(num_channels, num_ranks + 1, threads, seed, run, call.shared_bytes);
-      CHECK(gin_.network().empty());
+      gin_.Launch(num_channels, num_ranks, threads, seed, run, call.shared_bytes);
+      CHECK(gin_.empty());
       return;
     }
     const auto run = [&] {

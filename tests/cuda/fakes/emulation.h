@@ -225,16 +225,14 @@ EMULATION_UNCHECKED static void FenceAliases() {
   Current().multicast = false;
 }
 
-EMULATION_UNCHECKED static void AccessMulticast() {
-  Current().multicast = true;
-  if (Current().fenced) return;
-  std::fprintf(stderr, "emulation: no fence separates a barrier from an access to a multicast object\n");
-  std::abort();
-}
-
 [[noreturn]] inline void Abort(const char* why) {
   std::fprintf(stderr, "emulation: %s\n", why);
   std::abort();
+}
+
+EMULATION_UNCHECKED static void AccessMulticast() {
+  Current().multicast = true;
+  if (!Current().fenced) Abort("no fence separates a barrier from an access to a multicast object");
 }
 
 EMULATION_UNCHECKED static int ArriveAt(Barrier& barrier, int size, int value, Barrier& block) {
@@ -395,15 +393,13 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
         blocked = blocked && StateOf(fiber) == Fiber::kBlocked;
       }
       if (blocked && !done && NumEnded(of_block) == num_ended) {
-        std::fprintf(stderr, "emulation: a thread block waits in a barrier for threads that have ended\n");
-        std::abort();
+        Abort("a thread block waits in a barrier for threads that have ended");
       }
     }
     if (TheMachine().yields) {
       std::this_thread::yield();
     } else if (TheMachine().now_ns - begin_ns > kEndlessNs) {
-      std::fprintf(stderr, "emulation: a launch does not end\n");
-      std::abort();
+      Abort("a launch does not end");
     }
     if (!done) continue;
     running[at] = running.back();

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -22,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/include/jaxcomm/comm.h"
+#include "../../../ffi/cuda/program/gin_args.h"
 #include "../../check.h"
 #include "emulation.h"
 #include "gin_names.h"
@@ -37,8 +38,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 namespace gin_fake {
 
 // Protects the fake's internal state. ThreadSanitizer must not take it for synchronisation between users.
-class Unchecked {
- public:
+struct Unchecked {
 #if defined(__SANITIZE_THREAD__)
   Unchecked() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -92,11 +92,11 @@ class Network {
     }
   };
 
-  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, int num_channels, uint64_t seed)
-      : num_contexts_(num_contexts),
-        num_signals_(num_signals),
-        num_counters_(num_counters),
-        depth_((num_channels + num_contexts - 1) / num_contexts * jaxcomm::device::kMostEntries),
+  Network(int num_ranks, int num_channels, uint64_t seed)
+      : num_contexts_(1 + static_cast<int>(seed % 3)),
+        num_signals_(jaxcomm::cuda::NumGinSignals(num_channels, num_ranks)),
+        num_counters_(jaxcomm::cuda::NumGinCounters(num_channels)),
+        depth_((num_channels + num_contexts_ - 1) / num_contexts_ * jaxcomm::device::kMostEntries),
         random_(seed),
         lazy_(random_() % 2 == 0) {}
 
@@ -124,9 +124,24 @@ class Network {
   uint64_t ReadSignal(int context, int rank, uint32_t id) { return Read({true, context, rank, id}); }
   uint64_t ReadCounter(int context, int rank, uint32_t id) { return Read({false, context, rank, id}); }
 
-  // The loop of the network's threads. It ends when `num_users` threads have left.
-  void Serve(int num_users) {
-    while (num_left() < num_users) {
+  ncclDevComm CommOf(int rank);
+
+  // Runs `body` in thread blocks of all ranks, by blockIdx.y, and the network in others.
+  void Launch(unsigned blocks, unsigned ranks, unsigned threads, uint64_t seed, const std::function<void()>& body,
+              size_t shared_bytes = 0) {
+    Reopen();
+    const auto run = [&] {
+      if (blockIdx.y == ranks) return Serve();
+      body();
+      Leave();
+    };
+    emulation::Launch(blocks, ranks + 1, threads, seed, run, shared_bytes);
+  }
+
+  // Called by all threads of the last row of a launch, and Leave by the others when they have ended.
+  void Serve() {
+    const unsigned num_users = (gridDim.y - 1) * gridDim.x * blockDim.x;
+    while (threadIdx.x < 2 && num_left() < num_users) {
       const Action action = Next();
       if (action.message != nullptr) CarryOut(action);
       emulation::Pause();
@@ -167,7 +182,7 @@ class Network {
     enum What { kRead, kCount, kArrive } what = kRead;
   };
 
-  int num_left() const {
+  unsigned num_left() const {
     const Unchecked unchecked;
     return num_left_;
   }
@@ -273,7 +288,7 @@ class Network {
   std::mt19937_64 random_;
   const bool lazy_;
   bool stalled_ = false;
-  int num_left_ = 0;
+  unsigned num_left_ = 0;
   std::map<Link, Queue> queues_;
   std::map<Word, uint64_t> words_;
   std::map<std::pair<int, int>, Sent> sent_;
@@ -288,6 +303,7 @@ struct ncclDevComm {
   uint32_t ginContextCount = 0;
   gin_fake::Network* network = nullptr;
 };
+inline ncclDevComm gin_fake::Network::CommOf(int rank) { return {rank, static_cast<uint32_t>(num_contexts_), this}; }
 
 class ncclGin {
  public:

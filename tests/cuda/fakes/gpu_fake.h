@@ -119,9 +119,7 @@ inline bool Has(const Status& status, const std::string& part) { return Has(stat
 // The value of a call that must not fail.
 template <typename T>
 T Ok(StatusOr<T> result) {
-  if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().message().c_str());
-  CHECK(result.ok());
-  return *std::move(result);
+  return ValueOf(std::move(result));
 }
 
 }  // namespace fake

@@ -30,10 +30,10 @@ inline Coordinates Current() {
 #endif
 constexpr int kWarpThreads = LITMUS_WARP_THREADS;
 
-inline int Arrive(int value) { return memory_model::Arrive(value); }
-inline int ArriveGroup(int number, int size, int value) { return memory_model::ArriveGroup(number, size, value); }
-inline void Pause() { memory_model::Pause(); }
-inline uint64_t NowNs() { return memory_model::NowNs(); }
+using memory_model::Arrive;
+using memory_model::ArriveGroup;
+using memory_model::NowNs;
+using memory_model::Pause;
 inline void Trap() {}  // threads run on, as they may until CUDA has stopped them
 inline void FenceAliases() { memory_model::AliasFence(); }
 inline void AccessMulticast() {}
@@ -47,46 +47,34 @@ inline void ExpectBytes(uint64_t*, int32_t) {}
 inline bool IsPhaseComplete(const uint64_t* barrier, uint32_t parity) {
   return memory_model::Load(barrier, memory_model::kBlock, memory_model::kAcquire) % 2 != parity;
 }
-inline void LoadBulk(void* stage, const void* from, int32_t bytes, uint64_t* barrier) {
-  memory_model::BulkLoad(stage, from, bytes, barrier);
-}
-inline void StoreBulk(void* to, const void* stage, int32_t bytes) { memory_model::BulkStore(to, stage, bytes); }
+using memory_model::LoadBulk;
+using memory_model::StoreBulk;
 template <int kMost>
 void WaitForReads() {
   memory_model::WaitForBulkReads(kMost);
 }
-inline void WaitForStores() { memory_model::WaitForBulkStores(); }
+using memory_model::WaitForStores;
 
-enum thread_scope {
-  thread_scope_thread = memory_model::kThread,
-  thread_scope_block = memory_model::kBlock,
-  thread_scope_device = memory_model::kDevice,
-  thread_scope_system = memory_model::kSystem
-};
-enum memory_order {
-  memory_order_relaxed = memory_model::kRelaxed,
-  memory_order_acquire = memory_model::kAcquire,
-  memory_order_release = memory_model::kRelease
-};
+using thread_scope = memory_model::Scope;
+constexpr auto thread_scope_thread = memory_model::kThread, thread_scope_block = memory_model::kBlock,
+               thread_scope_device = memory_model::kDevice, thread_scope_system = memory_model::kSystem;
+using memory_order = memory_model::Order;
+constexpr auto memory_order_relaxed = memory_model::kRelaxed, memory_order_acquire = memory_model::kAcquire,
+               memory_order_release = memory_model::kRelease;
 
 template <typename T, thread_scope kScope>
 class atomic_ref {
  public:
-  static constexpr auto kModelScope = static_cast<memory_model::Scope>(kScope);
   explicit atomic_ref(T& word) : word_(&word) {}
-  T load(memory_order order) const {
-    return memory_model::Load(word_, kModelScope, static_cast<memory_model::Order>(order));
-  }
-  void store(T value, memory_order order) const {
-    memory_model::Store(word_, value, kModelScope, static_cast<memory_model::Order>(order));
-  }
+  T load(memory_order order) const { return memory_model::Load(word_, kScope, order); }
+  void store(T value, memory_order order) const { memory_model::Store(word_, value, kScope, order); }
   bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
     if (order != memory_order_relaxed) std::abort();
-    return memory_model::CompareExchange(word_, &expected, desired, kModelScope);
+    return memory_model::CompareExchange(word_, &expected, desired, kScope);
   }
   T fetch_add(T value, memory_order order) const {
     if (order != memory_order_relaxed) std::abort();
-    return memory_model::FetchAdd(word_, value, kModelScope);
+    return memory_model::FetchAdd(word_, value, kScope);
   }
 
  private:

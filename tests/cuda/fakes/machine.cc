@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 #include <set>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -161,12 +160,25 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 
 namespace {
 
+// What a key of NCCL's has: the world of XLA's communicator, and the number of jaxcomm's communicator.
+struct Key {
+  World* root;
+  int number;
+};
+
+// Never deleted.
+Rank* NewRank(World& world, int rank) {
+  Rank* const made = Keep(std::make_unique<Rank>());
+  made->world = &world;
+  made->rank = rank;
+  return made;
+}
+
 // Blocks until all ranks have arrived.
 ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
-  World* root = nullptr;
-  int number = 0;
-  std::memcpy(&root, key.internal, sizeof root);
-  std::memcpy(&number, key.internal + sizeof root, sizeof number);
+  Key made_of;
+  std::memcpy(&made_of, key.internal, sizeof made_of);
+  World* const root = made_of.root;
   CHECK(config->blocking == 1 && config->minCTAs == 1 && config->maxCTAs == 1 && rank < num_ranks);
   CHECK(config->numRmaCtx == 0 && config->collnetEnable == 0);
   if (root->never_joins == rank) return ncclInternalError;
@@ -174,18 +186,15 @@ ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int ran
   World* world = nullptr;
   {
     std::lock_guard<std::mutex> lock(root->mutex);
-    std::unique_ptr<World>& shared = root->own[number];
+    std::unique_ptr<World>& shared = root->own[made_of.number];
     if (!shared) shared = std::make_unique<World>(num_ranks, root);
     world = shared.get();
     CHECK(world->n == num_ranks);
     ++world->num_made;
     ++root->num_made;
   }
-  auto made = std::make_unique<Rank>();
-  made->world = world;
-  made->rank = rank;
-  made->number = own->device();
-  own->made = Keep(std::move(made));
+  own->made = NewRank(*world, rank);
+  own->made->number = own->device();
   *comm = reinterpret_cast<ncclComm_t>(own->made);
   InCall(*own->made).Until([&] {
     std::lock_guard<std::mutex> lock(root->mutex);
@@ -241,25 +250,14 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   return ncclSuccess;
 }
 
-}  // namespace
-
-namespace {
-
-struct StoppedGpus {
-  std::mutex mutex;
-  std::set<int> devices;
-};
-
-StoppedGpus& TheStoppedGpus() {
-  static auto* stopped = new StoppedGpus;
-  return *stopped;
-}
+std::mutex stopped_mutex;
+auto& stopped_gpus = *new std::set<int>;  // by device; threads may outlive the program's objects
 
 }  // namespace
 
 bool IsStopped() {
-  std::lock_guard<std::mutex> lock(TheStoppedGpus().mutex);
-  return own != nullptr && TheStoppedGpus().devices.count(own->device()) != 0;
+  std::lock_guard<std::mutex> lock(stopped_mutex);
+  return own != nullptr && stopped_gpus.count(own->device()) != 0;
 }
 
 cudaError_t LaunchNothing(cudaStream_t stream) {
@@ -307,13 +305,11 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
       };
       emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels), kernel.threads,
                         world.seed, run, kernel.shared_bytes);
-      {
-        std::lock_guard<std::mutex> stopped_lock(TheStoppedGpus().mutex);
-        for (size_t at = 0; at < kernel.devices.size(); ++at) {
-          if (emulation::TheMachine().trapped[at] != 0) TheStoppedGpus().devices.insert(kernel.devices[at]);
-        }
-      }
       kernel.done = true;
+      std::lock_guard<std::mutex> stopped_lock(stopped_mutex);
+      for (size_t at = 0; at < kernel.devices.size(); ++at) {
+        if (emulation::TheMachine().trapped[at] != 0) stopped_gpus.insert(kernel.devices[at]);
+      }
     }
     return kernel.done;
   });
@@ -330,19 +326,11 @@ void Wait(cudaStream_t stream) {
   while (!Of(stream).Drain()) std::this_thread::yield();
 }
 
-// Runs `f` once per rank, on separate threads.
 void OnRanks(World& world, const std::function<void(Rank&)>& f) {
-  static auto* ranks = new std::deque<Rank>;  // communicators are never deleted
-  static std::mutex mutex;
   std::vector<std::thread> threads;
   for (int r = 0; r < world.n; ++r) {
     threads.emplace_back([&world, &f, r] {
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        own = &ranks->emplace_back();
-      }
-      own->world = &world;
-      own->rank = r;
+      own = NewRank(world, r);
       f(*own);
     });
   }
@@ -412,9 +400,8 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.GetUniqueId = [](ncclUniqueId* key) {
       fake::World& root = *fake::own->world;
       std::lock_guard<std::mutex> lock(root.mutex);
-      const int number = ++root.num_keys;
-      *key = fake::KeyOf(&root);
-      std::memcpy(key->internal + sizeof(void*), &number, sizeof number);
+      const fake::Key made_of = {&root, ++root.num_keys};
+      std::memcpy(key->internal, &made_of, sizeof made_of);
       return ncclSuccess;
     };
     return made;

@@ -142,29 +142,9 @@ inline Rank& Of(ncclComm_t comm) {
 // Destroys a communicator as XLA does: nothing may use it, or its windows, any more.
 void Destroy(Rank& of_xla);
 
-template <typename F>
-void Until(std::mutex& mutex, F condition) {
-  for (;;) {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      if (condition()) return;
-    }
-    std::this_thread::yield();
-  }
-}
-
 // NCCL functions. The first one blocks until all ranks have arrived.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags);
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address);
-
-// The key with which jaxcomm makes its own communicators.
-inline ncclUniqueId KeyOf(World* world) {
-  ncclUniqueId key;
-  const int number = 0;
-  std::memcpy(key.internal, &world, sizeof world);
-  std::memcpy(key.internal + sizeof world, &number, sizeof number);
-  return key;
-}
 
 // Runs `f` once per rank, on separate threads.
 void OnRanks(World& world, const std::function<void(Rank&)>& f);

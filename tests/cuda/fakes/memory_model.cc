@@ -47,8 +47,8 @@ Program::~Program() {
 }
 
 char* Program::Take(int64_t bytes, const std::string& name) {
-  names_.emplace_back(used_, name);
   char* const taken = base_ + used_;
+  Name(taken, name);
   used_ += (bytes + 15) / 16 * 16;
   if (used_ > kBytes) std::abort();
   return taken;
@@ -65,12 +65,10 @@ void Program::AddBlock(int gpu, unsigned block, unsigned num_threads, std::funct
 
 std::string Program::NameOf(uintptr_t address) const {
   const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(base_));
-  const std::pair<int64_t, std::string>* found = nullptr;
-  for (const auto& name : names_) {
-    if (name.first <= offset) found = &name;
-  }
-  if (found == nullptr) return "?";
-  return offset == found->first ? found->second : found->second + " + " + std::to_string(offset - found->first);
+  const auto behind = names_.upper_bound(offset);
+  if (behind == names_.begin()) return "?";
+  const auto& [begin, name] = *std::prev(behind);
+  return offset == begin ? name : name + " + " + std::to_string(offset - begin);
 }
 
 // ---- Threads ----
@@ -214,26 +212,6 @@ bool Execution::HasSeveralWriters(const uint64_t* word) const {
   return known != knowledge_of_stores.end() && known->second.size() > 1;
 }
 
-void Execution::CheckWordRaces(Word& word, Scope scope, bool write) {
-  ThreadState& self = threads[running];
-  for (const Access& access : word.accesses) {
-    if (access.thread == running || (!write && !access.write) || Ordered(access, running, kGenericProxy)) continue;
-    if (Includes(scope, running, access.thread) && Includes(access.scope, access.thread, running)) continue;
-    Fault("race in " + program.NameOf(word.address) + " between " + NameOf(running) + " and " + NameOf(access.thread) +
-          ": a scope does not include the other thread");
-  }
-  for (uintptr_t byte = word.address; byte < word.address + sizeof(uint64_t); ++byte) {
-    CheckPlain(byte, running, write, kGenericProxy);
-  }
-  for (Access& access : word.accesses) {
-    if (access.thread != running || access.write != write) continue;
-    access.clock = self.knowledge.clock[running];
-    access.scope = std::min(access.scope, scope);
-    return;
-  }
-  word.accesses.push_back({running, self.knowledge.clock[running], write, kGenericProxy, scope});
-}
-
 void Execution::Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer,
                        Knowledge& knowledge) {
   const bool last = after + 1 == word.messages.size();
@@ -284,117 +262,113 @@ void Execution::Log(const char* what, uintptr_t address, uint64_t value) {
   log.push_back({running, what, address, value});
 }
 
-uint64_t Execution::Load(const uint64_t* address, Scope scope, Order order) {
-  ThreadState& self = threads[running];
-  CheckWordRaces(WordAt(address), scope, false);
-  self.operation = {Operation::kLoad, address, 0, 0};
-  const int outcome = Choose();
-  Word& word = WordAt(address);
+uint64_t Load(const uint64_t* address, Scope scope, Order order) {
+  Execution& execution = *Execution::current;
+  ThreadState& self = execution.Self();
+  execution.AtomicAccess(address, scope, false);
+  self.operation = {Operation::kLoad, address};
+  const int outcome = execution.Choose();
+  Word& word = execution.WordAt(address);
   const uint64_t value = word.messages[outcome].value;
-  Observe(word, outcome, order);
+  execution.Observe(word, outcome, order);
   if (!self.expired) self.polled.emplace_back(&word, word.messages[outcome].key);
-  Log("loads", word.address, value);
+  execution.Log("loads", word.address, value);
   return value;
 }
 
-void Execution::Store(uint64_t* address, uint64_t value, Scope scope, Order order) {
-  ThreadState& self = threads[running];
-  CheckWordRaces(WordAt(address), scope, true);
-  size_t after = WordAt(address).messages.size() - 1;
-  if (HasSeveralWriters(address)) {
-    self.operation = {Operation::kStore, address, 0, value};
-    Leave(ThreadState::kParked);
+void Store(uint64_t* address, uint64_t value, Scope scope, Order order) {
+  Execution& execution = *Execution::current;
+  ThreadState& self = execution.Self();
+  execution.AtomicAccess(address, scope, true);
+  size_t after = execution.WordAt(address).messages.size() - 1;
+  if (execution.HasSeveralWriters(address)) {
+    self.operation = {Operation::kStore, address};
+    execution.Leave(ThreadState::kParked);
     after = static_cast<size_t>(self.outcome);
     self.hash = Mix(self.hash, after);
   }
-  HaveEffect();
-  CountStore(running, reinterpret_cast<uintptr_t>(address));
-  Log("stores", reinterpret_cast<uintptr_t>(address), value);
-  Append(WordAt(address), after, value, order, false, running, self.knowledge);
+  execution.HaveEffect();
+  execution.CountStore(execution.running, reinterpret_cast<uintptr_t>(address));
+  execution.Log("stores", reinterpret_cast<uintptr_t>(address), value);
+  execution.Append(execution.WordAt(address), after, value, order, false, execution.running, self.knowledge);
 }
 
 // The message that a read-modify-write of the running thread reads.
 size_t Execution::ReadToModify(Operation operation, Scope scope) {
-  ThreadState& self = threads[running];
-  CheckWordRaces(WordAt(operation.word), scope, true);
-  self.operation = operation;
+  AtomicAccess(operation.word, scope, true);
+  Self().operation = operation;
   Leave(ThreadState::kParked);
   HaveEffect();
   CountStore(running, reinterpret_cast<uintptr_t>(operation.word));
   Word& word = WordAt(operation.word);
-  const auto outcome = static_cast<size_t>(self.outcome);
+  const auto outcome = static_cast<size_t>(Self().outcome);
   Observe(word, outcome, kRelaxed);
   Log("exchanges", word.address, word.messages[outcome].value);
   return outcome;
 }
 
-bool Execution::CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
-  const size_t outcome = ReadToModify({Operation::kExchange, address, *expected, desired}, scope);
-  Word& word = WordAt(address);
+bool CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
+  Execution& execution = *Execution::current;
+  const size_t outcome = execution.ReadToModify({Operation::kExchange, address, *expected}, scope);
+  Word& word = execution.WordAt(address);
   const uint64_t seen = word.messages[outcome].value;
-  if (seen != *expected) {
-    *expected = seen;
-    return false;
-  }
-  Append(word, outcome, desired, kRelaxed, true, running, threads[running].knowledge);
-  return true;
+  const bool equal = seen == *expected;
+  *expected = seen;
+  if (equal) execution.Append(word, outcome, desired, kRelaxed, true, execution.running, execution.Self().knowledge);
+  return equal;
 }
 
-uint64_t Execution::FetchAdd(uint64_t* address, uint64_t add, Scope scope) {
-  const size_t outcome = ReadToModify({Operation::kAdd, address}, scope);
-  Word& word = WordAt(address);
+uint64_t FetchAdd(uint64_t* address, uint64_t add, Scope scope) {
+  Execution& execution = *Execution::current;
+  const size_t outcome = execution.ReadToModify({Operation::kAdd, address}, scope);
+  Word& word = execution.WordAt(address);
   const uint64_t seen = word.messages[outcome].value;
-  Append(word, outcome, seen + add, kRelaxed, true, running, threads[running].knowledge);
+  execution.Append(word, outcome, seen + add, kRelaxed, true, execution.running, execution.Self().knowledge);
   return seen;
 }
 
-// ---- Plain accesses ----
+// ---- Races ----
 
-bool Execution::Ordered(const Access& access, size_t thread, Proxy proxy) const {
-  const Knowledge& knowledge = KnowledgeOf(thread);
-  const bool async = proxy == kAsyncProxy || access.proxy == kAsyncProxy;
-  if (access.proxy != proxy || (async && !Includes(kBlock, thread, access.thread))) {
-    return access.clock <= (async ? knowledge.async_fenced : knowledge.fenced)[access.thread];
+// Whether `before` happens before `access`.
+bool Execution::Ordered(const Access& before, const Access& access) const {
+  const Knowledge& knowledge = KnowledgeOf(access.thread);
+  const bool async = access.proxy == kAsyncProxy || before.proxy == kAsyncProxy;
+  if (before.proxy != access.proxy || (async && !Includes(kBlock, access.thread, before.thread))) {
+    return before.clock <= (async ? knowledge.async_fenced : knowledge.fenced)[before.thread];
   }
-  return access.thread == thread || access.clock <= knowledge.clock[access.thread];
+  return before.thread == access.thread || before.clock <= knowledge.clock[before.thread];
 }
 
-void Execution::CheckPlain(uintptr_t byte, size_t thread, bool write, Proxy proxy) {
-  const Cell& cell = CellOf(byte);
-  if (cell.execution != number) return;
-  for (const Access& access : cell.accesses) {
-    if ((!write && !access.write) || Ordered(access, thread, proxy)) continue;
-    if (access.thread == thread && write && !access.write) continue;  // the stored value depends on the load
-    const bool ordered = access.clock <= KnowledgeOf(thread).clock[access.thread];
-    const bool async = proxy == kAsyncProxy || access.proxy == kAsyncProxy;
+void Execution::CheckRaces(uintptr_t byte, const Access& access) {
+  const size_t thread = access.thread;
+  for (const Access& before : CellOf(byte).accesses) {
+    if ((!access.write && !before.write) || Ordered(before, access)) continue;
+    if (before.thread == thread && !before.write) continue;  // the stored value depends on the load
+    if (Includes(access.scope, thread, before.thread) && Includes(before.scope, before.thread, thread)) continue;
+    const bool atomic = access.scope > kThread && before.scope > kThread;
+    const bool ordered = before.clock <= KnowledgeOf(thread).clock[before.thread];
+    const bool async = access.proxy == kAsyncProxy || before.proxy == kAsyncProxy;
     Fault("race in " + program.NameOf(byte) + " between " + NameOf(thread) +
-          (write ? ", which writes, and " : " and ") + NameOf(access.thread) + (access.write ? ", which writes" : "") +
-          (!ordered ? ""
-           : async  ? ": no async fence between a bulk copy and another access"
-                    : ": no alias fence between a multicast and a unicast access"));
+          (access.write ? ", which writes, and " : " and ") + NameOf(before.thread) +
+          (before.write ? ", which writes" : "") +
+          (atomic     ? ": a scope does not include the other thread"
+           : !ordered ? ""
+           : async    ? ": no async fence between a bulk copy and another access"
+                      : ": no alias fence between a multicast and a unicast access"));
   }
 }
 
-void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async) {
-  const auto base = reinterpret_cast<uintptr_t>(program.base());
-  const auto alias_base = reinterpret_cast<uintptr_t>(program.Alias(program.base()));
-  const bool alias = address - alias_base < Program::kBytes;
-  const Proxy proxy = async ? kAsyncProxy : alias ? kAliasProxy : kGenericProxy;
-  if (alias) address = address - alias_base + base;
-  if (address - base >= Program::kBytes) {
-    if (write && !OnStack(address)) Fault("a write outside the program's memory");
-    return;
-  }
-  if (thread == running && write) HaveEffect();
-  const uint32_t clock = KnowledgeOf(thread).clock[thread];
+void Execution::Touch(uintptr_t address, size_t bytes, Access access) {
+  access.clock = KnowledgeOf(access.thread).clock[access.thread];
   for (uintptr_t byte = address; byte < address + bytes; ++byte) {
-    CheckPlain(byte, thread, write, proxy);
     Cell& cell = CellOf(byte);
-    if (cell.execution != number || write) cell.accesses.clear();
+    if (cell.execution != number) cell.accesses.clear();
     cell.execution = number;
-    const Access access = {thread, clock, write, proxy, kSystem};
+    CheckRaces(byte, access);
+    if (access.write && access.scope == kThread) cell.accesses.clear();
     const auto same = std::find_if(cell.accesses.begin(), cell.accesses.end(), [&](const Access& other) {
-      return other.thread == thread && other.write == write && other.proxy == proxy;
+      return std::tie(other.thread, other.write, other.proxy, other.scope) ==
+             std::tie(access.thread, access.write, access.proxy, access.scope);
     });
     if (same != cell.accesses.end()) {
       *same = access;
@@ -402,19 +376,27 @@ void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write
       cell.accesses.push_back(access);
     }
   }
+}
+
+void Execution::Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async) {
+  const auto base = reinterpret_cast<uintptr_t>(program.base());
+  const auto alias_base = reinterpret_cast<uintptr_t>(program.Alias(program.base()));
+  const bool alias = address - alias_base < Program::kBytes;
+  if (alias) address = address - alias_base + base;
+  if (address - base >= Program::kBytes) {
+    if (write && !OnStack(address)) Fault("a write outside the program's memory");
+    return;
+  }
+  if (thread == running && write) HaveEffect();
+  Touch(address, bytes, {thread, 0, write, async ? kAsyncProxy : alias ? kAliasProxy : kGenericProxy, kThread});
   for (auto word = words.lower_bound(address - 7); word != words.end() && word->first < address + bytes; ++word) {
-    for (const Access& access : word->second.accesses) {
-      if ((!write && !access.write) || Ordered(access, thread, proxy)) continue;
-      Fault("race in " + program.NameOf(word->first) + " between an atomic access of " + NameOf(access.thread) +
-            " and a plain one of " + NameOf(thread));
-    }
     if (!write || word->second.messages.empty()) continue;
     word->second.next_key = word->second.messages.back().key + kKeyStep;
     word->second.messages.clear();  // the next atomic access finds the value that is about to be written
   }
 }
 
-// ---- Barriers and fences ----
+// ---- Barriers ----
 
 int Execution::Wait(Barrier& barrier, size_t size, int value) {
   ThreadState& self = threads[running];

@@ -27,7 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -54,6 +54,8 @@ class Program {
 
   // Zeroed, at a multiple of 16. `name` is for error texts.
   char* Take(int64_t bytes, const std::string& name);
+  // The name of memory from here on.
+  void Name(const void* begin, const std::string& name) { names_[static_cast<const char*>(begin) - base_] = name; }
   template <typename T>
   T* Words(int64_t count, const std::string& name) {
     return reinterpret_cast<T*>(Take(count * static_cast<int64_t>(sizeof(T)), name));
@@ -82,7 +84,7 @@ class Program {
   char* base_ = nullptr;
   char* alias_ = nullptr;
   int64_t used_ = 0;
-  std::vector<std::pair<int64_t, std::string>> names_;  // where each begins
+  std::map<int64_t, std::string> names_;  // where each begins
   std::vector<Thread> threads_;
 };
 
@@ -129,30 +131,38 @@ inline void Require(bool condition, const char* text) {
 class NicOperation {
  public:
   explicit NicOperation(bool async = false);
-  ~NicOperation();
-  void Read(const void* from, int64_t bytes);
-  void Write(void* to, const void* from, int64_t bytes);
+  void Read(const void* from, int64_t bytes) const;
+  void Write(void* to, const void* from, int64_t bytes) const;
   // Adds one to a word that only NICs change. Release, system scope; earlier increments are part of it.
-  void Increment(uint64_t* word);
+  void Increment(uint64_t* word) const;
   // Orders all operations of `other`, or all that came before the increments of `word`, before the later ones of this
   // operation.
-  void Follow(const NicOperation& other);
-  void Follow(const uint64_t* word);
+  void Follow(const NicOperation& other) const;
+  void Follow(const uint64_t* word) const;
   // The calling thread has waited for it.
   void Join() const;
   // Whether the calling thread has observed its end. Then another operation may get its number.
   bool Retire() const;
 
  private:
-  friend struct Execution;
-  struct State;
-  std::unique_ptr<State> state_;
+  size_t id_ = 0;
+  uint32_t clock_ = 0;  // of its accesses
+  bool async_;
 };
 
 // Bulk copies of the calling thread. The end of a load is an increment of `phase`, those of stores are waited for.
-void BulkLoad(void* stage, const void* from, int64_t bytes, uint64_t* phase);
-void BulkStore(void* to, const void* stage, int64_t bytes);
+void LoadBulk(void* stage, const void* from, int64_t bytes, uint64_t* phase);
+void StoreBulk(void* to, const void* stage, int64_t bytes);
 void WaitForBulkReads(size_t most);  // of all stores but the last `most`
-void WaitForBulkStores();
+void WaitForStores();
 
 }  // namespace memory_model
+
+namespace fake {
+
+// Outside of a program, called before each plain read of code that is compiled with -fsanitize=thread, unless it is
+// null or runs already.
+using ReadObserver = void (*)(const void* address, size_t bytes);
+extern ReadObserver read_observer;
+
+}  // namespace fake

@@ -5,10 +5,8 @@
 // stay readable. When all threads have come to such an operation, the exploration branches over the threads and over
 // the outcomes of each, depth first. It stays with the thread until the thread has an effect on others, because loads
 // can be delayed without consequences. Two prefixes in which all threads have read the same stores, and words with
-// several writers have the same order of stores, continue in the same way, so the second one ends there. If no other
-// thread will store to the word that a thread loads, the exploration branches over the outcomes of this load alone. The
-// number of stores that a thread makes to a word is learned: the exploration begins anew whenever it finds more of
-// them.
+// several writers have the same order of stores, continue in the same way, so the second one ends there. The number
+// of stores that a thread makes to a word is learned: the exploration begins anew whenever it finds more of them.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,7 +14,6 @@
 #include <unordered_map>
 
 #include "memory_model_state.h"
-#include "read_observer.h"
 
 namespace memory_model {
 namespace {
@@ -31,10 +28,8 @@ struct Node {
   uint64_t hash = 0;
   std::vector<Option> options;
   size_t next = 0;
-  bool goes_on = false;      // the options are those of the thread that has run, which has only loaded since
-  std::vector<Option> rest;  // of the other threads, if the options are those of one thread
-  bool partial = false;      // a later load of that thread may return stores that were not made when it ran
-  bool live = false;         // whether an option led to more than a fruitless iteration of a loop
+  bool goes_on = false;  // the options are those of the thread that has run, which has only loaded since
+  bool live = false;     // whether an option led to more than a fruitless iteration of a loop
 };
 
 class Explorer {
@@ -110,7 +105,7 @@ class Explorer {
       if (!RunReady(execution)) return;
       const bool goes_on =
           depth > 0 && execution.threads[last].status == ThreadState::kParked && !execution.threads[last].effect;
-      if (!goes_on) Mark(depth, &Node::live);
+      if (!goes_on) MarkLive(depth);
       bool done = true, parked = false;
       for (const ThreadState& thread : execution.threads) {
         done = done && thread.status == ThreadState::kDone;
@@ -129,8 +124,7 @@ class Explorer {
       if (depth == nodes_.size()) {
         const uint64_t hash = execution.Hash() + (goes_on ? 1 + last : 0);
         const auto [visited, first] = visited_.emplace(hash, false);
-        if (goes_on && (!first || execution.MayGrow(last))) Mark(depth, &Node::partial);
-        if (goes_on && visited->second) Mark(depth, &Node::live);
+        if (goes_on && visited->second) MarkLive(depth);
         if (!first) return;
         nodes_.push_back(MakeNode(execution, goes_on, last));
         nodes_.back().hash = hash;
@@ -149,12 +143,11 @@ class Explorer {
     }
   }
 
-  // Sets the property of the nodes before `depth` that chose the loads since the last effect of the thread.
-  void Mark(size_t depth, bool Node::* property) {
+  // The nodes before `depth` that chose the loads since the last effect of the thread.
+  void MarkLive(size_t depth) {
     while (depth > 0) {
-      Node& node = nodes_[--depth];
-      node.*property = true;
-      if (!node.goes_on) return;
+      nodes_[--depth].live = true;
+      if (!nodes_[depth].goes_on) return;
     }
   }
 
@@ -174,18 +167,9 @@ class Explorer {
   Node MakeNode(Execution& execution, bool goes_on, size_t last) const {
     Node node;
     node.goes_on = goes_on;
-    bool alone = false;
     for (size_t i = 0; i < execution.threads.size(); ++i) {
-      const ThreadState& thread = execution.threads[i];
-      if (thread.status != ThreadState::kParked || (goes_on && i != last)) continue;
-      const bool own = !alone && thread.operation.kind == Operation::kLoad && !execution.MayGrow(i);
-      if (own) {
-        node.rest.swap(node.options);
-        alone = true;
-      }
-      for (const int outcome : execution.Outcomes(i)) {
-        (alone && !own ? node.rest : node.options).push_back({i, outcome});
-      }
+      if (execution.threads[i].status != ThreadState::kParked || (goes_on && i != last)) continue;
+      for (const int outcome : execution.Outcomes(i)) node.options.push_back({i, outcome});
     }
     return node;
   }
@@ -194,12 +178,6 @@ class Explorer {
     while (!nodes_.empty()) {
       Node& node = nodes_.back();
       if (++node.next < node.options.size()) return true;
-      if ((!node.live || node.partial) && !node.rest.empty()) {
-        node.options.swap(node.rest);
-        node.rest.clear();
-        node.next = 0;
-        return true;
-      }
       visited_[node.hash] = node.live;
       if (!node.live && !node.goes_on && !program_.times_out) {
         node.next = 0;
@@ -230,18 +208,6 @@ class Explorer {
 
 Result Explore(const Program& program, uint64_t max_states) { return Explorer(program, max_states).Run(); }
 
-uint64_t Load(const uint64_t* word, Scope scope, Order order) { return Execution::current->Load(word, scope, order); }
-
-void Store(uint64_t* word, uint64_t value, Scope scope, Order order) {
-  Execution::current->Store(word, value, scope, order);
-}
-
-bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope) {
-  return Execution::current->CompareExchange(word, expected, desired, scope);
-}
-
-uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope) { return Execution::current->FetchAdd(word, add, scope); }
-
 const Program::Thread& Self() { return Execution::current->program.threads()[Execution::current->running]; }
 
 unsigned NumBlocks() {
@@ -252,23 +218,20 @@ unsigned NumBlocks() {
   return num;
 }
 
-int Arrive(int value) {
-  const Program::Thread& self = Self();
-  Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block, 0}], self.num_threads, value);
-}
+int Arrive(int value) { return ArriveGroup(0, static_cast<int>(Self().num_threads), value); }
 
 int ArriveGroup(int number, int size, int value) {
   const Place& place = Self().place;
   Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
+  return execution.Wait(execution.barriers[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
 }
 
 void EndKernel() {
   Execution& execution = *Execution::current;
-  size_t size = 0;
-  for (const Program::Thread& thread : execution.program.threads()) size += thread.place.gpu == Self().place.gpu;
-  execution.Wait(execution.gpus[Self().place.gpu], size, 0);
+  const int gpu = Self().place.gpu;
+  const auto& threads = execution.program.threads();
+  const auto size = std::count_if(threads.begin(), threads.end(), [&](const auto& t) { return t.place.gpu == gpu; });
+  execution.Wait(execution.barriers[{gpu, kKernel, 0}], static_cast<size_t>(size), 0);
 }
 
 void Pause() {
@@ -276,126 +239,104 @@ void Pause() {
   if (!execution.program.times_out) {
     execution.LeaveForever(execution.IsStuck() ? ThreadState::kStuck : ThreadState::kAbandoned);
   }
-  execution.threads[execution.running].expired = true;
+  execution.Self().expired = true;
 }
 
 uint64_t NowNs() {
   constexpr uint64_t kLongNs = uint64_t{1} << 50;
-  ThreadState& self = Execution::current->threads[Execution::current->running];
+  ThreadState& self = Execution::current->Self();
   if (self.expired) self.now_ns += kLongNs;
   return self.now_ns;
 }
 
-void AliasFence() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
-  self.knowledge.fenced = self.knowledge.clock;
-  ++self.knowledge.clock[Execution::current->running];
-}
-
-void AsyncFence() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
-  self.knowledge.async_fenced = self.knowledge.clock;
-  ++self.knowledge.clock[Execution::current->running];
-}
+void AliasFence() { Execution::current->Fence(&Knowledge::fenced); }
+void AsyncFence() { Execution::current->Fence(&Knowledge::async_fenced); }
 
 void Fail(const char* text) { Execution::current->Fault(text); }
 
-struct NicOperation::State {
-  size_t id = 0;
-  uint32_t clock = 0;  // of its accesses
-  bool async = false;
-  Knowledge knowledge;
-};
-
-NicOperation::NicOperation(bool async) : state_(std::make_unique<State>()) {
-  state_->async = async;
+NicOperation::NicOperation(bool async) : async_(async) {
   Execution& execution = *Execution::current;
-  ThreadState& poster = execution.threads[execution.running];
+  ThreadState& poster = execution.Self();
   if (!poster.free_nic_operations.empty()) {
-    state_->id = poster.free_nic_operations.back();
+    id_ = poster.free_nic_operations.back();
     poster.free_nic_operations.pop_back();
   } else {
     if (poster.num_nic_operations == kMaxNicOperations) std::abort();
-    state_->id = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
+    id_ = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
   }
-  state_->knowledge = poster.knowledge;
-  state_->clock = ++state_->knowledge.clock[state_->id];
+  Knowledge& knowledge = execution.nic_operations[id_] = poster.knowledge;
+  clock_ = ++knowledge.clock[id_];
   ++poster.knowledge.clock[execution.running];
   execution.HaveEffect();
-  execution.nic_operations[state_->id] = &state_->knowledge;
 }
 
-NicOperation::~NicOperation() = default;
-
-void NicOperation::Read(const void* from, int64_t bytes) {
-  const auto at = reinterpret_cast<uintptr_t>(from);
-  Execution::current->Plain(state_->id, at, static_cast<size_t>(bytes), false, state_->async);
+void NicOperation::Read(const void* from, int64_t bytes) const {
+  Execution::current->Plain(id_, reinterpret_cast<uintptr_t>(from), static_cast<size_t>(bytes), false, async_);
 }
 
-void NicOperation::Write(void* to, const void* from, int64_t bytes) {
-  const auto at = reinterpret_cast<uintptr_t>(to);
-  Execution::current->Plain(state_->id, at, static_cast<size_t>(bytes), true, state_->async);
+void NicOperation::Write(void* to, const void* from, int64_t bytes) const {
+  Execution::current->Plain(id_, reinterpret_cast<uintptr_t>(to), static_cast<size_t>(bytes), true, async_);
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-void NicOperation::Increment(uint64_t* address) {
+void NicOperation::Increment(uint64_t* address) const {
   Execution& execution = *Execution::current;
   execution.CountStore(execution.running, reinterpret_cast<uintptr_t>(address));
   Word& word = execution.WordAt(address);
-  execution.Append(word, word.messages.size() - 1, word.messages.back().value + 1, kRelease, true, state_->id,
-                   state_->knowledge);
+  execution.Append(word, word.messages.size() - 1, word.messages.back().value + 1, kRelease, true, id_,
+                   execution.nic_operations[id_]);
 }
 
-void NicOperation::Follow(const NicOperation& other) { state_->knowledge.Join(other.state_->knowledge); }
+void NicOperation::Follow(const NicOperation& other) const {
+  auto& all = Execution::current->nic_operations;
+  all[id_].Join(all[other.id_]);
+}
 
-void NicOperation::Follow(const uint64_t* word) {
+void NicOperation::Follow(const uint64_t* word) const {
   const auto& last = Execution::current->WordAt(word).messages.back();
-  if (last.released != nullptr) state_->knowledge.Join(*last.released);
+  if (last.released != nullptr) Execution::current->nic_operations[id_].Join(*last.released);
 }
 
-void NicOperation::Join() const {
-  Execution::current->threads[Execution::current->running].knowledge.Join(state_->knowledge);
-}
+void NicOperation::Join() const { Execution::current->Self().knowledge.Join(Execution::current->nic_operations[id_]); }
 
 bool NicOperation::Retire() const {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
-  if (self.knowledge.clock[state_->id] < state_->clock) return false;
-  self.free_nic_operations.push_back(state_->id);
+  ThreadState& self = Execution::current->Self();
+  if (self.knowledge.clock[id_] < clock_) return false;
+  self.free_nic_operations.push_back(id_);
   return true;
 }
 
-void BulkLoad(void* stage, const void* from, int64_t bytes, uint64_t* phase) {
-  auto load = std::make_unique<NicOperation>(true);
-  load->Read(from, bytes);
-  load->Write(stage, from, bytes);
-  load->Increment(phase);
-  Execution::current->threads[Execution::current->running].bulk_loads.push_back(std::move(load));
+void LoadBulk(void* stage, const void* from, int64_t bytes, uint64_t* phase) {
+  const NicOperation load(true);
+  load.Read(from, bytes);
+  load.Write(stage, from, bytes);
+  load.Increment(phase);
+  Execution::current->Self().bulk_loads.push_back(load);
 }
 
-void BulkStore(void* to, const void* stage, int64_t bytes) {
-  auto reads = std::make_unique<NicOperation>(true), writes = std::make_unique<NicOperation>(true);
-  reads->Read(stage, bytes);
-  writes->Follow(*reads);
-  writes->Write(to, stage, bytes);
-  auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
-  stores.push_back({std::move(reads), std::move(writes)});
+void StoreBulk(void* to, const void* stage, int64_t bytes) {
+  const NicOperation reads(true), writes(true);
+  reads.Read(stage, bytes);
+  writes.Follow(reads);
+  writes.Write(to, stage, bytes);
+  Execution::current->Self().bulk_stores.push_back({reads, writes});
 }
 
 void WaitForBulkReads(size_t most) {
-  const auto& stores = Execution::current->threads[Execution::current->running].bulk_stores;
-  for (size_t i = 0; i + most < stores.size(); ++i) stores[i][0]->Join();
+  const auto& stores = Execution::current->Self().bulk_stores;
+  for (size_t i = 0; i + most < stores.size(); ++i) stores[i][0].Join();
 }
 
-void WaitForBulkStores() {
-  ThreadState& self = Execution::current->threads[Execution::current->running];
+void WaitForStores() {
+  ThreadState& self = Execution::current->Self();
   for (const auto& [reads, writes] : self.bulk_stores) {
-    writes->Join();
-    reads->Retire();
-    writes->Retire();
+    writes.Join();
+    reads.Retire();
+    writes.Retire();
   }
   self.bulk_stores.clear();
   auto& loads = self.bulk_loads;
-  loads.erase(std::remove_if(loads.begin(), loads.end(), [](const auto& load) { return load->Retire(); }), loads.end());
+  loads.erase(std::remove_if(loads.begin(), loads.end(), [](const auto& load) { return load.Retire(); }), loads.end());
 }
 
 }  // namespace memory_model

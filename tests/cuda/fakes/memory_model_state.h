@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -21,24 +22,23 @@ constexpr size_t kMaxNicOperations = 16;  // per thread
 constexpr size_t kMaxClocks = kMaxThreads * (1 + kMaxNicOperations);
 constexpr size_t kMaxWords = 64;
 constexpr size_t kStackBytes = 64 << 10;
+constexpr unsigned kKernel = ~0U;  // in place of a block
 constexpr uint64_t kKeyStep = uint64_t{1} << 32;
 
 // The operations that a thread has observed.
 struct Knowledge {
-  std::array<uint32_t, kMaxClocks> clock{};   // by thread: what happened before
-  std::array<uint32_t, kMaxClocks> fenced{};  // by thread: what happened before an alias fence that happened before
-  std::array<uint32_t, kMaxClocks> async_fenced{};  // the same of an async fence
+  using Clocks = std::array<uint32_t, kMaxClocks>;  // by thread
+  Clocks clock{};                                   // what happened before
+  Clocks fenced{};                                  // what happened before an alias fence that happened before
+  Clocks async_fenced{};                            // the same of an async fence
   std::array<uint64_t, kMaxWords> view{};           // by word: the key of the oldest message that it may still read
 
   void Join(const Knowledge& other) {
-    for (size_t i = 0; i < kMaxClocks; ++i) {
-      if (other.clock[i] > clock[i]) clock[i] = other.clock[i];
-      if (other.fenced[i] > fenced[i]) fenced[i] = other.fenced[i];
-      if (other.async_fenced[i] > async_fenced[i]) async_fenced[i] = other.async_fenced[i];
-    }
-    for (size_t i = 0; i < kMaxWords; ++i) {
-      if (other.view[i] > view[i]) view[i] = other.view[i];
-    }
+    const auto join = [](auto& to, const auto& from) {
+      for (size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], from[i]);
+    };
+    join(clock, other.clock), join(fenced, other.fenced), join(async_fenced, other.async_fenced);
+    join(view, other.view);
   }
 };
 
@@ -58,7 +58,7 @@ struct Access {
   uint32_t clock;
   bool write;
   Proxy proxy;
-  Scope scope;
+  Scope scope;  // kThread: a plain access
 };
 
 struct Word {
@@ -67,10 +67,9 @@ struct Word {
   uint32_t num_resets = 0;
   uint64_t next_key = kKeyStep;   // of the first message after a reset
   std::vector<Message> messages;  // in modification order
-  std::vector<Access> accesses;   // the last ones of each thread
 };
 
-// Plain accesses of a byte since its last write.
+// Accesses of a byte since its last plain write, the last ones of each thread.
 struct Cell {
   uint64_t execution = 0;
   std::vector<Access> accesses;
@@ -79,7 +78,7 @@ struct Cell {
 struct Operation {
   enum Kind { kLoad, kStore, kExchange, kAdd } kind = kLoad;
   const uint64_t* word = nullptr;
-  uint64_t expected = 0, desired = 0;
+  uint64_t expected = 0;
 };
 
 struct ThreadState {
@@ -96,9 +95,9 @@ struct ThreadState {
   bool expired = false;                            // a wait of it ends without success
   uint64_t now_ns = 0;
   size_t num_nic_operations = 0;
-  std::vector<std::unique_ptr<NicOperation>> bulk_loads;
-  std::vector<std::array<std::unique_ptr<NicOperation>, 2>> bulk_stores;  // their reads and writes
-  std::vector<size_t> free_nic_operations;  // numbers of bulk copies that this thread has seen end
+  std::vector<NicOperation> bulk_loads;
+  std::vector<std::array<NicOperation, 2>> bulk_stores;  // their reads and writes
+  std::vector<size_t> free_nic_operations;               // numbers of bulk copies that this thread has seen end
   std::map<uintptr_t, uint32_t> num_stores;
 };
 
@@ -135,27 +134,31 @@ struct Execution {
 
   // Of the running thread.
   void HaveEffect() {
-    threads[running].polled.clear();
-    threads[running].effect = true;
+    Self().polled.clear();
+    Self().effect = true;
   }
   void Leave(ThreadState::Status status);
   [[noreturn]] void LeaveForever(ThreadState::Status status);
   [[noreturn]] void Fault(const std::string& text);
+  ThreadState& Self() { return threads[running]; }
+  void Fence(Knowledge::Clocks Knowledge::* fenced) {
+    Self().knowledge.*fenced = Self().knowledge.clock;
+    ++Self().knowledge.clock[running];
+  }
   int Choose();
-  uint64_t Load(const uint64_t* word, Scope scope, Order order);
-  void Store(uint64_t* word, uint64_t value, Scope scope, Order order);
   size_t ReadToModify(Operation operation, Scope scope);
-  bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope);
-  uint64_t FetchAdd(uint64_t* word, uint64_t add, Scope scope);
-  void CheckWordRaces(Word& word, Scope scope, bool write);
+  void AtomicAccess(const uint64_t* word, Scope scope, bool write) {
+    Touch(reinterpret_cast<uintptr_t>(word), sizeof *word, {running, 0, write, kGenericProxy, scope});
+  }
   void Observe(Word& word, size_t index, Order order);
   int Wait(Barrier& barrier, size_t size, int value);
   void Log(const char* what, uintptr_t address, uint64_t value);
 
   // Of any thread or NIC operation.
   void Plain(size_t thread, uintptr_t address, size_t bytes, bool write, bool async = false);
-  void CheckPlain(uintptr_t byte, size_t thread, bool write, Proxy proxy);
-  bool Ordered(const Access& access, size_t thread, Proxy proxy) const;
+  void Touch(uintptr_t address, size_t bytes, Access access);
+  void CheckRaces(uintptr_t byte, const Access& access);
+  bool Ordered(const Access& before, const Access& access) const;
   void Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer, Knowledge& knowledge);
   void CountStore(size_t writer, uintptr_t address);
   // NIC operations have clocks beyond those of the threads.
@@ -163,7 +166,7 @@ struct Execution {
     return thread < kMaxThreads ? thread : (thread - kMaxThreads) / kMaxNicOperations;
   }
   const Knowledge& KnowledgeOf(size_t thread) const {
-    return thread < kMaxThreads ? threads[thread].knowledge : *nic_operations.at(thread);
+    return thread < kMaxThreads ? threads[thread].knowledge : nic_operations.at(thread);
   }
 
   // Of the scheduler.
@@ -195,12 +198,11 @@ struct Execution {
   const uint64_t number;
   bool learned = false;  // a new store
   std::vector<ThreadState> threads;
-  std::map<size_t, const Knowledge*> nic_operations;
+  std::map<size_t, Knowledge> nic_operations;
   std::map<uintptr_t, Word> words;
   size_t num_words = 0;
   std::array<uint32_t, kMaxClocks> num_messages_of{};
-  std::map<std::tuple<int, unsigned, int>, Barrier> blocks;  // by GPU, block, and number within the block
-  std::map<int, Barrier> gpus;
+  std::map<std::tuple<int, unsigned, int>, Barrier> barriers;  // by GPU, block or kKernel, and number within the block
   std::vector<LogEntry> log;
   size_t running = 0;
   bool in_program = false;

@@ -119,15 +119,13 @@ class VirtualRanks {
     const device::Window input = take(InputCount(whole) * item_bytes, call.inputs);
     const device::Window output = take(OutputCount(whole) * item_bytes, call.outputs);
     const device::Window scratch = take(scratch_count * item_bytes, call.scratch);
-    const int32_t per_node = geometry_.ranks_per_node;
     std::vector<RankArgs> args(n());
     std::vector<PeerNetworkArgs> network(n());
     for (int32_t r = 0; r < n(); ++r) {
-      const int32_t first = r / per_node * per_node;
+      args[r].comm = CommOfNode(r);
       const auto of_node = [&](const device::Window& all) {
-        return device::Window{all.base + first * all.stride, all.stride};
+        return device::Window{all.At(args[r].comm.local.first), all.stride};
       };
-      args[r].comm = CommOf(r, {r - first, per_node, first, 1}, intra_node_, first);
       args[r].input = of_node(input);
       args[r].output = of_node(output);
       args[r].scratch = of_node(scratch);
@@ -136,8 +134,8 @@ class VirtualRanks {
       args[r].channels = memory.Upload(programs[r].channels);
       args[r].operation = operation;
       args[r].item_bytes = static_cast<int32_t>(item_bytes);
-      args[r].ranks_per_node = per_node;
-      network[r] = {CommOf(r, {r, n(), 0, 1}, inter_node_, 0), input, output, scratch};
+      args[r].ranks_per_node = geometry_.ranks_per_node;
+      network[r] = {CommOf(r, {r, n(), 0, 1}, inter_node_), input, output, scratch};
     }
     call.args = memory.Upload(args);
     call.args_on_host = args;
@@ -145,19 +143,21 @@ class VirtualRanks {
     return call;
   }
 
-  // For a group of one node.
-  device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, intra_node_, 0); }
+  device::Comm CommOfNode(int32_t rank) const {
+    const int32_t per_node = geometry_.ranks_per_node, first = rank / per_node * per_node;
+    return CommOf(rank, {rank - first, per_node, first, 1}, intra_node_);
+  }
 
   int32_t n() const { return geometry_.num_ranks(); }
   device::Report* reports() const { return reports_; }
   const Counters& intra_node() const { return intra_node_; }
 
  private:
-  device::Comm CommOf(int32_t rank, device::Team local, const Counters& counters, int32_t first) const {
+  device::Comm CommOf(int32_t rank, device::Team local, const Counters& counters) const {
     device::Comm comm;
     comm.world = {rank, n(), 0, 1};
     comm.local = local;
-    comm.signals.pad = {counters.pads + first * counters.pad_bytes, counters.pad_bytes};
+    comm.signals.pad = {counters.pads + local.first * counters.pad_bytes, counters.pad_bytes};
     comm.signals.sent = counters.sent[rank];
     comm.signals.received = counters.received[rank];
     comm.signals.num_channels = num_channels_;
