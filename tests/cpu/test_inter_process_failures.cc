@@ -1,9 +1,4 @@
 // Failures of collectives between processes: every process gets an error with the reason, and all resources are freed.
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -12,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "../transport/forked_node.h"
 #include "world.h"
 
 namespace jaxcomm {
@@ -22,54 +18,26 @@ bool ControlSegmentIsFree(const ControlSegment& control_segment) {
                      [](const auto& key) { return key.load() == 0; });
 }
 
-// Another process of the node, which enters a call as process 1 and does nothing more. Forked before threads start.
-struct OtherProcess {
-  pid_t pid = -1;
-  NodeAddress address;
-
-  OtherProcess(const Collective1& one, uint64_t key) {
-    int to_parent[2];
-    CHECK(pipe(to_parent) == 0);
-    pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
-      Node node;
-      if (!node.Open().ok()) _exit(1);
-      const StatusOr<Block> block = node.Allocate(one.program->block_bytes(1));
-      if (!block.ok()) _exit(1);
-      const int number = node.control_segment().Reserve(key);
-      Slot& slot = node.control_segment().slots[number];
-      slot.memory = block->memory;
-      slot.offset = block->offset;
-      slot.fingerprint = one.program->fingerprint();
-      node.control_segment().Publish(number, key);
-      if (write(to_parent[1], &node.address(), sizeof(NodeAddress)) != sizeof(NodeAddress)) _exit(1);
-      for (;;) pause();
-    }
-    NodeAddress received;
-    CHECK(read(to_parent[0], &received, sizeof(received)) == sizeof(received));
-    address = received;
-    close(to_parent[0]);
-    close(to_parent[1]);
-  }
-  void Kill() const {
-    CHECK(kill(pid, SIGKILL) == 0);
-    CHECK(waitpid(pid, nullptr, 0) == pid);
-  }
-};
-
-// This process has done its part of a call; the other one has not.
+// This process has done its part of a call; another one, process 1, has entered it and does nothing more.
 struct WithOther {
   static constexpr uint64_t kKey = 1000;
   std::mt19937 random{11};
   Collective1 one;
-  const OtherProcess other{one, kKey};
+  const ForkedNode other;
   World world{1};
   Results results{1};
   std::shared_ptr<InterProcessCall> call;
 
-  WithOther(const Algorithm& algorithm, const Request& request) : one(algorithm, request, {0, 1}, false, random) {
+  WithOther(const Algorithm& algorithm, const Request& request)
+      : one(algorithm, request, {0, 1}, false, random), other([this](Node& node) {
+          const Block block = ValueOf(node.Allocate(one.program->block_bytes(1)));
+          const int number = node.control_segment().Reserve(kKey);
+          Slot& slot = node.control_segment().slots[number];
+          slot.memory = block.memory;
+          slot.offset = block.offset;
+          slot.fingerprint = one.program->fingerprint();
+          node.control_segment().Publish(number, kKey);
+        }) {
     CHECK(world.node(0).Connect(1, other.address).ok());
     call = one.CallOf(world, 0, kKey, results);
     call->Enter();

@@ -1,10 +1,7 @@
 // A node: control segments of processes, the memory of their calls, and remote reads.
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,40 +19,15 @@
 #include "../../ffi/transport/node.h"
 #include "../../ffi/transport/shared_memory.h"
 #include "../check.h"
+#include "forked_node.h"
 
 namespace jaxcomm {
 namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-struct Child {
-  pid_t pid = -1;
-  NodeAddress address;
-};
-
-// A process with a node that does nothing else. Forked, so it must come before cases that start threads.
-Child SpawnNode() {
-  int to_parent[2];
-  CHECK(pipe(to_parent) == 0);
-  Child child;
-  child.pid = fork();
-  CHECK(child.pid >= 0);
-  if (child.pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
-    Node node;
-    if (!node.Open().ok()) _exit(1);
-    const NodeAddress address = node.address();
-    if (write(to_parent[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
-    for (;;) pause();
-  }
-  CHECK(read(to_parent[0], &child.address, sizeof(child.address)) == sizeof(child.address));
-  close(to_parent[0]);
-  close(to_parent[1]);
-  return child;
-}
-
 TEST_CASE("a process is alive until it ends") {
-  const Child child = SpawnNode();
+  const ForkedNode child;
   Node node;
   CHECK(node.Open().ok());
   CHECK(node.Find(1) == nullptr && node.Connect(1, child.address).ok());
@@ -63,8 +35,7 @@ TEST_CASE("a process is alive until it ends") {
   CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
   node.CheckAlive();
   CHECK(peer->alive());
-  CHECK(kill(child.pid, SIGKILL) == 0);
-  CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
+  child.Kill();
   CHECK(peer->alive());                        // not checked yet
   CHECK(node.Connect(1, child.address).ok());  // it is known, so nothing is looked up
   node.CheckAlive();
@@ -83,7 +54,7 @@ struct WithoutStdin {
 };
 
 TEST_CASE("a process without stdin connects, and maps memory: its first descriptor is 0") {
-  const Child child = SpawnNode();
+  const ForkedNode child;
   const auto memory = ValueOf(SharedMemory::Create(4096));
   {
     const WithoutStdin without;
@@ -97,7 +68,7 @@ TEST_CASE("a process without stdin connects, and maps memory: its first descript
     CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
     CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
   }
-  CHECK(kill(child.pid, SIGKILL) == 0 && waitpid(child.pid, nullptr, 0) == child.pid);
+  child.Kill();
 }
 
 // Memory of another process whose second half is not readable: the kernel's read is short.

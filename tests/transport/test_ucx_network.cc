@@ -1,15 +1,18 @@
-// The network between hosts: the contract over TCP within this process, a peer that is killed.
+// The network between hosts: the contract over TCP within this process, a peer that is killed, stopped or late.
 // Strangers at its ports: tests/multiprocess/test_strangers.py.
 //
 // JAXCOMM_UCX_LIBRARY: path of libucp, as for users; otherwise the system's. Without UCX, the test fails.
-#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <future>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "../../ffi/transport/ucx_network.h"
@@ -19,12 +22,18 @@
 namespace jaxcomm {
 namespace {
 
-std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
+std::unique_ptr<Network> MakeLeaving(double disconnect_s, int process, int num_processes, uint64_t token,
+                                     Receiver* receiver) {
   UcxOptions options;
   options.eager_bytes = 64 << 10;  // the contract sends smaller and larger payloads
-  options.disconnect_s = 1;        // a process with a wrong token does not answer
+  options.disconnect_s = disconnect_s;
   if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
   return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
+}
+
+// A process with a wrong token does not answer when others leave.
+std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
+  return MakeLeaving(1, process, num_processes, token, receiver);
 }
 
 TEST_CASE("order of small and large messages") {
@@ -62,16 +71,12 @@ TEST_CASE("messages with a wrong token are dropped and counted") { CheckToken(Ma
 
 // Whether all threads of this process but the calling one sleep.
 bool OthersSleep() {
-  const std::string self = std::to_string(gettid());
-  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(opendir("/proc/self/task"), closedir);
-  CHECK(tasks);
-  while (const dirent* entry = readdir(tasks.get())) {
-    const std::string task = entry->d_name;
-    if (task == "." || task == ".." || task == self) continue;
-    std::ifstream stat("/proc/self/task/" + task + "/stat");
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream stat(task.path() / "stat");
     const std::string text(std::istreambuf_iterator<char>(stat), {});
     const size_t name = text.rfind(')');  // then a space and the state
-    if (name != std::string::npos && text.substr(name + 2, 1) != "S") return false;
+    const bool self = task.path().filename() == std::to_string(gettid());
+    if (!self && name != std::string::npos && text[name + 2] != 'S') return false;
   }
   return true;
 }
@@ -122,25 +127,32 @@ TEST_CASE("addresses of another process or of another version of UCX are refused
   CHECK(one.network().Connect(1, address).ok());
 }
 
-// A peer that sends, or only connects, until it is killed.
-int RunVictim(bool sends, const std::string& folder) {
+// More than the kernel buffers for a process that does not read.
+constexpr int kMessages = 600;
+constexpr size_t kBytes = 50'000;
+
+// A peer that sends, or only connects, until it is killed, or that receives until process 0 leaves.
+int RunPeer(const std::string& role, const std::string& folder) {
+  const bool sends = role == "sends", receives = role == "receives";
   TestProcess self(1);
-  self.Join(MakeUcxNetwork(1, 2, 99, &self));
+  self.Join(receives ? MakeLeaving(UcxOptions().disconnect_s, 1, 2, 99, &self) : MakeUcxNetwork(1, 2, 99, &self));
   Meet(folder, self.network(), 1, 0);
-  if (sends) self.Send(0, 0, 0, 0);
+  if (role != "silent") self.Send(0, 0, 0, 0);
+  if (receives) CHECK(self.WaitLost(0));
+  if (receives) return self.delivered() == kMessages ? 0 : 1;
   for (uint64_t index = 1; sends && index <= 8; ++index) self.Send(0, 0, index, 16 << 20);
   std::ofstream(folder + "/met");
   for (;;) pause();
 }
 
-// A process and its connected victim.
+// A process and its connected peer.
 struct Connected {
   Folder folder;
   TestProcess self;
   const pid_t victim;
-  explicit Connected(const char* role, TestProcess::Place place = TestProcess::Place::kAtOnce)
+  explicit Connected(const char* role, TestProcess::Place place = TestProcess::Place::kAtOnce, double disconnect_s = 1)
       : self(0, place), victim(Spawn(role, folder.path)) {
-    self.Join(MakeUcxNetwork(0, 2, 99, &self));
+    self.Join(MakeLeaving(disconnect_s, 0, 2, 99, &self));
     Meet(folder.path, self.network(), 0, 1);
   }
   void Kill() const { CHECK(kill(victim, SIGKILL) == 0 && waitpid(victim, nullptr, 0) == victim); }
@@ -181,12 +193,55 @@ TEST_CASE("the memory of a payload is free again soon after its receiver, which 
   pair.Kill();
 }
 
+// The peer is stopped, with messages on their way.
+struct Leaving : Connected {
+  explicit Leaving(double disconnect_s) : Connected("receives", TestProcess::Place::kAtOnce, disconnect_s) {
+    CHECK(self.WaitDelivered(1));
+    CHECK(kill(victim, SIGSTOP) == 0 && waitpid(victim, nullptr, WUNTRACED) == victim);
+    for (uint64_t index = 0; index < kMessages; ++index) self.Send(1, 0, index, kBytes);
+  }
+  // Sends a signal to the peer after a while, during which the process leaves. Returns how long that takes.
+  double Leave(int after_ms, int signal) {
+    const auto start = Clock::now();
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+      kill(victim, signal);
+    });
+    self.Leave();
+    const double seconds = Seconds(start);
+    other.join();
+    return seconds;
+  }
+};
+
+TEST_CASE("a peer that is late by two seconds gets all messages of a process that leaves") {
+  Leaving pair(UcxOptions().disconnect_s);
+  CHECK(pair.Leave(2000, SIGCONT) >= 2);
+  int status = -1;
+  CHECK(waitpid(pair.victim, &status, 0) == pair.victim);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("a peer that dies while a process leaves does not hold it up") {
+  Leaving pair(80);
+  CHECK(pair.Leave(200, SIGKILL) < 40);
+  CHECK(waitpid(pair.victim, nullptr, 0) == pair.victim);
+}
+
+TEST_CASE("a peer that is stopped holds up a process that leaves no longer than the limit") {
+  Leaving pair(0.5);
+  const auto start = Clock::now();
+  pair.self.Leave();  // ctest's time limit ends a test that hangs
+  CHECK(Seconds(start) < UcxOptions().disconnect_s);
+  pair.Kill();
+}
+
 }  // namespace
 }  // namespace jaxcomm
 
 int main(int argc, char** argv) {
   using namespace jaxcomm;
   const std::string role = argc > 2 ? argv[1] : "";
-  if (role == "sends" || role == "silent") return RunVictim(role == "sends", argv[2]);
+  if (role == "sends" || role == "silent" || role == "receives") return RunPeer(role, argv[2]);
   return test::RunCases(argc, argv);
 }
