@@ -161,7 +161,7 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
 TEST_CASE("a call or a failure that is replaced is seen as a whole or not at all") {
   const auto owned = std::make_unique<ControlSegment>();
   ControlSegment& segment = *owned;
-  const auto text_of = [](int64_t run) { return std::string(1000, static_cast<char>('a' + run % 20)); };
+  const auto text_of = [](int64_t run) { return std::string(1000, static_cast<char>('a' + run % 26)); };
   std::atomic<bool> done{false};
   std::thread owner([&] {
     for (int64_t run = 1; !done.load(); ++run) {
@@ -169,7 +169,7 @@ TEST_CASE("a call or a failure that is replaced is seen as a whole or not at all
       segment.slots[0].run_id.store(run);
       segment.slots[0].group.store(static_cast<uint64_t>(run));
       segment.Publish(0, 2 * static_cast<uint64_t>(run) + 1);
-      segment.AddFailure(run % 20, text_of(run));
+      segment.AddFailure(run, text_of(run));
     }
   });
   int64_t torn = 0, num_found = 0;
@@ -178,11 +178,10 @@ TEST_CASE("a call or a failure that is replaced is seen as a whole or not at all
     segment.VisitCalls([&](const ControlSegment::Call& call) {
       torn += call.key != 2 * call.group + 1 || call.run_id != static_cast<int64_t>(call.group);
     });
-    for (int64_t run = 0; run < 20; ++run) {
-      const auto found = segment.FindFailure(run);
-      num_found += found.has_value();
-      torn += found.value_or(text_of(run)) != text_of(run);
-    }
+    const int64_t oldest = segment.num_failures.load() - ControlSegment::kNumFailures + 1;  // the next to be replaced
+    const auto found = segment.FindFailure(oldest);
+    num_found += found.has_value();
+    torn += found.value_or(text_of(oldest)) != text_of(oldest);
   }
   done.store(true);
   owner.join();
