@@ -79,12 +79,8 @@ int Check(const Algorithm& algorithm, const Request& request, std::mt19937& rand
 TEST_CASE("every algorithm by one and by many threads") {
   std::mt19937 random(7);
   const std::pair<int, int> shapes[] = {{1, 1}, {1, 2}, {1, 3}, {1, 8}, {2, 4}, {3, 2}, {4, 2}, {5, 3}};
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  const Collective collectives[] = {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
-  for (const Collective collective : collectives) {
+  for (const CollectiveTraits& traits : Collectives()) {
+    const Collective collective = traits.collective;
     for (const Algorithm& algorithm : Algorithms(collective)) {
       int num_runs = 0;
       for (const auto& [nodes, ranks_per_node] : shapes) {

@@ -23,11 +23,8 @@ void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes) {
   std::mt19937 random(11);
   uint64_t key = 1000;
   const std::pair<int, int> shapes[] = {{1, 3}, {1, 8}, {2, 4}, {4, 2}, {1, 5}, {8, 1}, {2, 2}};
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  for (const Collective collective : {
-#include "../../ffi/collectives.def"
-       }) {
-#undef JAXCOMM_COLLECTIVE
+  for (const CollectiveTraits& traits : Collectives()) {
+    const Collective collective = traits.collective;
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (const auto& [nodes, ranks_per_node] : shapes) {
         if (nodes % num_nodes != 0) continue;

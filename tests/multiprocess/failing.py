@@ -273,12 +273,11 @@ def own_host():
     return next(node for node in jaxcomm.topology().nodes if jax.process_index() in node)
 
 
-@scenario
-def link_cut_while_large_data_move(run=None):
+def link_is_cut_and_mended(attempts):
     program(psum)()
     works(own_host())
     say("ready")
-    attempt(run or large_data_move())
+    attempts()
     works(own_host())
     say("host works")
     sys.stdin.readline()  # until the link is there again
@@ -286,30 +285,27 @@ def link_cut_while_large_data_move(run=None):
     say("works again")
 
 
-SCENARIOS["link_cut_while_reshard_runs"] = lambda: link_cut_while_large_data_move(reshard_failing.resharding_runs())
-
-
 @scenario
 def link_cut_between_collectives():
     run = program(psum)
     run()
-    say("ready")
-    sys.stdin.readline()  # until the link is cut
-    attempt(run)
-    attempt(run)
-    works(own_host())
-    say("host works")
-    sys.stdin.readline()
-    works(range(jax.process_count()))
-    say("works again")
+
+    def twice():
+        sys.stdin.readline()  # until the link is cut
+        attempt(run)
+        attempt(run)
+
+    link_is_cut_and_mended(twice)
+
+
+SCENARIOS["link_cut_while_large_data_move"] = lambda: link_is_cut_and_mended(lambda: attempt(large_data_move()))
+SCENARIOS["link_cut_while_reshard_runs"] = lambda: link_is_cut_and_mended(
+    lambda: attempt(reshard_failing.resharding_runs())
+)
 
 
 def first_half():
     return jax.process_index() < jax.process_count() // 2
-
-
-def network_key(process):
-    return f"jaxcomm/network/{process}"
 
 
 @scenario
@@ -317,7 +313,7 @@ def watched_by_strangers():
     """Runs collectives and checks their values, until the parent ends it."""
     own, processes = jax.process_index(), range(jax.process_count())
     works(processes)
-    address = kv_store.client().blocking_key_value_get(network_key(own), 1000)
+    address = kv_store.client().blocking_key_value_get(f"jaxcomm/network/{own}", 1000)
     say("listens", ports=listening_ports(), address=address)
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import signal
 import sys
 import threading
@@ -96,25 +95,6 @@ def memory():
     return {"bytes": shared_bytes() - before}
 
 
-def too_little_memory():
-    """There is memory for two of four copies. The source is intact, and with more memory the same move succeeds."""
-    x = np.arange(1 << 25, dtype=np.float32)
-    source, target = over(jax.devices(), P("a")), over(jax.devices(), P())
-    array = resharding.place(x, source)
-    jax.block_until_ready(jaxcomm.reshard(resharding.place(x[:8], source), target))
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
-    try:
-        jax.block_until_ready(jaxcomm.reshard(array, target, timeout_s=2))
-        text = ""
-    except jax.errors.JaxRuntimeError as error:
-        text = str(error)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    resharding.check(array, x, source)
-    resharding.check(jaxcomm.reshard(array, target), x, target)
-    return {"text": text}
-
-
 def failing(move):
     """What the error of a reshard says, and whether its source is intact."""
     x = resharding.values((8, 8), np.float32, 1)
@@ -191,16 +171,6 @@ def recovers():
     return {"texts": texts}
 
 
-def killed():
-    def move(x):
-        jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
-        if LAST:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return jaxcomm.reshard(x, over(jax.devices(), P(None, "a")))
-
-    return failing(move)
-
-
 def gone():
     """The process of all destinations dies, and that of all sources donates."""
     givers, takers = halves()
@@ -219,5 +189,5 @@ def gone():
 
 
 print(json.dumps(globals()[sys.argv[1]]()), flush=True)
-if sys.argv[1] in ("gone", "killed"):
+if sys.argv[1] == "gone":
     os._exit(0)  # nobody waits at the end for the peer that is gone

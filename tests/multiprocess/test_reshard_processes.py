@@ -58,12 +58,6 @@ def test_strided_shards_from_another_host_need_no_second_buffer():
         assert said["bytes"] <= 2 * 4 * pairs * chunk, said
 
 
-@pytest.mark.full
-def test_too_little_memory_is_an_error():
-    (said,) = run("too_little_memory", 1, 1, 4, JAXCOMM_TIMEOUT_S="60")
-    assert "RESOURCE_EXHAUSTED" in said["text"], said
-
-
 @pytest.mark.parametrize("nodes", [ONE, TWO])
 def test_calls_after_an_error_are_right(nodes):
     """Also if one process has raised before the transfer: the others get an error once it calls again."""
@@ -86,7 +80,7 @@ def test_threads_call_in_the_same_order(nodes):
             )
 
 
-@pytest.mark.parametrize(("what", "nodes"), [("killed", 1), ("killed", 2), ("gone", 2)])
-def test_a_dead_process_is_named(what, nodes):
-    said, _ = run(what, 2, nodes, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
+def test_a_dead_process_is_named():
+    """test_failures.py has one that dies while its pieces are on their way."""
+    said, _ = run("gone", 2, 2, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
     assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said

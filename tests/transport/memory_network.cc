@@ -80,15 +80,7 @@ class MemoryPayload : public RemotePayload {
  public:
   MemoryPayload(MemoryFabric* fabric, uint64_t id) : fabric_(fabric), id_(id) {}
   ~MemoryPayload() override {
-    if (fabric_) Discard();
-  }
-
-  void Fetch(void* destination, std::function<void(bool)> done) override {
-    std::exchange(fabric_, nullptr)->Fetch(id_, destination, std::move(done));
-  }
-
- private:
-  void Discard() {
+    if (!fabric_) return;
     std::lock_guard<std::mutex> lock(fabric_->mutex_);
     fabric_->At(fabric_->now_ns_, [fabric = fabric_, id = id_] {
       MemoryFabric::Outstanding message;
@@ -96,6 +88,11 @@ class MemoryPayload : public RemotePayload {
     });
   }
 
+  void Fetch(void* destination, std::function<void(bool)> done) override {
+    std::exchange(fabric_, nullptr)->Fetch(id_, destination, std::move(done));
+  }
+
+ private:
   MemoryFabric* fabric_;
   const uint64_t id_;
 };
