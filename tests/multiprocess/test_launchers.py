@@ -47,12 +47,6 @@ def at_free_port(command):
     return command.replace("127.0.0.1:29500", free_address())
 
 
-@pytest.mark.full
-def test_the_script_runs_alone(tmp_path):
-    status, said, output = start("python hello.py", tmp_path, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="3")
-    assert (status, said) == (0, ["process 0 of 1: 3 devices, ranks [0]"]), output
-
-
 def test_jaxcomm_run(tmp_path):
     status, said, output = start(block("One machine: jaxcomm.run", "bash"), tmp_path)
     assert (status, said) == (0, EXPECTED), output
