@@ -6,6 +6,7 @@ import os
 import pathlib
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +32,12 @@ SLACK_S = 25  # for a busy machine
 DEADLINE_S = 120  # to start, on a busy machine
 SCRIPT = pathlib.Path(__file__).with_name("multiprocess") / "failing.py"
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def argv(scenarios):

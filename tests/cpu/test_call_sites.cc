@@ -81,6 +81,12 @@ std::shared_ptr<Rendezvous> PairSite(Collective collective = Collective::kAllRed
   return ValueOf(Rendezvous::Make(std::move(spec)));
 }
 
+std::string ErrorOf(Counter& counter) {
+  CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
+  std::fprintf(stderr, "%s\n", counter.errors()[0].c_str());
+  return counter.errors()[0];
+}
+
 // A rank's part in one call, of one s32.
 struct Part {
   std::vector<int32_t> in, out;
@@ -175,54 +181,73 @@ TEST_CASE("groups of a call site are distinguished, each in its own order") {
   });
 }
 
-// Both processes make a call with the attributes that `change(process, spec)` sets, of `dtypes[process]`. Both get an
-// error at once that has all the parts, and the next call works.
-template <typename Change>
-void CheckDisagreement(Collective collective, const Change& change, const std::vector<std::string>& parts,
-                       const char* missing = "within", bool of_tables = false,
-                       std::vector<DType> dtypes = {DType::kF32, DType::kF32}) {
-  InTwoProcesses([&](int32_t p, const std::function<void()>&) {
-    CallSpec spec = Spec(collective, 2, 2, "psum");
-    spec.processes = {0, 1};
-    change(p, spec);
-    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec))), next = PairSite();
-    Rendezvous::EndProgram();
-    Counter counter;
-    std::vector<float> in(1), out(1);
-    std::vector<int32_t> table(2 * 4 * 2);  // no rows
-    table[4] = p;                           // an offset
-    Participant participant = MakeParticipant(100, p, in.data(), out.data(), 1);
-    participant.dtype = dtypes[p];
-    if (of_tables) {
-      participant.table = table.data();
-      participant.table_count = static_cast<int64_t>(table.size());
-    }
-    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
-    CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
-    const std::string message = counter.errors()[0];
-    const auto has = [&](const std::string& part) { return message.find(part) != std::string::npos; };
-    bool right = has("calls do not match: ranks [") && !has(missing);
-    for (const std::string& part : parts) right = right && has(part);
-    if (!right) std::fprintf(stderr, "%s\n", message.c_str());
-    CHECK(right);
-    Part part(10 + p);
-    part.Arrive(*next, 101, p);
-    part.Expect({21});
-  });
-}
-
-TEST_CASE("processes with different algorithms get an error that names both") {
-  const auto change = [](int32_t p, CallSpec& spec) { spec.algorithm = p == 0 ? "direct" : "ring"; };
-  CheckDisagreement(Collective::kAllReduce, change,
-                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, direct; call ",
-                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, ring; call "});
-}
-
-TEST_CASE("processes with different types get an error that names both") {
-  CheckDisagreement(Collective::kAllReduce, [](int32_t, CallSpec&) {},
-                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32",
-                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of int32"},
-                    "within", false, {DType::kF32, DType::kS32});
+// Both get the error at once, and the next call works.
+TEST_CASE("processes with different calls get an error that names both and their difference") {
+  const std::string at = "are in psum at test_rendezvous.cc (1 -> 1 elements of ", long_name(230, 'x');
+  const char *const attributes = ", with different attributes or plans", *const tables = ", with different tables of ";
+  const struct {
+    Collective collective;
+    DType type;  // of process 1; process 0 has float32
+    const char* algorithms[2];
+    int32_t root, max_sms;  // of process 1
+    bool of_tables;         // which differ
+    std::string site;
+    std::vector<std::string> parts;
+    const char* missing = "within";
+  } cases[] = {
+      {Collective::kAllReduce,
+       DType::kF32,
+       {"direct", "ring"},
+       0,
+       0,
+       false,
+       "test_rendezvous.cc",
+       {"[0] (process 0) " + at + "float32, direct; call ", "[1] (process 1) " + at + "float32, ring; call "}},
+      {Collective::kAllReduce,
+       DType::kS32,
+       {"", ""},
+       0,
+       0,
+       false,
+       "test_rendezvous.cc",
+       {"[0] (process 0) " + at + "float32", "[1] (process 1) " + at + "int32"}},
+      {Collective::kBroadcast, DType::kF32, {"", ""}, 1, 0, false, "a.py", {attributes}, "tables"},
+      {Collective::kBroadcast, DType::kF32, {"", ""}, 1, 0, false, long_name, {attributes}, "tables"},
+      {Collective::kAllToAllV, DType::kF32, {"", ""}, 0, 0, true, "a.py", {tables}, "attributes"},
+      {Collective::kAllToAllV, DType::kF32, {"", ""}, 0, 0, true, long_name, {tables}, "attributes"},
+      {Collective::kAllToAllV, DType::kF32, {"", ""}, 0, 1, true, "a.py", {attributes}, "tables"},
+  };
+  for (const auto& one : cases) {
+    InTwoProcesses([&](int32_t p, const std::function<void()>&) {
+      CallSpec spec = Spec(one.collective, 2, 2, "psum");
+      spec.processes = {0, 1};
+      spec.site = one.site;
+      spec.algorithm = one.algorithms[p];
+      spec.root = p * one.root;
+      spec.max_sms = p * one.max_sms;
+      spec.row_count = 1;
+      const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec))), next = PairSite();
+      Rendezvous::EndProgram();
+      Counter counter;
+      std::vector<float> in(1), out(1);
+      std::vector<int32_t> table(2 * 4 * 2);  // no rows
+      table[4] = p;                           // an offset
+      Participant participant = MakeParticipant(100, p, in.data(), out.data(), 1);
+      if (p == 1) participant.dtype = one.type;
+      if (one.of_tables) {
+        participant.table = table.data();
+        participant.table_count = static_cast<int64_t>(table.size());
+      }
+      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+      const std::string message = ErrorOf(counter);
+      const auto has = [&](const std::string& part) { return message.find(part) != std::string::npos; };
+      CHECK(has("calls do not match: ranks [") && !has(one.missing));
+      for (const std::string& part : one.parts) CHECK(has(part));
+      Part part(10 + p);
+      part.Arrive(*next, 101, p);
+      part.Expect({21});
+    });
+  }
 }
 
 // The processes wait in the second iteration of one call site and in the first of an equal one.
@@ -235,8 +260,7 @@ TEST_CASE("an error tells equal call sites and their iterations apart") {
     before.Expect({21});
     Rendezvous::SetLimits({0.5, 60});
     part.Arrive(p == 0 ? *first : *second, 100, p);
-    CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
-    const std::string message = part.counter.errors()[0];
+    const std::string message = ErrorOf(part.counter);
     const std::string call = "psum at test_rendezvous.cc (1 -> 1 elements of int32; call site ";
     CHECK(message.find("in " + call + "1, iteration 2) waited for ranks ") != std::string::npos ||
           message.find("in " + call + "2, iteration 1) waited for ranks ") != std::string::npos);
@@ -244,32 +268,6 @@ TEST_CASE("an error tells equal call sites and their iterations apart") {
     CHECK(message.find(call + "2, iteration 1)") != std::string::npos);
     meet();
   });
-}
-
-TEST_CASE("processes with other different attributes or tables get an error, however long the name of the file is") {
-  for (const bool of_tables : {false, true}) {
-    for (const size_t length : {10, 230}) {
-      const auto change = [&](int32_t p, CallSpec& spec) {
-        spec.site = std::string(length, 'x');
-        if (of_tables) {
-          spec.row_count = 1;
-        } else {
-          spec.root = p;
-        }
-      };
-      CheckDisagreement(of_tables ? Collective::kAllToAllV : Collective::kBroadcast, change,
-                        {of_tables ? ", with different tables of slices" : ", with different attributes or plans"},
-                        of_tables ? "attributes" : "tables", of_tables);
-    }
-  }
-}
-
-TEST_CASE("an error names tables only if all else is equal") {
-  const auto change = [](int32_t p, CallSpec& spec) {
-    spec.row_count = 1;
-    spec.max_sms = p;
-  };
-  CheckDisagreement(Collective::kAllToAllV, change, {", with different attributes or plans"}, "tables", true);
 }
 
 // Two processes wait in different calls of a run. The failure of either call fails the run.
@@ -288,8 +286,7 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
         stranger.Arrive(*first, 100, 9);
         CHECK(stranger.counter.WaitFor(1));
       }
-      CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
-      CHECK(part.counter.errors()[0].find("rank 9 is not in any group") != std::string::npos);
+      CHECK(ErrorOf(part.counter).find("rank 9 is not in any group") != std::string::npos);
       next.Arrive(*first, 101, p);  // the next run works
       next.Expect({21});
     });
@@ -307,9 +304,7 @@ void RunAction(HandOver at) {
 // work. The other process does not take part, so the call ends with the failure of its run only.
 TEST_CASE("a call ends with the error of its run, whatever comes between two of its steps") {
   const auto fail = [](int64_t run_id, const char* why) { RunFailures::Get().Fail(run_id, InvalidArgumentError(why)); };
-  const auto failed = [](Part& part, const char* why) {
-    return part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{why};
-  };
+  const auto failed = [](Part& part, const char* why) { return ErrorOf(part.counter) == why; };
   enum class Other { kFailure, kTwoFailures, kFailureOfAnotherRun, kNextRun };
   for (const HandOver at : {HandOver::kMatched, HandOver::kEntered, HandOver::kAddToProgress, HandOver::kCallsFailed}) {
     for (const Other other : {Other::kFailure, Other::kTwoFailures, Other::kFailureOfAnotherRun, Other::kNextRun}) {
@@ -358,9 +353,7 @@ TEST_CASE("a device that arrives while its run fails gets the error") {
     action = [&] { parts[1].Arrive(*site, 100, 1); };
     hand_over_hook = RunAction;
     RunFailures::Get().Fail(100, InvalidArgumentError("had enough"));
-    for (Part& part : parts) {
-      CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{"had enough"});
-    }
+    for (Part& part : parts) CHECK(ErrorOf(part.counter) == "had enough");
   });
 }
 
@@ -368,11 +361,11 @@ TEST_CASE("a device that arrives in one of several failed runs gets the error of
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     if (p == 1) return;
     const auto site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
-    for (int64_t run = 100; run < 104; ++run) RunFailures::Get().Fail(run, InvalidArgumentError(std::to_string(run)));
-    for (int64_t run = 100; run < 104; ++run) {
+    for (int64_t run = 100; run < 120; ++run) RunFailures::Get().Fail(run, InvalidArgumentError(std::to_string(run)));
+    for (int64_t run = 104; run < 120; ++run) {  // the latest 16
       Part part(1);
       part.Arrive(*site, run, 0);
-      CHECK(part.counter.WaitFor(1) && part.counter.errors() == std::vector<std::string>{std::to_string(run)});
+      CHECK(ErrorOf(part.counter) == std::to_string(run));
     }
   });
 }
@@ -393,8 +386,7 @@ TEST_CASE("processes in different runs get an error if their groups have the sam
       Part part(1);
       part.Arrive(*site, 100 + p, p);
       if (one.same) {
-        CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
-        CHECK(part.counter.errors()[0].find("calls do not match") != std::string::npos);
+        CHECK(ErrorOf(part.counter).find("calls do not match") != std::string::npos);
         return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1200));

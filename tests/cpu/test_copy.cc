@@ -42,11 +42,6 @@ void CheckCopies(int64_t item_bytes, bool stream, int32_t pid = 0) {
   }
 }
 
-// Like copies from another process, with more ranges than one system call takes.
-TEST_CASE("copies from a process") {
-  if (Node::AllowSingleCopy()) CheckCopies(4, false, getpid());
-}
-
 TEST_CASE("zeros in every layout") {
   constexpr int64_t kTotal = 72;
   for (const int64_t contiguous_count : {1, 3, 8, 24}) {
@@ -62,11 +57,11 @@ TEST_CASE("zeros in every layout") {
   }
 }
 
-TEST_CASE("copies of elements of every size") {
+TEST_CASE("copies of elements of every size, streamed, and from a process with more ranges than a system call takes") {
   for (const int64_t item_bytes : {1, 2, 4, 8, 16}) CheckCopies(item_bytes, false);
+  CheckCopies(4, true);
+  if (Node::AllowSingleCopy()) CheckCopies(4, false, getpid());
 }
-
-TEST_CASE("streamed copies of elements") { CheckCopies(4, true); }
 
 TEST_CASE("streamed copies at every alignment") {
   for (int64_t bytes : {4095, 4096, 4097, 100000, 1 << 20}) {

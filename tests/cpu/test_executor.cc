@@ -38,6 +38,19 @@ void RunBy(int num_threads, Execution& execution) {
   CHECK(finished == 1);
 }
 
+// The buffers of all ranks.
+template <typename T>
+std::vector<RankBuffers> BuffersOf(const Program& program, const std::vector<std::vector<T>>& inputs,
+                                   std::vector<std::vector<T>>& outputs, std::vector<std::vector<T>>& scratch) {
+  std::vector<RankBuffers> buffers;
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    scratch.emplace_back(program.plans[r].scratch_count, T(7));
+    buffers.push_back({reinterpret_cast<const char*>(inputs[r].data()), reinterpret_cast<char*>(outputs[r].data()),
+                       reinterpret_cast<char*>(scratch[r].data())});
+  }
+  return buffers;
+}
+
 int Check(const Algorithm& algorithm, const Request& request, std::mt19937& random) {
   if (!algorithm.supports(request)) return 0;
   const int32_t n = request.geometry.num_ranks();
@@ -55,14 +68,8 @@ int Check(const Algorithm& algorithm, const Request& request, std::mt19937& rand
                     sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
   for (int num_threads : {1, 2, 5}) {
     Values outputs(n, std::vector<int32_t>(OutputCount(request), -1));
-    Values scratch(n);
-    std::vector<RankBuffers> buffers(n);
-    for (int32_t r = 0; r < n; ++r) {
-      scratch[r].assign(program->plans[r].scratch_count, -2);
-      buffers[r] = {reinterpret_cast<const char*>(inputs[r].data()), reinterpret_cast<char*>(outputs[r].data()),
-                    reinterpret_cast<char*>(scratch[r].data())};
-    }
-    Execution execution(program, buffers);
+    Values scratch;
+    Execution execution(program, BuffersOf(*program, inputs, outputs, scratch));
     RunBy(num_threads, execution);
     CHECK(outputs == expected);
   }
@@ -72,12 +79,8 @@ int Check(const Algorithm& algorithm, const Request& request, std::mt19937& rand
 TEST_CASE("every algorithm by one and by many threads") {
   std::mt19937 random(7);
   const std::pair<int, int> shapes[] = {{1, 1}, {1, 2}, {1, 3}, {1, 8}, {2, 4}, {3, 2}, {4, 2}, {5, 3}};
-#define JAXCOMM_COLLECTIVE(enumerator, ...) Collective::enumerator,
-  const Collective collectives[] = {
-#include "../../ffi/collectives.def"
-  };
-#undef JAXCOMM_COLLECTIVE
-  for (const Collective collective : collectives) {
+  for (const CollectiveTraits& traits : Collectives()) {
+    const Collective collective = traits.collective;
     for (const Algorithm& algorithm : Algorithms(collective)) {
       int num_runs = 0;
       for (const auto& [nodes, ranks_per_node] : shapes) {
@@ -123,16 +126,12 @@ TEST_CASE("reductions of more than a tile, and of operands with different fragme
     const auto program = Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, algorithm), request),
                                        {kRanks, block, contiguous_count}, {1, block, block}, sizeof(int32_t),
                                        FindReduce(DType::kS32, ReduceOp::kSum));
-    Values in(kRanks), out(kRanks, std::vector<int32_t>(block, -1));
-    std::vector<std::vector<int32_t>> scratch(kRanks);
-    std::vector<RankBuffers> buffers(kRanks);
+    Values in(kRanks), out(kRanks, std::vector<int32_t>(block, -1)), scratch;
     for (int32_t r = 0; r < kRanks; ++r) {
       for (int64_t i = 0; i < kRanks * block; ++i) in[r].push_back(static_cast<int32_t>(i * (r + 1)));
-      scratch[r].resize(program->plans[r].scratch_count);
-      buffers[r] = {reinterpret_cast<const char*>(in[r].data()), reinterpret_cast<char*>(out[r].data()),
-                    reinterpret_cast<char*>(scratch[r].data())};
-      if (remote) buffers[r].input_pid = getpid();
     }
+    std::vector<RankBuffers> buffers = BuffersOf(*program, in, out, scratch);
+    for (RankBuffers& rank : buffers) rank.input_pid = remote ? getpid() : 0;
     CHECK(Execution(program, buffers).Work());
     for (int32_t r = 0; r < kRanks; ++r) {
       for (int64_t i = 0; i < block; ++i) {
@@ -192,16 +191,10 @@ TEST_CASE("sums of subnormals are kept on threads that flush them, and those thr
     const auto program = Program::Make(BuildAll(*algorithm, request), layout, layout, sizeof(float),
                                        FindReduce(DType::kF32, ReduceOp::kSum));
     // By their bits: 2^-140 and 2^-141 are 512 and 256 times the smallest float.
-    std::vector<uint32_t> in[2] = {std::vector<uint32_t>(kCount, 512), std::vector<uint32_t>(kCount, 256)};
-    std::vector<uint32_t> out[2] = {std::vector<uint32_t>(kCount, 1), std::vector<uint32_t>(kCount, 1)};
-    std::vector<std::vector<char>> scratch(2);
-    std::vector<RankBuffers> buffers(2);
-    for (int r = 0; r < 2; ++r) {
-      scratch[r].resize(program->plans[r].scratch_count * sizeof(float));
-      buffers[r] = {reinterpret_cast<const char*>(in[r].data()), reinterpret_cast<char*>(out[r].data()),
-                    scratch[r].data()};
-    }
-    Execution execution(program, buffers);
+    const std::vector<std::vector<uint32_t>> in = {std::vector<uint32_t>(kCount, 512),
+                                                   std::vector<uint32_t>(kCount, 256)};
+    std::vector<std::vector<uint32_t>> out(2, std::vector<uint32_t>(kCount, 1)), scratch;
+    Execution execution(program, BuffersOf(*program, in, out, scratch));
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | kFlushing);
     const bool finished = execution.Work();

@@ -245,18 +245,6 @@ TEST_CASE("a call that is done waits for its sends until its deadline") {
   CHECK(world.active_messages(0)->Reachable(1).message() == "it did not take its data in time");
 }
 
-TEST_CASE("a late process is named together with its current calls") {
-  Pair pair = Pair::Ring();
-  Results more(2);
-  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results);
-  pair.calls[1] = pair.one.CallOf(pair.world, 1, 2000, more);
-  for (const auto& call : pair.calls) call->Enter();
-  CHECK(!pair.Move(0) && !pair.Move(1));
-  pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
-  CHECK(
-      Has(pair.results.error(0), "waited for ranks [0] (process 1) in call 2000 of 100 elements, which did not enter"));
-}
-
 TEST_CASE("a warning on standard error names late processes, again whenever the wait has doubled") {
   Pair pair = Pair::Ring();
   pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 600, -1, 100);
@@ -266,32 +254,30 @@ TEST_CASE("a warning on standard error names late processes, again whenever the 
   std::string text;
   {
     const StandardError error;
-    for (const int seconds : {10, 150, 190, 250}) pair.calls[0]->Check(began + std::chrono::seconds(seconds));
+    for (const int seconds : {10, 150, 190, 450, 590}) pair.calls[0]->Check(began + std::chrono::seconds(seconds));
     text = error.text();
   }
   const std::string late =
       "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for "
       "ranks [0] (process 1) in no collective, which did not enter the call ";
   const std::string by = "; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
-  CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 200 s" + by);
+  CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 400 s" + by);  // a late check warns once
   CHECK(pair.results.num_ended() == 0);
 }
 
-TEST_CASE("processes that have entered a call are not reported as late") {
+TEST_CASE("late processes are named together with their current calls, and no others") {
   World world(3);
   std::mt19937 random(11);
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, false, random);
-  Results results(3);
-  std::vector<std::shared_ptr<InterProcessCall>> calls;
-  for (const int p : {0, 1}) {
-    calls.push_back(one.CallOf(world, p, 1000, results));
-    calls[p]->Enter();
-  }
-  CHECK(calls[0]->Advance() != InterProcessCall::AdvanceResult::kOver);
-  calls[0]->Check(Clock::now() + std::chrono::seconds(70));
+  Results results(3), more(3);
+  const auto call = one.CallOf(world, 0, 1000, results), same = one.CallOf(world, 1, 1000, results),
+             other = one.CallOf(world, 2, 2000, more);
+  for (const auto& entered : {call, same, other}) entered->Enter();
+  CHECK(call->Advance() != InterProcessCall::AdvanceResult::kOver);
+  call->Check(Clock::now() + std::chrono::seconds(70));
   CHECK(results.error(0) ==
         "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements waited for ranks [2] "
-        "(process 2) in no collective, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
+        "(process 2) in call 2000 of 100 elements, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
 }
 
 TEST_CASE("a waiting call detects that another call of its run has failed in a peer") {
@@ -397,13 +383,6 @@ TEST_CASE("different programs have different fingerprints") {
     change(*program);
     return InterProcessProgram(program, {0, 1}, {0, 0}, false, 100, 100).fingerprint();
   };
-  const auto reduce_step = [](Program& program) -> Step& {
-    for (Step& step : program.plans[1].steps) {
-      if (step.num_sources > 0) return step;
-    }
-    CHECK(false);
-    return program.plans[1].steps[0];
-  };
   const uint64_t plain = fingerprint([](Program&) {});
   CHECK(plain == fingerprint([](Program&) {}));
   const std::vector<std::function<void(Program&)>> changes = {
@@ -420,8 +399,8 @@ TEST_CASE("different programs have different fingerprints") {
       [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
       [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
       [](Program& p) { p.plans[1].steps.pop_back(); },
-      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].offset += 1; },
-      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].rank ^= 1; },
+      [](Program& p) { p.plans[1].sources.at(0).offset += 1; },
+      [](Program& p) { p.plans[1].sources.at(0).rank ^= 1; },
       [](Program& p) { std::swap(p.plans[0], p.plans[1]); },
   };
   std::vector<uint64_t> all = {plain};

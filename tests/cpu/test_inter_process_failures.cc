@@ -1,9 +1,4 @@
 // Failures of collectives between processes: every process gets an error with the reason, and all resources are freed.
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -12,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "../transport/forked_node.h"
 #include "world.h"
 
 namespace jaxcomm {
@@ -22,54 +18,26 @@ bool ControlSegmentIsFree(const ControlSegment& control_segment) {
                      [](const auto& key) { return key.load() == 0; });
 }
 
-// Another process of the node, which enters a call as process 1 and does nothing more. Forked before threads start.
-struct OtherProcess {
-  pid_t pid = -1;
-  NodeAddress address;
-
-  OtherProcess(const Collective1& one, uint64_t key) {
-    int to_parent[2];
-    CHECK(pipe(to_parent) == 0);
-    pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
-      Node node;
-      if (!node.Open().ok()) _exit(1);
-      const StatusOr<Block> block = node.Allocate(one.program->block_bytes(1));
-      if (!block.ok()) _exit(1);
-      const int number = node.control_segment().Reserve(key);
-      Slot& slot = node.control_segment().slots[number];
-      slot.memory = block->memory;
-      slot.offset = block->offset;
-      slot.fingerprint = one.program->fingerprint();
-      node.control_segment().Publish(number, key);
-      if (write(to_parent[1], &node.address(), sizeof(NodeAddress)) != sizeof(NodeAddress)) _exit(1);
-      for (;;) pause();
-    }
-    NodeAddress received;
-    CHECK(read(to_parent[0], &received, sizeof(received)) == sizeof(received));
-    address = received;
-    close(to_parent[0]);
-    close(to_parent[1]);
-  }
-  void Kill() const {
-    CHECK(kill(pid, SIGKILL) == 0);
-    CHECK(waitpid(pid, nullptr, 0) == pid);
-  }
-};
-
-// This process has done its part of a call; the other one has not.
+// This process has done its part of a call; another one, process 1, has entered it and does nothing more.
 struct WithOther {
   static constexpr uint64_t kKey = 1000;
   std::mt19937 random{11};
   Collective1 one;
-  const OtherProcess other{one, kKey};
+  const ForkedNode other;
   World world{1};
   Results results{1};
   std::shared_ptr<InterProcessCall> call;
 
-  WithOther(const Algorithm& algorithm, const Request& request) : one(algorithm, request, {0, 1}, false, random) {
+  WithOther(const Algorithm& algorithm, const Request& request)
+      : one(algorithm, request, {0, 1}, false, random), other([this](Node& node) {
+          const Block block = ValueOf(node.Allocate(one.program->block_bytes(1)));
+          const int number = node.control_segment().Reserve(kKey);
+          Slot& slot = node.control_segment().slots[number];
+          slot.memory = block.memory;
+          slot.offset = block.offset;
+          slot.fingerprint = one.program->fingerprint();
+          node.control_segment().Publish(number, kKey);
+        }) {
     CHECK(world.node(0).Connect(1, other.address).ok());
     call = one.CallOf(world, 0, kKey, results);
     call->Enter();
@@ -77,40 +45,38 @@ struct WithOther {
   }
 };
 
-// These cases come first, because they fork, which requires that no threads run. World starts threads.
-void KilledInCall(bool has_left) {
-  WithOther with(Named(Collective::kAllGather, "direct"), Exchange(2, 100));
-  InterProcessCall& call = *with.call;
-  Results& results = with.results;
-  ControlSegment& control_segment = with.world.node(0).control_segment();
-  if (has_left) control_segment.slots[control_segment.Find(WithOther::kKey)].exited.fetch_add(1);
-  call.Check(Clock::now());
-  CHECK(results.num_ended() == 0);
-  with.other.Kill();
-  with.world.node(0).CheckAlive();
-  call.Check(Clock::now());
-  if (has_left) {  // the process has done its work, so its end is not a failure
-    CHECK(results.num_ended() == 0);
-    CHECK(Move(call) && results.error(0).empty());
-  } else {
-    CHECK(results.error(0) == "psum at test: in the exit barrier, the process of ranks [1] (process 1) has ended");
-    CHECK(call.Reclaim());  // no other process can touch the block
+// This case comes first, because it forks, which requires that no threads run. World starts threads.
+TEST_CASE("a process is killed in a call: the others get an error, unless it has left, and reuse their memory") {
+  enum class Killed { kWhileRunning, kBeforeExit, kAfterExit };
+  for (const Killed killed : {Killed::kWhileRunning, Killed::kBeforeExit, Killed::kAfterExit}) {
+    const bool running = killed == Killed::kWhileRunning;
+    WithOther with(Named(running ? Collective::kAllReduce : Collective::kAllGather, running ? "ring" : "direct"),
+                   running ? Sum(2, 100) : Exchange(2, 100));
+    InterProcessCall& call = *with.call;
+    ControlSegment& control_segment = with.world.node(0).control_segment();
+    if (killed == Killed::kAfterExit) {
+      control_segment.slots[control_segment.Find(WithOther::kKey)].exited.fetch_add(1);
+    }
+    call.Check(Clock::now());
+    CHECK(with.results.num_ended() == 0);
+    if (running) with.world.progress_thread(0).Add(with.call);
+    with.other.Kill();
+    if (!running) {
+      with.world.node(0).CheckAlive();
+      call.Check(Clock::now());
+    }
+    if (killed == Killed::kAfterExit) {  // the process has done its work, so its end is not a failure
+      CHECK(with.results.num_ended() == 0 && Move(call) && with.results.error(0).empty());
+    } else {
+      CHECK(with.results.WaitFor(1));
+      CHECK(with.results.error(0) == std::string("psum at test: ") +
+                                         (running ? "while running" : "in the exit barrier") +
+                                         ", the process of ranks [1] (process 1) has ended");
+      CHECK(running || call.Reclaim());  // no other process can touch the block
+    }
+    WaitUntil([&] { return ControlSegmentIsFree(control_segment); });
   }
-  CHECK(ControlSegmentIsFree(control_segment));
 }
-
-TEST_CASE("a process is killed in a call: the others get an error and reuse their memory") {
-  WithOther with(Named(Collective::kAllReduce, "ring"), Sum(2, 100));
-  with.world.progress_thread(0).Add(with.call);
-  with.other.Kill();
-  CHECK(with.results.WaitFor(1));
-  CHECK(Has(with.results.error(0), "the process of ranks [1] (process 1) has ended"));
-  WaitUntil([&] { return ControlSegmentIsFree(with.world.node(0).control_segment()); });
-}
-
-TEST_CASE("a process is killed before it has left a call") { KilledInCall(false); }
-
-TEST_CASE("a process ends after it has left a call") { KilledInCall(true); }
 
 // A sum of the three processes of a node.
 struct Three {
@@ -164,17 +130,6 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     CHECK(three.results.WaitFor(3));
     CHECK(three.results.error(1) == "had enough");
     for (const int32_t p : {0, 2}) CHECK(Has(three.results.error(p), "aborted: had enough"));
-  }
-  {  // process 2 does nothing, process 0 waits for it, and process 1, which waits for process 0, times out first
-    Three three(world, random, key);
-    for (int32_t p = 0; p < 3; ++p) three.Enter(p, p == 1 ? 0.2 : 60);
-    for (const int32_t p : {0, 1}) three.Work(p);
-    CHECK(three.results.WaitFor(2));
-    CHECK(Has(three.results.error(1), "got no signal from rank 0 (process 0)"));
-    CHECK(Has(three.results.error(0),
-              "ranks [1] (process 1) aborted; at that time, rank 0 waited for rank 2 (process 2): "));
-    three.Work(2);
-    CHECK(three.results.WaitFor(3));
   }
   {  // the same key twice
     Three three(world, random, key);

@@ -57,6 +57,10 @@ TEST_CASE("an output that peers of the node write to has a window with contiguou
   CHECK(program.windowed(Space::kOutput) && !program.windowed(Space::kInput) && program.windowed(Space::kScratch));
   CHECK(program.program()->output.contiguous() && !program.program()->stream);
   CHECK(program.output(0, nullptr).layout.contiguous_count == 10 && program.output(0, nullptr).layout.num_blocks == 2);
+  CHECK(program.addresses(0) == program.addresses(1) && program.block_bytes(2) == 0);  // a block for each process
+  for (const uint64_t offset : {program.signals(0), program.window(Space::kOutput, 0), program.block_bytes(0)}) {
+    CHECK(offset > 0 && offset % 64 == 0);  // lines of the cache
+  }
   put.process_of = {0, 0};
   CHECK(!Needs(put, Space::kOutput) && put.Make().program()->stream);
 }
@@ -94,19 +98,6 @@ TEST_CASE("a buffer that peers read has a window unless remote reads are possibl
     reduce.sources = {At(0, space), At(0, space)};
     CHECK(!Needs(reduce, space));
   }
-}
-
-TEST_CASE("the parts of a block follow each other, aligned to cache lines") {
-  Setting put = Transfer(StepKind::kPut, At(0, Space::kInput), At(1, Space::kOutput));
-  put.count = kSmall;
-  const InterProcessProgram program = put.Make();
-  CHECK(program.addresses(0) == 0 && program.addresses(1) == 0);  // blocks of different processes
-  CHECK(program.signals(0) == 64 && program.window(Space::kOutput, 0) == 128);
-  CHECK(program.window(Space::kScratch, 0) == 128 + 448);  // 400 bytes, and whole lines
-  CHECK(program.block_bytes(0) == 128 + 448 && program.block_bytes(1) == 128 + 448 && program.block_bytes(2) == 0);
-  put.process_of = {1, 1};
-  const InterProcessProgram both = put.Make();
-  CHECK(both.addresses(1) == 128 && both.signals(1) == 192 && both.block_bytes(1) == 256);
 }
 
 }  // namespace

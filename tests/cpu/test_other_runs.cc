@@ -11,6 +11,7 @@
 namespace jaxcomm {
 namespace {
 
+const Status kEnd = InvalidArgumentError("the end");
 constexpr double kWarnS = 1;  // processes may be in other runs for as long
 
 // Calls of the same group, each in a run of its own or in that of another call.
@@ -50,24 +51,6 @@ struct Calls {
 void CheckFrom(InterProcessCall& call, Clock::time_point began, int first_ms, int last_ms) {
   for (int ms = first_ms; ms < last_ms; ms += 50) call.Check(began + std::chrono::milliseconds(ms));
 }
-
-// Process 1 enters a call of run 2, of which process 0 has the message. The call of process 0 does not fail by that.
-// The test sets the time, so a busy machine makes as many comparisons as an idle one.
-struct InOtherRun {
-  Calls& calls;
-  Results& other = calls.Result();
-
-  InOtherRun(Calls& all, InterProcessCall& call) : calls(all) {
-    calls.Enter(calls.Make(), 1, 2001, 2, other);
-    WaitUntil([&] { return !calls.world.active_messages(0)->OtherCallsOf(1).empty(); });
-    CheckFrom(call, Clock::now(), 0, 2000);
-    CHECK(!call.failed());
-  }
-  ~InOtherRun() {
-    calls.world.progress_thread(1).FailRun(2, InvalidArgumentError("the end"));
-    CHECK(other.WaitFor(1));
-  }
-};
 
 // One of three processes executes another program. All get an error long before the time limit. At least one of the
 // processes that disagree shows both calls, and the others say who aborted. The next call works.
@@ -119,7 +102,7 @@ TEST_CASE("time in which the process is stopped does not count") {
   CheckFrom(*two.one, two.began, 0, 400);
   CheckFrom(*two.one, two.began, 20000, 20400);
   CHECK(two.result.num_ended() == 0);
-  for (const auto& call : {two.one, two.other}) call->Fail(InvalidArgumentError("the end"));
+  for (const auto& call : {two.one, two.other}) call->Fail(kEnd);
   CHECK(two.one->Reclaim() && two.other->Reclaim());
 }
 
@@ -135,59 +118,44 @@ TEST_CASE("a process in one call after the other, and processes in turn, get no 
     const auto first = calls.Enter(there, 1, 2001, 2, *others[0], false);
     const Clock::time_point began = Clock::now();
     CheckFrom(*one, began, 0, 800);
-    first->Fail(InvalidArgumentError("the end"));
+    first->Fail(kEnd);
     // Another call of this process, or the same call of another one.
     const auto next = calls.Enter(there, second, second == 1 ? 3001 : 2001, second == 1 ? 3 : 2, *others[1], false);
     CheckFrom(*one, began, 800, 1700);
     CHECK(result.num_ended() == 0);
     CheckFrom(*one, began, 1700, 2200);
     CHECK(Has(result.error(0), "calls do not match"));
-    next->Fail(InvalidArgumentError("the end"));
+    next->Fail(kEnd);
     for (const auto& call : {one, first, next}) CHECK(call->Reclaim());
   }
 }
 
-TEST_CASE("a process of another node that has not noticed the end of its run gets no error") {
-  World world(2, 2);
-  Calls calls{world, 2};
-  Collective1& one = calls.Make();
-  Results &result = calls.Result(), &failed = calls.Result();
-  calls.Enter(calls.Make(), 0, 2003, 2, failed, false)->Fail(InvalidArgumentError("had enough"));
-  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
-  const InOtherRun other(calls, *call);
-  call->Fail(InvalidArgumentError("the end"));
-}
-
-TEST_CASE("a process that has left the call gets no error while the exit of a third one is late") {
-  World world(3, 3);
-  Calls calls{world, 3};
-  Request request = Sum(3, 0);
-  request.collective = Collective::kBarrier;
-  request.geometry = {3, 1, false, true};
-  Collective1 one(Named(Collective::kBarrier, "dissemination"), request, Split(3, 3, false), false, calls.random,
-                  &world, 3);
-  one.group = 5;
-  Results& result = calls.Result();
-  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
-  for (const int32_t from : {1, 2}) call->OnSignal(from, 0);
-  Move(*call);
-  call->OnExited(1, {one.program->fingerprint(), 0}, "the barrier");
-  const InOtherRun other(calls, *call);
-  call->OnExited(2, {one.program->fingerprint(), 0}, "the barrier");
-  call->Advance();
-  CHECK(result.num_ended() == 1 && result.error(0).empty());
-}
-
-TEST_CASE("a process that has entered the call, and another one, gets no error while a third one is late") {
-  World world(3, 3);
-  Calls calls{world, 3};
-  Collective1& one = calls.Make();
-  Results& result = calls.Result();
-  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
-  call->OnEntered(1, {one.program->fingerprint(), 0}, "the call");
-  const InOtherRun other(calls, *call);
-  call->Fail(InvalidArgumentError("the end"));
-  CHECK(result.WaitFor(1));
+// Process 1 enters a call of run 2, of which process 0 has the message. The call of process 0 does not fail by that,
+// because process 1 has been in it, or because process 0 has seen a failure of run 2.
+TEST_CASE("a process of another node that has been in the call, or whose run has failed, gets no error") {
+  enum class Seen { kFailure, kEntry, kPayload, kExit };  // a third process is late
+  for (const Seen seen : {Seen::kFailure, Seen::kEntry, Seen::kPayload, Seen::kExit}) {
+    World world(3, 3);
+    Calls calls{world, 3};
+    Collective1& one = calls.Make();
+    const Fingerprint fingerprint(one.program->fingerprint(), 0);
+    Results &result = calls.Result(), &other = calls.Result(), &failed = calls.Result();
+    if (seen == Seen::kFailure) calls.Enter(calls.Make(), 0, 2003, 2, failed, false)->Fail(kEnd);
+    const auto call = calls.Enter(one, 0, 1001, 1, result, false);
+    Move(*call);
+    if (seen == Seen::kEntry) call->OnEntered(1, fingerprint, "the call");
+    if (seen == Seen::kPayload) CHECK(call->DestinationOf(1, fingerprint, 0, Space::kOutput, 0, 4) != nullptr);
+    if (seen == Seen::kExit) call->OnExited(1, fingerprint, "the call");
+    calls.Enter(calls.Make(), 1, 2001, 2, other);
+    WaitUntil([&] { return !world.active_messages(0)->OtherCallsOf(1).empty(); });
+    CheckFrom(*call, Clock::now(), 0, 2000);
+    CHECK(!call->failed());
+    world.progress_thread(1).FailRun(2, kEnd);
+    CHECK(other.WaitFor(1));
+    call->Fail(kEnd);
+    if (seen == Seen::kPayload) call->OnPutDone();
+    CHECK(result.WaitFor(1));
+  }
 }
 
 TEST_CASE("two nodes in one run and two in another one get an error, although each has a payload of its partner") {
@@ -199,20 +167,6 @@ TEST_CASE("two nodes in one run and two in another one get an error, although ea
   for (const int32_t p : {2, 3}) calls.Enter(there, p, 2001, 2, result);
   CHECK(result.WaitFor(4));
   for (int32_t p = 0; p < 4; ++p) CHECK(Has(result.error(p), "calls do not match"));
-}
-
-TEST_CASE("a process that has left the call gets no error while its payload still arrives") {
-  World world(2, 2);
-  Calls calls{world, 2};
-  Collective1& one = calls.Make();
-  Results& result = calls.Result();
-  const auto call = calls.Enter(one, 0, 1001, 1, result, false);
-  Move(*call);
-  CHECK(call->DestinationOf(1, one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
-  const InOtherRun other(calls, *call);
-  call->Fail(InvalidArgumentError("the end"));
-  call->OnPutDone();
-  CHECK(result.WaitFor(1));
 }
 
 // Process 1 comes late to the call of process 0. Meanwhile it is in other calls, or seems to be.
@@ -238,7 +192,6 @@ void WaitForComparisons() { std::this_thread::sleep_for(std::chrono::millisecond
 
 TEST_CASE("a process that is late because it is in another call gets no error") {
   struct Case {
-    const char* name;
     int num_nodes;
     uint64_t group;             // of its other call
     int64_t run;                // of its other call
@@ -246,10 +199,14 @@ TEST_CASE("a process that is late because it is in another call gets no error") 
     bool second_in_other_runs;  // process 1 is in a third run
   };
   const Case cases[] = {
-      {"another group", 1, 6, 2, false, false},       {"another group, nodes", 2, 6, 2, false, false},
-      {"not compared", 1, 0, 2, false, false},        {"the same run", 1, 5, 1, false, false},
-      {"the same run, nodes", 2, 5, 1, false, false}, {"first in two runs", 1, 5, 2, true, false},
-      {"second in two runs", 1, 5, 2, false, true},   {"second in two runs, nodes", 2, 5, 2, false, true},
+      {1, 6, 2, false, false},  // another group
+      {2, 6, 2, false, false},  // another group, nodes
+      {1, 0, 2, false, false},  // not compared
+      {1, 5, 1, false, false},  // the same run
+      {2, 5, 1, false, false},  // the same run, nodes
+      {1, 5, 2, true, false},   // the first process in two runs
+      {1, 5, 2, false, true},   // the second one in two runs
+      {2, 5, 2, false, true},   // the second one in two runs, nodes
   };
   std::vector<std::unique_ptr<Late>> all;
   std::vector<Results*> others, alone;
@@ -266,12 +223,11 @@ TEST_CASE("a process that is late because it is in another call gets no error") 
   }
   WaitForComparisons();
   for (size_t i = 0; i < all.size(); ++i) {
-    std::printf("%s\n", cases[i].name);
     CHECK(others[i]->num_ended() == 0);
     all[i]->Second();
     all[i]->calls.Enter(*all[i]->calls.collectives[1], 0, 2001, cases[i].run, *others[i]);
     CHECK(others[i]->WaitFor(2) && others[i]->error(0).empty() && others[i]->error(1).empty());
-    for (const int32_t p : {0, 1}) all[i]->world.progress_thread(p).FailRun(3, InvalidArgumentError("the end"));
+    for (const int32_t p : {0, 1}) all[i]->world.progress_thread(p).FailRun(3, kEnd);
     CHECK(alone[i]->WaitFor(cases[i].first_in_other_run || cases[i].second_in_other_runs));
   }
 }

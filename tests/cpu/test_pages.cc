@@ -72,13 +72,14 @@ TEST_CASE("zeros in private, shared and mapped memory") {
   close(fd);
 }
 
-TEST_CASE("large ranges of zeros in large buffers need no memory") {
+// All but the huge pages at both ends.
+TEST_CASE("large ranges of zeros need no memory in large buffers; malloc reuses that of buffers of at most 32 MiB") {
   const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
-  std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + 64, kSize - 128, kLarge, true);
-  // All but the huge pages at both ends.
-  CHECK(mapping.ResidentPages(kMinDiscarded, 2 * kMinDiscarded) == 0);
-  CHECK(mapping.data()[0] == 7 && mapping.data()[kSize - 1] == 7);
+  for (const int64_t buffer_bytes : {kLarge, kReused}) {
+    std::memset(mapping.data(), 7, kSize);
+    ZeroBytes(mapping.data() + 64, kSize - 128, buffer_bytes, buffer_bytes == kLarge);
+    CHECK((mapping.ResidentPages(kMinDiscarded, 2 * kMinDiscarded) == 0) == (buffer_bytes == kLarge));
+  }
 }
 
 TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
@@ -86,18 +87,10 @@ TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
   const auto address = reinterpret_cast<uintptr_t>(mapping.data());
   const auto begin = static_cast<int64_t>((kMinDiscarded - address % kMinDiscarded) % kMinDiscarded);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + begin, kMinDiscarded - kPage, kLarge, false);
-  CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
-  ZeroBytes(mapping.data() + begin, kMinDiscarded, kLarge, false);
-  CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == 0);
-}
-
-// malloc uses their memory again.
-TEST_CASE("buffers of at most 32 MiB keep their memory") {
-  const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
-  std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data(), kSize, kReused, false);
-  CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
+  for (const int64_t less : {kPage, int64_t{0}}) {
+    ZeroBytes(mapping.data() + begin, kMinDiscarded - less, kLarge, false);
+    CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == (less > 0 ? kMinDiscarded / kPage : 0));
+  }
 }
 
 }  // namespace

@@ -110,7 +110,9 @@ TEST_CASE("invalid calls get an error with the reason") {
   CHECK(ErrorOf(spec, 48, DType::kF8E8M0FNU) ==
         prefix + "elements of float8_e8m0fnu cannot be reduced by this operation");
   spec.algorithm = "no such";
-  CHECK(ErrorOf(spec, 48).find("no such") != std::string::npos);
+  for (spec.asynchronous = 0; spec.asynchronous <= 1; ++spec.asynchronous) {  // 1: a worker fails the call
+    CHECK(ErrorOf(spec, 48).find(prefix) == 0 && ErrorOf(spec, 48).find("no such") != std::string::npos);
+  }
   const auto make = [](CallSpec bad) { return Rendezvous::Make(std::move(bad)).status().message(); };
   CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks cannot be split into groups of 3");
   CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks cannot be split into groups of 0");
@@ -128,8 +130,6 @@ TEST_CASE("invalid calls get an error with the reason") {
   CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is not in any group");
 }
 
-// Ranks that share a processor take turns. In one process and on one node, all ranks of a group share the processors;
-// between nodes, the ranks of each node.
 TEST_CASE("without calibration, a step between devices of a host takes less than a microsecond") {
   const CostParams defaults = CostParams::Current();
   for (const Scope scope : {Scope::kProcess, Scope::kNode, Scope::kNetwork}) {
@@ -140,6 +140,8 @@ TEST_CASE("without calibration, a step between devices of a host takes less than
   }
 }
 
+// Ranks that share a processor take turns. In one process and on one node, all ranks of a group share the processors;
+// between nodes, the ranks of each node.
 TEST_CASE("the machine of a group") {
   CostParams cost_params;
   for (int scope = 0; scope < kNumScopes; ++scope) cost_params.machines[scope].launch_s = scope + 1;

@@ -6,16 +6,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "../../ffi/recorder/recorder.h"
 #include "participants.h"
-#include "standard_error.h"
 
 namespace jaxcomm {
 namespace {
@@ -227,6 +230,9 @@ TEST_CASE("concurrent runs of a call site have separate scratch") {
 TEST_CASE("late devices are named, their run fails, the next run works") {
   Prepare();
   Rendezvous::SetLimits({0.3, 30});
+  char folder[] = "/tmp/jaxcomm-test-late-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", 8, {}).ok());
   const std::shared_ptr<Rendezvous> late = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "psum")));
   const std::shared_ptr<Rendezvous> other = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "pmax")));
   std::vector<float> in(10, 1), out(10);
@@ -247,7 +253,7 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   CHECK(errors.size() == 3);
   for (const auto& message : errors) {
     CHECK(message.find("psum at test_rendezvous.cc") != std::string::npos);
-    CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
+    CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s (JAXCOMM_TIMEOUT_S)") != std::string::npos);
   }
   Rendezvous::SetLimits({60, 60});
   Counter straggler;
@@ -266,102 +272,61 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   CHECK(next.WaitFor(4));
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
+  // The recorder has counted one call of each site as failed, and one as done.
+  const std::string copy = Recorder::Get().path() + ".copy";
+  CHECK(Recorder::Get().Dump(copy).ok());
+  std::ifstream file(copy, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  const auto* const sites = reinterpret_cast<const RecordedSite*>(bytes.data() + RecorderOffsets(8).sites);
+  for (int i = 0; i < 2; ++i) CHECK(sites[i].calls == 1 && sites[i].failed == 1);
+  while (!std::filesystem::exists(Recorder::Get().path() + ".dump")) std::this_thread::yield();  // after the failure
+  std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("a warning on standard error names late devices, and the call still waits for them") {
+TEST_CASE("a call site has a limit of its own, and its error names the argument") {
   Prepare();
-  Rendezvous::SetLimits({60, 0.2});
-  std::string text;
-  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 3, 3, "psum")));
-  std::vector<float> in(3, 1), out(3);
+  CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
+  spec.timeout_ms = 500'000;
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
+  float in = 1, out = 0;
   Counter counter;
-  const auto arrive = [&](int64_t rank) {
-    site->Arrive(MakeParticipant(8000, rank, &in[rank], &out[rank], 1), std::make_unique<CountCompletion>(counter));
-  };
-  {
-    const StandardError standard_error;
-    arrive(1);
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (text.find('\n') == std::string::npos && std::chrono::steady_clock::now() < limit) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      text = standard_error.text();
-    }
-  }
-  CHECK(text.find("warning: jaxcomm: psum at test_rendezvous.cc: ranks [0, 2] did not arrive within ") == 0);
-  CHECK(text.find(" of the first of ranks [1]; an error follows after 60 s (JAXCOMM_TIMEOUT_S)\n") !=
-        std::string::npos);
-  CHECK(counter.count() == 0);
-  Rendezvous::SetLimits({60, 30});
-  for (const int64_t rank : {0, 2}) arrive(rank);
-  CHECK(counter.WaitFor(3) && counter.errors().empty() && out == std::vector<float>(3, 3));
+  const auto began = std::chrono::steady_clock::now();
+  site->Arrive(MakeParticipant(3000, 1, &in, &out, 1), std::make_unique<CountCompletion>(counter));
+  CHECK(site->CheckWaits(began + std::chrono::seconds(499)).empty());
+  const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::seconds(500));
+  CHECK(expired.size() == 1 && expired[0].first == 3000);
+  CHECK(expired[0].second.message().find("ranks [0] did not arrive within 500 s (timeout_s)") != std::string::npos);
+  RunFailures::Get().Fail(3000, expired[0].second);
+  CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
 }
 
 TEST_CASE("ranks with different buffers get an error that names both") {
   Prepare();
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
-  for (const bool types : {false, true}) {
+  const std::vector<int32_t> tables[] = {std::vector<int32_t>(16), {1}};
+  enum class Differ { kSizes, kTypes, kTables };
+  const std::string of_rank_1 = "buffers do not match: rank 1 has 4 -> 4 elements of ";
+  for (const auto& [differ, expected] :
+       {std::pair(Differ::kSizes, of_rank_1 + "float32, rank 0 has 8 -> 8 "),
+        {Differ::kTypes, of_rank_1 + "int32, rank 0 has 4 -> 4 elements of float32"},
+        {Differ::kTables, "calls do not match: ranks 0 and 1 are in it, with different tables of slices"}}) {
     Counter counter;
     for (int64_t rank = 0; rank < 2; ++rank) {
-      Participant participant = MakeParticipant(2000 + types, rank, in.data(), out.data(), rank == 0 && !types ? 8 : 4);
-      if (types && rank == 1) participant.dtype = DType::kS32;
+      Participant participant = MakeParticipant(2000 + static_cast<int>(differ), rank, in.data(), out.data(),
+                                                rank == 0 && differ == Differ::kSizes ? 8 : 4);
+      if (differ == Differ::kTypes && rank == 1) participant.dtype = DType::kS32;
+      participant.table = tables[differ == Differ::kTables ? rank : 0].data();
+      participant.table_count = 1;
       site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     }
     CHECK(counter.WaitFor(2) && counter.errors().size() == 2);
-    const std::string expected = types ? "int32, rank 0 has 4 -> 4 elements of float32" : "float32, rank 0 has 8 -> 8 ";
-    for (const auto& message : counter.errors()) {
-      CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of " + expected) != std::string::npos);
-    }
+    for (const auto& message : counter.errors()) CHECK(message.find(expected) != std::string::npos);
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
   const std::string error = Rendezvous::Make(overlapping).status().message();
   CHECK(error.find("rank 0 occurs twice in the groups") != std::string::npos);
-}
-
-// Each number of the table is part of the hash: with a table of several words, and with a short one. Among three ranks,
-// the table is no multiple of the 32 bytes that the hash reads at once.
-template <typename T>
-void CheckDifferentTables(int n, int per_pair, int64_t& run) {
-  CallSpec spec = Spec(Collective::kAllToAllV, n, n, "ragged_all_to_all");
-  spec.row_count = 1;
-  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
-  const std::vector<T> table(n * 4 * n * per_pair);  // no rows
-  std::vector<float> in(n), out(n);
-  const auto count_errors = [&](const std::vector<T>& first, const std::vector<T>& second) {
-    Counter counter;
-    ++run;
-    for (int64_t rank = 0; rank < n; ++rank) {
-      Participant participant = MakeParticipant(run, rank, &in[rank], &out[rank], 1);
-      participant.table = (rank == 0 ? first : second).data();
-      participant.table_count = static_cast<int64_t>(table.size());
-      participant.int64_table = sizeof(T) == 8;
-      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
-    }
-    CHECK(counter.WaitFor(n));
-    for (const std::string& error : counter.errors()) {
-      CHECK(error.find("ranks 0 and 1 are in it, with different tables of slices") != std::string::npos);
-    }
-    return counter.errors().size();
-  };
-  const std::vector<T> same = table;
-  CHECK(count_errors(table, same) == 0);
-  for (size_t i = 0; i < table.size(); ++i) {
-    std::vector<T> other = table;
-    other[i] = 1;
-    CHECK(count_errors(table, other) == static_cast<size_t>(n));
-  }
-  CHECK(count_errors(table, same) == 0);
-}
-
-TEST_CASE("ranks with different tables of slices fail, and the next run works") {
-  Prepare();
-  int64_t run = 700000;
-  for (const int per_pair : {1, 2, 9}) {
-    CheckDifferentTables<int32_t>(2, per_pair, run);
-    CheckDifferentTables<int64_t>(2, per_pair, run);
-  }
-  CheckDifferentTables<int32_t>(3, 1, run);
 }
 
 }  // namespace

@@ -84,6 +84,30 @@ TEST_CASE("a table fits its call, and names the sizes of buffers that it exceeds
   CHECK(slices.FaultOfTable().empty());
 }
 
+// Tables of whole words and others: the hash reads 32 bytes at once.
+template <typename T>
+void CheckHashOfTable() {
+  for (const size_t count : {1, 16, 32, 36, 144}) {
+    std::vector<T> table(count);
+    Participant participant;
+    participant.table = table.data();
+    participant.table_count = static_cast<int64_t>(count);
+    participant.int64_table = sizeof(T) == 8;
+    std::set<uint64_t> hashes = {HashOfTable(participant)};
+    for (T& number : table) {
+      number = 1;
+      hashes.insert(HashOfTable(participant));
+      number = 0;
+    }
+    CHECK(hashes.size() == count + 1 && hashes.count(HashOfTable(participant)) == 1);
+  }
+}
+
+TEST_CASE("each number of a table is part of its hash") {
+  CheckHashOfTable<int32_t>();
+  CheckHashOfTable<int64_t>();
+}
+
 TEST_CASE("the choices of a rank are packed by expert") {
   const int32_t table[] = {1, 0, 1, 1, 0, 1, 1, 1};  // one rank: its choices of two experts, the second expert first
   CallSpec spec = Spec(Collective::kDispatch, 1, 1, "op");

@@ -23,9 +23,9 @@ def say(what, **more):
     print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
 
 
-def program(body, processes=None):
-    """Returns a function that runs body(block) on every device of the processes, with a row per device, and waits."""
-    devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
+def program(body, processes=None, devices=None):
+    """Returns a function that runs body(block) on these or all devices of the processes, a row each, and waits."""
+    devices = devices or [d for d in jax.devices() if processes is None or d.process_index in processes]
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
 

@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import socket
 import subprocess
 import tempfile
 
 import pytest
-from ranks import PIPES, Rank, argv, environment
+from ranks import PIPES, Rank, argv, environment, free_address
 
 
 def shared_files():
@@ -21,13 +20,10 @@ def start(tmp_path):
     ranks = []
 
     def start(scenarios, processes, nodes="", **more):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        started, folder = [], pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
+        address, started, folder = free_address(), [], pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
         for rank in range(processes):
             node = {"JAXCOMM_NODE_ID": nodes[rank]} if nodes else {}
-            env = environment(rank, processes, f"127.0.0.1:{port}", JAXCOMM_RECORDER=str(folder), **node, **more)
+            env = environment(rank, processes, address, JAXCOMM_RECORDER=str(folder), **node, **more)
             process = subprocess.Popen(argv(scenarios), env=env, text=True, start_new_session=True, **PIPES)
             started.append(Rank(process, folder))
         ranks.extend(started)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import resource
@@ -23,11 +24,10 @@ import moe_failing
 import numpy as np
 import recorder_failing
 import reshard_failing
-from acknowledged import acknowledged_bytes
 from attempts import SHORT_S, VICTIM, attempt, kill, limit, others_are_late, program, say, stop
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from listening import listening_ports
+from sockets import acknowledged_bytes, listening_ports
 
 import jaxcomm
 from jaxcomm._processes import bootstrap, kv_store
@@ -120,18 +120,6 @@ def tampered_routings():
 
 
 @scenario
-def moe_of_different_numbers():
-    """The second process has other numbers than the first, one at a time: once per exchange."""
-    first = {"tokens": 2, "choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
-    others = {"tokens": 3, "choices": 1, "experts_per_rank": 4, "dtype": jnp.bfloat16, "capacity": 65}
-    for name, other in others.items():
-        numbers = {**first, name: other} if jax.process_index() == 1 else first
-        for algorithm in ("one_shot", "direct"):
-            attempt(program(functools.partial(moe_failing.layer, algorithm=algorithm, **numbers)))
-            works_again()
-
-
-@scenario
 def killed_between_collectives():
     run = program(psum)
     run()
@@ -200,12 +188,6 @@ def large_data_move():
 
 
 @scenario
-def killed_while_reshard_runs():
-    acts_while(reshard_failing.resharding_runs(), kill)
-    survivors_work()
-
-
-@scenario
 def stopped_while_reshard_runs():
     def late():
         others_are_late()
@@ -233,23 +215,18 @@ def acts_while(run, action, before=lambda: None):
     attempt(run)
 
 
-@scenario
-def killed_while_large_data_move():
-    """The other processes read the memory of the one that ends."""
-    acts_while(large_data_move(), kill)
+def killed_while(run):
+    acts_while(run, kill)
     survivors_work()
 
 
-@scenario
-def stopped():
-    """SIGSTOP; the parent sends SIGCONT when the others have failed."""
-    run = victim_does(stop)
-    attempt(run)
-
-
-@scenario
-def stopped_in_one_shot():
-    attempt(victim_does(stop, op=moe_failing.one_shot))
+SCENARIOS |= {
+    "killed_while_reshard_runs": lambda: killed_while(reshard_failing.resharding_runs()),
+    "killed_while_large_data_move": lambda: killed_while(large_data_move()),  # processes read the victim's memory
+    # SIGSTOP; the parent sends SIGCONT when the others have failed.
+    "stopped": lambda: attempt(victim_does(stop)),
+    "stopped_in_one_shot": lambda: attempt(victim_does(stop, op=moe_failing.one_shot)),
+}
 
 
 @scenario
@@ -296,8 +273,15 @@ def own_host():
     return next(node for node in jaxcomm.topology().nodes if jax.process_index() in node)
 
 
-@scenario
-def link_cut_while_large_data_move(run=None):
+def works_after_the_cut():
+    works(own_host())
+    say("host works")
+    sys.stdin.readline()  # until the link is there again
+    works(range(jax.process_count()))
+    say("works again")
+
+
+def link_cut_while(make):
     def late():
         say("runs")
         others_are_late()
@@ -307,15 +291,14 @@ def link_cut_while_large_data_move(run=None):
     program(psum)()
     works(own_host())
     threading.Timer(1.0, late).start()
-    attempt(run or large_data_move())
-    works(own_host())
-    say("host works")
-    sys.stdin.readline()  # until the link is there again
-    works(range(jax.process_count()))
-    say("works again")
+    attempt(make())
+    works_after_the_cut()
 
 
-SCENARIOS["link_cut_while_reshard_runs"] = lambda: link_cut_while_large_data_move(reshard_failing.resharding_runs())
+SCENARIOS |= {
+    "link_cut_while_large_data_move": lambda: link_cut_while(large_data_move),
+    "link_cut_while_reshard_runs": lambda: link_cut_while(reshard_failing.resharding_runs),
+}
 
 
 @scenario
@@ -327,19 +310,11 @@ def link_cut_between_collectives():
     for _ in range(2):
         limit(SHORT_S)
         attempt(run)
-    works(own_host())
-    say("host works")
-    sys.stdin.readline()
-    works(range(jax.process_count()))
-    say("works again")
+    works_after_the_cut()
 
 
 def first_half():
     return jax.process_index() < jax.process_count() // 2
-
-
-def network_key(process):
-    return f"jaxcomm/network/{process}"
 
 
 @scenario
@@ -347,7 +322,7 @@ def watched_by_strangers():
     """Runs collectives and checks their values, until the parent ends it."""
     own, processes = jax.process_index(), range(jax.process_count())
     works(processes)
-    address = kv_store.client().blocking_key_value_get(network_key(own), 1000)
+    address = kv_store.client().blocking_key_value_get(f"jaxcomm/network/{own}", 1000)
     say("listens", ports=listening_ports(), address=address)
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
@@ -382,62 +357,28 @@ def has_another_token():
     attempt(lambda: jax.block_until_ready(reshard_failing.resharded(reshard_failing.place_numbers(), P(None, "i"))))
 
 
-@scenario
-def different_ops():
-    if first_half():
-        attempt(program(lambda x: jaxcomm.psum(x, "i")))
-    else:
-        attempt(program(lambda x: jaxcomm.pmax(x, "i")))
+def moe_layer(tokens=2, **algorithms):
+    numbers = {"choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
+    return functools.partial(moe_failing.layer, tokens=tokens, **numbers, **algorithms)
 
 
-@scenario
-def different_shapes():
-    size = 8 if first_half() else 4
-    attempt(program(lambda x: jnp.resize(jaxcomm.psum(x[:, :size], "i"), (1, 8))))
+def both(x, ops):
+    return ops[1](ops[0](x, "i"), "i")
 
 
-@scenario
-def different_dtypes():
-    dtype = np.float32 if first_half() else np.int32
-    attempt(program(lambda x: jaxcomm.psum(x.astype(dtype), "i")))
-
-
-@scenario
-def different_algorithms():
-    algorithm = "ring" if first_half() else "direct"
-    attempt(program(lambda x: jaxcomm.psum(x, "i", algorithm=algorithm)))
-
-
-def moe_layer(**algorithms):
-    numbers = {"tokens": 2, "choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
-    return program(functools.partial(moe_failing.layer, **numbers, **algorithms))
-
-
-@scenario
-def different_algorithms_of_route_and_dispatch():
-    attempt(moe_layer(algorithm="one_shot" if first_half() else "direct"))
-
-
-@scenario
-def different_algorithms_of_combine():
-    attempt(moe_layer(algorithm="direct", combine="direct" if first_half() else None))
-
-
-@scenario
-def different_orders():
-    def body(x):
-        first, second = (jaxcomm.psum, jaxcomm.pmax) if first_half() else (jaxcomm.pmax, jaxcomm.psum)
-        return second(first(x, "i"), "i")
-
-    attempt(program(body))
-
-
-@scenario
-def different_trip_counts():
-    def body(x):
-        return lax.fori_loop(0, 3 + jax.process_index(), lambda i, x: jaxcomm.psum(x, "i"), x)
-
-    attempt(program(body))
+# One body for the first half of the processes, and one for the others.
+for name, bodies in {
+    "different_ops": (psum, lambda x: jaxcomm.pmax(x, "i")),
+    "different_shapes": (psum, lambda x: jnp.resize(psum(x[:, :4]), (1, 8))),
+    "different_dtypes": (psum, lambda x: psum(x.astype(np.int32))),
+    "different_algorithms": [lambda x, a=a: jaxcomm.psum(x, "i", algorithm=a) for a in ("ring", "direct")],
+    "different_tokens": [moe_layer(tokens=tokens, algorithm="direct") for tokens in (3, 4)],
+    "different_algorithms_of_route_and_dispatch": [moe_layer(algorithm=a) for a in ("one_shot", "direct")],
+    "different_algorithms_of_combine": [moe_layer(algorithm="direct", combine=a) for a in ("direct", None)],
+    "different_orders": [functools.partial(both, ops=o) for o in itertools.permutations([jaxcomm.psum, jaxcomm.pmax])],
+    "different_trip_counts": [lambda x, n=n: lax.fori_loop(0, n, lambda i, x: psum(x), x) for n in (3, 4)],
+}.items():
+    SCENARIOS[name] = lambda bodies=bodies: attempt(program(bodies[not first_half()]))
 
 
 @scenario

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import signal
 import sys
 import threading
@@ -96,32 +95,6 @@ def memory():
     return {"bytes": shared_bytes() - before}
 
 
-def too_little_memory():
-    """There is memory for two of four copies. The source is intact, and with more memory the same move succeeds."""
-    x = np.arange(1 << 25, dtype=np.float32)
-    source, target = over(jax.devices(), P("a")), over(jax.devices(), P())
-    array = resharding.place(x, source)
-    jax.block_until_ready(jaxcomm.reshard(resharding.place(x[:8], source), target))
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
-    try:
-        jax.block_until_ready(jaxcomm.reshard(array, target, timeout_s=2))
-        text = ""
-    except jax.errors.JaxRuntimeError as error:
-        text = str(error)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    resharding.check(array, x, source)
-    resharding.check(jaxcomm.reshard(array, target), x, target)
-    return {"text": text}
-
-
-def wait_for(file):
-    """Until the file exists, or its time is over."""
-    end = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.02)
-
-
 def failing(move):
     """What the error of a reshard says, and whether its source is intact."""
     x = resharding.values((8, 8), np.float32, 1)
@@ -133,13 +106,6 @@ def failing(move):
         text = str(error)
     resharding.check(array, x, over(jax.devices(), P("a")))
     return {"text": text}
-
-
-def orders():
-    """The last process moves another array first."""
-    target = over(jax.devices()[::-1], P("a"))
-    other = resharding.place(np.zeros(16, np.int8), over(jax.devices(), P("a")))
-    return failing(lambda x: jaxcomm.reshard(other if LAST else x, target))
 
 
 def in_threads(first, second, slow):
@@ -184,13 +150,6 @@ def threads():
     return {"texts": texts}
 
 
-def targets():
-    """The last process moves the array to another place."""
-    devices = jax.devices()
-    target = over(devices[1:] + devices[:1] if LAST else devices[::-1], P("a"))
-    return failing(lambda x: jaxcomm.reshard(x, target))
-
-
 def recovers():
     """Calls that fail in some processes, or that some do not make, and correct ones after them."""
     x = resharding.values((8, 8), np.float32, 1)
@@ -199,26 +158,17 @@ def recovers():
     other = resharding.place(np.zeros(16, np.int8), over(jax.devices(), P("a")))
     deleted = resharding.place(x, over(jax.devices(), P("a")))
     deleted.delete()
-    texts = []
-    for given in (other, deleted, deleted):
+    texts, devices = [], jax.devices()
+    elsewhere = over(devices[1:] + devices[:1] if LAST else devices[::-1], P("a"))
+    for given, to in ((other, target), (deleted, target), (deleted, target), (array, elsewhere)):
         try:
-            jax.block_until_ready(jaxcomm.reshard(given if LAST else array, target))
+            jax.block_until_ready(jaxcomm.reshard(given if LAST else array, to))
             texts.append("")
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             texts.append(str(error))
-        for _ in range(1 + (given is other)):
+        for _ in range(1 + (given is not deleted)):
             resharding.check(jaxcomm.reshard(array, target), x, target)
     return {"texts": texts}
-
-
-def killed():
-    def move(x):
-        jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
-        if LAST:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return jaxcomm.reshard(x, over(jax.devices(), P(None, "a")))
-
-    return failing(move)
 
 
 def gone():
@@ -238,21 +188,6 @@ def gone():
     return failing(move)
 
 
-def late():
-    """The last process calls once, and then no more."""
-
-    def move(x):
-        jax.block_until_ready(jaxcomm.reshard(x, over(jax.devices()[::-1], P("a"))))
-        if LAST:
-            wait_for(pathlib.Path(os.environ["DONE"]))
-            return x
-        return jaxcomm.reshard(x, over(jax.devices(), P(None, "a")), timeout_s=1.5)
-
-    return failing(move)
-
-
 print(json.dumps(globals()[sys.argv[1]]()), flush=True)
-if sys.argv[1] == "late" and not LAST:
-    pathlib.Path(os.environ["DONE"]).touch()
-if sys.argv[1] in ("gone", "killed"):
+if sys.argv[1] == "gone":
     os._exit(0)  # nobody waits at the end for the peer that is gone

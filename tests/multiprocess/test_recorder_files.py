@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from xml.etree import ElementTree
 import jax
 import jax.numpy as jnp
 import pytest
-from ranks import DEADLINE_S
+from ranks import DEADLINE_S, free_address
 
 import jaxcomm
 from jaxcomm import recorder
@@ -32,8 +31,7 @@ def run(code, folder, **environment):
         "JAX_PLATFORMS": "cpu",
         **environment,
     }
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-    return done
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 CALLS = """
@@ -106,16 +104,6 @@ def test_calls_at_the_same_time_have_rows_of_their_own(folder):
     assert rows == {"rank 0": [1, 4], "rank 0 (2)": [2, 3], "rank 1": [1, 4], "rank 1 (2)": [2, 3]}
 
 
-def test_a_process_that_is_stopped_between_two_arrivals(folder):
-    """The process is the cause, and not the device that has not arrived."""
-    run = _runs.find(folder)
-    ring = run.rings[0]
-    ring.__dict__["state"] = "stopped"
-    ring.calls = [dataclasses.replace(ring.calls[-1], phase="arriving", arrived=(0,))]
-    finding = _verdict.diagnose(run, window_s=0)[0]
-    assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (0, 1))
-
-
 def rings_of(folder, calls_of, num_processes=2):
     """A program in which each process has two ranks and these calls: changes of a recorded call."""
     recorded = _file.read(next(folder.glob("*.ring")))
@@ -126,19 +114,27 @@ def rings_of(folder, calls_of, num_processes=2):
         calls = []
         for number, change in enumerate(changes, 1):
             change = {"site": {}, **change}
-            site = dataclasses.replace(recorded.sites[0], **{"group": group, **change.pop("site")})
+            of = dataclasses.replace(group, hash=change.pop("hash", 1))
+            site = dataclasses.replace(recorded.sites[0], **{"group": of, **change.pop("site")})
             calls.append(dataclasses.replace(recorded.calls[0], number=number, site=site, **change))
         rings[process] = dataclasses.replace(recorded, header=header, calls=calls)
     return _runs.Run(rings, [], dict.fromkeys(rings, 0))
+
+
+def in_states(run, states, alive_s=()):
+    """With these last signs of life, if any."""
+    for process, state in enumerate(states):
+        run.rings[process].__dict__["state"] = state
+    for process, last_s in enumerate(alive_s):
+        run.rings[process].header["alive_ns"] = last_s * S
+    return run
 
 
 def test_a_dead_process_explains_failures_after_its_end(folder):
     """Both were killed. The clock of the second host is ahead by 1000 s."""
     for death_s, failure_s in ((1005, 6), (1007, 6)):
         run = rings_of(folder, [[{"phase": "failed", "key": 5, "ended_ns": failure_s * 10**9}], []])
-        for process, alive_s in ((0, 9), (1, death_s)):
-            run.rings[process].__dict__["state"] = "dead"
-            run.rings[process].header["alive_ns"] = alive_s * 10**9
+        in_states(run, KILLED, (9, death_s))
         for offset_ns in ({0: 0, 1: -1000 * 10**9}, {0: 1000 * 10**9, 1: 0}):
             run.offset_ns = offset_ns
             died_first = _verdict._Diagnosis(run, 1.0).died_first(1, 0, run.rings[0].calls[0])
@@ -184,23 +180,42 @@ def test_links(folder):
         assert not _links.find(run)  # files of other processes are missing; a process has no links
 
 
-def killed(folder, calls_of, alive_s):
-    """All processes were killed, after these last signs of life."""
-    run = rings_of(folder, calls_of)
-    for process, last_s in enumerate(alive_s):
-        run.rings[process].__dict__["state"] = "dead"
-        run.rings[process].header["alive_ns"] = last_s * S
-    return run
+FAILED = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
+DONE = {**FAILED, "phase": "done", "ended_ns": 11 * S}
+WAITS = {"phase": "running", "key": 5, "ended_ns": 0}
+ELSEWHERE = {**WAITS, "key": 7, "arrived_ns": 2 * S, "hash": 2}  # in another group
+EARLY = {**FAILED, "arrived_ns": 2 * S, "ended_ns": 10 * S}
 
 
-def test_a_process_was_killed_between_the_arrivals_of_its_devices(folder):
-    """It had not left the call before. One that waits for a device of its own for long is no cause by its death."""
-    failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
-    for arrived_s, cause in ((10, True), (1, False)):
-        arriving = {"phase": "arriving", "key": 0, "arrived_ns": arrived_s * S, "ended_ns": 0, "arrived": (0,)}
-        run = killed(folder, [[failed], [arriving]], (14, 11))
-        found = [finding.verdict.value for finding in _verdict.diagnose(run, window_s=60)]
-        assert (found == ["process dead"]) == cause, found
+def arriving(arrived_s):
+    """One of two devices."""
+    return {"phase": "arriving", "key": 0, "arrived_ns": arrived_s * S, "ended_ns": 0, "arrived": (0,)}
+
+
+# Calls of two processes, their states, last signs of life (none: now), whether they are on different hosts, cause.
+KILLED, ALONE, STOPPED = ("dead", "dead"), ("dead", "ended (ValueError)"), ("running", "stopped")
+STUCK = "stuck outside a collective"
+CAUSES = {
+    "killed between two arrivals": ([FAILED], [arriving(10)], KILLED, (14, 11), False, "process dead"),
+    "killed while it waited for its own device": ([FAILED], [arriving(1)], KILLED, (14, 11), False, "never joined"),
+    "failed, and the other one waited": ([ELSEWHERE], [EARLY], ALONE, (9, 9), False, "deadlock across groups"),
+    "failed, and the other one was in no call": ([], [EARLY], ALONE, (9, 9), False, "process dead"),
+    "killed on another host before the failure": ([FAILED], [DONE], KILLED, (14, 11), True, "process dead"),
+    "killed on another host after the failure": ([FAILED], [DONE], KILLED, (14, 13), True, "cut link"),
+    "stopped before its first call": ([WAITS], [], STOPPED, (), True, STUCK),
+    "stopped in a call": ([WAITS], [WAITS], STOPPED, (), True, STUCK),
+    "stopped between two arrivals": ([WAITS], [arriving(10)], STOPPED, (), False, STUCK),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "states", "alive_s", "hosts", "expected"), CAUSES.values(), ids=CAUSES)
+def test_cause(folder, one, other, states, alive_s, hosts, expected):
+    run = in_states(rings_of(folder, [one, other]), states, alive_s)
+    for process in range(2):
+        run.rings[process].header["node"] = str(process if hosts else 0)
+    (finding,) = _verdict.diagnose(run, window_s=60 if alive_s else 0)
+    assert finding.verdict.value == expected
+    assert finding.behind == (2, 3) or expected != STUCK
 
 
 def test_the_call_that_the_other_one_has_left(folder):
@@ -208,30 +223,9 @@ def test_the_call_that_the_other_one_has_left(folder):
     for phase, cause in (("done", True), ("failed", False)):
         earlier = {"key": 5, "arrived_ns": 9 * S, "ended_ns": 10 * S, "sequence": 1}
         later = {"phase": "failed", "key": 6, "arrived_ns": 10 * S, "ended_ns": 12 * S, "sequence": 2}
-        run = killed(folder, [[{**earlier, "phase": phase}, later], [{**earlier, "phase": "running"}]], (14, 11))
+        run = rings_of(folder, [[{**earlier, "phase": phase}, later], [{**earlier, "phase": "running"}]])
+        in_states(run, KILLED, (14, 11))
         assert _verdict._Diagnosis(run, 60).died_first(1, 0, run.rings[0].calls[1]) == cause
-
-
-def test_a_process_that_has_failed_after_the_other_one_was_killed(folder):
-    """It ended by itself. The other one had waited in another group for it, or was in no call."""
-    for waits, expected in ((True, "deadlock across groups"), (False, "process dead")):
-        theirs = {"phase": "running", "key": 7, "arrived_ns": 2 * S, "ended_ns": 0}
-        failed = {"phase": "failed", "key": 5, "arrived_ns": 2 * S, "ended_ns": 10 * S}
-        run = killed(folder, [[theirs] if waits else [], [failed]], (9, 9))
-        run.rings[1].__dict__["state"] = "ended (ValueError)"
-        for call in run.rings[0].calls:
-            call.site.__dict__["group"] = dataclasses.replace(call.group, hash=2)
-        assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
-
-
-def test_a_dead_process_of_another_host_comes_before_a_cut_link(folder):
-    """All have entered the call, and it failed only at the one that lives."""
-    failed = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
-    done = {**failed, "phase": "done", "ended_ns": 11 * S}
-    for death_s, expected in ((11, "process dead"), (13, "cut link")):
-        run = killed(folder, [[failed], [done]], (14, death_s))
-        run.rings[1].header["node"] = b"another"
-        assert _verdict.diagnose(run, window_s=60)[0].verdict.value == expected
 
 
 def test_devices_of_one_process_that_disagree(folder):
@@ -245,18 +239,6 @@ def test_devices_of_one_process_that_disagree(folder):
         if expected == "failed call":
             (finding,) = findings
             assert (finding.processes, finding.behind) == ((1,), (2, 3))
-
-
-def test_a_process_that_was_stopped(folder):
-    """It is the only cause: before its first call, and in a call with a process of another node, seen from both."""
-    waits = {"phase": "running", "key": 5, "ended_ns": 0}
-    for theirs in ([], [waits]):
-        run = rings_of(folder, [[waits], theirs])
-        for process, state in enumerate(("running", "stopped")):
-            run.rings[process].__dict__["state"] = state
-            run.rings[process].header["node"] = str(process)
-        (finding,) = _verdict.diagnose(run, window_s=0)
-        assert (finding.verdict.value, finding.behind) == ("stuck outside a collective", (2, 3))
 
 
 def test_stacks_of_an_earlier_wait_are_no_cause(folder, tmp_path):
@@ -275,10 +257,7 @@ def test_stacks_of_an_earlier_wait_are_no_cause(folder, tmp_path):
 
 def test_a_file_exists_before_the_first_call(tmp_path):
     """From initialize() on, so that analyze sees a process that does not come to its first call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    code = f"import os, jaxcomm; jaxcomm.distributed.initialize({address!r}, 1, 0); os._exit(0)"
+    code = f"import os, jaxcomm; jaxcomm.distributed.initialize({free_address()!r}, 1, 0); os._exit(0)"
     done = run(code, tmp_path)
     ring = _file.read(next(tmp_path.glob("process-0-*.ring")))
     assert (ring.state, ring.header["num_processes"], ring.calls) == ("dead", 1, []), done.stderr
@@ -426,18 +405,6 @@ def test_export_for_pytorch(folder, tmp_path):
     assert (tmp_path / "rank_0").exists()
 
 
-def changed(folder, to, edit):
-    """A copy of the ring after edit(bytes)."""
-    ring = next(folder.glob("*.ring"))
-    (to / ring.name).write_bytes(edit(bytearray(ring.read_bytes())))
-    return to
-
-
-def newer(data):
-    data[8] = 9
-    return data
-
-
 def jumped(data):
     layout = json.loads(data[16:].partition(b"\0")[0])
     (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
@@ -445,31 +412,28 @@ def jumped(data):
     return data
 
 
-BAD = {
-    "clock": (jumped, "was set by +100.0 s"),
-    "truncated": (lambda data: data[:-8192], "truncated after"),
-    "newer": (newer, "written by a newer jaxcomm (format 9, known 2)"),
+# What is changed, the exit status, and what is said.
+DAMAGES = {
+    "clock": (jumped, 0, "was set by +100.0 s"),
+    "truncated": (lambda data: data[:-8192], 0, "truncated after"),
+    "newer": (lambda data: data[:8] + b"\t" + data[9:], 0, "written by a newer jaxcomm (format 9, known 2)"),
+    "empty": (lambda data: b"", 2, "empty"),
+    "foreign": (lambda data: b"\x7fELF" * 100, 2, "not a file of the flight recorder"),
+    "older": (lambda data: data[:8] + b"\1" + data[9:], 2, "written by an older jaxcomm (format 1, known 2)"),
+    "cut in the header": (lambda data: data[:1000], 2, "truncated"),
+    "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], 2, "damaged"),
 }
-UNREADABLE = {
-    "empty": (lambda data: b"", "empty"),
-    "foreign": (lambda data: b"\x7fELF" * 100, "not a file of the flight recorder"),
-    "older": (lambda data: data[:8] + b"\1" + data[9:], "written by an older jaxcomm (format 1, known 2)"),
-    "cut in the header": (lambda data: data[:1000], "truncated"),
-    "damaged": (lambda data: data[:16] + b"{" * 4000 + data[4016:], "damaged"),
-}
 
 
-@pytest.mark.parametrize("edit, note", BAD.values(), ids=BAD)
-def test_the_readable_part_is_used(folder, tmp_path, edit, note):
-    report = recorder.analyze(changed(folder, tmp_path, edit))
-    assert report.processes == (0,) and any(note in line for line in report.notes)
-
-
-@pytest.mark.parametrize("edit, note", UNREADABLE.values(), ids=UNREADABLE)
-def test_one_line_for_what_cannot_be_read(folder, tmp_path, edit, note, capsys):
-    assert _cli.main(["analyze", str(changed(folder, tmp_path, edit))]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and note in lines[1]
+@pytest.mark.parametrize(("edit", "status", "note"), DAMAGES.values(), ids=DAMAGES)
+def test_the_readable_part_is_used(folder, tmp_path, edit, status, note, capsys):
+    """One line for what can't be read."""
+    ring = next(folder.glob("*.ring"))
+    (tmp_path / ring.name).write_bytes(edit(bytearray(ring.read_bytes())))
+    assert _cli.main(["analyze", str(tmp_path)]) == status
+    said = capsys.readouterr()
+    assert note in (said.err if status else said.out)
+    assert len(said.err.splitlines()) == status
 
 
 def test_the_latest_of_two_runs(folder, tmp_path):

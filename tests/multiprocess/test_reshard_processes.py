@@ -4,12 +4,11 @@ import concurrent.futures
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
-from ranks import PIPES, PROMPT_S, environment
+from ranks import PIPES, PROMPT_S, environment, free_address
 
 PROGRAM = pathlib.Path(__file__).with_name("reshard_program.py")
 ONE, TWO = pytest.param(1, marks=pytest.mark.full), 2
@@ -18,10 +17,7 @@ pytestmark = pytest.mark.deadline(280)
 
 def run(what, processes, nodes=1, devices=2, dead=(), **more):
     """What the processes print, by rank; None of those that die."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    running = []
+    address, running = free_address(), []
     for rank in range(processes):
         settings = {"DEVICES": str(devices), "JAXCOMM_NODE_ID": str(rank * nodes // processes), **more}
         env = environment(rank, processes, address, **settings)
@@ -62,25 +58,14 @@ def test_strided_shards_from_another_host_need_no_second_buffer():
         assert said["bytes"] <= 2 * 4 * pairs * chunk, said
 
 
-@pytest.mark.full
-def test_too_little_memory_is_an_error():
-    (said,) = run("too_little_memory", 1, 1, 4, JAXCOMM_TIMEOUT_S="60")
-    assert "RESOURCE_EXHAUSTED" in said["text"], said
-
-
-@pytest.mark.parametrize("nodes", [ONE, TWO])
-def test_another_order_is_an_error_that_shows_both_sides(nodes):
-    for said in run("orders", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
-        assert "calls do not match" in said["text"], said
-        assert "elements of int8" in said["text"] and "elements of float32" in said["text"], said
-
-
 @pytest.mark.parametrize("nodes", [ONE, TWO])
 def test_calls_after_an_error_are_right(nodes):
     """Also if one process has raised before the transfer: the others get an error once it calls again."""
     given, last = run("recovers", 2, nodes, JAXCOMM_TIMEOUT_S="60")
-    assert [text.count("calls do not match") for text in given["texts"]] == [1, 1, 1], given
-    assert "calls do not match" in last["texts"][0] and "deleted" in last["texts"][1], last
+    assert [text.count("calls do not match") for text in given["texts"]] == [1, 1, 1, 1], given
+    for text in (given["texts"][0], last["texts"][0]):
+        assert "calls do not match" in text and "elements of int8" in text and "elements of float32" in text, text
+    assert "deleted" in last["texts"][1] and "calls do not match" in last["texts"][3], last
 
 
 @pytest.mark.parametrize("nodes", [ONE, TWO])
@@ -95,22 +80,7 @@ def test_threads_call_in_the_same_order(nodes):
             )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_another_sharding_of_the_same_shape_is_an_error(nodes):
-    for said in run("targets", 2, nodes, JAXCOMM_TIMEOUT_S="60", JAXCOMM_WARN_S="1"):
-        assert "calls do not match" in said["text"], said
-
-
-@pytest.mark.parametrize(("what", "nodes"), [("killed", 1), ("killed", 2), ("gone", 2)])
-def test_a_dead_process_is_named(what, nodes):
-    said, _ = run(what, 2, nodes, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
+def test_a_dead_process_is_named():
+    """test_failures.py has one that dies while its pieces are on their way."""
+    said, _ = run("gone", 2, 2, dead=[1], JAXCOMM_TIMEOUT_S=str(4 * PROMPT_S))
     assert re.search(r"reshard at jaxcomm.reshard: .*ranks \[2, 3\] \(process 1\)", said["text"]), said
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_late_process_is_named_after_the_limit_of_the_call(nodes, tmp_path):
-    said, _ = run("late", 2, nodes, JAXCOMM_TIMEOUT_S="60", DONE=str(tmp_path / "done"))
-    text = r"waited for ranks \[2, 3\] \(process 1\).*, which did not (enter|leave) the call within 1.5 s \(timeout_s\)"
-    assert re.search(text, said["text"]), said

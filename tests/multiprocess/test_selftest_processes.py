@@ -43,15 +43,6 @@ def selftest(file, *program, **more):
     return done, json.loads(file.read_text())
 
 
-@pytest.mark.full  # tests/test_selftest.py runs the same checks in one process
-def test_two_processes(tmp_path):
-    done, found = selftest(tmp_path / "selftest.json", "-m", "jaxcomm.selftest")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (found["processes"], found["devices"]) == (2, 4)
-    assert all(row["wrong"] == 0 for row in found["rows"])
-    assert done.stdout.count("# PASSED") == 1
-
-
 @pytest.mark.parametrize("when", ["first", pytest.param("last", marks=pytest.mark.full)])
 def test_process_0_records_the_error_of_another_one(when, tmp_path):
     program = tmp_path / "failing.py"

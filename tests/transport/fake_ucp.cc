@@ -3,6 +3,8 @@
 // WITHOUT_VERSION and WITHOUT_FREE leave out one.
 #include <cstdlib>
 
+#include "../../ffi/transport/ucp_abi.h"
+
 #define FAKE_UCP extern "C" __attribute__((visibility("default")))
 
 #ifndef WITHOUT_VERSION
@@ -24,27 +26,12 @@ FAKE_UCP void ucp_get_version(unsigned* major, unsigned* minor, unsigned* releas
 FAKE_UCP int fake_ucp_disabled_signals = 0;  // calls of the next function
 FAKE_UCP void ucs_debug_disable_signals() { ++fake_ucp_disabled_signals; }
 
-// Tests only compare the addresses of these functions.
-FAKE_UCP void ucs_status_string() {}
-FAKE_UCP void ucp_config_read() {}
-FAKE_UCP void ucp_config_modify() {}
-FAKE_UCP void ucp_config_release() {}
-FAKE_UCP void ucp_init_version() {}
-FAKE_UCP void ucp_cleanup() {}
-FAKE_UCP void ucp_worker_create() {}
-FAKE_UCP void ucp_worker_destroy() {}
-FAKE_UCP void ucp_worker_get_address() {}
-FAKE_UCP void ucp_worker_release_address() {}
-FAKE_UCP void ucp_worker_get_efd() {}
-FAKE_UCP void ucp_worker_arm() {}
-FAKE_UCP void ucp_worker_progress() {}
-FAKE_UCP void ucp_worker_set_am_recv_handler() {}
-FAKE_UCP void ucp_ep_create() {}
-FAKE_UCP void ucp_ep_close_nbx() {}
-FAKE_UCP void ucp_am_send_nbx() {}
-FAKE_UCP void ucp_am_recv_data_nbx() {}
-FAKE_UCP void ucp_am_data_release() {}
-#ifndef WITHOUT_FREE
-FAKE_UCP void ucp_request_free() {}
+// Tests only compare the addresses of the other functions.
+#define ucp_get_version fake_ucp_unused
+#ifdef WITHOUT_FREE
+#define ucp_request_free fake_ucp_without_free
 #endif
+#define DEFINE(result, name, parameters) \
+  FAKE_UCP void name() {}
+JAXCOMM_UCP_FUNCTIONS(DEFINE)
 #endif

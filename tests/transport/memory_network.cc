@@ -8,7 +8,9 @@
 
 namespace jaxcomm {
 
-constexpr size_t kCopyBytes = 256;  // payloads that Send copies
+constexpr size_t kCopyBytes = 256;        // payloads that Send copies
+constexpr size_t kMostEagerBytes = 4096;  // larger payloads stay at the sender until they have a destination
+constexpr int64_t kLatency_ns = 5'000, kLossDetection_ns = 30'000'000;
 
 class MemoryEndpoint : public Network {
  public:
@@ -23,10 +25,7 @@ class MemoryEndpoint : public Network {
   std::string address() const override { return "memory:" + std::to_string(process_); }
 
   Status Connect(int process, const std::string& address) override {
-    if (process < 0 || process >= fabric_->num_processes_ || address != "memory:" + std::to_string(process)) {
-      return InvalidArgumentError("process " + std::to_string(process) + " cannot have the address '" + address + "'");
-    }
-    peers_[process].connected = true;
+    peers_[process].connected = address == "memory:" + std::to_string(process);
     return OkStatus();
   }
 
@@ -54,7 +53,7 @@ class MemoryEndpoint : public Network {
     MemoryFabric* const fabric = fabric_;
     const int self = process_;
     fabric->At(fabric->now_ns_, [fabric, self, process, why] { fabric->Break(self, process, why); });
-    fabric->At(fabric->now_ns_ + fabric->options_.loss_detection_ns,
+    fabric->At(fabric->now_ns_ + kLossDetection_ns,
                [fabric, self, process] { fabric->Break(process, self, "the connection was lost"); });
   }
 
@@ -81,15 +80,7 @@ class MemoryPayload : public RemotePayload {
  public:
   MemoryPayload(MemoryFabric* fabric, uint64_t id) : fabric_(fabric), id_(id) {}
   ~MemoryPayload() override {
-    if (fabric_) Discard();
-  }
-
-  void Fetch(void* destination, std::function<void(bool)> done) override {
-    std::exchange(fabric_, nullptr)->Fetch(id_, destination, std::move(done));
-  }
-
- private:
-  void Discard() {
+    if (!fabric_) return;
     std::lock_guard<std::mutex> lock(fabric_->mutex_);
     fabric_->At(fabric_->now_ns_, [fabric = fabric_, id = id_] {
       MemoryFabric::Outstanding message;
@@ -97,6 +88,11 @@ class MemoryPayload : public RemotePayload {
     });
   }
 
+  void Fetch(void* destination, std::function<void(bool)> done) override {
+    std::exchange(fabric_, nullptr)->Fetch(id_, destination, std::move(done));
+  }
+
+ private:
   MemoryFabric* fabric_;
   const uint64_t id_;
 };
@@ -126,7 +122,7 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
       } else {
         const uint64_t id = fabric->next_outstanding_++;
         fabric->outstanding_[id] = {self, process, data, bytes, sent ? std::move(sent) : [](bool) {}};
-        const bool eager = bytes <= fabric->options_.eager_bytes;
+        const bool eager = bytes <= kMostEagerBytes;
         fabric->At(fabric->Transmit(self, process, eager ? bytes : 0),
                    [fabric, self, process, header, bytes, eager, id] {
                      MemoryEndpoint* const to = fabric->endpoints_[process];
@@ -219,11 +215,6 @@ void MemoryFabric::Start() {
   });
 }
 
-int64_t MemoryFabric::now_ns() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return now_ns_;
-}
-
 uint64_t MemoryFabric::bytes_sent(int from, int to) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return endpoints_[from]->peers_[to].bytes;
@@ -233,11 +224,9 @@ void MemoryFabric::Lose(int process) {
   std::lock_guard<std::mutex> stepping(stepping_);
   std::lock_guard<std::mutex> lock(mutex_);
   lost_[process] = true;
-  At(now_ns_ + options_.loss_detection_ns, [this, process] {
-    if (!lost_[process]) return;
-    FailOutstanding([process](const Outstanding& message) { return message.to == process; });
-    for (MemoryEndpoint* endpoint : endpoints_) {
-      if (endpoint && endpoint->process_ != process) endpoint->receive_queue_.Lose(process, "the connection was lost");
+  At(now_ns_ + kLossDetection_ns, [this, process] {
+    for (int peer = 0; peer < num_processes_; ++peer) {
+      if (peer != process) Break(peer, process, "the connection was lost");
     }
   });
 }
@@ -252,7 +241,7 @@ int64_t MemoryFabric::Transmit(int from, int to, size_t bytes) {
   free_ns = std::max(free_ns, now_ns_) + static_cast<int64_t>(static_cast<double>(bytes) / options_.bytes_per_ns);
   const int64_t jitter_ns =
       options_.jitter_ns > 0 ? static_cast<int64_t>(random_() % static_cast<uint64_t>(options_.jitter_ns + 1)) : 0;
-  return free_ns + options_.latency_ns + jitter_ns;
+  return free_ns + kLatency_ns + jitter_ns;
 }
 
 bool MemoryFabric::TakeOutstanding(uint64_t id, Outstanding* message) {
@@ -287,7 +276,7 @@ void MemoryFabric::Fetch(uint64_t id, void* destination, std::function<void(bool
   const int from = it->second.from;
   const int to = it->second.to;
   // Half a round trip for the request.
-  const int64_t arrival_ns = Transmit(from, to, it->second.bytes) + options_.latency_ns;
+  const int64_t arrival_ns = Transmit(from, to, it->second.bytes) + kLatency_ns;
   const EventId arrival(arrival_ns, num_events_);
   under_way_[arrival] = {from, to, done};
   At(arrival_ns, [this, id, from, to, destination, done, arrival] {

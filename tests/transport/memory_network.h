@@ -20,11 +20,8 @@
 namespace jaxcomm {
 
 struct MemoryNetworkOptions {
-  int64_t latency_ns = 5'000;
   double bytes_per_ns = 1.0;  // of each ordered pair of processes
   int64_t jitter_ns = 0;      // added to every message, uniform in [0, jitter_ns]
-  size_t eager_bytes = 4096;  // larger payloads stay at the sender until they have a destination
-  int64_t loss_detection_ns = 30'000'000;
   uint64_t seed = 0;
 };
 
@@ -44,11 +41,10 @@ class MemoryFabric {
   bool Step(int64_t before_ns = std::numeric_limits<int64_t>::max());
   // Starts a thread that steps as fast as it can.
   void Start();
-  int64_t now_ns() const;
   uint64_t bytes_sent(int from, int to) const;  // of payloads
 
-  // Simulates the death of the process: it sends and receives nothing more, and the others get OnPeerLost after
-  // `loss_detection_ns`.
+  // Simulates the death of the process: it sends and receives nothing more, and the others get OnPeerLost
+  // later.
   void Lose(int process);
 
  private:

@@ -103,26 +103,19 @@ class TestProcess : public Receiver {
     });
   }
 
-  // Gives all waiting messages their destinations, the last message first.
-  void AcceptAll() {
+  // Gives all waiting messages their destinations, or none, the last message first.
+  void AcceptAll(bool drop = false) {
     std::vector<std::pair<int, uint64_t>> waiting;
     std::vector<void*> places;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       waiting.swap(waiting_);
-      for (const auto& id : waiting) places.push_back(buffers_.count(id) ? buffers_[id].data() : nullptr);
+      for (const auto& id : waiting) places.push_back(!drop && buffers_.count(id) ? buffers_[id].data() : nullptr);
+      gaps_allowed_ |= drop;
     }
     for (size_t i = waiting.size(); i-- > 0;) network_->Accept(waiting[i].first, waiting[i].second, places[i]);
   }
-  void DropAll() {
-    std::vector<std::pair<int, uint64_t>> waiting;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      waiting.swap(waiting_);
-      gaps_allowed_ = true;
-    }
-    for (const auto& [process, id] : waiting) network_->Accept(process, id, nullptr);
-  }
+  void DropAll() { AcceptAll(true); }
 
   bool WaitUntil(const std::function<bool()>& reached) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -140,18 +133,9 @@ class TestProcess : public Receiver {
   bool WaitLost(int process) {
     return WaitUntil([&] { return lost_.count(process) > 0; });
   }
-  int64_t delivered() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return delivered_;
-  }
-  int64_t sent() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return sent_;
-  }
-  int64_t unsent() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return unsent_;
-  }
+  int64_t delivered() { return Locked(delivered_); }
+  int64_t sent() { return Locked(sent_); }
+  int64_t unsent() { return Locked(unsent_); }
   std::string why_lost(int process) {
     std::lock_guard<std::mutex> lock(mutex_);
     return lost_.count(process) ? lost_[process] : "";
@@ -161,6 +145,10 @@ class TestProcess : public Receiver {
   std::function<void(const Message&)> on_delivered;
 
  private:
+  int64_t Locked(const int64_t& count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return count;
+  }
   static TestHeader HeaderOf(const Message& message) {
     TestHeader header;
     CHECK(message.header_bytes == sizeof(header));

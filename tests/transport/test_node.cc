@@ -2,9 +2,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,55 +21,23 @@
 #include "../../ffi/transport/node.h"
 #include "../../ffi/transport/shared_memory.h"
 #include "../check.h"
+#include "forked_node.h"
 
 namespace jaxcomm {
 namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-struct Child {
-  pid_t pid = -1;
-  NodeAddress address;
-};
-
-// A process with a node that does nothing else. Forked, so it must come before cases that start threads.
-Child SpawnNode() {
-  int to_parent[2];
-  CHECK(pipe(to_parent) == 0);
-  Child child;
-  child.pid = fork();
-  CHECK(child.pid >= 0);
-  if (child.pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
-    Node node;
-    if (!node.Open().ok()) _exit(1);
-    Slot& slot = node.control_segment().slots[0];
-    slot.memory = 3;  // does not exist
-    const NodeAddress address = node.address();
-    if (write(to_parent[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
-    for (;;) pause();
-  }
-  CHECK(read(to_parent[0], &child.address, sizeof(child.address)) == sizeof(child.address));
-  close(to_parent[0]);
-  close(to_parent[1]);
-  return child;
-}
-
 TEST_CASE("a process is alive until it ends") {
-  const Child child = SpawnNode();
+  const ForkedNode child;
   Node node;
   CHECK(node.Open().ok());
-  CHECK(node.Find(1) == nullptr);
-  CHECK(node.Connect(1, child.address).ok());
-  CHECK(node.Connect(1, child.address).ok());  // again: the same peer
+  CHECK(node.Find(1) == nullptr && node.Connect(1, child.address).ok());
   Peer* const peer = node.Find(1);
   CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
   node.CheckAlive();
   CHECK(peer->alive());
-  CHECK(Has(peer->BlockOf(peer->control_segment().slots[0]).status().message(),
-            "process 1 has published a call in memory"));
-  CHECK(kill(child.pid, SIGKILL) == 0);
-  CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
+  child.Kill();
   CHECK(peer->alive());                        // not checked yet
   CHECK(node.Connect(1, child.address).ok());  // it is known, so nothing is looked up
   node.CheckAlive();
@@ -78,19 +45,32 @@ TEST_CASE("a process is alive until it ends") {
   peer->control_segment().RingDoorbell();  // its control segment stays mapped
 }
 
-TEST_CASE("a process without stdin connects: its first descriptor is 0") {
-  const Child child = SpawnNode();
+// Standard input is closed meanwhile, so the next descriptor is 0.
+struct WithoutStdin {
   const int saved = dup(STDIN_FILENO);  // -1: there is none
-  close(STDIN_FILENO);
+  WithoutStdin() { close(STDIN_FILENO); }
+  ~WithoutStdin() {
+    CHECK(fcntl(STDIN_FILENO, F_GETFD) < 0);  // closed again
+    if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
+  }
+};
+
+TEST_CASE("a process without stdin connects, and maps memory: its first descriptor is 0") {
+  const ForkedNode child;
+  const auto memory = ValueOf(SharedMemory::Create(4096));
   {
+    const WithoutStdin without;
     Node connecting;
     CHECK(connecting.Connect(1, child.address).ok());
     CHECK(fcntl(STDIN_FILENO, F_GETFD) >= 0);  // the handle on the child
     CHECK(connecting.Find(1)->CheckAlive());
   }
-  CHECK(fcntl(STDIN_FILENO, F_GETFD) < 0);
-  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
-  CHECK(kill(child.pid, SIGKILL) == 0 && waitpid(child.pid, nullptr, 0) == child.pid);
+  {
+    const WithoutStdin without;
+    CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
+    CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
+  }
+  child.Kill();
 }
 
 // Memory of another process whose second half is not readable: the kernel's read is short.
@@ -136,17 +116,11 @@ TEST_CASE("Yama's setting determines whether processes may read each other") {
 TEST_CASE("a read of more ranges than one system call takes") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int kPieces = 1500;
-  std::vector<int32_t> from(2 * kPieces), to(kPieces, -1);
+  std::vector<int32_t> from(2 * kPieces), spread;
   for (int i = 0; i < 2 * kPieces; ++i) from[i] = i;
-  std::vector<RemoteRead> reads;
-  for (int i = 0; i < kPieces; ++i) {
-    reads.push_back({reinterpret_cast<char*>(&to[i]), reinterpret_cast<const char*>(&from[2 * i]), sizeof(int32_t)});
-  }
-  CHECK(ReadFromProcess(getpid(), reads.data(), kPieces));
-  for (int i = 0; i < kPieces; ++i) CHECK(to[i] == 2 * i);
+  std::vector<RemoteRead> reads(kPieces);
   // Neighbours at one end or at both are one range.
-  std::vector<int32_t> spread;
-  for (const auto& [step, gap] : {std::pair{2, 1}, {1, 1}, {1, 2}}) {
+  for (const auto& [step, gap] : {std::pair{2, 2}, {2, 1}, {1, 1}, {1, 2}}) {
     spread.assign(static_cast<size_t>(gap * kPieces), -1);
     for (int i = 0; i < kPieces; ++i) {
       reads[i] = {reinterpret_cast<char*>(&spread[gap * i]), reinterpret_cast<const char*>(&from[step * i]), 4};
@@ -170,23 +144,22 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   const uint32_t silent = control_segment.doorbell.load();
   control_segment.RingDoorbell();  // the owner does not sleep: no system call
   CHECK(control_segment.doorbell.load() == silent);
-  uint32_t seen = control_segment.PrepareToSleep();
-  control_segment.RingDoorbell();  // between the announcement and the sleep
-  const auto began = Clock::now();
-  control_segment.Sleep(seen, 60'000'000'000);
-  CHECK(Clock::now() - began < std::chrono::seconds(30));
-  CHECK(control_segment.sleeping.load() == 0);
-  seen = control_segment.PrepareToSleep();
-  const auto again = Clock::now();
-  control_segment.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
-  CHECK(Clock::now() - again >= std::chrono::seconds(1));
-  CHECK(Clock::now() - again < std::chrono::seconds(30));
-  seen = control_segment.PrepareToSleep();
-  const auto briefly = Clock::now();
-  control_segment.Sleep(seen, 50'000'000);
-  CHECK(Clock::now() - briefly >= std::chrono::milliseconds(50));
+  const auto slept_ms = [&](int64_t max_ms, bool ring) {
+    const uint32_t seen = control_segment.PrepareToSleep();
+    if (ring) control_segment.RingDoorbell();  // between the announcement and the sleep
+    const auto began = Clock::now();
+    control_segment.Sleep(seen, max_ms * 1'000'000);
+    CHECK(control_segment.sleeping.load() == 0);
+    return (Clock::now() - began) / std::chrono::milliseconds(1);
+  };
+  CHECK(slept_ms(60'000, true) < 30'000);
+  for (const int64_t ms : {1000, 50}) {  // a second and no nanoseconds, and the opposite
+    const int64_t slept = slept_ms(ms, false);
+    CHECK(slept >= ms && slept < 30'000);
+  }
 }
 
+// The owner reuses one slot as fast as it can.
 TEST_CASE("a call in a slot that is reused is seen as a whole or not at all") {
   const auto owned = std::make_unique<ControlSegment>();
   ControlSegment& segment = *owned;
@@ -209,6 +182,33 @@ TEST_CASE("a call in a slot that is reused is seen as a whole or not at all") {
   done.store(true);
   owner.join();
   CHECK(torn == 0);
+}
+
+ControlSegment* shared_segment = nullptr;
+char* closed_page = nullptr;
+const std::string kBefore(1024, 'a'), kAfter(1024, 'b');
+
+// The reader of a failure comes to a page that it cannot read. Before it goes on, the owner replaces the failure.
+TEST_CASE("a failure that is replaced while it is read is not seen") {
+  constexpr uintptr_t kPage = 4096;
+  void* const memory =
+      mmap(nullptr, sizeof(ControlSegment), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  shared_segment = new (memory) ControlSegment;
+  int64_t run = 0;  // its text is the first one that crosses pages
+  const auto at = [&](size_t word) { return reinterpret_cast<uintptr_t>(&shared_segment->failures[run].text[word]); };
+  while (at(0) / kPage == at(ControlSegment::kFailureWords - 1) / kPage) ++run;
+  for (int64_t i = 0; i < ControlSegment::kNumFailures + run; ++i) shared_segment->AddFailure(i, kBefore);
+  CHECK(shared_segment->FindFailure(run) == kBefore);
+  closed_page = reinterpret_cast<char*>(at(ControlSegment::kFailureWords - 1) / kPage * kPage);
+  struct sigaction action{}, before{};
+  action.sa_handler = [](int) {
+    CHECK(mprotect(closed_page, kPage, PROT_READ | PROT_WRITE) == 0);
+    shared_segment->AddFailure(1000, kAfter);
+  };
+  CHECK(sigaction(SIGSEGV, &action, &before) == 0 && mprotect(closed_page, kPage, PROT_NONE) == 0);
+  CHECK(!shared_segment->FindFailure(run) && shared_segment->FindFailure(1000) == kAfter);
+  CHECK(sigaction(SIGSEGV, &before, nullptr) == 0 && munmap(memory, sizeof(ControlSegment)) == 0);
 }
 
 TEST_CASE("control segments hold calls and failures") {
@@ -293,15 +293,6 @@ TEST_CASE("memory that the system does not have is an error") {
   CHECK(node.Allocate(100).ok());  // the next allocation succeeds
 }
 
-TEST_CASE("a control segment of another layout is refused") {
-  Node node, peer;
-  CHECK(node.Open().ok() && peer.Open().ok());
-  ++peer.control_segment().magic;
-  CHECK(!node.Connect(1, peer.address()).ok());
-  --peer.control_segment().magic;
-  CHECK(node.Connect(1, peer.address()).ok());
-}
-
 TEST_CASE("a peer has only the memory that it has announced") {
   Node node, peer;
   CHECK(node.Open().ok() && peer.Open().ok());
@@ -325,29 +316,29 @@ int NumFiles() {
   return count;
 }
 
-TEST_CASE("mapped memory needs no descriptor") {
-  const auto memory = ValueOf(SharedMemory::Create(4096));
-  const int before = NumFiles();
-  const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
-  CHECK(NumFiles() == before);
-  memory->data()[7] = 'x';
-  CHECK(mapped->data()[7] == 'x');
-  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
-            "is not a shared memory of jaxcomm with 8192 bytes"));
-  CHECK(NumFiles() == before);
+// Mappings of anonymous files in this process.
+int NumMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:") != std::string::npos;
+  return count;
 }
 
-TEST_CASE("memory that cannot be mapped is an error") {
+TEST_CASE("memory is mapped and unmapped, also after errors; only its owner needs a descriptor") {
+  const int files = NumFiles(), mappings = NumMappings();
+  for (int i = 0; i < 3; ++i) {
+    const auto memory = ValueOf(SharedMemory::Create(4096));
+    const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
+    CHECK(NumFiles() == files + 1 && NumMappings() == mappings + 2);
+    memory->data()[7] = 'x';
+    CHECK(mapped->data()[7] == 'x');
+    CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
+              "is not a shared memory of jaxcomm with 8192 bytes"));
+  }
   const int fd = memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING);  // mmap refuses a length of 0
   CHECK(fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
-  const int before = NumFiles();
   CHECK(Has(SharedMemory::Map(getpid(), fd, 0).status().message(), " cannot be mapped"));
-  CHECK(NumFiles() == before);
   close(fd);
-}
-
-TEST_CASE("new memory that cannot be mapped is an error") {
-  const int before = NumFiles();
   rlim_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   rlimit limit{};
@@ -358,41 +349,15 @@ TEST_CASE("new memory that cannot be mapped is an error") {
   const auto made = SharedMemory::Create(64 << 20);
   CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
   CHECK(Has(made.status().message(), "shared memory cannot be mapped"));
-  CHECK(NumFiles() == before);
-}
-
-TEST_CASE("memory can be mapped by a process without stdin") {
-  const auto memory = ValueOf(SharedMemory::Create(4096));
-  const int saved = dup(STDIN_FILENO);  // -1: there is none
-  close(STDIN_FILENO);                  // the next descriptor is 0
-  CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
-  CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
-  CHECK(fcntl(0, F_GETFD) < 0);  // closed with the memory
-  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
-}
-
-// Mappings of anonymous files in this process.
-int NumMappings() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);) count += line.find("memfd:") != std::string::npos;
-  return count;
-}
-
-TEST_CASE("memory is unmapped and its file closed with the last user") {
-  const int files = NumFiles(), mappings = NumMappings();
-  for (int i = 0; i < 3; ++i) {
-    const auto memory = ValueOf(SharedMemory::Create(4096));
-    const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
-    CHECK(NumFiles() == files + 1 && NumMappings() == mappings + 2);
-  }
   CHECK(NumFiles() == files && NumMappings() == mappings);
 }
 
-TEST_CASE("processes with a wrong token or pid are refused") {
+TEST_CASE("processes with another layout, a wrong token or a wrong pid are refused") {
   Node node, other;
-  CHECK(node.Open().ok());
-  CHECK(other.Open().ok());
+  CHECK(node.Open().ok() && other.Open().ok());
+  ++node.control_segment().magic;
+  CHECK(!other.Connect(1, node.address()).ok());
+  --node.control_segment().magic;
   NodeAddress address;
   for (const size_t half : {0, 1}) {
     address = node.address();

@@ -99,28 +99,9 @@ struct Same<R (*)(A...), OwnR (*)(OwnA...)> {
   static constexpr bool value = Check();
 };
 
-#define SAME_FUNCTION(name) static_assert(Same<decltype(&::name), decltype(own::Functions::name)>::value, #name)
-SAME_FUNCTION(ucp_get_version);
-SAME_FUNCTION(ucs_status_string);
-SAME_FUNCTION(ucp_config_read);
-SAME_FUNCTION(ucp_config_modify);
-SAME_FUNCTION(ucp_config_release);
-SAME_FUNCTION(ucp_init_version);
-SAME_FUNCTION(ucp_cleanup);
-SAME_FUNCTION(ucp_worker_create);
-SAME_FUNCTION(ucp_worker_destroy);
-SAME_FUNCTION(ucp_worker_get_address);
-SAME_FUNCTION(ucp_worker_release_address);
-SAME_FUNCTION(ucp_worker_get_efd);
-SAME_FUNCTION(ucp_worker_arm);
-SAME_FUNCTION(ucp_worker_progress);
-SAME_FUNCTION(ucp_worker_set_am_recv_handler);
-SAME_FUNCTION(ucp_ep_create);
-SAME_FUNCTION(ucp_ep_close_nbx);
-SAME_FUNCTION(ucp_am_send_nbx);
-SAME_FUNCTION(ucp_am_recv_data_nbx);
-SAME_FUNCTION(ucp_am_data_release);
-SAME_FUNCTION(ucp_request_free);
+#define SAME_FUNCTION(result, name, parameters) \
+  static_assert(Same<decltype(&::name), decltype(own::Functions::name)>::value, #name);
+JAXCOMM_UCP_FUNCTIONS(SAME_FUNCTION)
 // The two callbacks.
 static_assert(Same<ucp_am_recv_callback_t, decltype(own::HandlerParams::callback)>::value, "callback");
 static_assert(Same<ucp_err_handler_cb_t, decltype(own::EndpointParams::on_error)>::value, "callback");

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "../../ffi/transport/ucx_library.h"
 #include "../check.h"
@@ -18,7 +19,6 @@ namespace jaxcomm {
 namespace {
 
 constexpr char kSystem[] = "libucp.so.0";
-constexpr char kInstall[] = ". Install UCX 1.15 or later, or the wheel libucx-cu12";
 
 void SetVersion(const char* major, const char* minor) {
   setenv("FAKE_UCP_MAJOR", major, 1);
@@ -53,118 +53,72 @@ void WithSystem(const std::string& system, Body body) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-std::string ErrorOf(const std::string& path, const std::string& fallback) {
-  const auto library = UcxLibrary::Open(path, fallback);
-  CHECK(!library.ok());
-  return library.status().message();
-}
-
 bool Loaded(const char* path) { return dlopen(path, RTLD_LAZY | RTLD_NOLOAD) != nullptr; }
 
-// A symbol of a loaded library.
-void* Symbol(const char* path, const char* name) {
-  void* const handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  CHECK(handle);
-  return dlsym(handle, name);
+// Calls of ucs_debug_disable_signals().
+int DisabledSignals() {
+  return *static_cast<const int*>(dlsym(dlopen(kSystem, RTLD_LAZY | RTLD_NOLOAD), "fake_ucp_disabled_signals"));
 }
 
-int DisabledSignals(const char* path) { return *static_cast<const int*>(Symbol(path, "fake_ucp_disabled_signals")); }
-
-TEST_CASE("the system's library comes before the fallback") {
-  WithSystem(FAKE_UCP, [] {
-    const UcxLibrary* const library = ValueOf(UcxLibrary::Open("", FAKE_UCP_ONLY_VERSION));
-    CHECK(library->path == kSystem);
-    CHECK(library->version() == "1.17.3");
-    CHECK(!Loaded(FAKE_UCP_ONLY_VERSION));
-    CHECK(ValueOf(UcxLibrary::Open("", FAKE_UCP_ONLY_VERSION)) == library);
-    CHECK(ValueOf(UcxLibrary::Open(kSystem, "")) == library);
-  });
+TEST_CASE("the system's library comes before the fallback, and handlers of signals are removed unless it was loaded") {
+  for (const bool loaded_before : {false, true}) {
+    WithSystem(FAKE_UCP, [&] {
+      if (loaded_before) CHECK(dlopen(FAKE_UCP, RTLD_NOW | RTLD_LOCAL));
+      const UcxLibrary* const library = ValueOf(UcxLibrary::Open("", FAKE_UCP_ONLY_VERSION));
+      CHECK(library->path == kSystem && library->version() == "1.17.3" && !Loaded(FAKE_UCP_ONLY_VERSION));
+      CHECK(ValueOf(UcxLibrary::Open("", FAKE_UCP_ONLY_VERSION)) == library);
+      CHECK(ValueOf(UcxLibrary::Open(kSystem, "")) == library);
+      CHECK(DisabledSignals() == (loaded_before ? 0 : 1));
+    });
+  }
 }
 
-TEST_CASE("handlers of signals are removed unless the program had loaded UCX before") {
-  WithSystem(FAKE_UCP, [] {
-    ValueOf(UcxLibrary::Open("", ""));
-    CHECK(DisabledSignals(kSystem) == 1);
-    ValueOf(UcxLibrary::Open("", ""));
-    CHECK(DisabledSignals(kSystem) == 1);
-  });
-  WithSystem(FAKE_UCP, [] {
-    CHECK(dlopen(FAKE_UCP, RTLD_NOW | RTLD_LOCAL));
-    ValueOf(UcxLibrary::Open("", ""));
-    CHECK(DisabledSignals(kSystem) == 0);
-  });
+TEST_CASE("the user's library, or the fallback if the system has none, is opened once, with symbols of its own") {
+  for (const bool named : {false, true}) {
+    WithSystem("", [&] {
+      const auto open = [&] { return ValueOf(UcxLibrary::Open(named ? FAKE_UCP : "", named ? "" : FAKE_UCP)); };
+      const UcxLibrary* const library = open();
+      CHECK(library->path == FAKE_UCP && open() == library);
+      CHECK(dlsym(RTLD_DEFAULT, "ucp_request_free") == nullptr);
+    });
+  }
 }
 
-TEST_CASE("the symbols of UCX stay out of the program's namespace, and a named library is opened once") {
-  WithSystem("", [] {
-    const UcxLibrary* const library = ValueOf(UcxLibrary::Open(FAKE_UCP, ""));
-    CHECK(library->path == FAKE_UCP);
-    CHECK(dlsym(RTLD_DEFAULT, "ucp_request_free") == nullptr);
-    CHECK(ValueOf(UcxLibrary::Open(FAKE_UCP, "")) == library);
-  });
-}
+#define OLDER(version) "libucp.so.0 is UCX " version ", but jaxcomm needs 1.15 or later of the same major version"
+#define WITHOUT " lacks the function ucp_get_version"
+#define INSTALL ". Install UCX 1.15 or later, or the wheel libucx-cu12"
 
-TEST_CASE("the fallback is opened if the system has no library") {
-  WithSystem("", [] {
-    const UcxLibrary* const library = ValueOf(UcxLibrary::Open("", FAKE_UCP));
-    CHECK(library->path == FAKE_UCP);
-    CHECK(ValueOf(UcxLibrary::Open("", FAKE_UCP)) == library);
-  });
-}
-
-// A system library that is too old stays loaded, so its components would be used by the fallback.
-TEST_CASE("a system library that is too old blocks the fallback, and the error says how to name it") {
-  WithSystem(FAKE_UCP, [] {
-    SetVersion("1", "14");
-    CHECK(ErrorOf("", FAKE_UCP_ONLY_VERSION) ==
-          "libucp.so.0 is UCX 1.14.3, but jaxcomm needs 1.15 or later of the same major version. Set "
-          "JAXCOMM_UCX_LIBRARY=" FAKE_UCP_ONLY_VERSION);
-    CHECK(!Loaded(FAKE_UCP_ONLY_VERSION));
-  });
-  WithSystem(FAKE_UCP_WITHOUT_FREE, [] {
-    CHECK(ErrorOf("", FAKE_UCP) ==
-          "libucp.so.0 lacks the function ucp_request_free. Set JAXCOMM_UCX_LIBRARY=" FAKE_UCP);
-    CHECK(!Loaded(FAKE_UCP));
-  });
-}
-
-TEST_CASE("without a fallback, the error says what to install") {
-  WithSystem(FAKE_UCP, [] {
-    SetVersion("2", "15");
-    CHECK(ErrorOf("", "") ==
-          std::string("no usable UCX: libucp.so.0 is UCX 2.15.3, but jaxcomm needs 1.15 or later of the same major "
-                      "version") +
-              kInstall);
-  });
-}
-
-TEST_CASE("the error lists each library that was tried") {
-  WithSystem("", [] {
-    const std::string error = ErrorOf("", FAKE_UCP_WITHOUT_VERSION);
-    CHECK(error.rfind("no usable UCX: ", 0) == 0);
-    CHECK(error.find(kSystem) != std::string::npos);
-    const std::string rest =
-        std::string("; " FAKE_UCP_WITHOUT_VERSION " lacks the function ucp_get_version") + kInstall;
-    CHECK(error.size() > rest.size() && error.substr(error.size() - rest.size()) == rest);
-  });
-}
-
-TEST_CASE("no other library is tried if the user names one") {
-  WithSystem(FAKE_UCP, [] {
-    CHECK(ErrorOf(FAKE_UCP_WITHOUT_VERSION, FAKE_UCP) ==
-          std::string("no usable UCX: " FAKE_UCP_WITHOUT_VERSION " lacks the function ucp_get_version") + kInstall);
-    CHECK(!Loaded(kSystem) && !Loaded(FAKE_UCP));
-  });
-}
-
-// The versions 1.15 and later are accepted, and a refused library is tried again.
-TEST_CASE("UCX older than 1.15 or of another major version is refused") {
-  WithSystem("", [] {
-    const auto refused = [](const char* major, const char* minor) {
+// A system library that is unusable stays loaded, so its components would be used by the fallback.
+TEST_CASE("the error lists each library that was tried, and says what to do") {
+  const struct {
+    const char *system, *major, *minor, *path, *fallback, *error, *not_loaded;
+  } cases[] = {
+      {FAKE_UCP, "1", "14", "", FAKE_UCP_ONLY_VERSION,
+       OLDER("1.14.3") ". Set JAXCOMM_UCX_LIBRARY=" FAKE_UCP_ONLY_VERSION, FAKE_UCP_ONLY_VERSION},
+      {FAKE_UCP_WITHOUT_FREE, "1", "17", "", FAKE_UCP,
+       "libucp.so.0 lacks the function ucp_request_free. Set JAXCOMM_UCX_LIBRARY=" FAKE_UCP, FAKE_UCP},
+      {FAKE_UCP, "2", "15", "", "", "no usable UCX: " OLDER("2.15.3") INSTALL, FAKE_UCP_ONLY_VERSION},
+      {"", "1", "17", "", FAKE_UCP_WITHOUT_VERSION, "; " FAKE_UCP_WITHOUT_VERSION WITHOUT INSTALL, FAKE_UCP},
+      {FAKE_UCP, "1", "17", FAKE_UCP_WITHOUT_VERSION, FAKE_UCP,
+       "no usable UCX: " FAKE_UCP_WITHOUT_VERSION WITHOUT INSTALL, kSystem},
+  };
+  for (const auto& [system, major, minor, path, fallback, expected, not_loaded] : cases) {
+    const std::string end = expected, refused = not_loaded, beginning = *system != 0 ? end : "no usable UCX: ";
+    WithSystem(system, [&, major = major, minor = minor, path = path, fallback = fallback] {
       SetVersion(major, minor);
-      return ErrorOf(FAKE_UCP, "").find(std::string(" is UCX ") + major + "." + minor + ".3, but") != std::string::npos;
-    };
-    CHECK(refused("1", "14") && refused("0", "17") && refused("2", "17"));
+      const std::string error = UcxLibrary::Open(path, fallback).status().message();
+      CHECK(error.rfind(beginning, 0) == 0 && error.size() >= end.size());
+      CHECK(error.substr(error.size() - end.size()) == end && !Loaded(refused.c_str()));
+    });
+  }
+}
+
+TEST_CASE("UCX older than 1.15 or of another major version is refused, and tried again later") {
+  WithSystem("", [] {
+    for (const auto& [major, minor] : {std::pair("1", "14"), {"0", "17"}, {"2", "17"}}) {
+      SetVersion(major, minor);
+      CHECK(!UcxLibrary::Open(FAKE_UCP, "").ok());
+    }
     SetVersion("1", "15");
     CHECK(ValueOf(UcxLibrary::Open(FAKE_UCP, ""))->version() == "1.15.3");
   });

@@ -5,17 +5,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <iterator>
 
 #include "../../ffi/transport/ucx_network.h"
 #include "network_contract.h"
+#include "spawned_peer.h"
 
 namespace jaxcomm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 MakeNetwork WithOptions(size_t eager_bytes, int64_t spin_us) {
   return [=](int process, int num_processes, uint64_t token, Receiver* receiver) {
@@ -133,21 +129,6 @@ TEST_CASE("a sleeping progress thread is woken by a destination") {
     LeaveAll(processes);
   }
   CHECK(least_s < 0.5);
-}
-
-int NumFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<int>(std::distance(begin(files), end(files)));
-}
-
-TEST_CASE("a network closes its descriptors") {
-  int files = 0;
-  for (int i = 0; i < 4; ++i) {
-    if (i == 1) files = NumFiles();  // the first network loads UCX
-    Processes processes = JoinAll(WithOptions(0, 20), 2, TestProcess::Place::kAtOnce);
-    LeaveAll(processes);
-  }
-  CHECK(NumFiles() == files);
 }
 
 // A process that leaves waits for the answers of its peers.
