@@ -75,7 +75,6 @@ class Collective:
     op: str
     dtypes: tuple = ALL_DTYPES
     exact = True  # integers stay integers
-    differentiable = True
     rounds = False  # sums floats; between nodes, the order depends on the plan
 
     @staticmethod
@@ -83,7 +82,6 @@ class Collective:
         """Arguments of the standard call in a group of n ranks, on a block of shape BLOCK."""
         return {}
 
-    variant: dict = {}  # noqa: RUF012  (other arguments, for half of the transformations)
     sample: tuple = ()  # tests of the default size, if the op runs the code of another op
 
     def call(self, library, x, axes, groups=None, **more):

@@ -62,8 +62,8 @@ ORDERED = ("pmax", "pmin")  # no derivatives
 STARTED = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "psum_scatter")
 ONE_AXIS = ("all_gather", "ppermute", "psum_scatter")  # if it is an axis of vmap
 OPTIONS = {
-    "axes": [("gpu",), ("node", "gpu"), ("gpu", "node")],
-    "groups": ["one", "pairs"],
+    "axes": [("gpu",), ("node",), ("node", "gpu"), ("gpu", "node")],
+    "groups": ["one", "pairs", "order"],  # pairs of two ranks are groups of one
     # Which axes are manual, and the types of the others: x is sharded over the axis node.
     "mesh": ["vma", "no_vma", "explicit", "partly_auto", "partly_explicit"],
     "algorithm": ["chosen", "any", "xla", "xla_hierarchical"],
@@ -190,8 +190,9 @@ def test_options(rng, case, number):
     n = math.prod(virtual[a] for a in axes)
     more = {}
     if case["groups"] != "one":
-        more["axis_index_groups"] = np.roll(np.arange(n)[::-1], 1).reshape(-1, n // 2).tolist()
-        n //= 2
+        order = np.roll(np.arange(n)[::-1], 1)
+        n //= 2 if case["groups"] == "pairs" else 1
+        more["axis_index_groups"] = order.reshape(-1, n).tolist()
     arguments, block = ARGUMENTS[op][case["arguments"]](n)
     block = (*block, case["size"])
     if case["algorithm"] == "any":
