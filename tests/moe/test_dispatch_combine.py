@@ -11,7 +11,8 @@ import pytest
 from harness import OURS, assert_same, run
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_routing import ids_of, mesh_of
+from oracle import ids_of
+from test_routing import mesh_of
 
 moe = OURS.moe
 DTYPES = ("bool", "int4", "int8", "uint16", "int32", "float8_e4m3fn", "bfloat16", "float16", "float32", "complex64")

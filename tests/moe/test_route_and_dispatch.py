@@ -6,7 +6,8 @@ import numpy as np
 import oracle
 import pytest
 from harness import OURS, assert_same, run
-from test_routing import FIELDS, check, ids_of
+from oracle import ids_of
+from test_routing import FIELDS, check
 
 moe = OURS.moe
 
