@@ -110,6 +110,22 @@ def test_order_of_sums(mesh, rng, dtype, algorithm, reduce):
             assert_same(run(body, other, ids, x, weights), found, bits=True)
 
 
+def test_weights_of_float32_keep_their_digits(line, rng):
+    """Rows are bfloat16, and 257 is not. Also with a batch of weights, and in the gradient of the weights."""
+    ids = ids_of("uniform", rng, 8, 16, 2, 16)
+    x, ct = (rng.integers(1, 16, (8, 16, 64)).astype(jnp.bfloat16) for _ in range(2))
+    weights = np.tile(np.float32([257, -256]), (8, 16, 1))
+
+    def body(ids, x, w, ct):
+        f = lambda w: through(ids, x, w, experts=16)[1]  # noqa: E731
+        return f(w), jax.vmap(f)(jnp.stack([w, 2 * w])), jax.vjp(f, w)[1](ct)[0]
+
+    one, two, grad = run(body, line, ids, x, weights, ct)
+    assert_same((one, two), (x, np.stack([x, x + x], 1)))
+    products = (x.astype(np.float32) * ct.astype(np.float32)).sum(2, keepdims=True)
+    assert_same(grad, np.tile(products, 2))
+
+
 def test_gradients_of_rows_round_once(line, rng):
     """The product of a cotangent in bfloat16 and a weight in float32."""
     ids = ids_of("uniform", rng, 8, 16, 1, 16)

@@ -59,7 +59,7 @@ def test_options(rng, case, number):
     groups = {("gpu",): ids, ("node", "gpu"): ids.reshape(1, 8), ("gpu", "node"): ids.T.reshape(1, 8)}[case["axes"]]
     n, more = groups.shape[1], {"algorithm": case["algorithm"]}
     if case["groups"] != "one":
-        order = np.roll(np.arange(n)[::-1], 1)
+        order = np.array(collective.ORDERS[n])
         n = n // 2 if case["groups"] == "two" else 1
         more["axis_index_groups"] = order.reshape(-1, n).tolist()
         groups = groups[:, order].reshape(-1, n)
