@@ -161,6 +161,23 @@ def test_one_row_sent_to_all_ranks(line):
     assert_same(got, np.add.accumulate(ct, 0, np.float32)[-1][:, None])
 
 
+def test_overlap_behind_an_empty_slice(line):
+    """The cotangents of a row that two slices send are added, with an empty slice in between."""
+    none = np.zeros((8, 8), np.int32)
+    inputs, sizes, outputs = none.copy(), none.copy(), none.copy()
+    inputs[0, :3], sizes[0, :3] = (0, 1, 2), (3, 0, 2)
+    received = sizes.T.copy()
+
+    def body(ct, *v):
+        return jax.vjp(lambda x: ragged.call(x, 0 * ct, v, "gpu"), 0 * ct)[1](ct)[0]
+
+    ct = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
+    got = run(body, line, ct, inputs, sizes, outputs, received)
+    want = 0 * ct
+    want[0] = [ct[0, 0], ct[0, 1], ct[0, 2] + ct[2, 0], ct[2, 1]]
+    assert_same(got, want)
+
+
 def test_vmap_over_its_axis_is_refused(line, rng):
     x, v = np.zeros((8, 2, 3), np.float32), np.zeros((8, 2, 2), np.int32)
     with pytest.raises(NotImplementedError, match="ragged_all_to_all: 'i' is an axis of vmap"):
