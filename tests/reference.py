@@ -96,13 +96,12 @@ def barrier(blocks):
     return blocks
 
 
-def ragged_all_to_all(operands, outputs, input_offsets, send_sizes, output_offsets, add=False):
-    """Slice by slice. The four lists of vectors have one entry per rank; with `add`, slices are added."""
+def ragged_all_to_all(operands, outputs, input_offsets, send_sizes, output_offsets):
+    """Slice by slice. The lists of vectors have one entry per rank."""
     results, n = [np.array(output) for output in outputs], len(operands)
     for sender, operand in enumerate(operands):
         for i, size in enumerate(send_sizes[sender]):
             row, to = input_offsets[sender][i], i // (len(send_sizes[sender]) // n)
             at = output_offsets[sender][i]
-            sent = operand[row : row + size]
-            results[to][at : at + size] = results[to][at : at + size] + sent if add else sent
+            results[to][at : at + size] = operand[row : row + size]
     return results

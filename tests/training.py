@@ -3,7 +3,10 @@
 import json
 import os
 import pathlib
+import subprocess
 import sys
+
+from jaxcomm import run as launcher
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Appended, so that an installed jaxcomm comes before its sources in the repository.
@@ -19,6 +22,10 @@ OPTIONS = {
     "data": str(ROOT / "models"),
 }  # fmt: skip
 TINY = Config(**OPTIONS)
+OTHERS = {  # small runs of the other scripts
+    "layers": 1, "width": 16, "heads": 8, "hidden": 16, "batch": 8, "seq": 16, "warmup": 2, "decay_steps": 20,
+    "steps": 6, "eval_every": 3, "eval_batches": 1, "save_every": 3, "data": str(ROOT / "models"),
+}  # fmt: skip
 
 
 def flags(**options):
@@ -27,7 +34,8 @@ def flags(**options):
 
 def folder_to_start_in(path):
     """Makes models/ importable there: a path to the root would hide an installed jaxcomm."""
-    (path / "models").symlink_to(ROOT / "models")
+    if not (path / "models").exists():
+        (path / "models").symlink_to(ROOT / "models")
     return path
 
 
@@ -39,6 +47,17 @@ def environment():
     )
     kept = tuple(f"JAX_{name}" for name in compilation)
     return {name: value for name, value in os.environ.items() if name.startswith(kept) or not name.startswith(own)}
+
+
+def launch(folder, processes, *command, limit_s):
+    """Runs a Python command in processes with 8 devices in all, started in a folder: (exit status, output)."""
+    folder_to_start_in(folder)
+    done = subprocess.run(
+        ["env", "--default-signal=INT", sys.executable, launcher.__file__, f"--processes={processes}",
+         f"--devices={8 // processes}", f"--timeout={limit_s}", *map(str, command)],
+        cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s + 30,
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(errors="replace")
 
 
 def train_here(out, resume=False, **options):

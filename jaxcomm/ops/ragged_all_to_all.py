@@ -236,7 +236,7 @@ def _batch(axis_data, args, dims, *, call):
     steps = jnp.array([operand.shape[1], 0, output.shape[1], 0], table.dtype)
     shifts = jnp.arange(size, dtype=table.dtype)[:, None, None, None] * steps[None, None, :, None]
     table = jnp.moveaxis(table + shifts, 0, -1).reshape(*table.shape[1:3], -1)
-    merged = (x.reshape(-1, *x.shape[2:]) for x in (operand, output))
+    merged = (lax.collapse(x, 0, 2) for x in (operand, output))
     result = all_to_all_v_p.bind(*merged, table, call=call)
     return result.reshape(output.shape), 0
 

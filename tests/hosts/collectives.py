@@ -10,8 +10,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))
+sys.path.extend(str(pathlib.Path(__file__).parents[1] / folder) for folder in ("", "ops", "moe"))
+import ragged
+import reference
 import resharding
+from oracle import KINDS, ids_of
 
 import jaxcomm
 
@@ -61,28 +64,25 @@ def supports(op, body, algorithm, mesh, x):
 def every_op(mesh, count, all_algorithms):
     """Every supported algorithm, or the selected one, against NumPy. Integers, so that sums are exact."""
     n = mesh.size
-    x = np.random.default_rng(3).integers(-64, 64, (n, count)).astype(np.float32)
-    blocks, weights = x.reshape(n, n, -1), np.float32([[2, -3]])
-    cases = {
-        "all_to_all": (lambda x, a: jaxcomm.all_to_all(x.reshape(n, -1), "i", 0, 0, algorithm=a).reshape(1, -1),
-                       blocks.swapaxes(0, 1).reshape(n, -1)),
-        "all_gather": (lambda x, a: jaxcomm.all_gather(x[0], "i", algorithm=a).reshape(1, -1),
-                       np.tile(x.reshape(1, -1), (n, 1))),
-        "psum": (lambda x, a: jaxcomm.psum(x, "i", algorithm=a), np.tile(x.sum(0), (n, 1))),
-        "pmax": (lambda x, a: jaxcomm.pmax(x, "i", algorithm=a), np.tile(x.max(0), (n, 1))),
-        "psum_scatter": (lambda x, a: jaxcomm.psum_scatter(x.reshape(n, -1), "i", tiled=True, algorithm=a),
-                         blocks.sum(0)),
-        "ppermute": (lambda x, a: jaxcomm.ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)], algorithm=a),
-                     np.roll(x, 1, 0)),
-        "pbroadcast": (lambda x, a: jaxcomm.pbroadcast(x, "i", n - 1, algorithm=a), np.tile(x[-1:], (n, 1))),
-        "barrier": (lambda x, a: jaxcomm.barrier(x, "i", algorithm=a), x),
-        "all_gather_matmul": (
-            lambda x, a: jaxcomm.all_gather_matmul(x.T, weights, "i", algorithm=a).reshape(1, -1),
-            np.tile((x.reshape(-1, 1) @ weights).reshape(1, -1), (n, 1))),
-        "matmul_psum_scatter": (
-            lambda x, a: jaxcomm.matmul_psum_scatter(x.T, weights, "i", algorithm=a).reshape(1, -1),
-            (x.sum(0).reshape(-1, 1) @ weights).reshape(n, -1)),
+    x = np.random.default_rng(3).integers(-64, 64, (n, n, count // n)).astype(np.float32)
+    options = {
+        "all_to_all": {"split_axis": 0, "concat_axis": 0, "tiled": True}, "all_gather": {}, "psum": {}, "pmax": {},
+        "psum_scatter": {"tiled": True}, "ppermute": {"perm": [(r, (r + 1) % n) for r in range(n)]},
+        "pbroadcast": {"source": n - 1}, "barrier": {},
     }  # fmt: skip
+    cases = {
+        op: (
+            lambda x, a, op=op, given=given: getattr(jaxcomm, op)(x[0], "i", **given, algorithm=a)[None],
+            np.stack(getattr(reference, op)(list(x), **given)),
+        )
+        for op, given in options.items()
+    }
+    weights, columns = np.float32([[2, -3]]), x.reshape(n, -1, 1)
+    for op, gathered in (("all_gather_matmul", [columns.reshape(1, -1, 1)] * n), ("matmul_psum_scatter", [columns])):
+        cases[op] = (
+            lambda x, a, op=op: getattr(jaxcomm, op)(x.reshape(-1, 1), weights, "i", algorithm=a)[None],
+            np.concatenate([(rows @ weights).sum(0) for rows in gathered]).reshape(n, -1, 2),
+        )
     algorithms = {op: (None, *(jaxcomm.algorithms(op) if all_algorithms else ())) for op in cases}
     for op in COMPOSED if all_algorithms else ():
         algorithms[op] += ("xla_hierarchical",)
@@ -103,60 +103,37 @@ def groups_and_orders(mesh):
     x = rng.integers(-9, 9, (n, 4 * n)).astype(np.float32)
     # Adjacent ranks are in different groups, and ranks have another order than devices.
     groups = [list(range(first, n, n // 2))[::-1] for first in range(n // 2)]
-    pairs = np.empty((n, 2, 4 * n), np.float32)
-    for group in groups:
-        pairs[group] = x[group]
-    f = program(lambda x: jaxcomm.all_gather(x[0], "i", axis_index_groups=groups).reshape(1, 2, -1), mesh, x)
-    assert same(f(), pairs), "all_gather in groups"
-    total = np.empty_like(x)
-    for group in groups:
-        total[group] = x[group].sum(0)
-    assert same(program(lambda x: jaxcomm.psum(x, "i", axis_index_groups=groups), mesh, x)(), total), "psum in groups"
-
     grid = jax.sharding.Mesh(mesh.devices.reshape(2, -1), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    for axes in (("a", "b"), ("b", "a"), ("b",)):
-        rows = x.reshape(2, n // 2, -1)
-        order = rows if axes[0] == "a" else rows.swapaxes(0, 1)
-        want = np.tile(order.reshape(1, n, -1), (n, 1, 1)) if len(axes) == 2 else np.repeat(rows, n // 2, 0)
-        f = program(lambda x, axes=axes: jaxcomm.all_gather(x[0], axes)[None], grid, x, P(("a", "b")))
-        assert same(f(), want), f"all_gather over {axes}"
+    both = ("a", "b")
+    for op, axes, of, operand in (
+        ("all_gather", both, groups, x), ("psum", both, groups, x), ("psum", both, None, x[:, :0]),
+        *(("all_gather", axes, None, x) for axes in (both, ("b", "a"), ("b",))),
+        *(("psum", both, None, x.astype(jax.numpy.dtype(dtype))) for dtype in ("int8", "bfloat16", "complex64")),
+    ):  # fmt: skip
+        f = lambda x, op=op, axes=axes, of=of: getattr(jaxcomm, op)(x[0], axes, axis_index_groups=of)[None]  # noqa: E731
+        rows = operand.reshape(2, n // 2, -1)
+        want = reference.on_mesh(getattr(reference, op), rows, grid.shape, axes, of)
+        got = program(f, grid, operand, P(both))()
+        assert same(got, want.reshape(n, *want.shape[2:])), (op, axes, of, operand.dtype, operand.shape)
 
-    small = rng.integers(-3, 4, (n, 37)).astype(np.int8)
-    for dtype in ("int8", "bfloat16", "complex64"):
-        f = program(lambda x, dtype=dtype: jaxcomm.psum(x.astype(dtype), "i").real.astype(np.int8), mesh, small)
-        assert same(f(), np.tile(small.sum(0, dtype=np.int8), (n, 1))), dtype
-    assert same(program(lambda x: jaxcomm.psum(x, "i"), mesh, x[:, :0])(), x[:, :0]), "empty"
-
-    placed = place(x, NamedSharding(mesh, P("i")))
-    step = jax.shard_map(lambda x: jaxcomm.ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)]), mesh=mesh,
-                         in_specs=P("i"), out_specs=P("i"))  # fmt: skip
+    placed, pairs = place(x, NamedSharding(mesh, ROWS)), [(r, (r + 1) % n) for r in range(n)]
+    step = jax.shard_map(lambda x: jaxcomm.ppermute(x, "i", pairs), mesh=mesh, in_specs=ROWS, out_specs=ROWS)
     step = jax.jit(step, donate_argnums=0)
     for _ in range(2 * n + 1):
         placed = step(placed)
     assert same(placed, np.roll(x, 1, 0)), "donated"
 
 
-def slices(mesh, rng):
-    """Vectors of ragged_all_to_all, (n, N) each: two slices per pair, a part of them empty, received in any order."""
-    n = mesh.size
-    sizes = rng.integers(0, 5, (n, n, 2)) * rng.integers(0, 2, (n, n, 2))
-    inputs = np.cumsum(sizes.reshape(n, -1), 1) - sizes.reshape(n, -1)
-    received = sizes.swapaxes(0, 1).reshape(n, -1)
-    order = rng.permuted(np.tile(np.arange(2 * n), (n, 1)), axis=1)
-    outputs = np.empty_like(received)
-    for rank in range(n):
-        outputs[rank, order[rank]] = np.cumsum(received[rank, order[rank]]) - received[rank, order[rank]]
-    outputs = outputs.reshape(n, n, 2).swapaxes(0, 1).reshape(n, -1)
-    return [v.astype(np.int32) for v in (inputs, sizes.reshape(n, -1), outputs, received)]
-
-
-def ragged(mesh, everything):
+def slices(mesh, everything):
     """ragged_all_to_all with short and long rows, its gradient, and an error that all processes get.
 
     By default, the selected algorithm has the short rows, and each other the long ones.
     """
     n, rng, spec = mesh.size, np.random.default_rng(5), P("i")
-    vectors = slices(mesh, rng)
+    vectors, rows, to_rows = ragged.slices(rng, n, 2)
+    numbers = np.arange(n * rows).reshape(n, rows)  # of all rows of all operands
+    source = np.stack(reference.ragged_all_to_all(numbers, np.full((n, to_rows), -1), *vectors[:3]))
+    is_sent, is_kept = np.isin(numbers, source)[..., None], (source < 0)[..., None]
 
     def program(algorithm):
         def call(x, y, *v):
@@ -169,13 +146,9 @@ def ragged(mesh, everything):
 
     for algorithm in (None, *jaxcomm.algorithms("ragged_all_to_all")):
         for width in (1, 4000) if everything else (4000 if algorithm else 1,):
-            x, start = (rng.integers(-99, 99, (n, r, width)).astype(np.float32) for r in (16 * n, 9 * n))
-            want, sent, kept = start.copy(), 0 * x, 2 * start
-            for r in range(n):
-                for i, (row, size, at) in enumerate(zip(*(v[r] for v in vectors[:3]), strict=True)):
-                    want[i // 2, at : at + size] = x[r, row : row + size]
-                    sent[r, row : row + size] = 2 * x[r, row : row + size]
-                    kept[i // 2, at : at + size] = 0
+            x, start = (rng.integers(-99, 99, (n, r, width)).astype(np.float32) for r in (rows, to_rows))
+            want = np.stack(reference.ragged_all_to_all(x, start, *vectors[:3]))
+            sent, kept = 2 * x * is_sent, 2 * start * is_kept
             run, arguments = program(algorithm), [place(a, NamedSharding(mesh, spec)) for a in (x, start, *vectors)]
             for _ in range(3):
                 got = run(*arguments)
@@ -190,14 +163,6 @@ def ragged(mesh, everything):
     else:
         raise AssertionError("no error")
     assert all(map(same, run(*arguments), (want, sent, kept))), "after an error"
-
-
-def routings(n, rng):
-    """Tables of ids, (n, 6, 3): any experts, one for all, those of one rank, a rank without choices, none at all."""
-    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
-    silent = ids.copy()
-    silent[n // 2] = -1
-    return ids, np.full_like(ids, 2 * n - 1), np.abs(ids) % 2, silent, np.full_like(ids, -1), ids[:, :, :1] + 0 * ids
 
 
 def experts(mesh, everything):
@@ -225,7 +190,7 @@ def experts(mesh, everything):
     for reduce, algorithm in [*variants, *([("node", None)] if everything else [])]:
         wrapped = lambda *a, options=(reduce, algorithm): body(*a, *options)  # noqa: E731
         run = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        for ids in routings(n, rng):
+        for ids in (ids_of(kind, rng, n, 6, 3, 2 * n) for kind in KINDS):
             factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
             each = np.where(ids[..., None] >= 0, x[:, :, None], 0).astype(np.float32)
             try:
@@ -252,7 +217,7 @@ def values(mesh):
     refused = every_op(mesh, mesh.size, everything) | every_op(mesh, 1000 * mesh.size, True)
     if mesh.size % 2 == 0:
         groups_and_orders(mesh)
-    ragged(mesh, everything)
+    slices(mesh, everything)
     experts(mesh, everything)
     for seed in range(8 if everything else 1):
         resharding.check_random(seed, 12, max_bytes=[None, 200][seed % 2])

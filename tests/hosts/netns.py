@@ -94,8 +94,8 @@ class Hosts:
                     f"printf '127.0.0.1 localhost\\n{names}' > hosts && mount --bind hosts /etc/hosts && rm hosts",
                 )
             self._anchor(("--net",), "true")
-            self._in_switch("ip", "link", "add", "bridge", "type", "bridge")
-            self._in_switch("ip", "link", "set", "bridge", "up")
+            self._in_switch("ip link add bridge type bridge")
+            self._in_switch("ip link set bridge up")
             for host in range(num_hosts):
                 self._plug(host, delay_s > 0 and not has_netem())
             if rate_bits_per_s is not None or delay_s > 0:
@@ -149,16 +149,16 @@ class Hosts:
                 stream.close()
 
     def counters(self, host):
-        links = json.loads(self._ip(self._pids[host], "ip", "-json", "-statistics", "link", "show", "eth0"))
+        links = json.loads(self._in(host, "ip -json -statistics link show eth0"))
         sent, received = links[0]["stats64"]["tx"], links[0]["stats64"]["rx"]
         return Counters(sent["bytes"], sent["packets"], received["bytes"], received["packets"])
 
     def cut(self, host):
         """Cuts the link of a host: packets are lost, and only the host's kernel gets a notification."""
-        self._in_switch("ip", "link", "set", f"port{host}", "down")
+        self._in_switch(f"ip link set port{host} down")
 
     def restore(self, host):
-        self._in_switch("ip", "link", "set", f"port{host}", "up")
+        self._in_switch(f"ip link set port{host} up")
 
     def close(self):
         for process in self._started:
@@ -180,46 +180,30 @@ class Hosts:
     def _plug(self, host, delayed):
         """A cable: eth0 of the host, its other end in the switch. A delayed one has a forwarding process in between."""
         port = f"port{host}"
-        self._in_switch(
-            "ip",
-            "link",
-            "add",
-            port,
-            "mtu",
-            str(MTU_BYTES),
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            str(self._pids[host]),
-        )
-        self._ip(self._pids[host], "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
-        self._ip(self._pids[host], "ip", "link", "set", "eth0", "up")
+        self._in_switch(f"ip link add {port} mtu {MTU_BYTES} type veth peer name eth0 netns {self._pids[host]}")
+        self._in(host, f"ip address add {self.address(host)}/16 dev eth0")
+        self._in(host, "ip link set eth0 up")
         into_bridge = port
         if delayed:
             into_bridge = f"bridge{host}"
-            self._in_switch("ip", "link", "add", f"late{host}", "type", "veth", "peer", "name", into_bridge)
-            self._in_switch("ip", "link", "set", f"late{host}", "up")
-        self._in_switch("ip", "link", "set", into_bridge, "master", "bridge")
+            self._in_switch(f"ip link add late{host} type veth peer name {into_bridge}")
+            self._in_switch(f"ip link set late{host} up")
+        self._in_switch(f"ip link set {into_bridge} master bridge")
         for name in {port, into_bridge}:
-            self._in_switch("ip", "link", "set", name, "up")
+            self._in_switch(f"ip link set {name} up")
 
     def _shape(self, host, rate_bits_per_s, delay_s):
-        rate = f"{int(rate_bits_per_s)}bit" if rate_bits_per_s is not None else ""
+        rate = f"rate {int(rate_bits_per_s)}bit" if rate_bits_per_s is not None else ""
         # Limits both directions: host to switch and switch to host. The burst lasts 1 ms or is the largest packet.
         burst_bytes = max(int((rate_bits_per_s or 0) / 8 * 1e-3), 70_000)
-        limit = ["tbf", "rate", rate, "burst", str(burst_bytes), "latency", "50ms"]
-        add = ["tc", "qdisc", "add", "dev"]
+        limit = f"tbf {rate} burst {burst_bytes} latency 50ms"
         if rate:
-            self._in_switch(*add, f"port{host}", "root", *limit)
+            self._in_switch(f"tc qdisc add dev port{host} root {limit}")
         if delay_s > 0 and has_netem():
-            netem = ["netem", "limit", "100000", "delay", f"{delay_s * 1e6:.0f}us", *(["rate", rate] if rate else [])]
-            self._ip(self._pids[host], *add, "eth0", "root", *netem)
+            self._in(host, f"tc qdisc add dev eth0 root netem limit 100000 delay {delay_s * 1e6:.0f}us {rate}")
             return
         if rate:
-            self._ip(self._pids[host], *add, "eth0", "root", *limit)
+            self._in(host, f"tc qdisc add dev eth0 root {limit}")
         if delay_s > 0:
             wire = [sys.executable, os.path.abspath(__file__), f"port{host}", f"late{host}", str(delay_s)]
             enter = ["nsenter", "--target", str(self._pids[-1]), "--net", "--"]
@@ -228,14 +212,15 @@ class Hosts:
             if process.stdout.readline() != "ready\n":
                 raise RuntimeError(f"the process that delays packets: {process.stderr.read().strip()}")
 
-    def _in_switch(self, *argv):
-        return self._ip(self._pids[-1], *argv)
+    def _in_switch(self, command):
+        self._in(-1, command)
 
-    @staticmethod
-    def _ip(pid, *argv):
-        result = subprocess.run(["nsenter", "--target", str(pid), "--net", "--", *argv], capture_output=True, text=True)
+    def _in(self, anchor, command):
+        """Runs a command in the network of a host, or of the switch, and returns its output."""
+        argv = ["nsenter", "--target", str(self._pids[anchor]), "--net", "--", *command.split()]
+        result = subprocess.run(argv, capture_output=True, text=True)
         if result.returncode != 0:
-            raise RuntimeError(f"{' '.join(argv)}: {result.stderr.strip()}")
+            raise RuntimeError(f"{command}: {result.stderr.strip()}")
         return result.stdout
 
 

@@ -1,12 +1,12 @@
 """Collectives between real network stacks: hosts in network namespaces, connected by links of 1 Gbit/s and 0.2 ms."""
 
 import json
-import os
 import pathlib
 import sys
 
 import netns
 import pytest
+import ranks
 
 PROGRAM = str(pathlib.Path(__file__).with_name("collectives.py"))
 pytestmark = [
@@ -26,17 +26,10 @@ def test_values(devices, request):
     with netns.Hosts(len(devices), rate_bits_per_s=1e9, delay_s=0.2e-3) as hosts:
         processes = []
         for host, of_process in ((host, of_process) for host, all_ in enumerate(devices) for of_process in all_):
-            environment = {
-                **os.environ,
-                "DEVICES": str(of_process),
-                "SIZE": request.config.getoption("--size"),
-                "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
-                "JAX_NUM_PROCESSES": str(sum(map(len, devices))),
-                "JAX_PROCESS_ID": str(len(processes)),
-                "JAXCOMM_NETWORK_DEVICES": "eth0",
-            }
-            command = [sys.executable, PROGRAM]
-            processes.append(hosts.start(host, command, env=environment, text=True, **netns.PIPES))
+            rank, more = len(processes), {"SIZE": request.config.getoption("--size"), "JAXCOMM_TIMEOUT_S": "60"}
+            more |= {"DEVICES": str(of_process), "JAXCOMM_NETWORK_DEVICES": "eth0"}
+            env = ranks.environment(rank, sum(map(len, devices)), f"{hosts.address(0)}:23456", **more)
+            processes.append(hosts.start(host, [sys.executable, PROGRAM], env=env, text=True, **netns.PIPES))
         outputs = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "".join(o[1][-3000:] for o in outputs)
     (said,) = (json.loads(line) for line in outputs[0][0].splitlines() if line.startswith("{"))

@@ -11,16 +11,13 @@ import sys
 import netns
 import pytest
 import training
-from training import ROOT, flags, metrics, train_here
+from training import flags, metrics, train_here
 
 from models.lm import train as lm
 
 LIMIT_S = 400
 SHORT = {**training.OPTIONS, "steps": 6, "eval_every": 100}  # evaluates at the end only
-OPTIONS = {
-    "layers": 2, "width": 16, "heads": 8, "hidden": 16, "batch": 8, "seq": 16, "warmup": 2, "decay_steps": 20,
-    "steps": 6, "eval_every": 100, "eval_batches": 1, "save_every": 100, "data": str(ROOT / "models"),
-}  # fmt: skip
+OPTIONS = {**training.OTHERS, "layers": 2, "eval_every": 100, "save_every": 100}
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
@@ -48,18 +45,13 @@ def train_on(hosts, folder, script, *arguments):
     before = hosts.counters(0).sent_bytes
     processes, outputs = [], []
     for rank in range(4):
-        environment = {
-            **training.environment(),
-            "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
-            "JAX_NUM_PROCESSES": "4",
-            "JAX_PROCESS_ID": str(rank),
-            "JAXCOMM_NETWORK_DEVICES": "eth0",
-        }
+        env = training.environment() | {"JAXCOMM_NETWORK_DEVICES": "eth0", "JAX_PROCESS_ID": str(rank)}
+        env |= {"JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456", "JAX_NUM_PROCESSES": "4"}
         outputs.append(folder / f"output {rank}")
         with open(outputs[-1], "w") as output:
             command = [sys.executable, "-m", f"models.{script}.train", *arguments]
             processes.append(
-                hosts.start(rank // 2, command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+                hosts.start(rank // 2, command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT)
             )
     statuses = [process.wait(LIMIT_S) for process in processes]
     assert statuses == [0] * 4, "\n".join(output.read_text()[-3000:] for output in outputs)
@@ -90,22 +82,18 @@ def test_hosts_and_one_process_train_alike(script, options, hosts, tmp_path):
         assert found == pytest.approx(wanted, rel=1e-4)
 
 
-def test_hosts_and_one_process_compute_the_same(alone, hosts, tmp_path):
-    out = tmp_path / "run"
-    assert train_on(hosts, tmp_path, "moe", *flags(**SHORT, out=out)) > 300_000  # gradients of all steps
-    assert metrics(out) == metrics(alone)  # bit for bit
-    assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()
-    with_direct = tmp_path / "direct"
-    train_here(with_direct, **SHORT)
-    assert losses(with_direct) == pytest.approx(losses(out), rel=1e-5)
+def test_sums_of_one_node_and_of_several_nodes_train_alike(alone, tmp_path):
+    train_here(tmp_path, **SHORT)
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-5)
 
 
 def test_hosts_and_one_process_continue_each_other(alone, hosts, tmp_path):
-    """1 process, then the hosts, then 1 process: the losses of an uninterrupted run."""
+    """The hosts, then 1 process, then the hosts: the losses of an uninterrupted run."""
     out = tmp_path / "run"
-    train_here(out, **{**SHORT, "steps": 2, "sample": 0}, psum="hierarchical")
-    train_on(hosts, tmp_path, "moe", "--resume", *flags(out=out, steps=4, sample=0, eval_every=100))
-    train_here(out, resume=True, **SHORT, psum="hierarchical")
+    start = {**SHORT, "steps": 2, "sample": 0}
+    assert train_on(hosts, tmp_path, "moe", *flags(**start, out=out)) > 100_000  # gradients of all steps
+    train_here(out, resume=True, **{**start, "steps": 4}, psum="hierarchical")
+    train_on(hosts, tmp_path, "moe", "--resume", *flags(out=out, steps=6, sample=SHORT["sample"], prompt="def"))
     assert losses(out) == losses(alone)  # bit for bit
     assert metrics(out)[-1] == metrics(alone)[-1]  # held-out text
     assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()

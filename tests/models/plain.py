@@ -126,24 +126,6 @@ class AdamW:
             self.params[i] = p - rate(self.config, self.step - 1) * (step + decay)
 
 
-def check_optimizer(optimizer, config):
-    """Compares 12 updates of a matrix and of the scale of a norm with AdamW."""
-    rng = np.random.default_rng(5)
-    params = {"matrix": rng.normal(size=(2, 3)), "scale": rng.normal(size=3)}
-    params = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
-    oracle = AdamW(config, params.values())
-    for _ in range(12):
-        grads = {name: jnp.asarray(rng.normal(size=x.shape), jnp.float32) for name, x in params.items()}
-        oracle.params = [np.asarray(x, np.float64) for x in params.values()]
-        before = list(oracle.params)
-        oracle.update(grads.values())
-        updates, state = update(grads, state, params)
-        for change, old, new in zip(updates.values(), before, oracle.params, strict=True):
-            np.testing.assert_allclose(change, new - old, rtol=1e-4, atol=1e-6)
-        params = {name: x + updates[name] for name, x in params.items()}
-
-
 def clip(gradients, limit):
     """Global norm, and the gradients scaled to a norm of at most ``limit``; float64."""
     gradients = [np.asarray(g, np.float64) for g in gradients]

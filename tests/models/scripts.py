@@ -139,11 +139,6 @@ def gradients_of_one_device(config):
     return params, value, grads
 
 
-def collectives_of_a_step(config):
-    found = program(config)
-    return collectives(found.step, jax.eval_shape(found.init), tokens(config))
-
-
 def collectives(f, *arguments):
     """The number of each collective in a program; names of XLA's own have the prefix "xla "."""
     text = f.lower(*arguments).as_text()

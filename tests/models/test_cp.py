@@ -1,9 +1,8 @@
-"""models/cp: attention on several ranks against attention on one device, order of the positions, collectives."""
+"""models/cp: attention on several ranks against attention on one device, order of the positions."""
 
 import jax
 import numpy as np
 import pytest
-import scripts
 from jax.sharding import PartitionSpec as P
 from scripts import tiny
 
@@ -62,17 +61,3 @@ def test_ranks_have_equal_work():
             work = [seen[rank, (rank - step) % ranks] for rank in range(ranks)]
             assert max(work) - min(work) <= spread
         assert seen[1:, 0].min() == 32 if order == "zigzag" else seen.min() >= 28
-
-
-PER_LAYER = {
-    "ring": {"permute": 3 + 3 + 4},
-    "ulysses": {"all_to_all": 4},
-    "gather": {"all_gather": 1, "reduce_scatter": 1},
-}
-
-
-@pytest.mark.parametrize("attention", PER_LAYER)
-def test_collectives_of_a_step(attention):
-    config = tiny("cp", attention=attention, layers=3)
-    wanted = {name: count * config.layers for name, count in PER_LAYER[attention].items()}
-    assert scripts.collectives_of_a_step(config) == {**wanted, "all_reduce": 2}  # gradients, loss

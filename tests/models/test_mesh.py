@@ -1,4 +1,4 @@
-"""models/mesh: packing of the parameters, collectives of a step, balancing loss."""
+"""models/mesh: shares of the state, evaluation."""
 
 import jax
 import numpy as np
@@ -12,33 +12,6 @@ full = pytest.mark.full
 
 
 MOE = ("moe_check", "moe_count", "moe_place", "moe_slices")
-
-
-# Each loop body is there twice: forward, and recomputed in the backward pass. An axis of size 1 has no collectives.
-COLLECTIVES = {
-    "permute": 2,
-    # Parameters of embedding, layers and head; keys and values; the products of tensor parallelism in a layer with
-    # attention, in the head and behind the embedding; the counts of rows of each expert.
-    "all_gather": 3 + 2 + 8 + 2,
-    "reduce_scatter": 3 + 1 + 6,
-    # Gradients: matrices of embedding and head, other parameters of layers, other parameters of the head. Norm, as
-    # these. Largest score, sum and target of the cross entropy. Loss, balancing loss.
-    "all_reduce": 3 + 3 + 4 + 1 + 1,
-    "moe_check": 2, "moe_count": 2, "moe_place": 2, "moe_slices": 6,
-    "dispatch": 3, "combine": 3,  # each is the derivative of the other
-}  # fmt: skip
-
-
-# With MLPs instead of experts, whose products have collectives too.
-DENSE = {"permute": 2, "all_gather": 3 + 2 + 12, "reduce_scatter": 3 + 1 + 9, "all_reduce": 3 + 3 + 4 + 1}
-
-
-@pytest.mark.parametrize(
-    ("layout", "experts", "wanted"), [("1x1x1x1", 0, {}), ("2x1x2x2", 4, COLLECTIVES), ("2x1x2x2", 0, DENSE)]
-)
-def test_collectives_of_a_step(layout, experts, wanted):
-    config = tiny("mesh", layout=layout, experts=experts, microbatches=2, attention="gather", matmul="unfused")
-    assert scripts.collectives_of_a_step(config) == wanted
 
 
 def test_an_evaluation_has_one_sum_of_losses():

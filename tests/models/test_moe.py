@@ -25,30 +25,20 @@ from models.moe.model import AXES, TOP_K
 COMMS = {"jaxcomm": jaxcomm, "lax": comm_lib.with_synchronous_starts(jax.lax)}
 
 
-# The distributed layer against every expert applied to every token on one device.
-
-
-LAYERS = [(comm, check_vma, experts, factor)
-          for comm, check_vma in (("jaxcomm", True), ("jaxcomm", False), ("lax", True))
-          for experts, factor in ((8, None), (16, None), (16, 0.75), (8, 1.0))]  # fmt: skip
-
-
+# test_moe_step.py has other libraries and types. "gpu" has products by ragged_dot.
 @pytest.mark.parametrize(
-    ("comm", "check_vma", "experts", "factor"),
-    [case if case[:3] == ("jaxcomm", True, 16) else pytest.param(*case, marks=pytest.mark.full) for case in LAYERS],
-)
-def test_layer_matches_dense_reference(mesh, monkeypatch, comm, check_vma, experts, factor):
-    """With factor None, no choice is dropped, and an expert has up to several blocks of rows."""
+    ("comm", "experts", "factor", "platform"),
+    [
+        ("jaxcomm", 16, None, "cpu"),
+        ("jaxcomm", 16, None, "gpu"),
+        ("jaxcomm", 16, 0.75, "cpu"),
+        *(pytest.param("lax", experts, factor, "cpu", marks=pytest.mark.full)
+          for experts, factor in ((8, None), (16, None), (16, 0.75), (8, 1.0))),
+    ],
+)  # fmt: skip
+def test_layer_matches_dense_reference(mesh, monkeypatch, comm, experts, factor, platform):
+    """Every expert on every token. With factor None, no choice is dropped, and an expert has up to several blocks."""
     monkeypatch.setattr(dropless, "BLOCK", 8)
-    check_layer(mesh, comm, check_vma, experts, factor, TINY.platform)
-
-
-def test_layer_with_ragged_dot(mesh):
-    """As on GPUs."""
-    check_layer(mesh, "jaxcomm", True, 16, None, "gpu")
-
-
-def check_layer(mesh, comm, check_vma, experts, factor, platform):
     ranks, tokens = 8, 12
     mode = "dropless" if factor is None else "capacity"
     config = dataclasses.replace(TINY, experts=experts, moe=mode, platform=platform)
@@ -72,7 +62,7 @@ def check_layer(mesh, comm, check_vma, experts, factor, platform):
 
     inputs = (specs, P(AXES), P(AXES))
     outputs = (P(AXES), P(AXES), P(AXES), specs)
-    run = jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=check_vma)
+    run = jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs)
     y, dropped, dx, grads = jax.jit(run)(params, x, target)
 
     def reference(params, x):

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import time
 import types
+from unittest import mock
 
 import jax
 import matplotlib.pyplot as plt
@@ -69,35 +70,16 @@ class Run(train.Run):
 
 @pytest.mark.parametrize(("terminal", "leads"), [(True, True), (True, False), (False, True)])
 def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, monkeypatch, terminal, leads):
-    class Bar:
-        def __init__(self, **options):
-            self.options, self.updates, self.texts = options, 0, []
-            bars.append(self)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def update(self):
-            self.updates += 1
-
-        def set_postfix_str(self, text, refresh):
-            self.texts.append(text)
-
-        def clear(self):
-            pass
-
-    bars = []
-    monkeypatch.setattr(lm, "tqdm", Bar)
+    bars = mock.MagicMock()
+    monkeypatch.setattr(lm, "tqdm", bars)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     run = Run(tmp_path, leads, steps=5, eval_every=2, save_every=3)
     summary = lm.train(run)
-    (bar,) = bars
-    assert (bar.options["total"], bar.options["initial"], bar.updates) == (5, 0, 5)
-    assert bar.options["disable"] == (not (terminal and leads))
-    assert [text.split(",")[0] for text in bar.texts] == [f"loss {1 / step:.3f}" for step in range(1, 6)]
+    options, bar = bars.call_args.kwargs, bars.return_value
+    assert (options["total"], options["initial"], bar.update.call_count) == (5, 0, 5)
+    assert options["disable"] == (not (terminal and leads))
+    texts = [call.args[0].split(",")[0] for call in bar.set_postfix_str.call_args_list]
+    assert texts == [f"loss {1 / step:.3f}" for step in range(1, 6)]
     # The last step is saved and evaluated once, with any intervals.
     ended = ["evaluate 2", "save 3", "evaluate 4", "save 5", "close", "evaluate 5"]
     assert run.did == ended + ["plot"] * leads

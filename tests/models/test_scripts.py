@@ -6,7 +6,6 @@ that is shifted, a continued run that differs.
 
 import dataclasses
 import json
-import signal
 import sys
 
 import jax
@@ -15,7 +14,7 @@ import plain
 import pytest
 import scripts
 from scripts import tiny
-from training import metrics
+from training import OTHERS, flags, metrics
 
 from models.lm import config as config_lib
 from models.lm import distributed
@@ -107,10 +106,11 @@ def test_gradients_equal_those_of_one_device(script, layout, options):
             assert error < 1e-10, jax.tree_util.keystr(path)
 
 
-def test_optimizer_is_adamw_with_warm_up_and_cosine():
-    """One device trains with the same optimizer, so comparisons with it do not show mistakes of the optimizer."""
-    config = tiny("tp", lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
-    plain.check_optimizer(step_lib.make_optimizer(config), config)
+def test_the_rate_has_a_warm_up_and_a_cosine():
+    """test_moe_step.py has AdamW. One device trains with the same rate, so comparisons with it show no mistakes."""
+    config = tiny("tp", lr=0.5, warmup=3, decay_steps=9)
+    rates = [float(step_lib.learning_rate(config)(step)) for step in range(12)]
+    np.testing.assert_allclose(rates, [plain.rate(config, step) for step in range(12)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("script", "layout", "options"), TRAINING_CASES)
@@ -180,11 +180,6 @@ def test_one_process_needs_no_jaxcomm(monkeypatch):
 
 # Runs.
 
-RUN = {
-    "layers": 1, "width": 16, "heads": 4, "hidden": 16, "batch": 8, "seq": 16, "warmup": 2, "decay_steps": 20,
-    "eval_every": 4, "eval_batches": 1, "save_every": 3,
-}  # fmt: skip
-
 
 def command(script, *arguments, **options):
     module = scripts.SCRIPTS[script]
@@ -192,57 +187,30 @@ def command(script, *arguments, **options):
     return train_lib.main(module.Config, module.build, [*given, *arguments])
 
 
-CONTINUED = {
-    "tp": {},
-    "cp": {},
-    "zero": {},
-    "pp": {"layout": "2x2", "rounds": 1, "layers": 2, "microbatches": 2},
-    "mesh": {"layout": "2x1x1x2", "layers": 2, "microbatches": 2, "experts": 2},
-}
+ONE_DEVICE = {"layout": "1x1"}
+CONTINUED = [
+    ("tp", {"layout": "2x4"}, {"layout": "4x2"}, ONE_DEVICE),
+    *(pytest.param("tp", {"layout": "2x4"}, {"layout": layout}, ONE_DEVICE, marks=full) for layout in ("8x1", "1x2")),
+    *(pytest.param(script, {}, {}, {}, marks=full) for script in ("tp", "cp", "zero")),
+    pytest.param("pp", {"layout": "2x2", "rounds": 1, "layers": 2, "microbatches": 2}, {}, {}, marks=full),
+    pytest.param("mesh", {"layout": "2x1x1x2", "layers": 2, "microbatches": 2, "experts": 2}, {}, {}, marks=full),
+]
 
 
-@pytest.mark.parametrize(
-    "script", ["tp", *(pytest.param(script, marks=full) for script in CONTINUED if script != "tp")]
-)
-def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
-    """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
-    options = {**RUN, **CONTINUED[script], "data": text_folder, "steps": 8}
-    assert command(script, **options, out=tmp_path / "whole") == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("8 steps, training loss") and "held-out" in last and str(tmp_path / "whole") in last
-
-    advance = train_lib.Run.advance
-
-    def advance_and_stop(run):
-        found = advance(run)
-        if run.step == 5:
-            signal.raise_signal(signal.SIGINT)
-        return found
-
-    monkeypatch.setattr(train_lib.Run, "advance", advance_and_stop)
-    out = tmp_path / "parts"
-    assert command(script, **options, out=out) == 130
-    assert capsys.readouterr().out.splitlines()[-1] == f"stopped after step 5; continue with --resume --out {out}"
-    assert command(script, "--resume", out=out) == 0
-    assert metrics(out) == metrics(tmp_path / "whole")
-    assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [6, 8]
-    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((out / "config.json").read_text())["steps"] == 8
-
-
-@pytest.mark.parametrize("layout", ["4x2", *(pytest.param(layout, marks=full) for layout in ("8x1", "1x2"))])
-def test_a_run_continues_on_another_mesh(layout, tmp_path, text_folder):
-    """Three steps on 2 x 4 ranks, then three on others: the losses of one device."""
-    options = {**RUN, "data": text_folder, "eval_every": 10}
-    for steps, arguments in ((3, ["--layout=2x4"]), (6, ["--resume", f"--layout={layout}"])):
-        assert command("tp", *arguments, **options, out=tmp_path / "moved", steps=steps) == 0
-    assert command("tp", "--layout=1x1", **options, out=tmp_path / "one", steps=6) == 0
+@pytest.mark.parametrize(("script", "options", "then", "alone"), CONTINUED)
+def test_a_run_continues(script, options, then, alone, tmp_path, text_folder):
+    """Three steps, then three, also on another mesh: the losses of a run of six steps, also on one device."""
+    options = {**OTHERS, **options, "data": text_folder, "eval_every": 10}
+    for steps, arguments in ((3, []), (6, ["--resume", *flags(**then)])):
+        assert command(script, *arguments, **{**options, "steps": steps}, out=tmp_path / "parts") == 0
+    assert command(script, **{**options, **alone}, out=tmp_path / "whole") == 0
     found, wanted = (
-        [record["loss"] for record in metrics(tmp_path / name) if "loss" in record] for name in ("moved", "one")
+        [record["loss"] for record in metrics(tmp_path / name) if "loss" in record] for name in ("parts", "whole")
     )
     assert len(found) == 6
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    assert json.loads((tmp_path / "moved" / "config.json").read_text())["layout"] == layout
+    np.testing.assert_allclose(found, wanted, rtol=1e-5 if then else 0)
+    saved = json.loads((tmp_path / "parts" / "config.json").read_text())
+    assert saved.items() >= {"steps": 6, **then}.items()
 
 
 @pytest.mark.parametrize("script", LAYOUTS)

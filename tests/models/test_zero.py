@@ -1,4 +1,4 @@
-"""Stages of models/zero: equal bits, collectives, memory, packing."""
+"""Stages of models/zero: equal bits, memory, packing, overlap."""
 
 import functools
 import threading
@@ -15,8 +15,6 @@ from models.lm import comm as comm_lib
 from models.lm import train as train_lib
 from models.zero.parallel import AXES, Packing, prefetched
 
-STAGES = (0, 1, 2, 3)
-
 
 @pytest.mark.parametrize("comm", ["jaxcomm", pytest.param("lax", marks=pytest.mark.full)])
 def test_stages_1_and_2_equal_data_parallelism_in_every_bit(comm):
@@ -26,23 +24,6 @@ def test_stages_1_and_2_equal_data_parallelism_in_every_bit(comm):
     for stage in (1, 2):
         found = scripts.train(tiny("zero", stage=stage, comm=comm, clip=1.0), 6)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-COLLECTIVES = {  # without the loss and the norm, which are one psum each
-    0: {"all_reduce": 3},  # embedding, all layers, scores
-    1: {"all_gather": 3, "reduce_scatter": 3},
-    2: {"all_gather": 3, "reduce_scatter": 3},  # the loop over layers has one
-    # Gathers: embedding, scores, first layer, both loops over layers, before the second loop. Sums: embedding, scores,
-    # loop, last two layers. The transfers of layers are started.
-    3: {"all_gather": 6, "reduce_scatter": 5},
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_collectives_of_a_step(stage):
-    wanted = dict(COLLECTIVES[stage])
-    wanted["all_reduce"] = wanted.get("all_reduce", 0) + 2
-    assert scripts.collectives_of_a_step(tiny("zero", stage=stage, layers=3)) == wanted
 
 
 # Bytes per rank of `size` parameters in float32. Stage 2 also holds the gradient of one layer. Stage 3 holds gradients

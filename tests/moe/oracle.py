@@ -2,6 +2,26 @@
 
 import numpy as np
 
+KINDS = ("uniform", "holes", "one expert", "one rank", "silent rank", "duplicates", "none")
+
+
+def ids_of(kind, rng, n, tokens, choices, experts):
+    """(n, T, K) random ids of a kind."""
+    ids = rng.integers(0, experts, (n, tokens, choices))
+    if kind == "holes":
+        ids[rng.random(ids.shape) < 0.3] = rng.integers(-9, 0)
+    elif kind == "one expert":
+        ids[:] = experts - 1
+    elif kind == "one rank":
+        ids = ids % (experts // n) + (n - 1) * (experts // n)
+    elif kind == "silent rank":
+        ids[n // 2] = -1
+    elif kind == "duplicates":
+        ids[:] = ids[:, :, :1]
+    elif kind == "none":
+        ids[:] = -1
+    return ids.astype(np.int32)
+
 
 def aligned(count, align):
     return -(-count // align) * align

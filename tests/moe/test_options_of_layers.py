@@ -11,7 +11,7 @@ import oracle
 import pairwise
 from harness import OURS, on_ranks, value
 from jax.sharding import AxisType
-from test_routing import ids_of
+from oracle import ids_of
 
 moe = OURS.moe
 OPTIONS = {

@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from harness import OURS, assert_same, on_ranks, run
-from test_routing import ids_of
+from oracle import ids_of
 
 moe = OURS.moe
 TYPES = [(v, s) for v in ("float8_e4m3fn", "float8_e5m2") for s in ("float32", "float8_e8m0fnu")]

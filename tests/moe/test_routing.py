@@ -9,6 +9,7 @@ import oracle
 import pytest
 from harness import OURS, assert_same, on_ranks, run, value
 from jax.sharding import AxisType
+from oracle import KINDS, ids_of
 
 moe = OURS.moe
 
@@ -17,11 +18,11 @@ def mesh_of(n):
     return jax.make_mesh((n,), ("gpu",), devices=jax.devices()[:n], axis_types=(AxisType.Auto,))
 
 
-def routed(mesh, ids, experts, axes="gpu", **options):
+def routed(mesh, ids, experts, **options):
     """Arrays of the routing of every rank, by name."""
 
     def body(ids):
-        r = moe.route(ids, axes, num_experts=experts, **options)
+        r = moe.route(ids, "gpu", num_experts=experts, **options)
         return {name: getattr(r, name) for name in FIELDS}
 
     return run(body, mesh, ids)
@@ -48,26 +49,6 @@ def check(got, ids, experts, *, drop=False, align=1, slots=None, capacity=None):
     assert_same(got, {name: v.astype(np.int32) for name, v in want.items()})
 
 
-def ids_of(kind, rng, n, tokens, choices, experts):
-    ids = rng.integers(0, experts, (n, tokens, choices))
-    if kind == "holes":
-        ids[rng.random(ids.shape) < 0.3] = rng.integers(-9, 0)
-    elif kind == "one expert":
-        ids[:] = experts - 1
-    elif kind == "one rank":
-        ids = ids % (experts // n) + (n - 1) * (experts // n)
-    elif kind == "silent rank":
-        ids[n // 2] = -1
-    elif kind == "duplicates":
-        ids[:] = ids[:, :, :1]
-    elif kind == "none":
-        ids[:] = -1
-    return ids.astype(np.int32)
-
-
-KINDS = ("uniform", "holes", "one expert", "one rank", "silent rank", "duplicates", "none")
-
-
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.usefixtures("both_assignments")
 def test_places(rng, n):
@@ -91,35 +72,17 @@ def test_alignment_and_slots(line, rng, options):
     check(routed(line, ids, 16, **options), ids, 16, **options)
 
 
-def test_types_axes_and_order(mesh, rng):
-    ids = ids_of("holes", rng, 8, 5, 3, 16)
-    check(routed(mesh, ids, 16, axes=("node", "gpu")), ids, 16)
-    for dtype in ("int8", "int64"):
-        with jax.enable_x64(dtype == "int64"):
-            check(routed(mesh, ids.astype(dtype), 16, axes=("node", "gpu")), ids, 16)
-    order = ids.reshape(2, 4, 5, 3).swapaxes(0, 1).reshape(8, 5, 3)
-    got = routed(mesh, ids, 16, axes=("gpu", "node"))
-    check({k: v.reshape(2, 4, *v.shape[1:]).swapaxes(0, 1).reshape(v.shape) for k, v in got.items()}, order, 16)
-    inner = routed(mesh, ids, 8, axes="gpu") if (ids < 8).all() else routed(mesh, ids % 8, 8, axes="gpu")
-    for node in (slice(0, 4), slice(4, 8)):
-        check({k: v[node] for k, v in inner.items()}, ids[node] % 8, 8)
+TYPES = [("uint8", 256), ("int8", 200), ("uint32", 16), ("int8", 16), ("int64", 16)]
 
 
-NARROW = [("uint8", 256), ("int8", 200), ("uint32", 16)]
-
-
-def narrow_ids(rng, dtype, experts):
-    """Ids of a type that may not hold the number of experts."""
+@pytest.mark.parametrize(("dtype", "experts"), TYPES)
+def test_types_of_ids(line, rng, dtype, experts):
+    """Also types that do not hold the number of experts. test_options_of_layers.py has axes in other orders."""
     ids = rng.integers(0, min(experts, np.iinfo(dtype).max + 1), (8, 5, 3))
     if np.iinfo(dtype).min < 0:
         ids[rng.random(ids.shape) < 0.3] = -1
-    return ids
-
-
-@pytest.mark.parametrize(("dtype", "experts"), NARROW)
-def test_types_that_do_not_hold_the_number_of_experts(line, rng, dtype, experts):
-    ids = narrow_ids(rng, dtype, experts)
-    check(routed(line, ids.astype(dtype), experts), ids, experts)
+    with jax.enable_x64(dtype == "int64"):
+        check(routed(line, ids.astype(dtype), experts), ids, experts)
 
 
 @pytest.mark.parametrize(

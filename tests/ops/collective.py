@@ -20,6 +20,8 @@ from jaxcomm._request import NATIVE
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
 MESH = {"node": 2, "gpu": 4}  # axes of the fixture `mesh`
 BLOCK = (48, 8)  # divides into 1, 2, 3, 4, 6, 8 and 16 parts, and the second dimension into up to 8
+# Orders of the ranks of groups that are not their own inverse, from four ranks on.
+ORDERS = {2: [1, 0], 4: [3, 0, 2, 1], 8: [5, 0, 3, 6, 1, 7, 2, 4]}
 NO_VMA = pytest.param(False, marks=pytest.mark.full)
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 MOSTLY_VMA = pytest.mark.parametrize(
@@ -75,7 +77,6 @@ class Collective:
     op: str
     dtypes: tuple = ALL_DTYPES
     exact = True  # integers stay integers
-    differentiable = True
     rounds = False  # sums floats; between nodes, the order depends on the plan
 
     @staticmethod
@@ -83,7 +84,6 @@ class Collective:
         """Arguments of the standard call in a group of n ranks, on a block of shape BLOCK."""
         return {}
 
-    variant: dict = {}  # noqa: RUF012  (other arguments, for half of the transformations)
     sample: tuple = ()  # tests of the default size, if the op runs the code of another op
 
     def call(self, library, x, axes, groups=None, **more):

@@ -5,13 +5,13 @@ import math
 
 import collective
 import jax
+import numpy as np
 import pytest
-from collective import VMA, make_mesh
+from collective import make_mesh
 from harness import LAX, OURS, assert_same, compare, on_ranks, run, value
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = ["gpu", "node", ("node", "gpu"), ("gpu", "node"), ("gpu",)]
 # Groups of one rank, of all ranks, of no power of two; axes in each order, and axes that are not adjacent.
 GROUPS = [
     ({"a": 8, "b": 1}, ("b",)),
@@ -32,20 +32,6 @@ ALL_GROUPS = GROUPS + [pytest.param(*case, marks=pytest.mark.full) for case in M
 
 
 class Meshes(collective.Collective):
-    @VMA
-    def test_axes(self, mesh, rng, check_vma):
-        x = self.integers(rng)
-
-        def body(x):
-            ours = {str(axes): self.call(OURS, x, axes) for axes in AXES}
-            # In this case, jax.lax 0.10 numbers ranks in the order of the mesh, and 0.12 raises.
-            known = [axes for axes in AXES if not (self.op == "ppermute" and axes == ("gpu", "node"))]
-            return ours, {str(axes): self.call(LAX, x, axes) for axes in known}
-
-        ours, lax = run(body, mesh, x, check_vma=check_vma)
-        assert_same(ours, {str(axes): self.oracle(x, mesh.shape, axes) for axes in AXES})
-        assert_same({axes: ours[axes] for axes in lax}, lax)
-
     @pytest.mark.parametrize(("sizes", "axes"), ALL_GROUPS, ids=str)
     def test_every_algorithm_in_groups(self, rng, sizes, axes):
         """Integers, so that all algorithms agree in every bit. The selection table's choice is among them."""
@@ -84,3 +70,18 @@ class Meshes(collective.Collective):
             return
         got = jax.jit(f)(jax.device_put(x, NamedSharding(mesh, P(("node", "gpu")))))
         assert_same(value(got), self.oracle(x, mesh.shape, "gpu"))
+
+    @pytest.mark.parametrize(("manual", "spmd"), [({"gpu"}, None), ({"node", "gpu"}, "node")], ids=["partial", "spmd"])
+    def test_vmap_of_shard_map(self, mesh, rng, manual, spmd):
+        x = rng.standard_normal((4, 2, *collective.BLOCK), np.float32)
+        batched = jax.device_put(x, NamedSharding(mesh, P("gpu", "node")))
+
+        def outcome(library, x):
+            f = jax.shard_map(
+                lambda x: self.call(library, x[0], "gpu")[None], mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
+                axis_names=manual,
+            )  # fmt: skip
+            return jax.vmap(f, 1, 1, spmd_axis_name=spmd)(x)
+
+        ours, lax = value(jax.jit(lambda x: (outcome(OURS, x), outcome(LAX, x)))(batched))
+        assert_same(ours, lax, rtol=1e-6)

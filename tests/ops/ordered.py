@@ -1,6 +1,5 @@
 """Tests that pmax and pmin share: NaN, infinities and signed zeros, and every element type that has an order."""
 
-import functools
 import itertools
 
 import collective
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from harness import LAX, OURS, assert_same, compare, run
+from harness import LAX, OURS, compare, on_ranks, run
 from jax import lax
 
 COMMON = ["float8_e4m3fn", "bfloat16", "float32"]
@@ -17,7 +16,6 @@ FLOATS = COMMON + [pytest.param(name, marks=pytest.mark.full) for name in dict.f
 
 
 class Ordered:
-    differentiable = False
     dtypes = tuple(name for name in collective.ALL_DTYPES if not name.startswith("complex"))
 
     def elements(self, rng, shape, name):
@@ -72,20 +70,7 @@ class Ordered:
 
         compare(body, mesh, x, rtol=1e-5)
 
-    def test_dimensions_in_axis_name(self, mesh, rng):
-        x = rng.integers(-99, 99, (8, 3, 5)).astype(np.float32)
-        choices = [("gpu", 0), (1, "node"), (0, 1), 1]
-
-        def body(library, x):
-            return {str(axes): getattr(library, self.op)(x, axes) for axes in choices}
-
-        compare(body, mesh, x, check_vma=False)
-
-    @pytest.mark.full
-    def test_dtypes_of_lax(self, mesh, rng):
-        with jax.enable_x64(True):
-            names = [name for name in self.dtypes if "int2" not in name]  # which jax.lax can't lower
-            x = {name: self.elements(rng, (8, 48), name) for name in names}
-            got, want = (run(functools.partial(self.call, lib, axes=("node", "gpu")), mesh, x) for lib in (OURS, LAX))
-        for name in names:
-            assert_same({name: got[name]}, {name: want[name]}, bits=True)
+    def test_no_derivative(self, mesh):
+        f = on_ranks(jax.grad(lambda x: jnp.sum(self.call(OURS, x, "gpu"))), mesh)
+        with pytest.raises(NotImplementedError, match=f"{self.op} at collective.py:.* has no derivative"):
+            jax.eval_shape(f, np.zeros((8, *collective.BLOCK), np.float32))

@@ -24,7 +24,7 @@ def slices(rng, n, per_pair, *, largest=3, gap=1, overlap=False):
     many = n * per_pair
     sizes = rng.integers(0, largest + 1, (n, n, per_pair)) * (rng.random((n, n, per_pair)) < 0.67)
     sizes = sizes.astype(np.int32)
-    rows = many * (largest + gap)
+    rows = many * (largest + gap) + largest
     if overlap:
         inputs = rng.integers(0, largest + 2, (n, many)).astype(np.int32)
     else:

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from harness import LAX, OURS, assert_same, run
+from harness import OURS, assert_same, run
 
 DTYPES = tuple(name for name in collective.ALL_DTYPES if name != "bool")
-ALL_DTYPES = [pytest.param(axes, collective.ALL_DTYPES, marks=pytest.mark.full) for axes in ("gpu", ("node", "gpu"))]
 RUNS = ["bfloat16", "float32", *(pytest.param(name, marks=pytest.mark.full) for name in ("float16", "float8_e4m3fn"))]
 
 
@@ -26,24 +25,6 @@ class Sums:
         steps = 2 ** min(8, jnp.finfo(dtype).nmant + 1)
         values = rng.integers(-steps, steps, shape).astype(np.float32) / (steps // 2)
         return values.astype(dtype) * dtype.type(1 + 1j if dtype.kind == "c" else 1)
-
-    @pytest.mark.parametrize(
-        ("axes", "dtypes"), [("gpu", collective.COMMON), *ALL_DTYPES], ids=["common", "all", "far"]
-    )
-    def test_dtypes_of_lax(self, mesh, rng, axes, dtypes):
-        """Without rounding, types and values are those of jax.lax."""
-        with jax.enable_x64(True):
-            names = [
-                name for name in self.dtypes if name in dtypes and "int2" not in name
-            ]  # jax.lax ends the process for these types
-            x = {name: rng.integers(0, 3, (8, 48)).astype(jnp.dtype(name)) for name in names}
-            if "float4_e2m1fn" in names:
-                x["float8_e8m0fnu"] = np.ones_like(x["float8_e8m0fnu"])
-                four = x["float4_e2m1fn"]
-                x["float4_e2m1fn"] = four * 0 + (np.arange(8) == 3).astype(four.dtype)[:, None]
-            got, want = run(lambda x: [self.call(library, x, axes) for library in (OURS, LAX)], mesh, x)
-        for name in names:
-            assert_same({name: got[name]}, {name: want[name]})
 
     def test_a_sum_over_an_axis_of_vmap_has_the_type_of_its_operand(self, mesh, rng):
         """jnp.sum widens small integers."""

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 
-class TestBarrier(contract.GroupsContract):
+class TestBarrier(contract.Contract):
     op = "barrier"
 
     @pytest.mark.parametrize("algorithm", OURS.algorithms("barrier"))

@@ -62,13 +62,13 @@ ORDERED = ("pmax", "pmin")  # no derivatives
 STARTED = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "psum_scatter")
 ONE_AXIS = ("all_gather", "ppermute", "psum_scatter")  # if it is an axis of vmap
 OPTIONS = {
-    "axes": [("gpu",), ("node", "gpu"), ("gpu", "node")],
-    "groups": ["one", "pairs"],
+    "axes": [("gpu",), ("node",), ("node", "gpu"), ("gpu", "node")],
+    "groups": ["one", "pairs", "order"],  # pairs of two ranks are groups of one
     # Which axes are manual, and the types of the others: x is sharded over the axis node.
     "mesh": ["vma", "no_vma", "explicit", "partly_auto", "partly_explicit"],
     "algorithm": ["chosen", "any", "xla", "xla_hierarchical"],
     "dtype": ["float32", "bfloat16", "float64", "complex64", "int8"],
-    "batch": ["alone", "first", "last", "constant", "named"],
+    "batch": ["alone", "first", "last", "constant", "named", "unbatched"],
     "within": ["call", "jit", "scan", "cond"],
     "calls": ["at_once", "started", "after"],
     "operand": ["varies", "same"],
@@ -80,7 +80,7 @@ SIZES = {"node": 2, "gpu": 4}
 
 def allowed(case):
     op, partly = case["op"], case["mesh"].startswith("partly")
-    named, groups = case["batch"] == "named", case["groups"] != "one"
+    named, groups = case["batch"] in NAMED, case["groups"] != "one"
     invarying = "to" in ARGUMENTS[op][case["arguments"]](1)[0]
     return not (
         (case["calls"] != "at_once" and op not in STARTED)
@@ -142,11 +142,13 @@ class Expected:
         return self.value(np.abs(x), add), self.vjp(np.abs(ct), np.abs(self.matrix))
 
 
+NAMED = ("named", "unbatched")  # the batch is an axis of the call; the operand is the same along it
 BATCHES = {
     "alone": [[1]],
     "first": np.eye(2),
     "last": np.eye(2),
     "named": np.eye(2),
+    "unbatched": np.eye(2),
     "constant": [[1], [2]],
 }  # fmt: skip
 
@@ -159,6 +161,8 @@ def batched(kind, f, x):
         return jax.vmap(lambda s: f(s * x[0]))(jnp.array([1, 2], x.dtype))
     if kind == "last":
         return jnp.moveaxis(jax.vmap(f, -1, -1)(jnp.moveaxis(x, 0, -1)), -1, 0)
+    if kind == "unbatched":
+        return jax.vmap(lambda _: f(x[0]), axis_name="v")(jnp.arange(2))
     return jax.vmap(f, axis_name="v" if kind == "named" else None)(x)
 
 
@@ -184,18 +188,19 @@ def test_options(rng, case, number):
     mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=types)
     sizes = {"gpu": SIZES["gpu"]} if partly else SIZES
     axes = case["axes"]
-    if kind == "named":  # not all ops take it together with other axes
+    if kind in NAMED:  # not all ops take it together with other axes
         axes = ("v",) if op in ONE_AXIS else ("v", *axes) if number % 2 else (*axes, "v")
-    virtual = {**sizes, "v": 2} if kind == "named" else sizes
+    virtual = {**sizes, "v": 2} if kind in NAMED else sizes
     n = math.prod(virtual[a] for a in axes)
     more = {}
     if case["groups"] != "one":
-        more["axis_index_groups"] = np.roll(np.arange(n)[::-1], 1).reshape(-1, n // 2).tolist()
-        n //= 2
+        order = np.array(collective.ORDERS[n])
+        n //= 2 if case["groups"] == "pairs" else 1
+        more["axis_index_groups"] = order.reshape(-1, n).tolist()
     arguments, block = ARGUMENTS[op][case["arguments"]](n)
     block = (*block, case["size"])
     if case["algorithm"] == "any":
-        fitting = collective.fitting(op, *(({"g": n}, ("g",)) if more or kind == "named" else (sizes, axes)))
+        fitting = collective.fitting(op, *(({"g": n}, ("g",)) if more or kind in NAMED else (sizes, axes)))
         more["algorithm"] = fitting[number % len(fitting)]
     elif case["algorithm"] != "chosen":
         more["algorithm"] = case["algorithm"]
@@ -215,7 +220,7 @@ def test_options(rng, case, number):
     elements_of_batch = np.array(BATCHES[kind])
     expected = Expected(
         oracle,
-        (num_ranks, 2) if kind == "named" else (num_ranks,),
+        (num_ranks, 2) if kind in NAMED else (num_ranks,),
         block,
         elements_of_batch,
         np.array(pairwise.WITHIN[case["within"]]),
@@ -232,9 +237,10 @@ def test_options(rng, case, number):
         axis_names={"gpu"} if partly else set(sizes), check_vma=case["mesh"] not in ("no_vma", "partly_auto"),
     )  # fmt: skip
 
-    shape = (1 if same else num_ranks, elements_of_batch.shape[1], *block)
+    size = elements_of_batch.shape[1]
+    shape = (1 if same else num_ranks, 1 if kind == "unbatched" else size, *block)
     (x, x64), (dx, dx64) = (pairwise.elements(rng, shape, dtype) for _ in range(2))
-    whole, dwhole = (np.broadcast_to(z, (num_ranks, *shape[1:])) for z in (x64, dx64))
+    whole, dwhole = (np.broadcast_to(z, (num_ranks, size, *block)) for z in (x64, dx64))
     want = expected.value(whole)
     ct, ct64 = pairwise.elements(rng, want.shape, dtype)
     derivable = dtype != "int8" and op not in ORDERED
@@ -268,6 +274,7 @@ def test_options(rng, case, number):
     pairwise.assert_close(y, want, 0 if moves else eps * of_value, "value")
     pairwise.assert_close(dy, expected.value(dwhole), 0 if moves else eps * expected.bounds(dwhole, ct64)[0], "jvp")
     wanted = expected.vjp(ct64, expected.matrix)
-    if same:
-        wanted, of_vjp = wanted.sum(0, keepdims=True), of_vjp.sum(0, keepdims=True)
+    for d, shared in enumerate((same, kind == "unbatched")):
+        if shared:
+            wanted, of_vjp = wanted.sum(d, keepdims=True), of_vjp.sum(d, keepdims=True)
     pairwise.assert_close(gx, wanted, eps * of_vjp, "vjp")

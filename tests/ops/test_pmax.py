@@ -4,5 +4,5 @@ import contract
 import ordered
 
 
-class TestPmax(ordered.Ordered, contract.GroupsContract):
+class TestPmax(ordered.Ordered, contract.Contract):
     op = "pmax"

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sums
-from harness import OURS, assert_same, compare, run, value
+from harness import OURS, assert_same, compare, on_ranks, run, value
 from jax.sharding import PartitionSpec as P
 
 
-class TestPsum(sums.Sums, contract.GroupsContract):
+class TestPsum(sums.Sums, contract.Contract):
     op = "psum"
 
     @pytest.mark.parametrize("block", [(7,), (8 * 4099,), (1 << 18,)], ids=str)
@@ -22,13 +22,19 @@ class TestPsum(sums.Sums, contract.GroupsContract):
         for name, rows in got.items():
             assert_same({name: rows}, {name: np.stack([rows[0]] * 8)}, bits=True)
 
-    def test_constants_are_multiplied_without_communication(self, mesh, rng):
+    @collective.VMA
+    def test_constants_are_multiplied_without_communication(self, mesh, rng, check_vma):
         def body(library, x):
             one = library.psum(1, ("node", "gpu"))
             assert isinstance(one, int) or one.shape == ()
-            return x * int(one), library.psum(np.arange(3), "gpu"), library.psum({"a": True, "b": 2.5}, "gpu")
+            of_groups = () if check_vma else library.psum(1.0, "gpu", axis_index_groups=[[0, 1], [2, 3]])
+            constants = library.psum(np.arange(3), "gpu"), library.psum({"a": True, "b": 2.5}, "gpu")
+            return x * int(one), of_groups, constants, library.psum((x, 2.0, np.ones(3, np.float32)), ())
 
-        compare(body, mesh, self.integers(rng))
+        f = on_ranks(lambda x: body(OURS, x), mesh, check_vma=check_vma)
+        x = self.integers(rng)
+        assert "jaxcomm_" not in jax.jit(f).lower(x).as_text()
+        compare(body, mesh, x, check_vma=check_vma)
 
     @collective.VMA
     def test_constants_among_traced_leaves(self, mesh, rng, check_vma):
@@ -36,12 +42,6 @@ class TestPsum(sums.Sums, contract.GroupsContract):
             return library.psum((x, 2.0, np.ones(3, np.float32)), "gpu")
 
         compare(body, mesh, self.integers(rng), check_vma=check_vma)
-
-    def test_constants_in_groups(self, mesh, rng):
-        def body(library, x):
-            return x * library.psum(1.0, "gpu", axis_index_groups=[[0, 1], [2, 3]])
-
-        assert_same(compare(body, mesh, x := self.integers(rng), check_vma=False), 2 * x)
 
     @pytest.mark.parametrize("op", ["psum", "pmean", "pmax", "pmin"])
     def test_results_of_groups_vary(self, mesh, rng, op):
@@ -79,11 +79,17 @@ class TestPsum(sums.Sums, contract.GroupsContract):
             ours, lax = value(jax.jit(lambda x: (outcome(OURS), outcome(jax.lax)))(x))
         assert_same(ours, lax)
 
-    def test_dimensions_in_axis_name(self, mesh, rng):
-        x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)
-        for axes in (("gpu", 0), (1, "node"), (0, 1, "gpu"), (0,), 1):
-            compare(lambda library, x, axes=axes: library.psum(x, axes), mesh, x, check_vma=False)
-        compare(lambda library, x: library.psum(x, ("gpu", 0)), mesh, x.astype(np.int8), check_vma=False)
 
-    def test_no_axes(self, mesh, rng):
-        compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))
+@pytest.mark.parametrize("op", ["psum", "pmean", "pmax", "pmin"])
+def test_dimensions_in_axis_name(mesh, rng, op):
+    """All counts are powers of two, by which division is exact."""
+    x = rng.integers(-9, 9, (8, 4, 2)).astype(np.float32 if op == "pmean" else np.int8)
+    choices = [("gpu", 0), (1, "node"), (0, 1), (0, 1, "gpu"), (0,), 1]
+    got = run(lambda x: [getattr(OURS, op)(x, axes) for axes in choices], mesh, x, check_vma=False)
+    reduce = {"psum": np.sum, "pmean": np.mean, "pmax": np.max, "pmin": np.min}[op]
+    for axes, result in zip(choices, got, strict=True):
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        where = [2 + a if isinstance(a, int) else list(mesh.shape).index(a) for a in axes]
+        want = reduce(x.reshape(2, 4, 4, 2), tuple(where), keepdims=True).astype(x.dtype)
+        want = np.broadcast_to(want, (2, 4, *want.shape[2:])).squeeze(tuple(d for d in where if d >= 2))
+        assert_same(result, want.reshape(8, *want.shape[2:]))

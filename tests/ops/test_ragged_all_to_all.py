@@ -6,43 +6,134 @@ import collective
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 import ragged
 import reference
 from harness import OURS, assert_same, on_ranks, run, value
-from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 FULL = ((), pytest.mark.full)
-GROUPS = [[5, 0, 3, 6], [1, 7, 2, 4]]
 
 
-def expected(operands, outputs, vectors, add=False):
-    return np.stack(reference.ragged_all_to_all(operands, outputs, *vectors[:3], add=add))
+def expected(operands, outputs, vectors):
+    return np.stack(reference.ragged_all_to_all(operands, outputs, *vectors[:3]))
 
 
-def composition(operands, outputs, vectors):
-    """The op on one device, as indexing of jax.numpy; operands and outputs have a row per rank."""
-    n, rows = len(operands), operands.shape[1]
-    numbers = np.arange(n * rows).reshape(n, rows)  # of all rows of all operands
-    source = np.stack(reference.ragged_all_to_all(numbers, np.full((n, outputs.shape[1]), -1), *vectors[:3]))
-    sent = operands.reshape(n * rows, *operands.shape[2:])[source]
-    return jnp.where((source >= 0).reshape(*source.shape, *[1] * (operands.ndim - 2)), sent, outputs)
+OPTIONS = {
+    "axes": [("gpu",), ("node", "gpu"), ("gpu", "node")],
+    "groups": ["one", "two", "single"],
+    "mesh": ["vma", "no_vma", "explicit"],
+    "algorithm": [None, *OURS.algorithms("ragged_all_to_all")],
+    "dtype": ["float32", "bfloat16", "float64", "complex64", "int8"],
+    "vectors": ["int32", "int8", "uint32", "int64"],
+    "per_pair": [1, 3],
+    "slices": ["apart", "overlap"],
+    "batch": ["alone", "rows", "operand", "output", "all", "cotangents"],
+    "within": list(pairwise.WITHIN),
+    "width": [2, 0],
+    "donated": [False, True],
+}
+B = 2
 
 
-@collective.VMA
+def allowed(case):
+    return not (
+        (case["vectors"] == "int64" and case["dtype"] != "float64")
+        or (case["mesh"] == "explicit" and not case["width"])  # XLA loses the sharding of empty arrays
+    )
+
+
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames and "number" in metafunc.fixturenames:
+        pairwise.parametrize(metafunc, [OPTIONS], allowed)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_options(rng, case, number):
+    """Every two options together. The rows of all results come from rows of all operands: of numbers[source]."""
+    dtype, batch, factors = case["dtype"], case["batch"], np.array(pairwise.WITHIN[case["within"]])
+    kind = AxisType.Explicit if case["mesh"] == "explicit" else AxisType.Auto
+    mesh, ids = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(kind,) * 2), np.arange(8).reshape(2, 4)
+    groups = {("gpu",): ids, ("node", "gpu"): ids.reshape(1, 8), ("gpu", "node"): ids.T.reshape(1, 8)}[case["axes"]]
+    n, more = groups.shape[1], {"algorithm": case["algorithm"]}
+    if case["groups"] != "one":
+        order = np.array(collective.ORDERS[n])
+        n = n // 2 if case["groups"] == "two" else 1
+        more["axis_index_groups"] = order.reshape(-1, n).tolist()
+        groups = groups[:, order].reshape(-1, n)
+    # Elements of the batch that each operand has.
+    of_x = B if batch in ("rows", "operand", "all") else 1
+    of_y = B if batch in ("rows", "output", "all") else 1
+    of_v, size = B if batch == "all" else 1, max(of_x, of_y)
+    several = [ragged.slices(rng, n, case["per_pair"], overlap=case["slices"] == "overlap") for _ in range(of_v)]
+    _, rows, to_rows = several[0]
+    numbers = np.arange(8 * rows).reshape(8, rows)
+    vectors = np.zeros((4, 8, of_v, n * case["per_pair"]), case["vectors"])
+    source = np.full((of_v, 8, to_rows), -1)
+    for e, (own, *_) in enumerate(several):
+        for group in groups:
+            vectors[:, group, e] = own
+            source[e, group] = expected(numbers[group], source[e, group], own)
+
+    def batched(x, y, v):
+        call = lambda x, y, *v: ragged.call(x, y, v, case["axes"], **more)  # noqa: E731
+        if size == 1:
+            return call(x[0], y[0], *(w[0] for w in v))[None]
+        x, at_x = (x[0], None) if of_x == 1 else (jnp.moveaxis(x, 0, 1), 1)
+        y, at_y = (y[0], None) if of_y == 1 else (y, 0)
+        v, at_v = ([w[0] for w in v], None) if of_v == 1 else (v, 0)
+        return jax.vmap(call, (at_x, at_y, *[at_v] * 4))(x, y, *v)
+
+    def body(x, y, dx, dy, cts, v):
+        f = lambda x, y: pairwise.within(case["within"], lambda x: batched(x, y, v), x, mesh.axis_names)  # noqa: E731
+        if dtype == "int8":
+            return f(x, y)
+        pull = jax.vjp(f, x, y)[1]
+        found = jax.vmap(pull)(cts) if batch == "cotangents" else [g[None] for g in pull(cts[0])]
+        return *jax.jvp(f, (x, y), (dx, dy)), *found
+
+    (x, x64), (dx, dx64) = (pairwise.elements(rng, (8, of_x, rows, case["width"]), dtype) for _ in range(2))
+    (y, y64), (dy, dy64) = (pairwise.elements(rng, (8, of_y, to_rows, case["width"]), dtype) for _ in range(2))
+    cts, cts64 = pairwise.elements(rng, (8, 2, len(factors), size, to_rows, case["width"]), dtype)
+    with pairwise.environment(mesh, dtype):
+        operands = jax.device_put((x, y, dx, dy, cts, list(vectors)), NamedSharding(mesh, P(mesh.axis_names)))
+        f = on_ranks(body, mesh, check_vma=case["mesh"] != "no_vma")
+        got = value(jax.jit(f, donate_argnums=(0, 1) if case["donated"] else ())(*operands))
+
+    def moved(x, y):
+        """(8, results of within, batch, ...)."""
+        want = np.zeros((8, len(factors), size, to_rows, case["width"]), x.dtype)
+        for w, b in np.ndindex(len(factors), size):
+            at, flat = source[b % of_v], x[:, b % of_x].reshape(8 * rows, case["width"])
+            want[:, w, b] = np.where(at[..., None] >= 0, factors[w] * flat[at], y[:, b % of_y])
+        return want
+
+    def pulled(ct):
+        gx, gy = np.zeros((of_x, 8 * rows, case["width"]), ct.dtype), np.zeros(y.shape, ct.dtype)
+        for w, b in np.ndindex(len(factors), size):
+            at = source[b % of_v]
+            np.add.at(gx[b % of_x], at[at >= 0], factors[w] * ct[:, w, b][at >= 0])
+            gy[:, b % of_y] += ct[:, w, b] * (at < 0)[..., None]
+        return gx.reshape(of_x, 8, rows, -1).swapaxes(0, 1), gy
+
+    if dtype == "int8":
+        pairwise.assert_close(got, moved(x64, y64), 0, "value")
+        return
+    pairwise.assert_close(got[0], moved(x64, y64), 0, "value")
+    pairwise.assert_close(got[1], moved(dx64, dy64), 0, "jvp")
+    for i in range(2 if batch == "cotangents" else 1):
+        for g, want, bound in zip(got[2:], pulled(cts64[:, i]), pulled(np.abs(cts64[:, i])), strict=True):
+            pairwise.assert_close(g[:, i], want, 4 * float(jnp.finfo(dtype).eps) * bound, "vjp")
+
+
 @pytest.mark.parametrize("algorithm", [None, *OURS.algorithms("ragged_all_to_all")])
-@pytest.mark.parametrize("per_pair", [1, 3])
-def test_random_slices(line, rng, algorithm, per_pair, check_vma):
-    """Several programs' worth of offsets and sizes in one compiled program."""
-    program = None
+def test_several_slices_in_one_program(line, rng, algorithm):
+    program = jax.jit(on_ranks(lambda x, y, *v: ragged.call(x, y, v, "gpu", algorithm=algorithm), line))
     for _ in range(4):
-        vectors, rows, to_rows = ragged.slices(rng, 8, per_pair)
-        x = rng.integers(-99, 99, (8, rows, 5)).astype(np.int16)
-        start = rng.integers(-99, 99, (8, to_rows, 5)).astype(np.int16)
-        program = program or jax.jit(
-            on_ranks(lambda x, y, *v: ragged.call(x, y, v, "gpu", algorithm=algorithm), line, check_vma=check_vma)
-        )
+        vectors, rows, to_rows = ragged.slices(rng, 8, 3)
+        x, start = (rng.integers(-99, 99, (8, r, 5)).astype(np.int16) for r in (rows, to_rows))
         assert_same(value(program(x, start, *vectors)), expected(x, start, vectors))
 
 
@@ -54,88 +145,6 @@ def test_element_types_and_shapes_of_rows(mesh, rng, dtype, shape):
     with jax.enable_x64(True):
         got = run(lambda x, y, *v: ragged.call(x, y, v, ("node", "gpu")), mesh, x, start, *vectors)
     assert_same(got, expected(x, start, vectors), bits=True)
-
-
-def test_axes_and_groups(mesh, rng):
-    """One axis of two, both in the other order, and groups whose ranks are not in order."""
-    four, rows, to_rows = ragged.slices(rng, 4, 2)
-    eight = ragged.slices(rng, 8, 1, largest=1, gap=0)[0]
-    x, start = (rng.integers(-99, 99, (8, r, 2)).astype(np.int32) for r in (rows, to_rows))
-
-    def body(x, y):
-        inner, node = lax.axis_index("gpu"), lax.axis_index("node")
-        position = jnp.array(np.argsort(np.ravel(GROUPS)) % 4)[2 * inner + node]
-        return {
-            "inner": ragged.call(x, y, [v[inner] for v in map(jnp.array, four)], "gpu"),
-            "order": ragged.call(x, y, [v[2 * inner + node] for v in map(jnp.array, eight)], ("gpu", "node")),
-            "groups": ragged.call(
-                x, y, [v[position] for v in map(jnp.array, four)], ("gpu", "node"), axis_index_groups=GROUPS
-            ),
-        }
-
-    got = run(body, mesh, x, start)
-    order = [4 * (i % 2) + i // 2 for i in range(8)]  # rank along ("gpu", "node") -> row
-    ways = {
-        "inner": ([range(4), range(4, 8)], four),
-        "order": ([order], eight),
-        "groups": ([[order[i] for i in group] for group in GROUPS], four),
-    }
-    for name, (groups, vectors) in ways.items():
-        want = start.copy()
-        for group in map(list, groups):
-            want[group] = expected(x[group], start[group], vectors)
-        assert_same({name: got[name]}, {name: want})
-
-
-def test_group_of_one(mesh, rng):
-    """Slices move inside of one rank."""
-    x, start = np.arange(8 * 4).reshape(8, 4), np.zeros((8, 4), np.int64)
-    vectors = [np.tile(np.array(v, np.int32), (8, 1)) for v in ([0, 3], [2, 1], [1, 0], [2, 1])]
-    alone = [[i] for i in range(4)]
-    got = run(lambda x, y, *v: ragged.call(x, y, v, "gpu", axis_index_groups=alone), mesh, x, start, *vectors)
-    want = np.stack([x[:, 3], x[:, 0], x[:, 1], 0 * x[:, 0]], 1)
-    assert_same(got, want.astype(got.dtype))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
-def test_types_of_the_vectors(line, rng, dtype):
-    vectors, rows, to_rows = ragged.slices(rng, 8, 1)
-    x, start = rng.integers(0, 99, (8, rows)).astype(np.int32), np.zeros((8, to_rows), np.int32)
-    with jax.enable_x64(dtype == "int64"):
-        got = run(
-            lambda x, y, a, *v: ragged.call(x, y, [a, *(w.astype(dtype) for w in v)], "gpu"), line, x, start, *vectors
-        )
-    assert_same(got, expected(x, start, vectors))
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["apart", "overlap"])
-@pytest.mark.parametrize("axes", [("gpu",), ("node", "gpu")], ids=str)
-def test_derivatives_are_those_of_indexing(mesh, rng, axes, overlap):
-    """Empty slices, and rows of the operand that go to several ranks, on integers."""
-    n = 4 if axes == ("gpu",) else 8
-    vectors, rows, to_rows = ragged.slices(rng, n, 2, overlap=overlap)
-    every = [np.tile(v, (8 // n, 1)) for v in vectors]
-    x, start, dx, dy, ct = (
-        rng.integers(-9, 9, (8, r, 3)).astype(np.float32) for r in (rows, to_rows, rows, to_rows, to_rows)
-    )
-
-    def body(x, y, dx, dy, ct, *v):
-        f = lambda x, y: ragged.call(x, y, v, axes)  # noqa: E731
-        gradients = jax.vjp(f, x, y)[1](ct)
-        # The transpose of the transpose is the op.
-        back = lambda ct: jax.vjp(f, x, y)[1](ct)  # noqa: E731
-        twice = jax.vjp(back, ct)[1]((dx, dy))[0]
-        return jax.jvp(f, (x, y), (dx, dy)), gradients, twice, jax.vjp(lambda x: f(x, y), x)[1](ct)
-
-    (result, tangent), gradients, twice, operand_alone = run(body, mesh, x, start, dx, dy, ct, *every)
-    for first in range(0, 8, n):
-        at = slice(first, first + n)
-        f = lambda x, y: composition(x, y, vectors)  # noqa: E731
-        want, tangent_wanted = jax.jvp(f, (jnp.array(x[at]), jnp.array(start[at])), (dx[at], dy[at]))
-        wanted = jax.vjp(f, jnp.array(x[at]), jnp.array(start[at]))[1](jnp.array(ct[at]))
-        assert_same([result[at], tangent[at], twice[at]], [want, tangent_wanted, tangent_wanted])
-        assert_same([g[at] for g in gradients], list(wanted))
-        assert_same(operand_alone[0][at], wanted[0])
 
 
 def test_one_row_sent_to_all_ranks(line):
@@ -169,64 +178,10 @@ def test_overlap_behind_an_empty_slice(line):
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("batched", ["rows", "output", "all"])
-def test_vmap(line, rng, batched):
-    """The batch dimension is anywhere; offsets and sizes may differ in each element."""
-    several = [ragged.slices(rng, 8, 2) for _ in range(3)]
-    rows, to_rows = several[0][1:]
-    x, start = (rng.integers(-99, 99, (8, r, 3, 2)).astype(np.float32) for r in (rows, to_rows))
-    vectors = [np.stack([v[0][i] for v in several], 2) for i in range(4)]  # (rank, slice, element)
-    axes = {"rows": (1, 1, *[None] * 4), "output": (None, 1, *[None] * 4), "all": (1, 1, *[1] * 4)}[batched]
-
-    def body(x, y, *v):
-        x = x if axes[0] == 1 else x[:, 0]
-        v = v if axes[2] == 1 else [w[:, 0] for w in v]
-        f = lambda x, y, *v: ragged.call(x, y, v, "gpu")  # noqa: E731
-        return jax.vmap(f, axes, 1)(x, y, *v), jax.vmap(jax.grad(lambda *a: jnp.sum(f(*a) ** 2)), axes, 1)(x, y, *v)
-
-    got, gradient = run(body, line, x, start, *vectors)
-    for i, (own, *_) in enumerate(several):
-        own = own if batched == "all" else several[0][0]
-        operand = x[:, :, i if axes[0] == 1 else 0]
-        want = expected(operand, start[:, :, i], own)
-        assert_same(got[:, :, i], want)
-        sent = jax.grad(lambda o, i=i, own=own: jnp.sum(composition(o, jnp.array(start[:, :, i]), own) ** 2))
-        assert_same(gradient[:, :, i], sent(jnp.array(operand)))
-
-
 def test_vmap_over_its_axis_is_refused(line, rng):
     x, v = np.zeros((8, 2, 3), np.float32), np.zeros((8, 2, 2), np.int32)
     with pytest.raises(NotImplementedError, match="ragged_all_to_all: 'i' is an axis of vmap"):
         run(jax.vmap(lambda x, v: ragged.call(x, x, [v] * 4, "i"), axis_name="i"), line, x, v)
-
-
-def test_under_transformations(line, rng):
-    """scan, cond, checkpoint, donation and nested jit, each with its own sizes in every iteration."""
-    several = [ragged.slices(rng, 8, 1, largest=2, gap=0) for _ in range(3)]
-    rows = several[0][2]
-    x = rng.integers(-9, 9, (8, rows)).astype(np.float32)
-    vectors = [np.stack([v[0][i] for v in several], 1) for i in range(4)]
-
-    def body(x, *v):
-        @jax.checkpoint
-        def step(x, v):
-            moved = jax.jit(lambda x, v: ragged.call(x, x, v, "gpu"))(x, v)
-            return lax.cond(v[1].sum() >= 0, lambda y: 2 * y, lambda y: y, moved), None
-
-        return jax.value_and_grad(lambda x: jnp.sum(lax.scan(step, x, v)[0]))(x)
-
-    def alone(x):
-        for own, *_ in several:
-            x = 2 * composition(x, x, own)
-        return jnp.sum(x, axis=1)
-
-    got, gradient = run(body, line, x, *vectors)
-    assert_same(got, alone(jnp.array(x)))
-    assert_same(gradient, jax.grad(lambda x: alone(x).sum())(jnp.array(x)))
-    own = several[0][0]
-    placed = jax.device_put(x, jax.sharding.NamedSharding(line, P("gpu")))
-    donated = jax.jit(on_ranks(lambda y, x, *v: ragged.call(x, y, v, "gpu"), line), donate_argnums=0)
-    assert_same(value(donated(placed, -x, *own)), expected(-x, x, own))
 
 
 def test_results_vary(line):

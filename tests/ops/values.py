@@ -46,3 +46,31 @@ class Values(collective.Collective):
             want = {name: self.oracle(x[name], line.shape, "gpu") for name in names}
         for name in names:
             assert_same({name: got[name]}, {name: want[name]}, bits=True)
+
+
+class Arguments(collective.Collective):
+    """For ops whose arguments change what is copied from where.
+
+    Subclasses define `every`: {block: cases of arguments} for groups of n ranks, and `runs`: cases for long blocks.
+    """
+
+    @collective.MOSTLY_VMA
+    @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
+    def test_every_argument(self, mesh, rng, axes, check_vma):
+        """The cases that `every` names, in which strides, sources and destinations differ."""
+        for block, cases in self.every(4 if axes == "gpu" else 8).items():
+            x = rng.integers(-99, 99, (8, *block)).astype(np.int16)
+            got = run(
+                lambda x, cases=cases: [self.call(OURS, x, axes, **case) for case in cases],
+                mesh, x, check_vma=check_vma,
+            )  # fmt: skip
+            assert_same(got, [self.oracle(x, mesh.shape, axes, **case) for case in cases])
+
+    def test_short_and_long_runs(self, mesh, rng):
+        """Runs of one element, of a cache line, of a page. Strided copies and reductions take other paths for each."""
+        xs = [rng.integers(-99, 99, (8, 40, 16, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
+        want = [[self.oracle(x, mesh.shape, "gpu", **case) for case in self.runs] for x in xs]
+        for name in collective.fitting(self.op, collective.MESH, ("gpu",)):
+            call = functools.partial(self.call, OURS, axes="gpu", algorithm=name)
+            got = run(lambda *xs, call=call: [[call(x, **case) for case in self.runs] for x in xs], mesh, *xs)
+            assert_same(got, want)

@@ -7,64 +7,37 @@ import pathlib
 import sys
 import time
 
+import handshake as shake
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_beside import SIZE, exchange
 
 import jaxcomm
 
-PATIENCE_S = 30
-SIZE = 1 << 15
-events = pathlib.Path(sys.argv[1])
+
+class Event:
+    """A semaphore between processes, which is released once."""
+
+    def __init__(self, name):
+        self._path = pathlib.Path(sys.argv[1], name)
+        self.release = self._path.touch
+
+    def acquire(self, timeout):
+        deadline = time.monotonic() + timeout
+        while not self._path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._path.exists()
 
 
-def happens(name):
-    (events / name).touch()
-
-
-def wait_for(name):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (events / name).exists():
-        if time.monotonic() > deadline:
-            print("missed:", name, flush=True)
-            return
-        time.sleep(0.01)
-
-
-def hold_back(rank, x):
-    if rank == 1:
-        wait_for("computing")
-    return x
-
-
-def compute(rank, x):
-    if rank == 0:
-        happens("computing")
-        wait_for("received")
-    return np.sin(x)
-
-
-def receive(rank, x):
-    if rank == 1:
-        happens("received")
-    return x
-
-
-def callback(f, x):
-    return jax.pure_callback(f, jax.ShapeDtypeStruct(x.shape, x.dtype), lax.axis_index("i"), x)
+handshake = shake.Handshake()
+handshake.began, handshake.arrived = Event("began"), Event("arrived")
 
 
 def body(x):
     x = jaxcomm.pmax(x[0], "i") * 0 + x[0]  # both have compiled the program
-    operand = callback(hold_back, jnp.sin(x))
-    pending = jaxcomm.ppermute_start(operand, "i", [(0, 1), (1, 0)])
-    y = operand / 2
-    for step in range(10):
-        y = callback(compute if step == 5 else lambda rank, y: np.sin(y), y)
-    return callback(receive, pending.done(after=y))[None]
+    return exchange(handshake, x)[0][None]
 
 
 jax.config.update("jax_platforms", "cpu")
@@ -75,4 +48,5 @@ x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
 y = f(jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index]))
 (shard,) = y.addressable_shards
 np.testing.assert_allclose(shard.data, np.sin(x[::-1])[shard.index], rtol=1e-6)
+assert not handshake.missed, handshake.missed
 print("done", flush=True)

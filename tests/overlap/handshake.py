@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Handshake:

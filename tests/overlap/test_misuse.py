@@ -15,79 +15,67 @@ from jax import lax
 
 import jaxcomm
 
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
 
 def numbers(rng):
     return rng.integers(-9, 9, (8, 16)).astype(np.float32)
 
 
-def test_never_done(mesh, rng):
+def never_done(x):
     """JAX removes a transfer that nothing uses, on all ranks. The next calls match."""
-    x = numbers(rng)
 
-    def body(x):
-        @jax.jit
-        def forgets(x):
-            jaxcomm.psum_start(x, "gpu")
-            return x + 1
+    @jax.jit
+    def forgets(x):
+        jaxcomm.psum_start(x, "gpu")
+        return x + 1
 
-        return lax.fori_loop(0, 3, lambda i, y: forgets(y), x), jaxcomm.psum(x, "gpu"), lax.psum(x, "gpu")
-
-    kept, ours, by_lax = run(body, mesh, x)
-    assert_same((kept, ours), (x + 3, by_lax))
+    kept = lax.fori_loop(0, 3, lambda i, y: forgets(y), x)
+    return [kept, jaxcomm.psum(x, "gpu")], [x + 3, lax.psum(x, "gpu")]
 
 
-def test_never_done_but_returned_from_a_loop(mesh, rng):
+def never_done_but_returned_from_a_loop(x):
     """The transfer runs, and is complete at the end of the program."""
-
-    def body(x):
-        def step(x, _):
-            return x + 1, jaxcomm.psum_start(x, "gpu")
-
-        x, pending = lax.scan(step, x, length=3)
-        return pending, lax.psum(x, "gpu")
-
-    pending, total = run(body, mesh, numbers(rng), check_vma=False)
-    results, _ = jax.tree.leaves(pending)
-    assert_same(results, np.stack([total - 4 * (3 - i) for i in range(3)], 1))
+    _, pending = lax.scan(lambda x, _: (x + 1, jaxcomm.psum_start(x, "gpu")), x, length=3)
+    return jax.tree.leaves(pending)[0], lax.psum(jnp.stack([x, x + 1, x + 2]), "gpu")
 
 
-def test_done_twice_and_results_changed_in_between(mesh, rng):
+def done_twice_and_results_changed_in_between(x):
     """Each done gives the result, even if XLA changes one of them in place."""
-
-    def body(x):
-        pending = jaxcomm.ppermute_start(x, "gpu", [(0, 1), (1, 2), (2, 3), (3, 0)])
-        first = pending.done().at[0].set(7)
-        second = pending.done(after=first)
-        third = pending.done(after=second).at[1].add(second[0])
-        expected = lax.ppermute(x, "gpu", [(0, 1), (1, 2), (2, 3), (3, 0)])
-        return [first, second, third], [expected.at[0].set(7), expected, expected.at[1].add(expected[0])]
-
-    assert_same(*run(body, mesh, numbers(rng)))
+    pending = jaxcomm.ppermute_start(x, "gpu", RING)
+    first = pending.done().at[0].set(7)
+    second = pending.done(after=first)
+    third = pending.done(after=second).at[1].add(second[0])
+    want = lax.ppermute(x, "gpu", RING)
+    return [first, second, third], [want.at[0].set(7), want, want.at[1].add(want[0])]
 
 
-def test_read_before_done(mesh, rng):
+def read_before_done(x):
     """The leaves of a Pending are results and operands; XLA waits for a result that is read."""
-
-    def body(x):
-        pending = jaxcomm.psum_start(x, "gpu")
-        result, operand = jax.tree.leaves(pending)
-        return [result, operand, pending.done()], [lax.psum(x, "gpu"), x, lax.psum(x, "gpu")]
-
-    assert_same(*run(body, mesh, numbers(rng), check_vma=False))
+    pending = jaxcomm.psum_start(x, "gpu")
+    total = lax.psum(x, "gpu")
+    return [*jax.tree.leaves(pending), pending.done()], [total, x, total]
 
 
-def test_start_and_done_in_different_branches(mesh, rng):
+def start_and_done_in_different_branches(x):
     """Done in one of two branches; and started in either of two branches."""
+    half = lax.axis_index("node") == 0
+    pending = jaxcomm.psum_start(x, "gpu")
+    first = lax.cond(half, lambda p: p.done(), lambda p: 3 * x, pending)
+    pending = lax.cond(half, lambda: jaxcomm.psum_start(x, "gpu"), lambda: jaxcomm.psum_start(2 * x, "gpu"))
+    total = lax.psum(x, "gpu")
+    return [first, pending.done()], [jnp.where(half, total, 3 * x), jnp.where(half, total, 2 * total)]
 
-    def body(x):
-        half = lax.axis_index("node") == 0
-        pending = jaxcomm.psum_start(x, "gpu")
-        first = lax.cond(half, lambda p: p.done(), lambda p: 3 * x, pending)
-        pending = lax.cond(half, lambda: jaxcomm.psum_start(x, "gpu"), lambda: jaxcomm.psum_start(2 * x, "gpu"))
-        total = lax.psum(x, "gpu")
-        return [first, pending.done()], [jnp.where(half, total, 3 * x), jnp.where(half, total, 2 * total)]
 
-    assert_same(*run(body, mesh, numbers(rng), check_vma=False))
+USES = (
+    never_done, never_done_but_returned_from_a_loop, done_twice_and_results_changed_in_between, read_before_done,
+    start_and_done_in_different_branches,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_unusual_but_right(mesh, rng, use):
+    assert_same(*run(use, mesh, numbers(rng), check_vma=False))
 
 
 @pytest.mark.parametrize(

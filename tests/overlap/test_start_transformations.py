@@ -6,31 +6,8 @@ import numpy as np
 from harness import assert_same, on_ranks, run
 from jax import lax
 from pairs import BLOCK, STARTED, call
-from test_start_values import calls
 
 import jaxcomm
-
-
-def test_transposed_transfer_is_asynchronous_too(mesh):
-    """With a done of its own. Nothing waits for the values of the forward pass: they would be saved until then."""
-    x = np.zeros((8, *BLOCK), np.float32)
-
-    def loss(x):
-        return jnp.sum(call(STARTED, "all_gather", x, start_after=jnp.sin(x), done_after=[jnp.cos(x)]) ** 2)
-
-    assert calls(jax.grad(loss), mesh, x) == [
-        ("all_gather", 3, True), ("done", 4, False), ("reduce_scatter", 2, True), ("done", 2, False),
-    ]  # fmt: skip
-
-
-def test_the_operand_of_a_tangent_is_kept_until_its_done(mesh):
-    """As that of the call itself: XLA:CPU must not reuse its memory before."""
-    x = np.zeros((8, *BLOCK), np.float32)
-
-    def tangent(x):
-        return jax.jvp(lambda x: call(STARTED, "all_gather", x), (x,), (x + 1,))
-
-    assert sorted(calls(tangent, mesh, x)) == [("all_gather", 2, True)] * 2 + [("done", 2, False)] * 2
 
 
 def test_derivatives_keep_no_values_to_wait_for(mesh):

@@ -42,17 +42,44 @@ def test_trees_empty_arrays_constants_and_groups_of_one(mesh, rng):
     assert calls(derivative, one, x.astype(np.float32)) == []
 
 
-def test_program_has_the_calls(mesh):
+def waiting(x):
+    pending = jaxcomm.all_gather_start(x, "gpu", after=(x + 1, x + 2))
+    return pending.done(after=x + 3)
+
+
+def gradient(x):
+    """The transposed transfer is asynchronous too. Nothing waits for the values of the forward pass: they would be
+    saved until then."""
+
+    def loss(x):
+        return jnp.sum(call(STARTED, "all_gather", x, start_after=jnp.sin(x), done_after=[jnp.cos(x)]) ** 2)
+
+    return jax.grad(loss)(x)
+
+
+def tangent(x):
+    """The operand of a tangent is kept until its done, as that of the call: XLA:CPU must not reuse its memory."""
+    return jax.jvp(lambda x: call(STARTED, "all_gather", x), (x,), (x + 1,))
+
+
+@pytest.mark.parametrize(
+    ("program", "wanted"),
+    [
+        (lambda x: jaxcomm.all_gather(x, "gpu"), [("all_gather", 2, False)]),
+        (waiting, [("all_gather", 4, True), ("done", 5, False)]),
+        (tangent, [("all_gather", 2, True)] * 2 + [("done", 2, False)] * 2),
+        (gradient, [
+            ("all_gather", 3, True), ("done", 2, False), ("done", 4, False), ("reduce_scatter", 2, True),
+        ]),
+    ],
+)  # fmt: skip
+def test_program_has_the_calls(mesh, program, wanted):
     """An asynchronous call with the values to wait for, and a done with result, operand and values."""
-    x = np.zeros((8, *BLOCK), np.float32)
+    assert sorted(calls(program, mesh, np.zeros((8, *BLOCK), np.float32))) == wanted
 
-    def body(x):
-        pending = jaxcomm.all_gather_start(x, "gpu", after=(x + 1, x + 2))
-        return pending.done(after=x + 3)
 
-    assert calls(body, mesh, x) == [("all_gather", 4, True), ("done", 5, False)]
-    assert calls(lambda x: jaxcomm.all_gather(x, "gpu"), mesh, x) == [("all_gather", 2, False)]
-    compiled = jax.jit(on_ranks(body, mesh)).lower(x).compile().as_text()
+def test_done_copies_nothing(mesh):
+    compiled = jax.jit(on_ranks(waiting, mesh)).lower(np.zeros((8, *BLOCK), np.float32)).compile().as_text()
     (done,) = re.findall(r".*jaxcomm_done.*", compiled)
     assert "output_to_operand_aliasing={{}: (0, {})}" in done
     assert not re.search(r"= \S+ copy\(", compiled)

@@ -22,7 +22,7 @@ class Role(enum.Enum):
     WORKER = 1
 
 
-class Base(abc.ABC):
+class Interface:
     def __init__(self, vllm_config, role, kv_cache_config):
         self._connector_metadata = None
 
@@ -36,26 +36,12 @@ class Base(abc.ABC):
         assert self._connector_metadata is not None
         return self._connector_metadata
 
-    @abc.abstractmethod
-    def start_load_kv(self, forward_context, **kwargs): ...
 
-    @abc.abstractmethod
-    def wait_for_layer_load(self, layer_name): ...
-
-    @abc.abstractmethod
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...
-
-    @abc.abstractmethod
-    def wait_for_save(self): ...
-
-    @abc.abstractmethod
-    def get_num_new_matched_tokens(self, request, num_computed_tokens): ...
-
-    @abc.abstractmethod
-    def update_state_after_alloc(self, request, blocks, num_external_tokens): ...
-
-    @abc.abstractmethod
-    def build_connector_meta(self, scheduler_output): ...
+ABSTRACT = (
+    "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_num_new_matched_tokens",
+    "update_state_after_alloc", "build_connector_meta",
+)  # fmt: skip
+Base = abc.ABCMeta("Base", (Interface,), {name: abc.abstractmethod(lambda self: None) for name in ABSTRACT})
 
 
 @pytest.fixture

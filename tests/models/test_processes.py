@@ -1,0 +1,113 @@
+"""models/ in several processes: the losses, samples, files and checkpoints of one process."""
+
+import json
+import pathlib
+import re
+import signal
+
+import numpy as np
+import pytest
+from training import OPTIONS, OTHERS, flags, launch, metrics, train_here
+
+LIMIT_S = 240
+full = pytest.mark.full
+pytestmark = pytest.mark.deadline(4 * LIMIT_S)
+
+# models.moe.train, which sends a signal to one of its processes after a step: <step> <process> <signal> <options>.
+WITH_SIGNAL = """
+import os, sys
+import jax
+from models.lm.train import run_command
+from models.moe import train
+
+step, process, signum = (int(sys.argv.pop(1)) for _ in range(3))
+advance = train.Run.advance
+
+def advance_and_signal(run):
+    metrics = advance(run)
+    if (run.step, jax.process_index()) == (step, process):
+        os.kill(os.getpid(), signum)
+    return metrics
+
+train.Run.advance = advance_and_signal
+run_command(train.Config, train.build, train.Run)
+"""
+
+
+def run(folder, processes, *command, status=0):
+    found, output = launch(folder, processes, *command, limit_s=LIMIT_S)
+    assert found == status, output
+    # Printed by the first process only. Gloo's own lines, which may be broken anywhere, have none of these words.
+    assert not re.search(r"^\[[1-9]\] .*(step|loss|sample|parameters)", output, re.MULTILINE), output
+    return output
+
+
+def train(folder, processes, script, *arguments, **options):
+    return run(folder, processes, "-m", f"models.{script}.train", *arguments, *flags(**options))
+
+
+def test_two_processes_and_one_compute_the_same(alone, tmp_path):
+    """Two processes until one gets Ctrl-C, then one process: the results of a single process."""
+    out, (wanted, _, summary) = tmp_path / "run", alone
+    options = flags(**{**OPTIONS, "eval_every": 100}, out=out)
+    (tmp_path / "script.py").write_text(WITH_SIGNAL)
+    output = run(tmp_path, 2, "script.py", 5, 1, int(signal.SIGINT), *options, status=130)
+    assert "[0] stopped after step 5" in output
+    resumed = train_here(out, resume=True, eval_every=100)
+    losses = [[record for record in metrics(folder) if "loss" in record] for folder in (out, wanted)]
+    assert losses[0] == losses[1]  # bit for bit
+    assert metrics(out)[-1] == metrics(wanted)[-1]  # held-out text
+    assert resumed["sample"] == summary["sample"]
+
+
+def files(out):
+    """Names of files, checkpoints, and the sample if the script makes one."""
+    names, sample = {path.name for path in out.iterdir()}, out / "sample.txt"
+    steps = {path.name for path in (out / "checkpoints").iterdir()}
+    return names, steps, sample.read_bytes() if sample.exists() else b""
+
+
+@full
+@pytest.mark.parametrize(
+    ("script", "processes", "options"),
+    [
+        ("tp", 2, {"layout": "2x4"}),
+        ("tp", 2, {"layout": "1x8"}),
+        ("zero", 2, {"stage": 3}),
+        ("cp", 2, {"layout": "1x8"}),
+        ("mesh", 2, {"layers": 2, "layout": "2x1x2x2", "microbatches": 2}),
+        ("mesh", 2, {"layers": 2, "layout": "2x2x1x2", "microbatches": 2}),
+        ("pp", 2, {"layers": 4, "rounds": 1, "microbatches": 4}),
+        ("moe", 2, OPTIONS),
+        ("moe", 4, OPTIONS),
+    ],
+)
+def test_processes_finish_a_run_as_one_does(script, processes, options, tmp_path):
+    several, one = (tmp_path / str(n) for n in (processes, 1))
+    for out in (one, several):
+        train(tmp_path, int(out.name), script, **{**OTHERS, **options, "out": out})
+    assert metrics(several) == metrics(one)  # bit for bit
+    assert files(several) == files(one) and "loss.png" in files(one)[0]
+
+
+@full
+def test_other_processes_continue_on_another_mesh(tmp_path):
+    """Three steps on 2 x 4 ranks in 2 processes, then three on 4 x 2 in 4: the losses of one device."""
+    train(tmp_path, 2, "tp", **{**OTHERS, "layout": "2x4", "steps": 3, "out": tmp_path / "moved"})
+    train(tmp_path, 4, "tp", "--resume", layout="4x2", steps=6, out=tmp_path / "moved")
+    train(tmp_path, 1, "tp", **{**OTHERS, "layout": "1x1", "out": tmp_path / "one"})
+    found, wanted = ([r["loss"] for r in metrics(tmp_path / name) if "loss" in r] for name in ("moved", "one"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=full)])
+def test_processes_read_each_byte_of_a_checkpoint_once(processes, tmp_path):
+    """On another mesh. All processes read the index of the files; that is little."""
+    (tmp_path / "restoring.py").write_text(pathlib.Path(__file__).with_name("restoring.py").read_text())
+    said = [
+        json.loads(text) for text in re.findall(r"\{.*\}", run(tmp_path, processes, "restoring.py", tmp_path / "at"))
+    ]
+    assert len(said) == processes
+    read, saved = sum(process["read"] for process in said), said[0]["saved"]
+    assert 0.8 * saved < read < 1.05 * saved, said  # TensorStore may have an array in its cache
+    assert max(process["read"] for process in said) < 1.5 * saved / processes, said  # nine arrays of one size
