@@ -9,7 +9,6 @@
 #include "../../ffi/cuda/runtime/recorded_calls.h"
 #include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
-#include "../../ffi/cuda/runtime/route_and_dispatch.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -190,7 +189,7 @@ ALONE_TEST_CASE("calls of kernels") {
     rank.number = communicators[rank.rank]->device();
     Communicator& communicator = *Ok(Get(rank));
     const CallSpec spec = SpecOf(Collective::kDispatch, kRanks);
-    for (int i = 0; i < 256; ++i) Ok(RouteAndDispatch::Make(spec, communicator, {1, 1, 2, 2, 1, 0, 16}));
+    for (int i = 0; i < 256; ++i) Ok(DeviceCall::Make(spec, communicator, RouteAndDispatchShape{1, 1, 2, 2, 1, 0, 16}));
   });
   progress.begun += uint64_t{1} << 32;
   CHECK(look().Find(8, 1) == nullptr);
