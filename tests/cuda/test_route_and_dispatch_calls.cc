@@ -59,7 +59,7 @@ struct Site : CallOnDevice {
     };
     call.AddText("algorithm", "");
     add(call, "group_size", kRanks);
-    add(call, "max_sms", 0);
+    add(call, "max_sms", max_sms);
     call.AddText("op", "moe.route_and_dispatch");
     add(call, "ranks_per_node", kRanks);
     call.AddText("site", "here.py:1");
@@ -120,6 +120,7 @@ struct Site : CallOnDevice {
 
   Rank& rank;
   const Shape shape;
+  int64_t max_sms = 0;
   void (*change)(std::vector<Array>& args, std::vector<Array>& rets) = nullptr;
   int32_t number = 0;  // the rank, which is not read
   RouteAndDispatchShape sizes;
