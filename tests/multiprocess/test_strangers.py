@@ -67,4 +67,4 @@ def test_unknown_clients_change_nothing(start, round_):
             r"jaxcomm: process (\d) has dropped (\d+) message\(s\) that do not belong to this job", "".join(rank.errors)
         )
         assert warnings and all(int(process) == number for process, _ in warnings), rank.errors
-        assert len(warnings) <= 3, warnings
+        assert len(warnings) < int(warnings[-1][1]), "not one for each message, as often as the test is slow"
