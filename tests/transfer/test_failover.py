@@ -141,8 +141,8 @@ def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
 
 
 @contextlib.contextmanager
-def pool_of(shared_memory=False):
-    with transfer.Endpoint("decode", secret=SECRET, shared_memory=shared_memory) as endpoint:
+def pool_of():
+    with transfer.Endpoint("decode", secret=SECRET, shared_memory=False) as endpoint:
         pool = transfer.PagePool(endpoint, LARGE, 4)
         yield endpoint, pool, pool.allocate(2)
 

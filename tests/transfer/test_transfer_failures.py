@@ -14,7 +14,7 @@ import weakref
 
 import numpy as np
 import pytest
-from jobs import LAYOUT, LIMIT_S, SECRET, Calls, Link, decode, job, open_lease, prefill, recorded_reader, source_job
+from jobs import LAYOUT, LIMIT_S, SECRET, Calls, Link, decode, job, open_lease, prefill, source_job
 from test_weights import wait_until
 
 from jaxcomm import transfer
@@ -132,24 +132,6 @@ def test_a_reader_of_pages_that_is_stopped(shared_memory):
         reader.go_on()
         kind, text = reader.receive()
         assert kind == "Revoked" and "a ticket of endpoint 'prefill'" in text
-
-
-def test_the_stacks_of_a_process_name_the_endpoint_that_it_waits_for(tmp_path):
-    """As `analyze` asks for them."""
-    with (
-        transfer.Endpoint("trainer", secret=SECRET) as source,
-        job(recorded_reader, str(tmp_path), source.address) as reader,
-    ):
-        reader.receive()
-        found = []
-
-        def written():
-            (tmp_path / "trigger").touch()  # once more if the recorder has not begun to watch
-            found[:] = [path.read_text() for path in tmp_path.glob("*.ring.stacks")]
-            return found
-
-        wait_until(written, LIMIT_S)
-        assert re.match(r"endpoint 'generator' waits: watch of 'never' at endpoint 'trainer' \(incarnation", found[0])
 
 
 class Interrupted(Calls):
