@@ -33,13 +33,9 @@ TABLE = [
     (cut, "link_cut_between_collectives", "cut link", (0, 1)),
     pytest.param(half_open, "link_cut_between_collectives", "cut link", (0, 1), marks=pytest.mark.full),
     pytest.param(no_fault, "killed_in_a_collective", "process dead", (1,), marks=pytest.mark.full),
-    pytest.param(cut, "link_cut_while_large_data_move", "cut link", (0, 1), marks=pytest.mark.full),
-    pytest.param(no_fault, "killed_while_large_data_move", "process dead", (1,), marks=pytest.mark.full),
-    pytest.param(no_fault, "killed_while_reshard_runs", "process dead", (1,), marks=pytest.mark.full),
     pytest.param(no_fault, "killed_between_collectives", "process dead", (1,), marks=pytest.mark.full),
     pytest.param(no_fault, "stopped", "stuck outside a collective", (1,), marks=pytest.mark.full),
     pytest.param(no_fault, "different_ops", "other call", (0, 1), marks=pytest.mark.full),
-    pytest.param(no_fault, "different_shapes", "other shape or dtype", (0, 1), marks=pytest.mark.full),
     pytest.param(no_fault, "another_version", "other version", (0, 1), marks=pytest.mark.full),
 ]
 SOON = {**LONG, "JAXCOMM_WARN_S": "0.6"}

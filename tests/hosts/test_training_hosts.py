@@ -42,7 +42,7 @@ def alone(tmp_path_factory):
 def train_on(hosts, folder, script, *arguments):
     """Runs a script in two processes of each host. Hosts share files only. Returns the bytes that host 0 has sent."""
     training.folder_to_start_in(folder)
-    before = hosts.counters(0).sent_bytes
+    before = hosts.sent_bytes(0)
     processes, outputs = [], []
     for rank in range(4):
         env = training.environment() | {"JAXCOMM_NETWORK_DEVICES": "eth0", "JAX_PROCESS_ID": str(rank)}
@@ -55,7 +55,7 @@ def train_on(hosts, folder, script, *arguments):
             )
     statuses = [process.wait(LIMIT_S) for process in processes]
     assert statuses == [0] * 4, "\n".join(output.read_text()[-3000:] for output in outputs)
-    return hosts.counters(0).sent_bytes - before
+    return hosts.sent_bytes(0) - before
 
 
 def losses(out):

@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 
-import numpy as np
 import pytest
 from training import OPTIONS, OTHERS, flags, launch, metrics, train_here
 
@@ -88,16 +87,6 @@ def test_processes_finish_a_run_as_one_does(script, processes, options, tmp_path
         train(tmp_path, int(out.name), script, **{**OTHERS, **options, "out": out})
     assert metrics(several) == metrics(one)  # bit for bit
     assert files(several) == files(one) and "loss.png" in files(one)[0]
-
-
-@full
-def test_other_processes_continue_on_another_mesh(tmp_path):
-    """Three steps on 2 x 4 ranks in 2 processes, then three on 4 x 2 in 4: the losses of one device."""
-    train(tmp_path, 2, "tp", **{**OTHERS, "layout": "2x4", "steps": 3, "out": tmp_path / "moved"})
-    train(tmp_path, 4, "tp", "--resume", layout="4x2", steps=6, out=tmp_path / "moved")
-    train(tmp_path, 1, "tp", **{**OTHERS, "layout": "1x1", "out": tmp_path / "one"})
-    found, wanted = ([r["loss"] for r in metrics(tmp_path / name) if "loss" in r] for name in ("moved", "one"))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=full)])

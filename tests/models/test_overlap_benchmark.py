@@ -1,6 +1,5 @@
 """benchmarks/overlap.py: the collectives of a step are all counted, and the stub has the shapes of the collectives."""
 
-import argparse
 import collections
 
 import pytest
@@ -30,12 +29,3 @@ def test_all_collectives_of_a_step_are_counted(script):
     for eqn, times in overlap.of_step(scripts.SCRIPTS[script], config, train_lib.make_mesh(config)):
         found[eqn.primitive.name.removeprefix("jaxcomm_")] += times
     assert found == wanted
-
-
-@pytest.mark.full
-def test_a_mixture_of_experts_is_measured():
-    arguments = argparse.Namespace(layers=1, width=16, rounds=1, warmup=1)
-    found = {record["side"]: record for record in overlap.measure("moe", arguments)}
-    assert list(found) == ["lax", "start", "dropless", "stub"]
-    assert found["lax"]["times_of_lax"] == 1 and found["dropless"]["tokens_per_s"] > 0
-    assert found["start"]["alone_s"] > 0 and found["start"]["memory_mib"] > 0

@@ -63,10 +63,3 @@ def test_1f1b_keeps_inputs_by_stages_not_by_microbatches():
     assert grown < one
     circular = temporary(20, **options) - temporary(8, **options)
     assert circular > 12 * one
-
-
-@full
-def test_memory_of_a_tick_has_no_weights():
-    """More microbatches of the same size keep more inputs, and nothing else."""
-    weights = 4 * (4 * 128 * 128 + 2 * 128 * 384)  # at least, of one layer
-    assert temporary(20) - temporary(8) < 12 * weights / 2

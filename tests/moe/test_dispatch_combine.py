@@ -56,23 +56,6 @@ def test_pytrees_per_choice_and_sizes(line, rng):
             assert_same(back, {n: np.where(here[n], v, np.zeros_like(v)).astype(v.dtype) for n, v in x.items()})
 
 
-@pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (3, 0), (0, 0)])
-@pytest.mark.parametrize("per_choice", [False, True])
-def test_no_tokens_or_no_choices(line, tokens, choices, per_choice):
-    """No row moves, whether the payload is one array or several of different types."""
-    lead = (8, tokens, choices) if per_choice else (8, tokens)
-    ids = np.zeros((8, tokens, choices), np.int32)
-    one = np.ones((*lead, 3), np.float32)
-    several = {"floats": one, "flags": np.ones(lead, bool), "small": np.ones((*lead, 2), jnp.bfloat16)}
-    for x in (one, several):
-        # XLA rejects a shard_map all of whose operands are empty.
-        body = lambda i, x, other: (*through(i, x, experts=8, align=4, per_choice=per_choice), other)  # noqa: E731
-        rows, back, _ = run(body, line, ids, x, np.zeros((8, 1)))
-        for leaf, own, home in zip(*map(jax.tree.leaves, (x, rows, back)), strict=True):
-            assert own.shape == (8, 4, *leaf.shape[len(lead) :]) and not own.any()
-            assert home.shape == leaf.shape and not home.any() and home.dtype == own.dtype == leaf.dtype
-
-
 def test_padding_stays_zero_next_to_nan(line, rng):
     ids = ids_of("holes", rng, 8, 5, 2, 16)
     x = np.full((8, 5, 3), np.nan, np.float32)

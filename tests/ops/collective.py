@@ -22,11 +22,7 @@ MESH = {"node": 2, "gpu": 4}  # axes of the fixture `mesh`
 BLOCK = (48, 8)  # divides into 1, 2, 3, 4, 6, 8 and 16 parts, and the second dimension into up to 8
 # Orders of the ranks of groups that are not their own inverse, from four ranks on.
 ORDERS = {2: [1, 0], 4: [3, 0, 2, 1], 8: [5, 0, 3, 6, 1, 7, 2, 4]}
-NO_VMA = pytest.param(False, marks=pytest.mark.full)
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
-MOSTLY_VMA = pytest.mark.parametrize(
-    "check_vma", [True, NO_VMA], ids=["vma", "no_vma"]
-)  # the element type has little effect
 INTEGERS = (
     "int2", "uint2", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip

@@ -10,24 +10,19 @@ from collective import INTEGERS
 from harness import OURS, assert_same, compare, run
 
 # Elements of two bytes per rank: none, one per block, a prime, more than a tile of the reductions, 1 MiB.
-SIZES = [
-    [(0,), (8, 0), (8,), (16, 1), (8, 7), (8, 4099), (1 << 19,)],
-    pytest.param([(65528, 11)], marks=pytest.mark.full),
-]
+SIZES = [(0,), (8, 0), (8,), (16, 1), (8, 7), (8, 4099), (1 << 19,)]
 RARE = pytest.param([name for name in collective.ALL_DTYPES if name not in collective.COMMON], marks=pytest.mark.full)
 
 
 class Values(collective.Collective):
-    @collective.MOSTLY_VMA
-    def test_pytree(self, mesh, rng, check_vma):
+    def test_pytree(self, mesh, rng):
         tree = {"a": self.integers(rng), "b": (rng.integers(0, 9, (8, 8, 2)), None), "c": []}
         tree["b"] = (tree["b"][0].astype(np.int32), None)
-        got = compare(functools.partial(self.call, axes="gpu"), mesh, tree, check_vma=check_vma)
+        got = compare(functools.partial(self.call, axes="gpu"), mesh, tree)
         assert_same(got["b"][0], self.oracle(tree["b"][0], mesh.shape, "gpu"))
 
-    @pytest.mark.parametrize("blocks", SIZES, ids=["up to 1 MiB", "more"])
-    def test_sizes(self, mesh, rng, blocks):
-        xs = [rng.integers(-64, 64, (8, *block)).astype(np.int16) for block in blocks]
+    def test_sizes(self, mesh, rng):
+        xs = [rng.integers(-64, 64, (8, *block)).astype(np.int16) for block in SIZES]
         got = run(lambda *xs: [[self.call(OURS, x, axes) for axes in ("gpu", ("node", "gpu"))] for x in xs], mesh, *xs)
         for x, results in zip(xs, got, strict=True):
             assert_same(results, [self.oracle(x, mesh.shape, axes) for axes in ("gpu", ("node", "gpu"))])
@@ -54,16 +49,12 @@ class Arguments(collective.Collective):
     Subclasses define `every`: {block: cases of arguments} for groups of n ranks, and `runs`: cases for long blocks.
     """
 
-    @collective.MOSTLY_VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
-    def test_every_argument(self, mesh, rng, axes, check_vma):
+    def test_every_argument(self, mesh, rng, axes):
         """The cases that `every` names, in which strides, sources and destinations differ."""
         for block, cases in self.every(4 if axes == "gpu" else 8).items():
             x = rng.integers(-99, 99, (8, *block)).astype(np.int16)
-            got = run(
-                lambda x, cases=cases: [self.call(OURS, x, axes, **case) for case in cases],
-                mesh, x, check_vma=check_vma,
-            )  # fmt: skip
+            got = run(lambda x, cases=cases: [self.call(OURS, x, axes, **case) for case in cases], mesh, x)
             assert_same(got, [self.oracle(x, mesh.shape, axes, **case) for case in cases])
 
     def test_short_and_long_runs(self, mesh, rng):

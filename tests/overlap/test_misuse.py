@@ -125,33 +125,8 @@ def test_values_to_wait_for_must_be_arrays(mesh, rng, where, wrong, message):
         run(body, mesh, numbers(rng))
 
 
-def test_arguments_are_those_of_the_synchronous_op(mesh, rng):
-    def body(x):
-        return jaxcomm.psum_scatter_start(x, "gpu", tiled=True, algorithm="none such").done()
-
-    with pytest.raises(ValueError, match=r"psum_scatter_start: unknown algorithm 'none such'; pass one of"):
-        run(body, mesh, numbers(rng))
-
-
-# One device arrives too late.
-
-PLACE = r"all_gather_start at late\.py:\d+ \(body\)"
-
-
-def outcome(*launcher, **environment):
-    done = late.outcome("all_gather_start", *launcher, **environment)
-    return done.stdout, done.stdout + done.stderr
-
-
 def test_late_device():
-    said, everything = outcome(JAXCOMM_TIMEOUT_S="1", LATE_S="3")
-    assert re.search(rf"late: error: .*jaxcomm: {PLACE}: ranks \[1\] did not arrive within 1 s", said), everything
-    assert said.endswith("in time: [[1.0, 5.0], [1.0, 5.0]]\n"), everything
-
-
-@pytest.mark.full
-def test_late_process():
-    launcher = ("-m", "jaxcomm.run", "--processes", "2", "--devices", "1")
-    said, everything = outcome(*launcher, JAXCOMM_TIMEOUT_S="3", LATE_S="7")
-    assert re.search(rf"\[0\] late: error: .*{PLACE}: in the entry barrier, ranks \[0\] ", said), everything
-    assert re.search(rf"\[1\] late: error: .*{PLACE}: ", said), everything
+    done = late.outcome("all_gather_start", JAXCOMM_TIMEOUT_S="1", LATE_S="3")
+    error = r"late: error: .*jaxcomm: all_gather_start at late\.py:\d+ \(body\): ranks \[1\] did not arrive within 1 s"
+    assert re.search(error, done.stdout), done.stdout + done.stderr
+    assert done.stdout.endswith("in time: [[1.0, 5.0], [1.0, 5.0]]\n"), done.stdout + done.stderr

@@ -2,12 +2,12 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import free_address
 
 PREFIX = Path(sys.prefix)
 LIMIT_S = 240
@@ -17,9 +17,6 @@ LIMIT_S = 240
 @pytest.mark.deadline(LIMIT_S + 30)
 @pytest.mark.parametrize("arguments", [(), ("several nodes",)], ids=["one node", "two nodes"])
 def test_collectives_and_mpi_in_two_threads(arguments):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMI", "MPI"))}
     environment |= {
         "PATH": f"{PREFIX / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -27,7 +24,7 @@ def test_collectives_and_mpi_in_two_threads(arguments):
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_COORDINATOR_ADDRESS": free_address(),
     }
     launcher = ["timeout", "--kill-after=10", str(LIMIT_S), "mpirun", "-n", "2", "--bind-to", "none"]
     command = [*launcher, "--map-by", ":OVERSUBSCRIBE", sys.executable, Path(__file__).with_name("with_mpi.py")]

@@ -1,9 +1,5 @@
-"""Random offers, pulls, cancels, revocations, stops and kills between processes, with a check of every byte shown.
+"""Random offers, pulls, cancels, revocations, stops and kills between processes, with a check of every byte shown."""
 
-Usage: python tests/transfer/chaos.py [--rounds 100000] [--seed 0]
-"""
-
-import argparse
 import collections
 import contextlib
 import itertools
@@ -230,7 +226,7 @@ def descriptors():
     return links
 
 
-def run(rounds, seed=0, report=None):
+def run(rounds, seed=0):
     """Returns how often each action ended in which way."""
     forkserver.ensure_running()
     before = descriptors()
@@ -257,10 +253,7 @@ def run(rounds, seed=0, report=None):
     for thread in (*threads, disturber):
         thread.start()
     for thread in threads:
-        while thread.is_alive():
-            thread.join(10)
-            if report:
-                report(sum((reader.results for reader in readers), collections.Counter()))
+        thread.join()
     stop.set()
     disturber.join()
     if errors:
@@ -277,21 +270,3 @@ def run(rounds, seed=0, report=None):
     results["kills"] = sum(source.kills for source in sources)
     assert descriptors() == before, f"file descriptors leak: {before} became {descriptors()}"
     return results
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    began = time.monotonic()
-
-    def report(results):
-        print(f"{time.monotonic() - began:.0f} s: {results.total()} rounds", flush=True)
-
-    for name, count in sorted(run(options.rounds, options.seed, report).items()):
-        print(f"{count:>8} {name}")
-
-
-if __name__ == "__main__":
-    main()

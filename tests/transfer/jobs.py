@@ -6,9 +6,7 @@ import os
 import signal
 import socket
 import threading
-import time
 
-import jax
 import numpy as np
 
 from jaxcomm import transfer
@@ -84,19 +82,6 @@ def decode(pipe, shared_memory, lease_s):
             pull.wait(timeout_s=LIMIT_S)
         except transfer.TransferError as error:
             pipe.send((type(error).__name__, str(error)))
-
-
-def recorded_reader(pipe, folder, address):
-    """Waits for a version of an object that is never published, with a flight recorder."""
-    os.environ["JAXCOMM_RECORDER"] = folder
-    jax.devices()  # the number of the process is known
-    with transfer.Endpoint("generator", secret=SECRET) as endpoint:
-        versions = transfer.watch(endpoint, transfer.Group(address), "never")
-        threading.Thread(target=lambda: next(versions, None), daemon=True).start()
-        while not endpoint.waiting():
-            time.sleep(0.001)
-        pipe.send(None)
-        pipe.recv()
 
 
 def open_lease(reader, address, object="x", version=1):

@@ -67,6 +67,59 @@ Exposure Version(int64_t version, std::vector<int32_t>& memory) {
   return exposure;
 }
 
+template <typename Condition>
+void WaitUntil(const Condition& condition) {
+  const auto began = std::chrono::steady_clock::now();
+  while (!condition()) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::yield();
+  }
+}
+
+// Version 1 of `source`, which `reader` may read.
+struct Opened {
+  Opened(Endpoint& source, Endpoint& reader, Exposure exposure) : reader(reader) {
+    CHECK(source.Expose(std::move(exposure), &id).ok());
+    peer = ValueOf(reader.Connect(source.address()));
+    const std::shared_ptr<Call> open = reader.Open(peer, "x", 1, 60000);
+    CHECK(WaitFor(reader, open).ok());
+    lease = open->lease;
+  }
+  std::shared_ptr<Call> Read(std::vector<int32_t>& into, const Piece& from, const Piece& to) const {
+    return reader.Read({{{peer, lease, {from}, {to}}}}, {ArrayOf(into)})[0];
+  }
+
+  Endpoint& reader;
+  uint64_t id = 0;
+  int peer = -1;
+  uint64_t lease = 0;
+};
+
+// Keeps the reader's thread in a callback, until Leave().
+class InCallback {
+ public:
+  InCallback(Endpoint& reader, Endpoint& source, int peer, int64_t version, std::vector<int32_t>& memory) {
+    reader.Then(reader.Watch(peer, "later", version - 1), std::chrono::steady_clock::time_point::max(),
+                [this](const Call&) {
+                  inside_ = true;
+                  WaitUntil([this] { return leave_.load(); });
+                  inside_ = false;
+                });
+    Exposure later = Version(version, memory);
+    later.key = "later";
+    uint64_t id = 0;
+    CHECK(source.Expose(std::move(later), &id).ok());
+    WaitUntil([this] { return inside_.load(); });
+  }
+  void Leave() {
+    leave_ = true;
+    WaitUntil([this] { return !inside_; });
+  }
+
+ private:
+  std::atomic<bool> inside_{false}, leave_{false};
+};
+
 int64_t Descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
@@ -77,11 +130,7 @@ TEST_CASE("an endpoint whose Unix socket is not found costs one descriptor") {
   address.back() = address.back() == '0' ? '1' : '0';
   const int64_t before = Descriptors();
   for (int i = 0; i < 40; ++i) reader->Disconnect(ValueOf(reader->Connect(address)));
-  const auto began = std::chrono::steady_clock::now();
-  while (Descriptors() > before + 20) {
-    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  WaitUntil([&] { return Descriptors() <= before + 20; });
 }
 
 // The writer frees the memory of a version as soon as it is not in use. Readers check each array that they get.
@@ -140,11 +189,7 @@ void Churn(bool shared_memory, int rounds) {
   }
   for (std::thread& each : readers) each.join();
   CHECK(whole > 0);
-  const auto began = std::chrono::steady_clock::now();
-  while (source->stats().num_leases > 0) {
-    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-    std::this_thread::yield();
-  }
+  WaitUntil([&] { return source->stats().num_leases == 0; });
   stop = true;
   writer.join();
 }
@@ -161,22 +206,17 @@ TEST_CASE("a read waits for its array to be ready, and a callback runs without t
   std::vector<int32_t> memory(10, 7), into(10);
   Exposure exposure = Version(1, memory);
   exposure.ready = {false};
-  uint64_t id = 0;
-  CHECK(source->Expose(std::move(exposure), &id).ok());
-  const int peer = ValueOf(reader->Connect(source->address()));
-  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
-  CHECK(WaitFor(*reader, open).ok());
+  const Opened opened(*source, *reader, std::move(exposure));
   const Piece piece{0, {{2}, {5}}};
-  const std::shared_ptr<Call> read = reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0];
+  const std::shared_ptr<Call> read = opened.Read(into, piece, piece);
   std::atomic<bool> called{false};
   reader->Then(read, std::chrono::steady_clock::time_point::max(),
                [&](const Call& call) { called = call.error.ok() && read->done; });
   CHECK(!reader->Wait(read, 0.05));
-  source->MarkReady(id, 0);
+  source->MarkReady(opened.id, 0);
   CHECK(WaitFor(*reader, read).ok());
   CHECK((into == std::vector<int32_t>{0, 0, 7, 7, 7, 0, 0, 0, 0, 0}));
-  const auto began = std::chrono::steady_clock::now();
-  while (!called) CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+  WaitUntil([&] { return called.load(); });
 }
 
 // The endpoint's thread is in a callback, so the waiting thread gets the answer, without memory from some step on.
@@ -188,29 +228,13 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
   Exposure exposure = Version(1, memory);
   exposure.manifest.assign(100, ' ');
   CHECK(source->Expose(std::move(exposure), &id).ok());
-  const auto began = std::chrono::steady_clock::now();
-  const auto wait_until = [&](const auto& condition) {
-    while (!condition()) {
-      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-      std::this_thread::yield();
-    }
-  };
   int failed = 0;
   bool enough = false;
   for (int64_t round = 0; !enough; ++round) {
     const int peer = ValueOf(reader->Connect(source->address()));
-    std::atomic<bool> inside{false}, leave{false};
-    reader->Then(reader->Watch(peer, "later", round), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
-      inside = true;
-      wait_until([&] { return leave.load(); });
-      inside = false;
-    });
-    Exposure later = Version(round + 1, memory);
-    later.key = "later";
-    CHECK(source->Expose(std::move(later), &id).ok());
-    wait_until([&] { return inside.load(); });
+    InCallback callback(*reader, *source, peer, round + 1, memory);
     const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
-    wait_until([&] { return source->stats().source.granted == static_cast<uint64_t>(round) + 1; });
+    WaitUntil([&] { return source->stats().source.granted == static_cast<uint64_t>(round) + 1; });
     allocations_left = round;
     try {
       enough = reader->Wait(open, kLimitS);
@@ -218,8 +242,8 @@ TEST_CASE("a call ends although the thread that waits for it has no memory") {
       ++failed;
     }
     allocations_left = -1;
-    leave = true;
-    wait_until([&] { return open->done && !inside; });
+    callback.Leave();
+    WaitUntil([&] { return open->done.load(); });
     reader->Disconnect(peer);
   }
   CHECK(failed > 1);
@@ -232,46 +256,26 @@ TEST_CASE("an array that becomes ready late goes before the rest of one after it
   Exposure exposure = Version(1, memory);
   exposure.arrays.push_back(exposure.arrays[0]);
   exposure.ready = {false, false};
-  uint64_t id = 0;
-  CHECK(source->Expose(std::move(exposure), &id).ok());
-  const int peer = ValueOf(reader->Connect(source->address()));
-  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 60000);
-  CHECK(WaitFor(*reader, open).ok());
-  const auto began = std::chrono::steady_clock::now();
-  const auto wait_until = [&](const auto& condition) {
-    while (!condition()) {
-      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-      std::this_thread::yield();
-    }
-  };
+  const Opened opened(*source, *reader, std::move(exposure));
   std::vector<uint32_t> ended;
   std::atomic<int> num_ended{0};
   for (uint32_t array = 0; array < 2; ++array) {
     const int64_t size = 4 << 20, at = array * size;
     const Piece from{array, {{0}, {size}}}, to{0, {{at}, {at + size}}};
-    reader->Then(reader->Read({{{peer, open->lease, {from}, {to}}}}, {ArrayOf(into)})[0],
-                 std::chrono::steady_clock::time_point::max(), [&, array](const Call& call) {
+    reader->Then(opened.Read(into, from, to), std::chrono::steady_clock::time_point::max(),
+                 [&, array](const Call& call) {
                    CHECK(call.error.ok());
                    ended.push_back(array);
                    ++num_ended;
                  });
   }
-  wait_until([&] { return source->stats().source.reads == 2; });
-  std::atomic<bool> inside{false}, leave{false};
-  reader->Then(reader->Watch(peer, "later", 0), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
-    inside = true;
-    wait_until([&] { return leave.load(); });
-  });
-  Exposure later = Version(1, memory);
-  later.key = "later";
-  uint64_t id_of_later = 0;
-  CHECK(source->Expose(std::move(later), &id_of_later).ok());
-  wait_until([&] { return inside.load(); });
-  source->MarkReady(id, 1);
-  wait_until([&] { return source->stats().traffic["reader"].shared_memory.sent_bytes > 0; });
-  source->MarkReady(id, 0);
-  leave = true;
-  wait_until([&] { return num_ended == 2; });
+  WaitUntil([&] { return source->stats().source.reads == 2; });
+  InCallback callback(*reader, *source, opened.peer, 1, memory);
+  source->MarkReady(opened.id, 1);
+  WaitUntil([&] { return source->stats().traffic["reader"].shared_memory.sent_bytes > 0; });
+  source->MarkReady(opened.id, 0);
+  callback.Leave();
+  WaitUntil([&] { return num_ended == 2; });
   CHECK((ended == std::vector<uint32_t>{0, 1}));
 }
 
@@ -303,25 +307,15 @@ TEST_CASE("a read goes to the next source if the first one was just disconnected
   const Piece piece{0, {{0}, {10}}};
   std::vector<std::shared_ptr<Endpoint>> sources;
   std::vector<ReadSource> from;
-  uint64_t id = 0;
   for (const char* const name : {"first", "second"}) {
     sources.push_back(Make(name, false));
-    CHECK(sources.back()->Expose(Version(1, memory), &id).ok());
-    const int peer = ValueOf(reader->Connect(sources.back()->address()));
-    const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
-    CHECK(WaitFor(*reader, open).ok());
-    from.push_back({peer, open->lease, {piece}, {piece}});
+    const Opened opened(*sources.back(), *reader, Version(1, memory));
+    from.push_back({opened.peer, opened.lease, {piece}, {piece}});
   }
-  std::atomic<bool> inside{false}, leave{false};  // the endpoint's thread, which would notice
-  reader->Then(reader->Watch(from[1].peer, "x", 1), std::chrono::steady_clock::time_point::max(), [&](const Call&) {
-    inside = true;
-    while (!leave) std::this_thread::yield();
-  });
-  CHECK(sources[1]->Expose(Version(2, memory), &id).ok());
-  while (!inside) std::this_thread::yield();
+  InCallback callback(*reader, *sources[1], from[1].peer, 1, memory);  // else its thread would notice
   reader->Disconnect(from[0].peer);
   const std::shared_ptr<Call> read = reader->Read({from}, {ArrayOf(into)})[0];
-  leave = true;
+  callback.Leave();
   CHECK(WaitFor(*reader, read).ok() && into == memory);
 }
 
@@ -332,16 +326,11 @@ TEST_CASE("a page that is used again ends the read") {
   Exposure exposure = Version(1, memory);
   exposure.generations = generations.data();
   exposure.expected = {{1, 4}};
-  uint64_t id = 0;
-  CHECK(source->Expose(std::move(exposure), &id).ok());
-  const int peer = ValueOf(reader->Connect(source->address()));
-  const std::shared_ptr<Call> open = reader->Open(peer, "x", 1, 5000);
-  CHECK(WaitFor(*reader, open).ok());
+  const Opened opened(*source, *reader, std::move(exposure));
   const Piece piece{0, {{0}, {10}}};
-  CHECK(WaitFor(*reader, reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0]).ok());
+  CHECK(WaitFor(*reader, opened.Read(into, piece, piece)).ok());
   __atomic_store_n(&generations[1], 5, __ATOMIC_RELEASE);
-  const Error error = WaitFor(*reader, reader->Read({{{peer, open->lease, {piece}, {piece}}}}, {ArrayOf(into)})[0]);
-  CHECK(error.code == Code::kRevoked);
+  CHECK(WaitFor(*reader, opened.Read(into, piece, piece)).code == Code::kRevoked);
 }
 
 // Else an array of a page would keep the memory of a large one.

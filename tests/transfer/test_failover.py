@@ -141,8 +141,8 @@ def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
 
 
 @contextlib.contextmanager
-def pool_of(shared_memory=False):
-    with transfer.Endpoint("decode", secret=SECRET, shared_memory=shared_memory) as endpoint:
+def pool_of():
+    with transfer.Endpoint("decode", secret=SECRET, shared_memory=False) as endpoint:
         pool = transfer.PagePool(endpoint, LARGE, 4)
         yield endpoint, pool, pool.allocate(2)
 
@@ -154,20 +154,6 @@ def check_layer(pool, pages, layer):
 
 def through(link, ticket):
     return f"{link.address}#{ticket.partition('#')[2]}"
-
-
-def test_the_first_layer_arrives_before_the_second_begins():
-    """Each is of several chunks. The link lets the first one through, and half of the second."""
-    with (
-        pool_of() as (_, pool, pages),
-        transfer.Endpoint("prefill", secret=SECRET, shared_memory=False) as source,
-        contextlib.closing(Link(source.address, 3 * 2**20)) as link,
-    ):
-        offer = large_offer(source)
-        pull = transfer.pull(pool, through(link, offer.ticket), pages)
-        pull.wait(0, timeout_s=LIMIT_S)
-        check_layer(pool, pages, 0)
-        assert not pull.done
 
 
 def test_a_source_of_pages_that_is_killed_while_it_sends():

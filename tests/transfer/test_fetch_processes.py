@@ -1,13 +1,12 @@
 """Transfers from and to processes of a job."""
 
 import contextlib
-import socket
 import subprocess
 import sys
 
 import numpy as np
 from jobs import LIMIT_S, SECRET, open_lease
-from ranks import environment
+from ranks import environment, free_address
 
 from jaxcomm import transfer
 
@@ -92,9 +91,7 @@ def test_an_endpoint_outlives_the_coordinator_of_its_job(tmp_path):
     path.write_text(COLLECTIVE_JOB)
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(transfer.Endpoint("reader", secret=SECRET))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-        jobs = []
+        coordinator, jobs = free_address(), []
         for rank in range(2):
             variables = environment(rank, 2, coordinator, JAXCOMM_TIMEOUT_S=str(LIMIT_S))
             job = subprocess.Popen([sys.executable, path], env=variables, stdin=-1, stdout=-1, text=True)

@@ -1,10 +1,11 @@
-// Peers that know the secret and break the protocol at random: mutated frames with valid tags, to a source and to a
-// reader.
+// Peers that do not know the secret, or that know it and break the protocol: by hand, and at random with mutated frames
+// whose tags are valid, to a source and to a reader.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -65,22 +67,28 @@ class Peer {
 
   bool Receive(void* data, size_t bytes) { return recv(fd_, data, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes); }
   void SendBytes(const std::string& bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  // Until the other side closes the connection.
+  // Waits until the other side closes the connection. False if it does not.
+  bool Ends() {
+    char data[4096];
+    ssize_t got = 0;
+    while ((got = recv(fd_, data, sizeof data, 0)) > 0) continue;
+    return got == 0 || errno == ECONNRESET;
+  }
   void Drain() {
     shutdown(fd_, SHUT_WR);
-    char data[4096];
-    while (recv(fd_, data, sizeof data, 0) > 0) continue;
+    Ends();
   }
 
-  Proof ProofFor(const std::string& address, const Hello& hello) {
-    const EndpointAddress server = ValueOf(EndpointAddress::Parse(address));
+  Proof ProofFor(const EndpointAddress& server, const Hello& hello, uint32_t version = kProtocolVersion,
+                 const std::string& secret = kSecret) {
     Proof proof{};
     proof.hello = hello;
+    proof.hello.version = version;
     std::fill(std::begin(proof.hello.nonce), std::end(proof.hello.nonce), 7);
     proof.server_incarnation = server.incarnation;
     std::memcpy(proof.name, "fuzz", 4);
     server.name.copy(proof.server_name, sizeof proof.server_name);
-    const Digest tag = Hmac(kSecret).Of("client" + Said(hello, proof));
+    const Digest tag = Hmac(secret).Of("client" + Said(hello, proof));
     std::copy(tag.begin(), tag.end(), proof.tag);
     return proof;
   }
@@ -88,7 +96,7 @@ class Peer {
     Hello hello;
     Reply reply;
     CHECK(Receive(&hello, sizeof hello));
-    const Proof proof = ProofFor(address, hello);
+    const Proof proof = ProofFor(ValueOf(EndpointAddress::Parse(address)), hello);
     SendBytes({reinterpret_cast<const char*>(&proof), sizeof proof});
     CHECK(Receive(&reply, sizeof reply) && reply.answer == Answer::kAccepted);
     SetKey(hello, proof);
@@ -105,8 +113,8 @@ class Peer {
     SetKey(hello, proof);
     return true;
   }
-  // With a tag that is right for what is sent.
-  void SendFrame(const Header& from, const std::string& payload) {
+  // With a tag that is right for what is sent. Returns the bytes.
+  std::string SendFrame(const Header& from, const std::string& payload) {
     Header header = from;
     Hmac mac = key_;
     const uint64_t numbers[2] = {sent_++, client_ ? 1U : 0U};
@@ -115,7 +123,16 @@ class Peer {
     if ((header.frame.kind & kBulkFlag) == 0) mac.Update(payload.data(), payload.size());
     const Digest digest = mac.Finish();
     std::copy_n(digest.begin(), sizeof header.tag, header.tag);
-    SendBytes(std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload);
+    std::string bytes = std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
+    SendBytes(bytes);
+    return bytes;
+  }
+  Frame ReceiveFrame() {
+    Header header;
+    CHECK(Receive(&header, sizeof header));
+    std::string payload(header.frame.bytes, '\0');
+    CHECK(Receive(payload.data(), payload.size()));
+    return header.frame;
   }
 
  private:
@@ -218,17 +235,152 @@ bool WholeRead(Endpoint& reader, const std::string& address) {
   return std::all_of(into.begin(), into.end(), [](int32_t x) { return x == 7; });
 }
 
-void FuzzSource(unsigned seed, int connections) {
-  const auto source = ValueOf(Endpoint::Start(Named("source"), 10000));
-  const auto reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
-  std::vector<int32_t> memory(kCount, 7);
-  Exposure exposure;
-  exposure.key = "x";
-  exposure.manifest = "manifest";
-  exposure.arrays = {ArrayOf(memory)};
-  exposure.ready = {true};
+Header HeaderOf(uint32_t kind, const std::string& payload, uint64_t id = 1, uint64_t at = 0) {
+  return {{kind, static_cast<uint32_t>(payload.size()), id, at}, 0, 0, {}};
+}
+
+// A source of an array, and a reader.
+struct Pair {
+  Pair() {
+    Exposure exposure;
+    exposure.key = "x";
+    exposure.manifest = "manifest";
+    exposure.arrays = {ArrayOf(memory)};
+    exposure.ready = {true};
+    CHECK(source->Expose(std::move(exposure), &id).ok());
+  }
+  void WaitFor(const std::function<bool(const EndpointStats&)>& condition) const {
+    const auto began = std::chrono::steady_clock::now();
+    while (!condition(source->stats())) {
+      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  }
+  void CheckItServes() const {
+    CHECK(WholeRead(*reader, source->address()));
+    WaitFor([](const EndpointStats& stats) { return stats.num_leases == 0; });
+  }
+  uint64_t OpenedBy(Peer& peer) const {
+    peer.ProveAsClient(source->address());
+    const std::string open = Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text("");
+    peer.SendFrame(HeaderOf(kOpenFrame, open), open);
+    const Frame opened = peer.ReceiveFrame();
+    CHECK(opened.kind == kOpenedFrame);
+    return opened.at;
+  }
+
+  std::vector<int32_t> memory = std::vector<int32_t>(kCount, 7);
+  const std::shared_ptr<Endpoint> source = ValueOf(Endpoint::Start(Named("source"), 10000));
+  const std::shared_ptr<Endpoint> reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
   uint64_t id = 0;
-  CHECK(source->Expose(std::move(exposure), &id).ok());
+};
+
+TEST_CASE("garbage, and a stranger who stops in the middle, move one counter") {
+  const Pair pair;
+  uint64_t rejected = 0;
+  for (const std::string& data : {std::string(), std::string(4, '\0'), std::string("GET / HTTP/1.1\r\n"),
+                                  std::string(4096, '\xff'), std::string("jaxcommT")}) {
+    Peer peer(Peer::Dial(pair.source->address()), true);
+    peer.SendBytes(data);
+    if (data != "jaxcommT") peer.Drain();
+    CHECK(peer.Ends());
+    ++rejected;
+    pair.WaitFor([&](const EndpointStats& stats) { return stats.rejected == rejected; });
+  }
+  CHECK(pair.source->stats().source.granted == 0);
+  pair.CheckItServes();
+}
+
+// They stay connected, and each hundredth begins a proof.
+TEST_CASE("many strangers keep nobody out") {
+  const Pair pair;
+  std::vector<std::unique_ptr<Peer>> strangers(400);
+  for (size_t i = 0; i < 2000; ++i) {
+    std::unique_ptr<Peer>& stranger = strangers[i % strangers.size()];
+    stranger = std::make_unique<Peer>(Peer::Dial(pair.source->address()), true);
+    if (i % 100 == 0) stranger->SendBytes("jaxcommT");
+    if (i % 500 == 499) CHECK(WholeRead(*pair.reader, pair.source->address()));  // by a new connection
+  }
+  strangers.clear();
+  pair.WaitFor([](const EndpointStats& stats) { return stats.rejected == 2000; });
+  pair.CheckItServes();
+}
+
+TEST_CASE("wrong and replayed proofs are refused without a tag, which would help a stranger") {
+  const Pair pair;
+  const EndpointAddress right = ValueOf(EndpointAddress::Parse(pair.source->address()));
+  EndpointAddress restarted = right, renamed = right;
+  ++restarted.incarnation;
+  renamed.name = "other";
+  Proof seen{};
+  const auto answer = [&](const std::function<Proof(Peer&, const Hello&)>& make) {
+    Peer peer(Peer::Dial(pair.source->address()), true);
+    Hello hello;
+    Reply reply;
+    CHECK(peer.Receive(&hello, sizeof hello));
+    seen = make(peer, hello);
+    peer.SendBytes({reinterpret_cast<const char*>(&seen), sizeof seen});
+    CHECK(peer.Receive(&reply, sizeof reply));
+    const bool has_tag = std::count(std::begin(reply.tag), std::end(reply.tag), 0) < 32;
+    CHECK(has_tag ? reply.answer == Answer::kAccepted : peer.Ends());
+    return reply.answer;
+  };
+  const auto proof = [&](const EndpointAddress& to, uint32_t version = kProtocolVersion,
+                         const std::string& secret = kSecret) {
+    return answer([&](Peer& peer, const Hello& hello) { return peer.ProofFor(to, hello, version, secret); });
+  };
+  CHECK(proof(right, 9) == Answer::kWrongVersion);
+  CHECK(proof(right, kProtocolVersion, "another secret...") == Answer::kWrongSecret);
+  CHECK(proof(restarted) == Answer::kOtherIncarnation && proof(renamed) == Answer::kOtherIncarnation);
+  CHECK(proof(right) == Answer::kAccepted);
+  CHECK(answer([&](Peer&, const Hello&) { return seen; }) == Answer::kWrongSecret);
+  pair.CheckItServes();
+}
+
+TEST_CASE("a peer that breaks the protocol is cut off") {
+  const Pair pair;
+  Header huge = HeaderOf(kOpenFrame, ""), bulk = HeaderOf(3U << 30 | 9, "", 0);
+  huge.frame.bytes = 1U << 31;
+  bulk.frame.bytes = 10;
+  const std::string short_key = Bytes(uint32_t{1000}) + "x", no_pieces = Bytes(1U << 31),
+                    dimensions = Bytes(uint32_t{1}, uint32_t{0}, 1U << 30);
+  for (const auto& [header, payload] : std::vector<std::pair<Header, std::string>>{
+           {HeaderOf(77, ""), ""},
+           {HeaderOf(kMemoryFrame, ""), ""},
+           {HeaderOf(kSlotFreeFrame, "", 3), ""},
+           {bulk, ""},
+           {huge, ""},
+           {HeaderOf(kOpenFrame, short_key), short_key},
+           {HeaderOf(kReadFrame, no_pieces), no_pieces},
+           {HeaderOf(kReadFrame, dimensions), dimensions},
+           {HeaderOf(kCancelFrame, ""), ""},
+       }) {
+    Peer peer(Peer::Dial(pair.source->address()), true);
+    Header sent = header;
+    sent.frame.at = pair.OpenedBy(peer);
+    const std::string bytes = peer.SendFrame(sent, payload);
+    if (header.frame.kind == kCancelFrame) peer.SendBytes(bytes);  // a replay
+    CHECK(peer.Ends());
+  }
+  pair.CheckItServes();
+}
+
+TEST_CASE("a peer neither closes nor reads the lease of another one") {
+  const Pair pair;
+  Peer owner(Peer::Dial(pair.source->address()), true), other(Peer::Dial(pair.source->address()), true);
+  const uint64_t lease = pair.OpenedBy(owner);
+  other.ProveAsClient(pair.source->address());
+  other.SendFrame(HeaderOf(kCloseFrame, "", 0, lease), "");
+  const std::string piece = Bytes(uint32_t{1}, uint32_t{0}, uint32_t{1}, int64_t{0}, int64_t{4});
+  other.SendFrame(HeaderOf(kReadFrame, piece, 5, lease), piece);
+  const Frame refused = other.ReceiveFrame();
+  CHECK(refused.kind == kRefusedFrame && refused.id == 5 && refused.at == 3);
+  CHECK(pair.source->stats().num_leases == 1);
+}
+
+void FuzzSource(unsigned seed, int connections) {
+  const Pair pair;
+  const auto& [memory, source, reader, id] = pair;
   Sha256 sha;
   sha.Update("manifest", 8);
   const Digest hash = sha.Finish();
@@ -239,14 +391,12 @@ void FuzzSource(unsigned seed, int connections) {
     if (mutator.Below(4) == 0) {  // a stranger
       Hello hello;
       CHECK(peer.Receive(&hello, sizeof hello));
-      const Proof proof = peer.ProofFor(source->address(), hello);
+      const Proof proof = peer.ProofFor(ValueOf(EndpointAddress::Parse(source->address())), hello);
       peer.SendBytes(mutator.Mutated({reinterpret_cast<const char*>(&proof), sizeof proof}));
       peer.Drain();
       continue;
     }
-    peer.ProveAsClient(source->address());
-    // Leases and exposures share a counter, so a guess of the next number is often right.
-    const uint64_t lease = id + source->stats().source.granted + 1;
+    const uint64_t lease = pair.OpenedBy(peer);
     const std::vector<Message> messages = {
         {kOpenFrame, 1, 0, Text("x") + Bytes(int64_t{-1}, int64_t{5000}) + Text("")},
         {kOpenFrame, 1, 0,
@@ -264,22 +414,14 @@ void FuzzSource(unsigned seed, int connections) {
         {kSlotFreeFrame, 0, 1, ""},
         {kReadFrame | kBulkFlag, 0, lease, std::string(100, 'x')},
     };
-    peer.SendFrame({{messages[0].kind, static_cast<uint32_t>(messages[0].payload.size()), 1, 0}, 0, 0, {}},
-                   messages[0].payload);
     for (uint64_t left = 1 + mutator.Below(6); left > 0; --left) {
       const Message& message = messages[mutator.Below(messages.size())];
       const std::string payload = mutator.Mutated(message.payload);
       peer.SendFrame(mutator.Mutated(message, payload), payload);
     }
     peer.Drain();
-    if (i % 50 == 0) CHECK(WholeRead(*reader, source->address()));
   }
-  CHECK(WholeRead(*reader, source->address()));
-  const auto began = std::chrono::steady_clock::now();
-  while (source->stats().num_leases > 0) {
-    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-    std::this_thread::yield();
-  }
+  pair.CheckItServes();
   source->Withdraw(id, false);
   CHECK(!source->InUse(id));
 }
@@ -328,7 +470,7 @@ void FuzzReader(unsigned seed, int connections) {
       const bool here = mutate && mutator.Below(3) == 0;
       const bool data = (message.kind & kBulkFlag) != 0;  // its bytes are not protected
       const std::string payload = here && !data ? mutator.Mutated(message.payload) : message.payload;
-      const Header plain{{message.kind, static_cast<uint32_t>(payload.size()), message.id, message.at}, 0, 0, {}};
+      const Header plain = HeaderOf(message.kind, payload, message.id, message.at);
       peer.SendFrame(here ? mutator.Mutated(message, payload) : plain, payload);
     }
     if (mutate) {

@@ -14,7 +14,7 @@ import weakref
 
 import numpy as np
 import pytest
-from jobs import LAYOUT, LIMIT_S, SECRET, Calls, Link, decode, job, open_lease, prefill, recorded_reader, source_job
+from jobs import LAYOUT, LIMIT_S, SECRET, Calls, Link, decode, job, open_lease, prefill, source_job
 from test_weights import wait_until
 
 from jaxcomm import transfer
@@ -132,70 +132,6 @@ def test_a_reader_of_pages_that_is_stopped(shared_memory):
         reader.go_on()
         kind, text = reader.receive()
         assert kind == "Revoked" and "a ticket of endpoint 'prefill'" in text
-
-
-def test_a_link_that_is_cut_and_mended():
-    """Nobody is dead: the reader's call ends at its limit, the source's lease at its own. Then all goes on."""
-    limits = transfer.Limits(lease_s=LEASE_S)
-    with (
-        offered(False) as (source, pool, pages, offer),
-        transfer.Endpoint("decode", secret=SECRET, shared_memory=False, limits=limits) as endpoint,
-        contextlib.closing(Link(source.address)) as link,
-    ):
-        own = transfer.PagePool(endpoint, LAYOUT, 4)
-        here = own.allocate(1)
-        pull = transfer.pull(own, f"{link.address}#{offer.ticket.partition('#')[2]}", here)
-        pull.wait(0)
-        link.cut()
-        with pytest.raises(transfer.TransferTimeout, match=r"endpoint 'prefill' .*within 0\.5 s \(timeout_s\)"):
-            pull.wait(timeout_s=0.5)
-        own.free(here)
-        wait_until(lambda: offer.done, LIMIT_S)
-        pool.free(pages)
-        assert source.stats()["leases_expired"] == 1
-        link.mend()
-        transfer.publish(source, "weights", {"w": np.ones(9)}, 1)
-        assert fetch(endpoint, link.address).result()["['w']"].sum() == 9
-
-
-def test_the_stacks_of_a_process_name_the_endpoint_that_it_waits_for(tmp_path):
-    """As `analyze` asks for them."""
-    with (
-        transfer.Endpoint("trainer", secret=SECRET) as source,
-        job(recorded_reader, str(tmp_path), source.address) as reader,
-    ):
-        reader.receive()
-        found = []
-
-        def written():
-            (tmp_path / "trigger").touch()  # once more if the recorder has not begun to watch
-            found[:] = [path.read_text() for path in tmp_path.glob("*.ring.stacks")]
-            return found
-
-        wait_until(written, LIMIT_S)
-        assert re.match(r"endpoint 'generator' waits: watch of 'never' at endpoint 'trainer' \(incarnation", found[0])
-
-
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared_memory", "tcp"])
-def test_both_sides_abort_at_once(shared_memory):
-    with (
-        offered(shared_memory) as (source, pool, pages, offer),
-        transfer.Endpoint("decode", secret=SECRET, shared_memory=shared_memory) as endpoint,
-    ):
-        own = transfer.PagePool(endpoint, LAYOUT, 4)
-        here = own.allocate(1)
-        pull = transfer.pull(own, offer.ticket, here)
-        acts = [offer.revoke, pull.cancel] * 4
-        threads = [threading.Thread(target=act) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with pytest.raises((transfer.Cancelled, transfer.Revoked)):
-            pull.wait()
-        own.free(here)
-        pool.free(pages)
-        wait_until(lambda: source.stats()["leases"] == 0)
 
 
 class Interrupted(Calls):

@@ -272,15 +272,6 @@ def test_revoking_ends_leases(pair):
     wait_until(lambda: not source._kept)
 
 
-def test_the_last_lease_of_a_retired_version_frees_its_memory(pair):
-    source, reader = pair
-    transfer.publish(source, "x", np.zeros(1000), 1)
-    lease = open_lease(reader, source.address)
-    transfer.retire(source, "x", 1)
-    lease.close()
-    wait_until(lambda: not source._kept)
-
-
 def test_leases_are_renewed_without_the_interpreter(pair):
     source, _ = pair
     transfer.publish(source, "x", np.zeros(10), 1)
