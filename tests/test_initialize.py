@@ -70,7 +70,6 @@ def test_processes_of_each_launcher(environment, expected):
         {},
         {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},  # a pod that is alone
         {name: text for name, text in SLURM.items() if "STEP" not in name},  # a batch script, not started by srun
-        {"RANK": "0"},
         AT,
     ],
 )

@@ -30,10 +30,6 @@ def split(mesh):
     run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
     return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
 
-def whole(mesh):
-    run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
-
 def nested(mesh):
     def inner(h, _):
         return jax.lax.psum(h, "data"), None
@@ -263,8 +259,6 @@ def test_a_change_is_a_guess():
         (["step", "{}:step", "--mesh", "data=2,model", "--cluster", "dgx-h100"], "--mesh: got 'model'"),
         (["step", "{}:step", "--mesh", "dat=8", "--cluster", "dgx-h100"],
          "{}:step: step: mesh dat=8: psum: axis_name 'model' is not bound here"),
-        (["step", "{}:whole", "--mesh", "dat=8", "--cluster", "dgx-h100"],
-         "{}:whole: step: mesh dat=8: Found an unbound axis name: data"),
         (["step", "{}:split", "--mesh", "dat=8", "--cluster", "dgx-h100"], "{}:split: step: mesh dat=8: shard_map "),
         (["step", "{}:sized", "--mesh", "dat=8", "--cluster", "dgx-h100"],
          "step: {}:sized: --mesh dat=8 has no axis 'data'"),

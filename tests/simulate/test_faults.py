@@ -41,6 +41,7 @@ def _with(text, name="dgx-h100"):
         ("leaf[3].out=0.25", 4, 16),
         ("leaf[3]=lost", 2, 16),
         ("leaf[1]=lost leaf[2]=lost leaf[3]=lost", 4, 16),  # one adapter carries all
+        ("leaf[3]=lost leaf[12]=lost", 3, 16),  # no rail of a lost adapter: one port has its own and both relayed
         ("nvlink[3]=0.5", 1, 16),
         ("spine[3].out=0.5", 2, 512),
     ],

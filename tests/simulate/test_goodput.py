@@ -60,11 +60,9 @@ def test_the_command(capsys):
     ("changed", "message"),
     [
         (["--mtbf", "5 parsec"], "--mtbf: got '5 parsec', expected a number with one of the units s, min, h, d, y"),
-        (["--mtbf", "20"], "--mtbf: got '20', expected a number with one of the units"),
         (["--mtbf", "0s"], "mtbf_s must be more than 0, got 0"),
         (["--ranks", "0"], "ranks must be at least 1, got 0"),
         (["--checkpoint", "0s"], "checkpoint_s must be more than 0"),
-        (["--restart=-1s"], "--restart: got '-1s'"),
     ],
 )
 def test_bad_input(changed, message, capsys):
