@@ -161,8 +161,8 @@ test-all: setup $(VENV)/test-deps
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --parallel $(NATIVE_TESTS_AT_ONCE) --output-on-failure \
 	  --output-junit $(abspath build/ctest-all.xml) $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
-	$(PYTEST) --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
-	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
+	$(PYTEST) --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml --durations 20 \
+	  $(PYTEST_ARGS)
 comma := ,
 
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread

@@ -1,7 +1,5 @@
 """jaxcomm.bench: contents of texts."""
 
-import pathlib
-
 from jaxcomm.bench import records, report
 
 RECORD = {
@@ -32,14 +30,3 @@ def test_a_line_has_the_columns_of_its_header():
     assert units.split() == ["#", "(B)", "(elements)", "(us)", "(GB/s)", "(GB/s)", "(us)", "(us)", "(us)"]
     assert len(line) <= len(titles)
     assert report.line(records.Record(**RECORD, baseline_wrong=2)).endswith("  # lax.psum: 2 wrong")
-
-
-def test_the_name_of_a_processor_that_linux_does_not_name(monkeypatch):
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: "flags: none\n")
-    monkeypatch.setattr(records.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(records.platform, "processor", lambda: "")
-    assert records._cpu_model() == "aarch64"
-    monkeypatch.setattr(records.platform, "processor", lambda: "Neoverse")
-    assert records._cpu_model() == "Neoverse"
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: "model name\t: EPYC: 9\n")
-    assert records._cpu_model() == "EPYC: 9"

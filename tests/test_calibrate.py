@@ -232,11 +232,3 @@ def test_path_of_the_saved_parameters(monkeypatch, tmp_path):
     assert path("") is None
     assert path(None, XDG_CACHE_HOME="/cache") == pathlib.Path("/cache/jaxcomm/calibration-host.json")
     assert path(None, HOME="/home/me") == pathlib.Path("/home/me/.cache/jaxcomm/calibration-host.json")
-
-
-def test_explain_distinguishes_scopes():
-    intra_node = jaxcomm.explain("psum", OPERAND, 8, scope="node")
-    inter_node = jaxcomm.explain("psum", OPERAND, 8, scope="network", ranks_per_node=1)
-    assert intra_node.bytes["network"] == 0 < inter_node.bytes["network"]
-    assert inter_node.algorithm not in ("direct", "root", "one_shot")  # which read the memory of others
-    assert jaxcomm.explain("psum", OPERAND, (2, 4), scope="network").algorithm == "hierarchical"

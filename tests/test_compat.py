@@ -12,12 +12,9 @@ from jaxcomm import _compat
     ("version", "provides", "windows"),
     [
         ("0.10.2", False, False),
-        ("0.11.1", False, False),
         ("0.11.2", True, False),
-        ("0.11.10", True, False),
         ("0.12.0", True, True),
         ("0.12.0.dev20260101", True, True),
-        ("0.100", True, True),
         ("1.0.0", True, True),
     ],
 )

@@ -279,18 +279,11 @@ def link(name, overhead_s=0.0, bytes_per_s=1.0):
         ("psum", 8, 8, {"ranks_per_node": 3}, "8 ranks cannot be split into nodes of 3"),
         ("psum", 8, 8, {"platform": "gpu"}, "psum: platform must be 'cpu' or 'cuda', got 'gpu'"),
         ("psum", 8, 8, {"platform": "cuda", "scope": "node"}, "psum: scope is for CPU devices only"),
-        ("psum", 8, 8, {"links": link("ll")}, "names of links must be among self, node, network, got 'll'"),
         ("psum", 8, 8, {"platform": "cuda", "links": link("wire")}, "among self, node, network, ll, got 'wire'"),
         ("psum", 8, 8, {"links": link("node", bytes_per_s=0)}, "times of at least 0 and a bandwidth above 0"),
-        ("psum", 8, 8, {"links": link("node", overhead_s=-1)}, "psum: links must have times of at least 0"),
-        ("psum", 8, 8, {"platform": "cuda", "max_sms": 0}, "max_sms must be a positive integer"),
         ("pbroadcast", 8, 8, {"source": 8}, "pbroadcast: source must be a rank from 0 to 7, got 8"),
         ("ppermute", 8, 8, {"perm": [(0, 9)]}, r"ppermute: perm must have destinations from 0 to 7, got \[9\]"),
-        ("ppermute", 8, 8, {"perm": [(0, -1)]}, "ppermute: perm must have destinations from 0 to 7"),
-        ("ppermute", 8, 8, {"perm": [(0, 1), (2, 1)]}, "ppermute: perm must have each destination at most once"),
-        ("ppermute", 8, 8, {"perm": [(0.5, 1)]}, "ppermute: perm must be an integer, got 0.5"),
         ("pmax", operand(8, jnp.complex64), 8, {}, "pmax: x has element type complex64, which has no order"),
-        ("psum_scatter", operand(8, jnp.bool_), 8, {}, "psum_scatter: x has element type bool, which can't be summed"),
     ],
 )
 def test_bad_arguments(op, x, sizes, more, message):

@@ -109,13 +109,6 @@ def test_errors_of_processes_name_the_call(mesh, monkeypatch):
         calls(lambda x: OURS.psum(x, "gpu"), mesh)
 
 
-def test_an_algorithm_sees_the_nodes_of_the_call(mesh):
-    """Its message has the numbers: two nodes of four, or four of two."""
-    for axes, groups in ((("node", "gpu"), "2 nodes of 4"), (("gpu", "node"), "4 nodes of 2")):
-        with pytest.raises(ValueError, match=f"got {groups}"):
-            calls(lambda x, axes=axes: OURS.psum(x, axes, algorithm="multimem"), mesh)
-
-
 def test_small_elements_travel_in_bytes():
     """XLA packs small elements, and the executors can't sum them."""
     small = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn"]

@@ -103,14 +103,6 @@ def test_quoted_make_targets_exist():
             assert target in targets, f"{document.name}: make {target}"
 
 
-def test_hooks_are_the_tools_of_make_lint():
-    makefile = (ROOT / "Makefile").read_text()
-    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
-    linted = re.findall(r"\$\(BIN\)/([\w-]+(?: (?:check|format))?)", recipe)
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
-    assert re.findall(r"entry: \.venv/bin/([\w-]+(?: (?:check|format))?)", hooks) == linted
-
-
 def anchors(document):
     """The anchors that GitHub makes for the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S), flags=re.M)

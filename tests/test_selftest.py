@@ -58,6 +58,9 @@ def test_values_on_ranks_of_other_processes_count(monkeypatch):
     assert 0.99 * values < row.wrong <= values  # rounding hides 1 in some sums of 8 bits
 
 
+RAN = ("psum", "pbroadcast", "all_gather", "psum_scatter")
+
+
 def test_every_op_passes_here(tmp_path, capsys):
     status, found = run(tmp_path)
     assert status == found["status"] == 0
@@ -73,6 +76,9 @@ def test_every_op_passes_here(tmp_path, capsys):
     # 1 KiB as nccl-tests count: of the whole result of all_gather.
     assert [timed[op]["bytes"] for op in ("all_to_all", "all_gather", "psum_scatter")] == [1024, 128, 1024]
     assert all(row["jaxcomm_us"] > 0 and row["xla_us"] > 0 for row in timed.values())
+    ran = {op: jaxcomm.explain(op, jax.ShapeDtypeStruct((timed[op]["bytes"] // 4,), "float32"), 8) for op in RAN}
+    assert {op: timed[op]["ran"] for op in RAN} == {op: told.algorithm for op, told in ran.items()}
+    assert len({timed[op]["ran"] for op in RAN}) > 1
     text = capsys.readouterr().out.splitlines()
     assert text[1].split() == ["#op", "ranks", "bytes", "type", "jaxcomm", "XLA", "wrong", "faster", "algorithms"]
     assert text[-1] == f"# {found['result']}"

@@ -146,18 +146,6 @@ TEST_CASE("staged copies overlap with the transfer") {
   CHECK(CostOf("direct", request, 4, machine).traffic[static_cast<size_t>(Link::kSelf)].bytes == 2 * 400'000);
 }
 
-TEST_CASE("a chain is pipelined by chunks") {
-  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
-  for (int32_t n : {3, 7}) {
-    for (int64_t chunks : {1, 2, 10}) {
-      const double step_s = 3e-6 + 4 * 1000 / 2e9, signal_s = 3e-6;
-      const auto hops = static_cast<double>(n - 2);
-      CheckTime("ring", CostOf("ring", Ask(Collective::kBroadcast, 1, n, chunks * 1000, 1000), 4, machine).time_s,
-                (static_cast<double>(chunks) - 1 + hops) * (step_s + signal_s) + hops * 5e-6 + step_s);
-    }
-  }
-}
-
 TEST_CASE("a barrier of nodes goes over both links") {
   const Machine machine = MakeMachine(kFree, kNode, kNetwork);
   for (int32_t nodes : {2, 3, 8}) {

@@ -290,16 +290,6 @@ def test_scratch_is_bounded(collective, algorithm):
                 assert plan.cost(request, algorithm, 1, machine(), n - 1).scratch_bytes <= most
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
-def test_a_hundred_thousand_ranks(collective, algorithm):
-    addressable = algorithm != "hierarchical"
-    source_of = shift(collective, 100_000)
-    request = plan.Request(collective, 12_500, 8, 1 << 10, 1 << 10, source_of=source_of, all_addressable=addressable)
-    if plan.supports(request, algorithm):
-        for rank in (0, 77_777):
-            assert plan.cost(request, algorithm, 4, machine(), rank).time_s >= 0
-
-
 def test_cost_of_one_rank_is_that_of_its_staged_plan():
     request = plan.Request("all_gather", 1, 4, 1000, pull=True)
     request.staged_count = 100

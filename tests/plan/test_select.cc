@@ -1,4 +1,4 @@
-// Selection follows formulas.h: the algorithm on both sides of every crossover, and its chunks.
+// Selection: the lowest cost, preferences, chunks and reasons. test_select.py has the lowest cost of each collective.
 #include <cmath>
 #include <cstring>
 
@@ -19,56 +19,6 @@ bool IsNamed(const Resolution& choice, const char* name) {
   if (std::strcmp(chosen, name) != 0)
     std::fprintf(stderr, "expected %s: %s, %s\n", name, chosen, choice.reason.c_str());
   return std::strcmp(chosen, name) == 0;
-}
-
-// The first algorithm of the table whose formula is within 5 percent of the lowest cost; "" if that is too close to
-// decide.
-std::string Formulated(const Request& request, double bytes, const LinkModel& link) {
-  const int32_t n = request.geometry.num_ranks();
-  std::vector<std::pair<const char*, double>> times_s;
-  double least_s = 1e30;
-  for (const Algorithm& algorithm : Algorithms(request.collective)) {
-    if (!algorithm.supports(request) || algorithm.protocol != Protocol::kSteps) continue;
-    for (const Formula& formula : Formulas()) {
-      if (formula.collective != request.collective || std::strcmp(formula.algorithm, algorithm.name) != 0) continue;
-      const double last_word_s = request.geometry.num_nodes > 1 ? link.latency_s : 0;
-      times_s.push_back({algorithm.name, formula.time_s(n, bytes, link) + last_word_s});
-      least_s = std::min(least_s, times_s.back().second);
-    }
-  }
-  for (const auto& [name, time_s] : times_s) {
-    if (std::abs(time_s / least_s - 1.05) < 1e-6) return "";
-    if (time_s <= 1.05 * least_s) return name;
-  }
-  return "";
-}
-
-// Selects for blocks of 4 bytes to 4 MB in steps of a fourth, and compares with the formulas.
-void CheckChoices(Collective collective, int32_t num_nodes, int32_t ranks_per_node, const LinkModel& link,
-                  const std::vector<std::string>& expected) {
-  std::vector<std::string> chosen;
-  for (double count = 64; count < 1e6; count *= 1.25) {
-    const auto block_count = static_cast<int64_t>(count) / 64 * 64;  // so that pieces are equal
-    const Request request = AskApart(collective, num_nodes, ranks_per_node, block_count, block_count);
-    const std::string name = Formulated(request, 4 * static_cast<double>(block_count), link);
-    if (name.empty()) continue;
-    CHECK(IsNamed(Selected(request, "", 4, MakeMachine(kFree, link, link)), name.c_str()));
-    if (chosen.empty() || chosen.back() != name) chosen.push_back(name);
-  }
-  CHECK(chosen == expected);
-}
-
-TEST_CASE("on both sides of a crossover, the selection follows the formulas") {
-  const LinkModel low = {2e-6, 1e9, 1e-6}, high = {2e-6, 1e9, 2e-5};
-  CheckChoices(Collective::kAllReduce, 16, 1, low, {"recursive_doubling", "rabenseifner"});
-  CheckChoices(Collective::kAllReduce, 16, 1, high, {"recursive_doubling", "rabenseifner"});
-  CheckChoices(Collective::kAllReduce, 1, 16, low, {"one_shot", "recursive_doubling", "direct"});
-  CheckChoices(Collective::kAllToAll, 16, 1, low, {"bruck", "direct"});
-  CheckChoices(Collective::kAllGather, 16, 1, low, {"recursive_doubling", "direct"});
-  CheckChoices(Collective::kAllGather, 16, 1, high, {"direct"});
-  CheckChoices(Collective::kReduceScatter, 16, 1, low, {"recursive_halving"});
-  CheckChoices(Collective::kBroadcast, 16, 1, low, {"tree"});
-  CheckChoices(Collective::kBroadcast, 1, 16, high, {"direct", "scatter_all_gather"});
 }
 
 TEST_CASE("of algorithms with almost equal cost, the first in the table is selected") {

@@ -54,22 +54,6 @@ TEST_CASE("random slices, and every change of one number") {
   CHECK(faults > 1000);
 }
 
-TEST_CASE("numbers of four bytes") {
-  std::mt19937 random(4);
-  RaggedCase c = DrawRagged(3, 2, random);
-  const std::vector<int32_t> narrow(c.table.begin(), c.table.end());
-  const Slices slices(narrow.data(), false, 3, 6);
-  for (int32_t from = 0; from < 3; ++from) {
-    for (int32_t to = 0; to < 3; ++to) {
-      for (int64_t i = 0; i < 2; ++i) {
-        const Slice slice = slices.At(from, to, i);
-        CHECK(slice.input_offset == c.At(from, 0, 2 * to + i) && slice.size == c.At(from, 1, 2 * to + i));
-        CHECK(slice.output_offset == c.At(from, 2, 2 * to + i) && slice.size == slices.ReceivedSize(from, to, i));
-      }
-    }
-  }
-}
-
 TEST_CASE("a fault names both ranks") {
   RaggedCase c;
   c.n = 2;

@@ -1,7 +1,6 @@
 // The staging ring: staged plans compute the collective in every order of execution, and their scratch does not depend
 // on the size of the operand.
 #include <algorithm>
-#include <cstdio>
 #include <set>
 #include <string>
 
@@ -53,6 +52,8 @@ TEST_CASE("operands that fit into the ring are not staged") {
   };
   constexpr int64_t kRing = 1 << 20;
   CHECK(staged(Collective::kAllGather, 8, kRing) == 0 && staged(Collective::kAllGather, 8, kRing + 4) == 65536);
+  const Algorithm& gather = *FindAlgorithm(Collective::kAllGather, "direct");
+  CHECK(StagedCount(gather, AskOnGpus(Collective::kAllGather, 8, kRing), 16) == 65536 / 4);
   CHECK(staged(Collective::kAllToAll, 8, kRing / 8) == 0 && staged(Collective::kAllToAll, 8, kRing) == 8192);
   CHECK(staged(Collective::kReduceScatter, 3, kRing) == 21824);  // 256 KiB in three blocks, rounded down to 128 B
   CHECK(staged(Collective::kAllToAll, 72, kRing) == 896 && staged(Collective::kAllToAll, 73, kRing) == 0);
@@ -68,26 +69,6 @@ TEST_CASE("operands that fit into the ring are not staged") {
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), apart, 4) == 0);
   const Request lists = AskOnGpus(Collective::kAllToAllV, 8, 1);
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllToAllV, "direct"), lists, 64 << 20) == 0);
-}
-
-// 32 channels then have at most 43 MiB.
-TEST_CASE("the ring of a channel has 4/3 MiB and a little for alignment, for every size of elements") {
-  for (const int64_t item_bytes : {1, 2, 4, 8, 16}) {
-    for (const Collective collective : {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce}) {
-      for (const int32_t n : {2, 3, 24, 72}) {
-        const bool of_parts = collective == Collective::kAllToAll;
-        Request request = AskOnGpus(collective, n, (int64_t{5} << 20) / item_bytes / (of_parts ? n : 1));
-        const Algorithm& algorithm = *FindAlgorithm(collective, "direct");
-        const int64_t count = StagedCount(algorithm, request, item_bytes);
-        const int64_t slot_bytes = count * item_bytes * (of_parts ? n : 1);
-        CHECK(slot_bytes <= kStagingSlotBytes && count * item_bytes % 128 == 0);
-        CHECK(slot_bytes > kStagingSlotBytes - 128 * (of_parts ? n : 1));
-        request.staged_count = count;
-        const Plan plan = BuildPlan(algorithm, request, n / 2);
-        CHECK(plan.scratch_count * item_bytes * 32 <= int64_t{43} << 20);
-      }
-    }
-  }
 }
 
 // Moves of fragments run one after another.
@@ -120,12 +101,7 @@ TEST_CASE("staged plans are correct in every order") {
           Request request = AskOnGpus(collective, n, block_count);
           request.staged_count = staged_count;
           const std::vector<Plan> plans = BuildAll(algorithm, request);
-          const Status status = Validate(plans, request);
-          if (!status.ok()) {
-            std::fprintf(stderr, "%s %s, %d ranks, block %d, slot %d: %s\n", Name(collective), algorithm.name, n,
-                         block_count, staged_count, status.message().c_str());
-          }
-          CHECK(status.ok());
+          Expect("", plans, request);
           ++num_checked;
           for (const Plan& plan : plans) {
             CHECK(plan.scratch_count == plans[0].scratch_count);

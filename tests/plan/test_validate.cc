@@ -39,14 +39,6 @@ TEST_CASE("the k-th wait matches the k-th signal") {
          Group({down, {Wait(0), second_on, Wait(0), first_on}, {}}), kBroadcast);
 }
 
-TEST_CASE("signals through other ranks order steps") {
-  // Rank 0 signals rank 2 after its put, and rank 2 signals rank 1.
-  const std::vector<std::vector<Step>> steps = {{kDown, Signal(2), kOwn}, {Wait(2), kOn}, {Wait(0), Signal(1)}};
-  Expect("", Group(steps), kBroadcast);
-  Expect("rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet",
-         Group({steps[0], steps[1], {Signal(1), Wait(0)}}), kBroadcast);
-}
-
 TEST_CASE("waits and signals must match") {
   Expect("rank 1, step 0 (wait 0): waits forever: rank 1 waits for rank 0, which has ended",
          Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
@@ -97,9 +89,6 @@ TEST_CASE("elements that are read twice may not be overwritten after the first r
   // All elements are read, and some are written again.
   Expect("rank 0, step 4 (put 1): writes output [2, 4) of rank 1, which rank 1 may not have read yet",
          Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1, 2), Input(0, 2), 2)}, {Wait(0), Signal(0), kOn}, {}}),
-         kBroadcast);
-  Expect("rank 0, step 4 (put 1): writes output [0, 2) of rank 1, which rank 1 may not have read yet",
-         Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1), Input(0), 2)}, {Wait(0), Signal(0), kOn}, {}}),
          kBroadcast);
   // Read twice, the second time only a part.
   Expect("rank 0, step 4 (put 1): writes output [1, 3) of rank 1, which rank 1 may not have read yet",

@@ -158,28 +158,13 @@ TEST_CASE("the fast clock follows ticks whose latest two rates agree, for a seco
   CHECK(compare(2'001'000, 850'850) == 850'950);
 }
 
-TEST_CASE("a call between processes waits until it runs") {
+TEST_CASE("how far a call has come, and for whom it waits; a later call in its row begins anew") {
   const uint32_t site = Started().AddSite("psum at a.py:4", "", 14, 25, {0, 1}, {0, 1});
-  const CallRecord record = Begin(site, 0);
-  record.Started(70);
+  const CallRecord open = Begin(site, 0);
+  open.Started(7);
   const auto begin = Recorder::Clock::now();
   while (Recorder::Clock::now() - begin < std::chrono::microseconds(1)) {
   }
-  record.Running();
-  record.End(true);
-  const Rows rows;
-  for (const RecordedCall& call : rows) {
-    if (call.site != site) continue;
-    CHECK(call.running_ns > call.started_ns);
-    CHECK(rows.site(site).waiting_ns == call.running_ns - call.arrived_ns);
-    CHECK(rows.site(site).time_ns == call.ended_ns - call.arrived_ns);
-  }
-}
-
-TEST_CASE("how far a call has come, and for whom it waits; a later call in its row begins anew") {
-  const uint32_t site = Started().AddSite("psum at d.py:1", "", 14, 25, {0, 1}, {0, 0});
-  const CallRecord open = Begin(site, 0);
-  open.Started(7);
   open.Running();
   open.Waits(3, 5);
   const auto with_key = [](uint64_t key) {
@@ -196,6 +181,12 @@ TEST_CASE("how far a call has come, and for whom it waits; a later call in its r
   open.SetPhase(CallPhase::kExitBarrier);
   CHECK(with_key(7) == CallPhase::kExitBarrier);
   open.End(true);
+  const Rows ended;
+  for (const RecordedCall& call : ended) {
+    if (call.key != 7) continue;
+    CHECK(ended.site(site).waiting_ns == call.running_ns - call.arrived_ns && call.running_ns > call.started_ns);
+    CHECK(ended.site(site).time_ns == call.ended_ns - call.arrived_ns);
+  }
   for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
   const Rows rows;
   for (const RecordedCall& call : rows) {

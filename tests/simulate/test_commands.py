@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxcomm.simulate import Cluster, ClusterError, cli
+from jaxcomm.simulate import Cluster, cli
 from jaxcomm.simulate.nccl import predict as nccl
 
 PROGRAM = """
@@ -28,10 +28,6 @@ def wrong(mesh):
 
 def split(mesh):
     run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
-    return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
-
-def whole(mesh):
-    run = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     return run, (jax.ShapeDtypeStruct((64,), jnp.float32),)
 
 def nested(mesh):
@@ -198,24 +194,16 @@ def test_a_waterfall_has_no_other_algorithms(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--plot", "x.png", "waterfall=./x.png"],
-            "--plot: got 'waterfall=./x.png', expected OUT.png or",
-        ),
+        (["--plot", "x.png", "waterfall=./x.png"], "--plot: got 'waterfall=./x.png', expected OUT.png or"),
         (["--plot", "no/x.png"], "--plot: no/x.png: expected a file that can be written"),
         (["--trace", "no/x.json"], "--trace: no/x.json: expected a file that can be written"),
-        (["--plot", "x.png", "y.png"], "--plot: got 'y.png'"),
         (["--plot", "waterfall="], "--plot: got 'waterfall='"),
         (["--plot", "waterfall=x.png"], "--plot waterfall: needs --what-if"),
         (["--plot", "waterfall=x.png", *LATE, "leaf.latency=2us"], "leaf.latency is in two"),
         (["--plot", "waterfall=x.png", *LATE, "--ranks", "8,16"], "needs one size and one number of ranks"),
         (["--plot", "x.png", "--fidelity", "bounds"], "--plot: --fidelity bounds gives no times"),
-        (
-            ["--compare", "nonsense"],
-            "--compare: got 'nonsense', expected nccl-VERSION such as nccl-2.28, or",
-        ),
+        (["--compare", "nonsense"], "--compare: got 'nonsense', expected nccl-VERSION such as nccl-2.28, or"),
         (["--bytes", "3"], "--bytes: 3 is not a multiple of the 4 bytes of float32"),
-        (["--bytes", "0"], "--bytes: got '0', expected a number of bytes up to 16 TiB"),
         (["--bytes", "1TB"], "the operand has 1,000 GB per rank, but a device of DGX H100, .* has 80 GB"),
         (["--bytes", "1TiB", "--fidelity", "bounds"], "the operand has 1,100 GB per rank"),
     ],
@@ -246,20 +234,6 @@ def test_the_result_has_to_fit_into_a_device_too(capsys):
     assert "all_gather of 1000000000 bytes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"leaf.bandwith": "1"}, "leaf.bandwith: unknown key (did you mean bandwidth?); known are "),
-        ({"rack.latency": "1"}, "dgx-h100: rack.latency: unknown key; known are device.KEY, kernel.KEY, leaf.KEY"),
-        ({"device.flops_efficiency": "1.5"}, "device.flops_efficiency: got 1.5, expected more than 0 and at most 1"),
-    ],
-)
-def test_bad_changes_name_the_key(changes, message):
-    with pytest.raises(ClusterError) as error:
-        Cluster.load("dgx-h100", changes)
-    assert message in str(error.value)
-
-
 def test_a_compared_library_has_the_same_bytes():
     """NCCL's tables count the result of an all_gather, jaxcomm the operand."""
     found = nccl.predict("all_gather", 1 << 20, 8, Cluster.load("dgx-h100"), "nccl-2.28")
@@ -285,14 +259,12 @@ def test_a_change_is_a_guess():
         (["step", "{}:step", "--mesh", "data=2,model", "--cluster", "dgx-h100"], "--mesh: got 'model'"),
         (["step", "{}:step", "--mesh", "dat=8", "--cluster", "dgx-h100"],
          "{}:step: step: mesh dat=8: psum: axis_name 'model' is not bound here"),
-        (["step", "{}:whole", "--mesh", "dat=8", "--cluster", "dgx-h100"],
-         "{}:whole: step: mesh dat=8: Found an unbound axis name: data"),
         (["step", "{}:split", "--mesh", "dat=8", "--cluster", "dgx-h100"], "{}:split: step: mesh dat=8: shard_map "),
         (["step", "{}:sized", "--mesh", "dat=8", "--cluster", "dgx-h100"],
          "step: {}:sized: --mesh dat=8 has no axis 'data'"),
         (["step", "{}:step", *STEP, "--what-if", "leaf.latency"], "--what-if: got 'leaf.latency', expected KEY=VALUE"),
         (["step", "{}:step", *STEP, "--compare", "nope"], "neither a file"),
-        ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
+        ([*CALL, "--what-if", "rack.latency=1"], "dgx-h100: rack.latency: unknown key; known are device.KEY, "),
         ([*CALL, "--ranks", "many"], "--ranks: got 'many'"),
         ([*CALL, "--ranks", "8,0"], "--ranks: got '8,0', expected positive numbers"),
         ([*CALL, "--dtype", "V0"], "--dtype: got 'V0', expected an element type"),

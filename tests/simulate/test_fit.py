@@ -9,7 +9,6 @@ from jaxcomm.simulate.nccl import hardware
 from tools.simulator import holdouts, intervals, measured, parameters
 from tools.simulator.fit import fit
 from tools.simulator.priors import PRIORS
-from tools.simulator.residual import Knots, Residual
 
 SIZES = [2**k for k in range(10, 34, 2)]
 DENSE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
@@ -96,20 +95,6 @@ def test_a_prediction_names_what_it_rests_on(tmp_path, table):
     found = fit(rows).predict(made.read(tmp_path / "q.csv", [row for row, _ in NAMED[table]]))
     assert list(found.evidence) == [evidence for _, evidence in NAMED[table]]
     assert np.isfinite(found.log_time).all()
-
-
-def test_residuals_pass_through_points_and_fade(tmp_path):
-    rows = made.read(tmp_path / "t.csv", made.sweep(["all_gather"], [8], SIZES)).rows
-    knots = Knots.of(rows, ["domain"] * len(rows))
-    wave = 0.2 * np.sin(np.arange(len(rows)))
-    layer = Residual(knots, wave)
-    mean, deviation = layer.predict(knots)
-    np.testing.assert_allclose(mean, wave, atol=0.01)
-    assert (deviation < 0.04).all()
-    far = made.read(tmp_path / "q.csv", [*made.sweep(["all_gather"], [8], [2.0**80]), {"op": "all_to_all"}]).rows
-    mean, deviation = layer.predict(Knots.of(far, ["domain"] * 2))
-    assert abs(mean[0]) < 1e-3 and deviation[0] > 0.1
-    assert mean[1] == 0 and np.isnan(deviation[1])
 
 
 @pytest.mark.deadline(60)

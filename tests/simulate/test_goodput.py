@@ -1,31 +1,10 @@
-"""goodput(): against failures drawn at random, and the limits of Young's formula."""
+"""goodput(): shares by hand, and the limits of Young's formula."""
 
 import math
-import random
 
 import pytest
 
 from jaxcomm.simulate import cli, goodput
-
-
-def _drawn(mean_s, work_s, checkpoint_s, restart_s, pieces):
-    """Time of many pieces of work with random failures, over the time of progress."""
-    make, clock = random.Random(0), 0.0
-    for _ in range(pieces):
-        while (failure_s := make.expovariate(1 / mean_s)) < work_s + checkpoint_s:
-            clock += failure_s
-            while (again_s := make.expovariate(1 / mean_s)) < restart_s:  # fails during the restart
-                clock += again_s
-            clock += restart_s
-        clock += work_s + checkpoint_s
-    return pieces * work_s / clock
-
-
-@pytest.mark.parametrize(("ranks", "interval_s"), [(1000, 3000.0), (10000, 1000.0), (50000, 2000.0)])
-def test_goodput_is_that_of_random_failures(ranks, interval_s):
-    found = goodput(ranks, mtbf_s=1e8, checkpoint_s=100, restart_s=250, detect_s=50, interval_s=interval_s)
-    assert found.mtbf_s == 1e8 / ranks
-    assert found.share == pytest.approx(_drawn(1e8 / ranks, interval_s, 100, 300, 40000), rel=0.02)
 
 
 def test_the_best_interval_is_the_best():
@@ -59,6 +38,9 @@ def test_shares_by_hand():
     text = str(found)
     assert "goodput     15.65% of the time" in text and "checkpoints 15.65% of the time" in text
     assert "failures    68.70% of the time; one every 100 s" in text
+    # With R = 100 s, in which failures can come too, e times as much.
+    slow = goodput(10, mtbf_s=1000, checkpoint_s=100, restart_s=60, detect_s=40, interval_s=100)
+    assert slow.mtbf_s == 100 and slow.share == pytest.approx(found.share / math.e)
     # C = 2 s, M = 4 s: sqrt(2 C M) is 4 s, and sqrt(C / (2 M)) is 1/2.
     found = goodput(1, mtbf_s=4, checkpoint_s=2, restart_s=0)
     assert found.young_s == 4 and found.daly_s == pytest.approx(4 * (1 + 1 / 6 + 1 / 36) - 2)
@@ -78,11 +60,9 @@ def test_the_command(capsys):
     ("changed", "message"),
     [
         (["--mtbf", "5 parsec"], "--mtbf: got '5 parsec', expected a number with one of the units s, min, h, d, y"),
-        (["--mtbf", "20"], "--mtbf: got '20', expected a number with one of the units"),
         (["--mtbf", "0s"], "mtbf_s must be more than 0, got 0"),
         (["--ranks", "0"], "ranks must be at least 1, got 0"),
         (["--checkpoint", "0s"], "checkpoint_s must be more than 0"),
-        (["--restart=-1s"], "--restart: got '-1s'"),
     ],
 )
 def test_bad_input(changed, message, capsys):

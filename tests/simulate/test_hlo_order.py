@@ -2,9 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hlo_texts import ADD, GLOBAL, P0, SIZES, block, text
+from hlo_texts import ADD, GLOBAL, MESH, P0, SIZES, block, text
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm.simulate import Cluster, StepError, step, step_of_hlo
@@ -18,13 +17,6 @@ END = "ROOT %t = (bf16[1024,1024], bf16[1024,1024]) tuple(%e, %d)"
 
 def _tasks(*lines, **options):
     return [(type(t.work).__name__, t.needs) for t in block(*lines, **options)[1].tasks]
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    if len(jax.devices()) < 8:
-        pytest.skip("needs 8 devices")
-    return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
 
 
 def test_the_order_of_a_scheduled_text_counts():
@@ -146,7 +138,7 @@ def test_packed_types_take_their_bits():
     assert (found.count, found.dtype) == (500, "uint8")
 
 
-def test_collectives_of_a_condition_count(mesh):
+def test_collectives_of_a_condition_count():
     """The condition of a while loop runs once more than its body: in HLO and in the jaxpr."""
 
     def f(x):
@@ -155,12 +147,12 @@ def test_collectives_of_a_condition_count(mesh):
 
         return jax.lax.while_loop(more, lambda c: (c[0] + 1, jnp.sin(c[1]) * 2), (0, x))[1]
 
-    run = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+    run = jax.jit(jax.shard_map(f, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False))
     args = [jax.ShapeDtypeStruct((512, 512), jnp.float32)]
     compiled = run.lower(*args).compile().as_text()
     for found in (
         step_of_hlo(compiled, cluster=H100, mesh=SIZES, while_trips=5),
-        step(run, args, mesh=mesh, cluster=H100, while_trips=5),
+        step(run, args, mesh=MESH, cluster=H100, while_trips=5),
     ):
         assert [(c.op, c.axes, c.bytes) for c in found.collectives] == [("psum", ("data",), 4 * 512 * 512)] * len(
             found.collectives
@@ -168,17 +160,17 @@ def test_collectives_of_a_condition_count(mesh):
         assert sum(c.count for c in found.collectives) == 6
 
 
-def test_a_program_in_bfloat16_keeps_its_types(mesh):
+def test_a_program_in_bfloat16_keeps_its_types():
     """XLA:CPU converts operands of products and reductions to float32; the jaxpr has bfloat16."""
 
     def f(x, w):
         h = jnp.tanh(jax.lax.psum(x @ w, "model"))
         return jax.lax.psum_scatter(h @ w, "data", tiled=True)
 
-    run = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False))
+    run = jax.jit(jax.shard_map(f, mesh=MESH, in_specs=(P(), P()), out_specs=P(), check_vma=False))
     args = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
     found = step_of_hlo(run.lower(*args).compile().as_text(), cluster=H100, mesh=SIZES)
-    traced = step(run, args, mesh=mesh, cluster=H100)
+    traced = step(run, args, mesh=MESH, cluster=H100)
     assert [(c.op, c.bytes) for c in found.collectives] == [(c.op, c.bytes) for c in traced.collectives]
     assert found.communication_s == pytest.approx(traced.communication_s) and found.flops == traced.flops
     assert found.compute_s == pytest.approx(traced.compute_s, rel=0.15)

@@ -122,15 +122,6 @@ def _exchange(size, shape, cluster, axis="data"):
     return step(f, [_struct(size)], mesh=mesh, cluster=cluster).collectives[0]
 
 
-def test_strided_groups_use_one_adapter_each():
-    """Ranks of an outer axis are in different domains: n - 1 blocks leave through the rank's own adapter."""
-    size = 16 << 20
-    row = _exchange(size, (16, 8), STEP)
-    assert (row.ranks, row.bytes) == (16, 4 * size)
-    assert row.simulated.bound_beta_s == pytest.approx(15 * 4 * size / 16 / ADAPTER)
-    assert row.simulated.bottleneck.startswith("leaf")
-
-
 def test_groups_that_share_a_taper_get_their_share():
     """512 domains over two leaves at least: (n - 32) blocks of a group of 512 cross a spine of half the bandwidth."""
     size = 512 << 14

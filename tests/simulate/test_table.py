@@ -36,7 +36,6 @@ def test_expert_rows_may_lack_bytes_and_time(tmp_path):
     ("row", "message"),
     [
         ({"ranks": "eight"}, "t.csv:3: column ranks: got 'eight', expected an integer from 1"),
-        ({"ranks_per_node": "0"}, "t.csv:3: column ranks_per_node: got '0'"),
         ({"bytes": ""}, "t.csv:3: column bytes: got '', expected a positive number"),
         ({"time_us": "inf"}, "t.csv:3: column time_us: got 'inf'"),
         ({"op": "all_reduced"}, "t.csv:3: column op: got 'all_reduced', expected one of all_reduce, "),
@@ -61,10 +60,8 @@ def test_a_table_to_predict_needs_no_times(tmp_path):
     ("name", "device"),
     [
         ("8x H100 per node (p5.48xlarge)", "H100"),
-        ("8x H100-class (sm_90)", "H100"),
         ("GB300-class NVL72 (sm_103)", "GB300"),
         ("GB200 NVL72, 20 racks", "GB200"),
-        ("8x B300 per node", "B300"),
         ("NDm A100 v4", "A100"),
         ("8x MI355X-class (gfx950)", "MI355X"),
         ("TPU v5e", None),
@@ -81,7 +78,6 @@ def test_hardware_is_recognised(name, device):
         ("2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", 100),
         ("NVLink3 + 400 Gb/s EFA per node", 6.25),
         ("NVLink4 + 8x 400 Gb/s InfiniBand per node", 50),
-        ("NVLink + 400 Gb/s InfiniBand per GPU", 50),
         ("NVLink4 + InfiniBand", 50),  # H100's usual adapter
     ],
 )
