@@ -1,5 +1,5 @@
 // The end or failure of a process: what its peers learn over connections between real processes, and which waits it
-// ends, on fakes of NCCL and the GPU.
+// ends, on fakes of NCCL and the GPU; and the exit while threads run.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -242,6 +243,44 @@ ALONE_TEST_CASE("a kernel without IPv6") {
         "process 1 failed: no memory");  // who is killed may not be known
   fails.End(SIGKILL);
   CHECK(Threads::End(kLimitS));
+}
+
+// Runs `body` in a process that then exits, and returns how it ended.
+template <typename Body>
+int StatusAtExit(Body body) {
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    body();
+    std::exit(7);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+// A thread that stays inside of NCCL does not keep the process from exiting.
+TEST_CASE("the exit does not wait forever") {
+  const auto begin = std::chrono::steady_clock::now();
+  const int status =
+      StatusAtExit([] { Threads::Start([] { std::this_thread::sleep_for(std::chrono::seconds(100)); }); });
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(50));
+}
+
+TEST_CASE("no thread starts after the end") {
+  const int status = StatusAtExit([] {
+    std::atomic<bool> ended{false};
+    Threads::Start([&] {
+      while (Threads::Sleep(std::chrono::hours(1))) {
+      }
+      ended = true;
+    });
+    CHECK(Threads::End(20) && ended);
+    Threads::Start([] { std::abort(); });
+    CHECK(!RunBounded([] { std::abort(); }, Deadline(0.05)));
+  });
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
 }  // namespace
