@@ -45,13 +45,13 @@ void EndWhileRank0Waits(bool left) {
   constexpr int64_t kCount = 40000;
   Communicator::Configure(600, 4);
   Communicator* alone = nullptr;
-  OnRanks(*new World(1), [&](Rank& rank) { alone = Ok(Get(rank)); });
+  OnRanks(*new World(1), [&](Rank& rank) { alone = ValueOf(Get(rank)); });
   OnRanks(*new World(2), [&](Rank& rank) {
     if (rank.rank == 1) rank.restarted = kOther;
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.algorithm = "direct";
-    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
+    const auto call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
     std::vector<int32_t> x(kCount), y(kCount, -1);
     Stream stream;
     std::thread end;
@@ -86,7 +86,7 @@ ALONE_TEST_CASE("a process that has left fails no call that does not wait for it
   Communicator::Configure(600, 4);
   OnRanks(*new World(2), [&](Rank& rank) {
     if (rank.rank == 1) rank.restarted = kOther;
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Sum(communicator, 1000);
     SetLeft(kOther, "process 1 has ended", rank.rank == 0 ? 0 : 600);
     if (rank.rank == 0) Communicator::RecordProgress();
@@ -105,7 +105,7 @@ ALONE_TEST_CASE("no group is made once a process has ended") {
 ALONE_TEST_CASE("an error of one rank ends the waits of its peers") {
   Communicator::Configure(600, 4);
   OnRanks(*new World(1), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const CallSpec spec = SpecOf(Collective::kAllReduce, 1);
     NoteIfUnavailable(spec, InvalidArgumentError("the operand is not aligned"));
     CHECK(Communicator::OwnFailure().ok() && communicator.CheckUsable().ok());
