@@ -87,7 +87,9 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   if (block_count > 0) {
     std::vector<char*> operands;
     for (std::vector<int32_t>& input : inputs) operands.push_back(reinterpret_cast<char*>(input.data()));
-    expected = OnCpu("direct", RequestOf(spec, block_count), {}, {DType::kS32, ReduceOp::kSum}, operands);
+    expected =
+        OnCpu("direct", RequestOf(spec, block_count), {spec.input_contiguous_count, spec.output_contiguous_count},
+              {DType::kS32, ReduceOp::kSum}, operands);
   }
 
   NodeGroup group(n, max_channels, kDeadlineNs, calls[0].arena.bytes, kLlUnits);
@@ -141,9 +143,15 @@ TEST_CASE("calls with buffers in an arena, and elsewhere") {
     if (OfLists(collective)) continue;  // refused, see below
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (const int32_t n : {1, 2, 4, 5}) {
-        const CallSpec spec = SpecOf(collective, n, algorithm.name);
+        CallSpec spec = SpecOf(collective, n, algorithm.name);
         if (!algorithm.supports(RequestOf(spec, 1))) continue;
-        for (const int64_t block_count : {0, 1, 7, 20000}) {  // 20000: several channels
+        for (const int64_t block_count : {0, 1, 7, 20000}) {  // 20000: several channels, and fragments
+          if (block_count == 20000) {
+            const bool gathers = collective == Collective::kAllGather,
+                       scatters = collective == Collective::kReduceScatter;
+            spec.input_contiguous_count = scatters || collective == Collective::kAllToAll ? 50 : 0;
+            spec.output_contiguous_count = gathers || collective == Collective::kAllToAll ? 2500 : 0;
+          }
           const int64_t arena_bytes = RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3);
           CHECK(arena_bytes == 0 || block_count > 0);  // empty calls need none
           if (block_count != 20000) RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3, true);
@@ -191,39 +199,6 @@ TEST_CASE("an all_to_all of small fragments copies its operand whole") {
   CHECK(staged(9, 0) && staged(9, 1 << 20) && staged(8, 1 << 10) && !staged(9, 1 << 10));
 }
 
-// Each channel copies its own elements and no byte of any other, in every layout.
-TEST_CASE("copies of the elements of a channel") {
-  int num_copies = 0;
-  for (const auto& [block_count, run] :
-       {std::pair{1, 1}, {7, 7}, {600, 1}, {600, 600}, {600, 30}, {600, 150}, {1024, 128}, {4000, 2000}}) {
-    for (const int32_t num_blocks : {1, 2, 5}) {
-      for (const int64_t item_bytes : {1, 4, 16}) {
-        const int64_t bytes = num_blocks * block_count * item_bytes;
-        HostMemory memory;
-        char* const from = memory.Take(bytes);
-        char* const to = memory.Take(bytes + item_bytes) + item_bytes;
-        for (int64_t i = 0; i < bytes; ++i) from[i] = static_cast<char>(1 + i % 127);
-        std::vector<char> expected(bytes);
-        for (int32_t channel = 0; channel < 3; ++channel) {
-          Elements elements;
-          elements.slice =
-              SliceOf(num_blocks * block_count, block_count, ChannelRange(block_count, item_bytes, 3, channel), run);
-          for (int64_t i = 0; i < num_blocks * elements.slice.count; ++i) {
-            const int64_t at = elements.Position(i) * item_bytes;
-            std::memcpy(expected.data() + at, from + at, item_bytes);
-          }
-          const device::Comm comm;
-          emulation::Launch(
-              1, 1, 4, 1, [&] { CopySlice({to, from}, elements.slice, item_bytes, BulkCopies(comm, 0, {}, nullptr)); });
-          CHECK(std::equal(expected.begin(), expected.end(), to));
-          ++num_copies;
-        }
-        CHECK(std::equal(expected.begin(), expected.end(), from));  // the copies cover all elements
-      }
-    }
-  }
-}
-
 TEST_CASE("a channel for each 16 KiB of a block") {
   CHECK(NumChannels(0, 8) == 1 && NumChannels((32 << 10) - 1, 8) == 1);
   CHECK(NumChannels(32 << 10, 8) == 2 && NumChannels(96 << 10, 8) == 6);
@@ -261,40 +236,6 @@ TEST_CASE("drawn calls: a program has the protocol and the channels of the Resol
     by_steps += !found->ll && !multimem ? 1 : 0;
   }
   CHECK(by_ll > 50 && by_steps > 200);
-}
-
-TEST_CASE("max_sms bounds the channels of a call") {
-  CallSpec spec = SpecOf(Collective::kAllReduce, 4, "");
-  const auto channels = [&](int64_t max_sms) {
-    spec.max_sms = max_sms;
-    const RankPlacement placement = {1, static_cast<int32_t>(spec.group_size)};
-    return Made(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, placement, 16)).num_channels;
-  };
-  CHECK(channels(0) == 16 && channels(1) == 1 && channels(5) == 5);
-  CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
-}
-
-// The default for small blocks of these collectives.
-TEST_CASE("small calls use LL") {
-  const auto is_ll = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
-    const Counts counts = CountsOf(collective, 4, block_count);
-    const CallSpec spec = SpecOf(collective, 4, algorithm);
-    return Made(MakeCallProgram(spec, DType::kF32, counts.input, counts.output, {1, 4}, max_channels)).ll.has_value();
-  };
-  for (const Collective collective :
-       {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
-    CHECK(is_ll(collective, "", 2, 32));
-    CHECK(!is_ll(collective, "", 1 << 20, 32));
-    CHECK(!is_ll(collective, "direct", 2, 32));
-    // The capacity of the slots depends on the channels.
-    for (const int32_t max_channels : {1, 3, 8, 32}) {
-      const int64_t most = std::min(max_channels, kLlChannels) * kLlBytes / 4;
-      CHECK(is_ll(collective, "ll", most, max_channels));
-      CHECK(!is_ll(collective, "ll", most + 1, max_channels));
-    }
-  }
-  CHECK(!is_ll(Collective::kBroadcast, "", 2, 32));
-  CHECK(NumLlChannels(8, 32) == 1 && NumLlChannels(4097, 32) == 2 && NumLlChannels(65536, 3) == 3);
 }
 
 // Only calls that request multimem use it.

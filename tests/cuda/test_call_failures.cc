@@ -31,7 +31,7 @@ ALONE_TEST_CASE("names of ended calls are dropped") {
 ALONE_TEST_CASE("failures persist") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(2), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Sum(communicator, 10);
     device::Report& report = *communicator.comm().report;
     const CallName name("psum at there.py:3");
@@ -73,7 +73,7 @@ ALONE_TEST_CASE("no kernel runs after an aborted one") {
     const auto make = [&](Rank& of, const char* algorithm, int64_t count) {
       own = &of;
       const CallSpec spec = SpecOf(Collective::kAllReduce, 2, algorithm);
-      return Ok(DeviceCall::Make(spec, *Ok(Get(of)), DType::kS32, count, count));
+      return ValueOf(DeviceCall::Make(spec, *ValueOf(Get(of)), DType::kS32, count, count));
     };
     const auto call = make(rank, "direct", kCount);
     const auto ll = make(rank, "ll", 2);
@@ -107,7 +107,7 @@ ALONE_TEST_CASE("a kernel is not aborted for a reason that comes later") {
   Communicator::Configure(600, 4);
   std::vector<Communicator*> communicators(2);
   for (Communicator*& made : communicators) {
-    OnRanks(*new World(1), [&](Rank& rank) { made = Ok(Get(rank)); });
+    OnRanks(*new World(1), [&](Rank& rank) { made = ValueOf(Get(rank)); });
   }
   const auto wait = [&](size_t i, uint64_t for_ns) {
     const uint64_t begin = device::NowNs();
@@ -130,7 +130,7 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
   int32_t x[4] = {}, y[4];
   xla.Use(x, 4, y, 4);
   const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {
-    device::Report& report = *Ok(Get(rank))->comm().report;
+    device::Report& report = *ValueOf(Get(rank))->comm().report;
     report.call_id = CallName(call).number();  // known a while longer
     report.time_ns = time_ns;
     report.state = device::Report::kComplete;

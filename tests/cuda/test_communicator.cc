@@ -16,10 +16,10 @@ ALONE_TEST_CASE("calls share a communicator") {
   for (const int n : {1, 2, 3}) {
     Communicator::Configure(20, 4);
     OnRanks(*new World(n), [&](Rank& rank) {
-      Communicator* const communicator = Ok(Get(rank));
+      Communicator* const communicator = ValueOf(Get(rank));
       CHECK(communicator != nullptr && communicator->rank() == rank.rank && communicator->size() == n);
       CHECK(communicator->max_channels() == 4 && communicator->device() == rank.device());
-      CHECK(Ok(Get(rank)) == communicator);
+      CHECK(ValueOf(Get(rank)) == communicator);
       Sum(*communicator, 1);
       CHECK(rank.num_allocations == 1);  // small calls need no arena
       Sum(*communicator, 1000);
@@ -54,7 +54,7 @@ ALONE_TEST_CASE("the smallest GPU of the group limits the channels of all") {
     std::vector<int32_t> found(n);
     OnRanks(*new World(n), [&](Rank& rank) {
       num_sms = sms[rank.rank];
-      Communicator& communicator = *Ok(Get(rank));
+      Communicator& communicator = *ValueOf(Get(rank));
       found[rank.rank] = communicator.max_channels();
       Sum(communicator, 40000);
     });
@@ -83,7 +83,7 @@ ALONE_TEST_CASE("multicast addresses") {
     world->rank_without_multicast = without_address;
     std::vector<char*> bases(3);
     OnRanks(*world, [&](Rank& rank) {
-      Communicator* const communicator = Ok(Get(rank));
+      Communicator* const communicator = ValueOf(Get(rank));
       device::Comm comm;
       CHECK(communicator->ReserveFor("mine", 100, &comm).ok());
       CHECK(comm.arena_bytes >= 100 && comm.arena.At(0) != nullptr);
@@ -106,7 +106,7 @@ ALONE_TEST_CASE("a multicast address that NCCL never gives is an error in time")
   world->multimem = world->multicast_hangs = true;
   OnRanks(*world, [](Rank& rank) {
     device::Comm comm;
-    const Status failed = Ok(Get(rank))->ReserveFor("mine", 100, &comm);
+    const Status failed = ValueOf(Get(rank))->ReserveFor("mine", 100, &comm);
     CHECK(Has(failed, "ncclGetLsaMultimemDevicePointer was not over within 0.2 s (JAXCOMM_TIMEOUT_S)"));
   });
 }
@@ -114,7 +114,7 @@ ALONE_TEST_CASE("a multicast address that NCCL never gives is an error in time")
 ALONE_TEST_CASE("calls on two streams follow each other") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(1), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Stream one, other, captured;
     captured.captures = true;
     CHECK(communicator.Begin(one.handle()).ok() && communicator.End(one.handle()).ok());
@@ -127,7 +127,7 @@ ALONE_TEST_CASE("calls on two streams follow each other") {
     CHECK(captured.num_waits == 0 && captured.num_records == 0);
     CHECK(communicator.Begin(other.handle()).ok() && other.num_waits == 1);
     // Each call does so.
-    const auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 1), communicator, DType::kS32, 8, 8));
+    const auto call = ValueOf(DeviceCall::Make(SpecOf(Collective::kAllReduce, 1), communicator, DType::kS32, 8, 8));
     int32_t x[8] = {}, y[8];
     CHECK(call->Launch(x, y, one.handle()).ok() && one.num_waits == 2 && one.num_records == 2);
   });
@@ -139,7 +139,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
     Communicator::Configure(20, 4, "");
     World* const world = &NodesOf(nodes, n / nodes, NCCL_GIN_TYPE_GDAKI);
     OnRanks(*world, [&, n = n](Rank& rank) {
-      Communicator* const communicator = Ok(Get(rank));
+      Communicator* const communicator = ValueOf(Get(rank));
       CHECK(communicator != nullptr && communicator->gin() != nullptr);
       CHECK(communicator->placement().ranks_per_node == world->team_size() && rank.num_gin == 1);
       Sum(*communicator, 1);
@@ -150,7 +150,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
       CHECK(communicator->Reserve(1, &larger, &bytes).ok() && communicator->Reserve(bytes + 1, &larger, &bytes).ok());
       Sum(*communicator, 1000);  // in the new arena
       const CallSpec spec = SpecOf(Collective::kBarrier, n);
-      const auto barrier = Ok(DeviceCall::Make(spec, *communicator, DType::kS32, 0, 0));
+      const auto barrier = ValueOf(DeviceCall::Make(spec, *communicator, DType::kS32, 0, 0));
       Stream stream;
       CHECK(barrier != nullptr && barrier->Launch(nullptr, nullptr, stream.handle()).ok());
       while (!stream.Drain()) std::this_thread::yield();

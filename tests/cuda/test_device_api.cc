@@ -339,23 +339,6 @@ TEST_CASE("a missing rank") {
   });
 }
 
-TEST_CASE("whether a value is true in a thread of the group") {
-  emulation::Launch(1, 1, 9, FirstSeed(), [&] {
-    const auto thread = static_cast<int32_t>(threadIdx.x);
-    for (int32_t k = 0; k < 9; ++k) {
-      const bool own = thread == k;
-      CHECK(device::AnyOf(device::OfThread(), own) == own);
-      CHECK(device::AnyOf(device::OfWarp(), own) == (thread / kWarp == k / kWarp));
-      CHECK(device::AnyOf(device::OfBlock(), own));
-      // Of four warps, and one that is not full.
-      if (thread >= 4 * kWarp) continue;
-      const bool low = thread < kWarp;
-      CHECK(device::AnyOf(low ? device::OfWarps(0, 1, 3) : device::OfWarps(1, 3, 2), own) ==
-            (low ? k < kWarp : k >= kWarp && k < 4 * kWarp));
-    }
-  });
-}
-
 TEST_CASE("sums through a switch") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
     TestMultimem<arithmetic::Plain<float>>(seed, size, channels, threads);

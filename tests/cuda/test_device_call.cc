@@ -23,7 +23,7 @@ ALONE_TEST_CASE("calls by multimem") {
   multicast.bytes = World::kStride;
   multicast.replicas.clear();
   OnRanks(*world, [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     for (int r = 0; r < kRanks && rank.rank == 0; ++r) {
       multicast.replicas.push_back(rank.made->world->memory[0] + r * World::kStride);
     }
@@ -53,7 +53,7 @@ ALONE_TEST_CASE("calls by multimem") {
   without->multimem = true;
   without->rank_without_multicast = 1;
   OnRanks(*without, [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     CHECK(Has(DeviceCall::Make(spec_of(Collective::kAllReduce), communicator, DType::kF32, 5, 5).status(),
               "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL"));
     Sum(communicator, 1000);  // all else goes on
@@ -66,10 +66,10 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   Communicator::Configure(20, 4);
   OnRanks(*new World(n), [&](Rank& rank) {
     constexpr int64_t kCount = 700;
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const XlaMemory memory(rank);
     const CallSpec spec = SpecOf(Collective::kAllReduce, n, "direct");
-    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, true));
+    const auto call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, true));
     CHECK(call && (n == 1 || (call->shares_input() && call->shares_output())));
     Stream stream;
     const auto on_stream = stream.handle();
@@ -118,8 +118,9 @@ void SumWithBulkCopies(bool wanted, int capability, int shared_bytes, bool expec
     compute_capability = capability;
     shared_memory_bytes = shared_bytes;
     ptx_version = code;
-    Communicator& communicator = *Ok(Get(rank));
-    CHECK(communicator.bulk_copies() == expected && Ok(communicator.AsynchronousLane())->bulk_copies() == expected);
+    Communicator& communicator = *ValueOf(Get(rank));
+    CHECK(communicator.bulk_copies() == expected &&
+          ValueOf(communicator.AsynchronousLane())->bulk_copies() == expected);
     Sum(communicator, 100'000);
   });
   CHECK(most_shared_bytes == static_cast<size_t>(expected ? BulkSharedBytes(kPlanStages) : 0));
@@ -143,10 +144,10 @@ ALONE_TEST_CASE("windows of changing calls") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const XlaMemory memory(rank);
     const CallSpec spec = SpecOf(Collective::kAllGather, 2, "direct");
-    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
+    const auto call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
     CHECK(call && call->shares_input() && !call->shares_output());
     Stream stream;
     const auto on_stream = stream.handle();
@@ -164,7 +165,7 @@ ALONE_TEST_CASE("windows of changing calls") {
     // Peers cannot address a window whose spacing differs from that of the communicator.
     Sum(communicator, 1);  // both ranks have arrived
     world->spacing_error = 64;
-    const auto copies = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
+    const auto copies = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
     CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).ok());
     Sum(communicator, 1);
     world->spacing_error = 0;
@@ -175,10 +176,10 @@ ALONE_TEST_CASE("windows of changing calls") {
 ALONE_TEST_CASE("empty and unaligned buffers") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(2), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
-    const auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 0, 0));
+    Communicator& communicator = *ValueOf(Get(rank));
+    const auto call = ValueOf(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 0, 0));
     CHECK(call && call->Launch(nullptr, nullptr, nullptr).ok());
-    const auto aligned = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 1, 1));
+    const auto aligned = ValueOf(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 1, 1));
     alignas(4) char buffer[16];
     CHECK(aligned->Launch(buffer + 1, buffer, nullptr).message() ==
           "the operand is not aligned to its elements of 4 bytes");

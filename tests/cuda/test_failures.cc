@@ -1,4 +1,4 @@
-// Kernels whose peers stop, arrive late or run other programs, or whose host aborts: all of them end in time, and their
+// Kernels whose peers stop or arrive late, or whose host aborts: all of them end in time, and their
 // reports name waits for signals that never came.
 #include <algorithm>
 #include <cstdlib>
@@ -74,26 +74,6 @@ class Trial {
     CheckReports(begin, rank);
   }
 
-  // One rank runs another algorithm than the others. No rank moves data, because ranks with different programs would
-  // overwrite each other's memory.
-  void DifferOnce() {
-    const int32_t rank = Draw(n());
-    Choice other = choices_.back();
-    const std::vector<Algorithm>& table = Algorithms(other.request.collective);
-    do {
-      other.algorithm = &table[Draw(static_cast<int32_t>(table.size()))];
-    } while (!other.algorithm->supports(other.request));
-    const VirtualRanks::Call call = Prepare(other);
-    calls_.back().args[rank] = call.args[rank];
-    calls_.back().network[rank] = call.network[rank];
-    for (int32_t r = 0; r < n(); ++r) DropData(calls_.back().args[r]);
-    Number(calls_.size() + 1);
-    ForAll([&](device::Comm& comm) { comm.timeout_ns = timeout_ns_; });
-    const uint64_t begin = emulation::NowNs();
-    Launch({}, begin);
-    CheckReports(begin, rank);
-  }
-
   // The host aborts long before the kernels would.
   void Abort() {
     const int32_t rank = Draw(n());
@@ -135,8 +115,7 @@ class Trial {
       const std::vector<Algorithm>& table = Algorithms(request.collective);
       const Algorithm& algorithm = table[Draw(static_cast<int32_t>(table.size()))];
       if (!algorithm.supports(request)) continue;
-      choices_.emplace_back(algorithm, request);
-      return choices_.back();
+      return {algorithm, request};
     }
   }
 
@@ -151,16 +130,6 @@ class Trial {
         f(call.network[rank].comm);
       }
     }
-  }
-
-  void DropData(RankArgs& args) {
-    int32_t num_steps = 0;
-    for (int32_t channel = 0; channel < num_channels_; ++channel) {
-      num_steps = std::max(num_steps, args.channels[channel].first_step + args.channels[channel].num_steps);
-    }
-    std::vector<ProgramStep> steps(args.steps, args.steps + num_steps);
-    for (ProgramStep& step : steps) step.step.count = 0;
-    args.steps = memory_.Upload(steps);
   }
 
   // Numbers of calls, for reports.
@@ -295,7 +264,6 @@ class Trial {
   const VirtualRanks ranks_{memory_, geometry_, num_channels_, 1'000'000'000'000};
   const bool uses_gin_ = Draw(2) == 0;  // between nodes
   VirtualGin gin_{n(), num_channels_, random_()};
-  std::vector<Choice> choices_;
   std::vector<VirtualRanks::Call> calls_;
   uint64_t first_id_ = 0;
   uint64_t duration_ns_ = 0;
@@ -322,8 +290,6 @@ int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
 TEST_CASE("a rank stops") { CHECK(Repeat(&Trial::StopSomewhere, 200, 0) > 100); }
 
 TEST_CASE("a rank arrives late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
-
-TEST_CASE("a rank runs another program") { Repeat(&Trial::DifferOnce, 100, 250); }
 
 TEST_CASE("the host aborts") { Repeat(&Trial::Abort, 30, 350); }
 

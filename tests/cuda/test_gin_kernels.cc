@@ -16,13 +16,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-TEST_CASE("the rail has a rank of each node") {
-  const GinCluster cluster(3, 4, 1, 16, 1);
-  const device::Team rail = device::RailOf(cluster.comms[6]);
-  CHECK(rail.rank == 1 && rail.size == 3);
-  CHECK(rail.World(0) == 2 && rail.World(1) == 6 && rail.World(2) == 10);
-}
-
 // Calls one after the other on an arena that launches with different grids share. Each rank's counts of rounds must
 // stay.
 void TestAllGather(uint64_t seed, int32_t num_nodes, int32_t ranks_per_node) {
@@ -81,36 +74,6 @@ TEST_CASE("an all-gather over nodes") {
     TestAllGather(++seed, 2, 2);
     TestAllGather(++seed, 3, 1);
     TestAllGather(++seed, 1, 3);
-  }
-}
-
-// A rank of another node never starts. All kernels end, and one report of its rail names it.
-TEST_CASE("a missing rank of another node") {
-  for (uint64_t seed = 1; seed <= 5; ++seed) {
-    constexpr int64_t kChunkBytes = 16;
-    device::Comm sizes;
-    sizes.world.size = 4;
-    sizes.signals.num_channels = 1;
-    GinCluster cluster(2, 2, 1, node_all_gather::ArenaBytes(sizes, kChunkBytes), seed);
-    char x[16] = {}, y[4][64];
-    const uint64_t begin = emulation::NowNs();
-    for (int launch = 0; launch < 2; ++launch) {  // the second kernel does nothing
-      cluster.Launch(1, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
-        if (rank == 3) return;
-        node_all_gather::Args args;
-        args.comm = cluster.comms[rank];
-        args.gin = cluster.handles[rank];
-        args.x = x;
-        args.y = y[rank];
-        args.bytes = args.chunk_bytes = 16;
-        node_all_gather::Run(args, nccl_comm);
-      });
-      CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
-    }
-    const device::Report& report = cluster.reports[1];
-    CHECK(report.state == device::Report::kComplete && report.rank == 1 && report.peer == 3);
-    CHECK(report.step == 0 && report.expected == 1 && report.seen == 0);
-    CHECK(*cluster.comms[1].abort_flag == 1);
   }
 }
 

@@ -13,7 +13,6 @@
 #include "../../ffi/cuda/program/packing.h"
 #include "../../ffi/cuda/program/program.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/builder.h"
 #include "../check.h"
 #include "fakes/random_request.h"
 #include "fakes/seed.h"
@@ -167,36 +166,6 @@ int64_t TestCollectives(int32_t most_nodes, int32_t most_locals, int repeats) {
     }
   }
   return most;
-}
-
-// Rank 0 puts and signals in turn. No signal of the plan follows the last put, so the exit barrier has one. Rank 1 puts
-// too, so rank 0 begins with a signal.
-template <int32_t num_puts>
-Plan PutsAndSignals(const Request& request, int32_t rank) {
-  const int64_t b = request.block_count;
-  Builder plan(request, rank);
-  plan.Move(plan.Input(0), Builder::At(1 - rank, Space::kOutput, 0), b);
-  for (int32_t i = 1; rank == 0 && i < num_puts; ++i) {
-    plan.Signal(1);
-    plan.Move(plan.Input(0), Builder::At(1, Space::kOutput, 0), b);
-  }
-  for (int32_t i = 1; rank == 1 && i < num_puts; ++i) plan.Wait(0);
-  return std::move(plan).Finish(0);
-}
-
-TEST_CASE("puts and signals in turn") {
-  std::mt19937_64 random(1);
-  Request request;
-  request.collective = Collective::kPermute;
-  request.geometry = {2, 1, false, false};
-  request.block_count = 10;
-  const std::pair<Plan (*)(const Request&, int32_t), int64_t> plans[] = {
-      {PutsAndSignals<7>, 15}, {PutsAndSignals<8>, 16}, {PutsAndSignals<9>, 16}, {PutsAndSignals<40>, 16}};
-  for (const auto& [build, most] : plans) {
-    const Algorithm algorithm = {"in_turn", "", {}, build};
-    const auto [entries, puts] = MostInQueues(algorithm, request, {}, 1, {}, random);
-    CHECK(entries == most && puts <= kMostPutsUnderWay);
-  }
 }
 
 // A channel without elements would have signals only, and no flush shows that these have left.

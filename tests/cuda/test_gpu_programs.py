@@ -49,12 +49,6 @@ def test_no_other_program_is_there(programs):
     assert sorted(source for source in programs[0] if not source.startswith("ffi/")) == sorted(TESTS + BENCHMARKS)
 
 
-def test_smoke_compiles_little(programs):
-    """Its test, check.cc and main.cc, and a link: time on a GPU is expensive."""
-    done = run(TOOLS / "ninja", "-t", "commands", "test_gpu_smoke", cwd=programs[1])
-    assert len(done.stdout.splitlines()) == 4
-
-
 @pytest.mark.parametrize("source", TESTS + BENCHMARKS)
 def test_it_compiles(programs, source):
     """Without optimisation."""

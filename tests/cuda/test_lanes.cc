@@ -15,14 +15,14 @@ namespace {
 
 using namespace fake;
 
-Communicator& LaneOf(Communicator& communicator) { return *Ok(communicator.AsynchronousLane()); }
+Communicator& LaneOf(Communicator& communicator) { return *ValueOf(communicator.AsynchronousLane()); }
 
 ALONE_TEST_CASE("a group has one asynchronous lane, which shares no memory with the other one") {
   for (const int n : {1, 3}) {
     Communicator::Configure(20, 32);
     auto* world = new World(n);
     OnRanks(*world, [&](Rank& rank) {
-      Communicator& communicator = *Ok(Get(rank));
+      Communicator& communicator = *ValueOf(Get(rank));
       const int before = rank.num_allocations;
       Communicator& lane = LaneOf(communicator);
       CHECK(&lane != &communicator && &LaneOf(communicator) == &lane);
@@ -77,7 +77,7 @@ void RunBeside(uint64_t seed) {
   world->seed = seed;
   OnRanks(*world, [&](Rank& rank) {
     std::mt19937_64 random(seed);  // the same on all ranks
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Communicator& lane = LaneOf(communicator);
     std::vector<DataCall<>> calls;
     for (int i = 0; i < 3; ++i) {
@@ -146,7 +146,7 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
     Site first(*started, rank), second(*synchronous, rank);
     first.xla.more = {{nullptr, 0, XLA_FFI_DataType_F32}, {nullptr, 3, XLA_FFI_DataType_S8}};
     for (Site* const site : {&first, &second}) CHECK(site->Initialize().empty());
-    Communicator* const communicator = Ok(Get(rank));
+    Communicator* const communicator = ValueOf(Get(rank));
     CHECK(&synchronous->calls.at(rank.device())->communicator() == communicator);
     CHECK(&started->calls.at(rank.device())->communicator() == &LaneOf(*communicator));
     for (Site* const site : {&first, &second}) {
@@ -269,7 +269,7 @@ TEST_CASE("the same call with other arguments, elements or sizes on another rank
 ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(3), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     if (rank.rank == 2) fault = {"ncclMemAlloc"};
     for (int i = 0; i < 2; ++i) {
       CHECK(Has(communicator.AsynchronousLane().status(), "rank 2 of the group has no 2097152 bytes of GPU memory"));

@@ -88,43 +88,6 @@ TEST_CASE("offsets exchange") {
   ExpectSound(program);
 }
 
-// A kernel reads its peer's operand and writes to its peer's result, without a barrier before. XLA places the buffers
-// anew for each call: where one had its operand, the next one has its result.
-TEST_CASE("buffers of peers after an exchange of offsets") {
-  constexpr int32_t kRanks = 2;
-  Program program;
-  LitmusRanks ranks(program, kRanks, 2);
-  const device::Window table = ranks.Window(program, OffsetTableBytes(kRanks), "table");
-  const device::Window buffers = ranks.Window(program, ranks.comm(0).signals.pad.stride, "buffers");  // as NCCL does
-  auto* const own = program.Words<BufferPlace>(2 * kRanks, "own");
-  auto* const at = program.Words<int64_t>(2 * kRanks * kRanks, "at");
-  ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
-    const int32_t rank = comm.local.rank, peer = 1 - rank;
-    const int64_t begin = buffers.At(rank) - comm.signals.pad.At(rank);
-    int64_t* const found = at + 2 * kRanks * rank;
-    const device::BufferWindow x_of = {comm.signals.pad, found}, y_of = {comm.signals.pad, found + kRanks};
-    for (int64_t call = 0; call < 2; ++call) {
-      const int64_t x_at = (call + rank) % 2, y_at = 1 - x_at;
-      auto* const words = buffers.At<uint64_t>(rank);
-      words[x_at] = 10 * static_cast<uint64_t>(call) + rank;
-      words[y_at] = 99;
-      own[2 * rank] = {8 * x_at, begin};
-      own[2 * rank + 1] = {8 * y_at, begin};
-      memory_model::EndKernel();
-      ExchangeOffsets({comm, table, own + 2 * rank, found, 2});
-      memory_model::EndKernel();
-      const uint64_t got = *x_of.At<uint64_t>(peer);
-      *y_of.At<uint64_t>(peer) = 100 + got;
-      Require(device::Barrier(comm, 0), "no signal");
-      memory_model::EndKernel();
-      Require(got == 10 * static_cast<uint64_t>(call) + peer, "stale operand");
-      Require(words[y_at] == 100 + words[x_at], "stale result");
-      memory_model::EndKernel();
-    }
-  });
-  ExpectSound(program);
-}
-
 // Exchanges in which every rank sends one unit per thread to every other one. `first`: number of exchanges before.
 void RunLlExchanges(int32_t n, unsigned num_threads, uint64_t first, uint64_t num_exchanges) {
   Program program;

@@ -1,6 +1,6 @@
 // The kernels that move rows, on the smallest groups, in all executions that a relaxed memory model and GIN allow:
-// dispatch and combine in a node and between nodes (test_litmus_nodes.cc joins both), all_to_all_v, route_and_dispatch,
-// and bulk copies, whose rings have two stages of 16 bytes.
+// dispatch and combine in a node and between nodes, all_to_all_v, and route_and_dispatch. Rings of bulk copies have two
+// stages of 16 bytes.
 #include <algorithm>
 #include <vector>
 
@@ -132,11 +132,11 @@ TEST_CASE("dispatch and combine, by one thread and by two") {
 // One slice of one row for each rank: by rank input offsets, sizes, output offsets, sizes.
 constexpr int32_t kSlices[] = {0, 0, 1, 1, 0, 0, 1, 1, /**/ 0, 0, 1, 1, 1, 1, 1, 1};
 
-// `bulk`: number of ranks that make bulk copies.
-void CheckSlices(bool puts, unsigned threads, int32_t bulk) {
+// `bulk`: number of ranks that make bulk copies. With three `pieces`, a copy uses a stage twice.
+void CheckSlices(bool puts, unsigned threads, int32_t bulk, int64_t pieces = 1) {
   Program program;
-  const int64_t row = bulk > 0 ? 4 : 1;
-  const LitmusNodes nodes(program, 1, kRanks, 256);
+  const int64_t row = bulk > 0 ? 4 * pieces : 1;
+  const LitmusNodes nodes(program, 1, kRanks, 512);
   std::vector<SliceArgs> args(kRanks);
   for (int32_t r = 0; r < kRanks; ++r) {
     SliceArgs& own = args[r];
@@ -145,7 +145,7 @@ void CheckSlices(bool puts, unsigned threads, int32_t bulk) {
     CHECK(Reads(own) == !puts);
     own.row_bytes = row * int64_t{sizeof(float)};
     own.slices_per_rank = kRanks;
-    CHECK(ArenaBytes(own) <= 256);
+    CHECK(ArenaBytes(own) <= 512);
     own.table = UploadTo(program, kSlices, "table");
     if (r < bulk) own.bulk = kStages;
     const auto num_threads = static_cast<int32_t>(threads);
@@ -163,48 +163,9 @@ TEST_CASE("one slice per pair: read and put, by one thread and by two, in bulk b
   for (const bool puts : {false, true}) {
     for (const unsigned threads : {1u, 2u}) CheckSlices(puts, threads, 0);
     for (const int32_t bulk : {1, 2}) CheckSlices(puts, 1, bulk);
+    CheckSlices(puts, 2, 2);
+    CheckSlices(puts, 1, 2, 3);
   }
-}
-
-// Twice: writes x, puts it to the peer's window, copies what the peer has put out of the own window, reads the copy.
-// With `num_pieces` of three, a stage is used twice by one copy.
-void ExchangeInBulk(int64_t num_pieces, unsigned num_threads) {
-  Program program;
-  const LitmusRanks ranks(program, 2, 1);
-  const int64_t bytes = num_pieces * kStages.bytes, count = bytes / int64_t{sizeof(int64_t)};
-  const device::Window x = ranks.Window(program, bytes, "x"), y = ranks.Window(program, bytes, "y");
-  const device::Window window = ranks.Window(program, bytes, "window");
-  std::vector<char*> shared;
-  for (int rank = 0; rank < 2; ++rank) shared.push_back(program.Take(BulkSharedBytes(kStages), "shared memory"));
-  ranks.AddBlocks(program, 1, num_threads, [=](const device::Comm& comm) {
-    const int32_t rank = comm.local.rank, peer = 1 - rank;
-    const auto last = static_cast<unsigned>(num_threads - 1);  // another thread than the one that copies
-    const auto value = [&](int32_t of, int64_t i, int64_t run) { return 100 * run + 10 * of + i; };
-    const BulkCopies copies(comm, 0, kStages, shared[rank]);
-    for (int64_t run = 1; run <= 2; ++run) {
-      for (int64_t i = 0; i < count && threadIdx.x == last; ++i) x.At<int64_t>(rank)[i] = value(rank, i, run);
-      __syncthreads();
-      copies.Copy(window.At(peer), x.At(rank), bytes);
-      device::Signal(comm, 0, peer, device::OfBlock());
-      Require(device::Wait(comm, 0, peer, device::OfBlock()), "no signal");
-      copies.Copy(y.At(rank), window.At(rank), bytes);
-      __syncthreads();
-      for (int64_t i = 0; i < count && threadIdx.x == last; ++i) {
-        Require(y.At<int64_t>(rank)[i] == value(peer, i, run), "a wrong copy");
-        y.At<int64_t>(rank)[i] = -1;
-      }
-      // The window may be overwritten.
-      device::Signal(comm, 0, peer, device::OfBlock());
-      Require(device::Wait(comm, 0, peer, device::OfBlock()), "no signal");
-    }
-  });
-  ExpectSound(program);
-}
-
-TEST_CASE("bulk copies between two ranks") {
-  ExchangeInBulk(1, 1);
-  ExchangeInBulk(1, 2);
-  ExchangeInBulk(3, 1);
 }
 
 // `runs` calls of route_and_dispatch on one arena, of one token per rank, whose first choice is the expert of the same

@@ -1,5 +1,5 @@
 // The end or failure of a process: what its peers learn over connections between real processes, and which waits it
-// ends, on fakes of NCCL and the GPU.
+// ends, on fakes of NCCL and the GPU; and the exit while threads run.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -44,13 +45,13 @@ void EndWhileRank0Waits(bool left) {
   constexpr int64_t kCount = 40000;
   Communicator::Configure(600, 4);
   Communicator* alone = nullptr;
-  OnRanks(*new World(1), [&](Rank& rank) { alone = Ok(Get(rank)); });
+  OnRanks(*new World(1), [&](Rank& rank) { alone = ValueOf(Get(rank)); });
   OnRanks(*new World(2), [&](Rank& rank) {
     if (rank.rank == 1) rank.restarted = kOther;
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.algorithm = "direct";
-    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
+    const auto call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
     std::vector<int32_t> x(kCount), y(kCount, -1);
     Stream stream;
     std::thread end;
@@ -85,7 +86,7 @@ ALONE_TEST_CASE("a process that has left fails no call that does not wait for it
   Communicator::Configure(600, 4);
   OnRanks(*new World(2), [&](Rank& rank) {
     if (rank.rank == 1) rank.restarted = kOther;
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Sum(communicator, 1000);
     SetLeft(kOther, "process 1 has ended", rank.rank == 0 ? 0 : 600);
     if (rank.rank == 0) Communicator::RecordProgress();
@@ -104,7 +105,7 @@ ALONE_TEST_CASE("no group is made once a process has ended") {
 ALONE_TEST_CASE("an error of one rank ends the waits of its peers") {
   Communicator::Configure(600, 4);
   OnRanks(*new World(1), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const CallSpec spec = SpecOf(Collective::kAllReduce, 1);
     NoteIfUnavailable(spec, InvalidArgumentError("the operand is not aligned"));
     CHECK(Communicator::OwnFailure().ok() && communicator.CheckUsable().ok());
@@ -242,6 +243,44 @@ ALONE_TEST_CASE("a kernel without IPv6") {
         "process 1 failed: no memory");  // who is killed may not be known
   fails.End(SIGKILL);
   CHECK(Threads::End(kLimitS));
+}
+
+// Runs `body` in a process that then exits, and returns how it ended.
+template <typename Body>
+int StatusAtExit(Body body) {
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    body();
+    std::exit(7);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+// A thread that stays inside of NCCL does not keep the process from exiting.
+TEST_CASE("the exit does not wait forever") {
+  const auto begin = std::chrono::steady_clock::now();
+  const int status =
+      StatusAtExit([] { Threads::Start([] { std::this_thread::sleep_for(std::chrono::seconds(100)); }); });
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(50));
+}
+
+TEST_CASE("no thread starts after the end") {
+  const int status = StatusAtExit([] {
+    std::atomic<bool> ended{false};
+    Threads::Start([&] {
+      while (Threads::Sleep(std::chrono::hours(1))) {
+      }
+      ended = true;
+    });
+    CHECK(Threads::End(20) && ended);
+    Threads::Start([] { std::abort(); });
+    CHECK(!RunBounded([] { std::abort(); }, Deadline(0.05)));
+  });
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
 }  // namespace

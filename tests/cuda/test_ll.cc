@@ -413,18 +413,6 @@ TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
 #if !defined(__CUDACC__)
 TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 3, true); }
 
-TEST_CASE("every type through the switch") {
-  std::mt19937_64 random(FirstSeed());
-  Group group(4, 2, kLimitNs, true);
-  std::vector<Drawn> row;
-  for (const DType dtype : kTypes) row.push_back(DrawMultimem(group, Collective::kAllGather, dtype, random));
-  for (const DType dtype : kSums) {
-    row.push_back(DrawMultimem(group, Collective::kAllReduce, dtype, random));
-    row.push_back(DrawMultimem(group, Collective::kReduceScatter, dtype, random));
-  }
-  RunRow(group, row, FirstSeed(), 8);
-}
-
 TEST_CASE("a missing or late rank") {
   for (int i = 0; i < 20; ++i) TestMissingRank(FirstSeed() + 2000 + 3 * i, i % 2 == 1, i >= 10);
 }

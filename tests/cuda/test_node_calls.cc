@@ -74,7 +74,7 @@ ALONE_TEST_CASE("a kernel of two nodes, whose targets ask for GIN before the are
       const auto run = [&](const Site& on, int64_t bytes) {
         options.arena_bytes = bytes;
         CHECK(on.Run(of_xla, options).empty());
-        cuda::Communicator& communicator = *Ok(Get(of_xla));
+        cuda::Communicator& communicator = *ValueOf(Get(of_xla));
         CHECK(comm.world.rank == rank && comm.world.size == 4 && comm.local.size == 2 && comm.arena_bytes >= bytes);
         CHECK(device::RailOf(comm).World(1) == 2 + rank % 2);
         CHECK(nccl_comm == &communicator.gin()->nccl_comm());

@@ -15,7 +15,6 @@ import runner
 ROOT = pathlib.Path(__file__).parents[2]
 GPU = ROOT / "tests" / "cuda" / "gpu"
 sys.path.append(str(GPU))
-import killed  # noqa: E402
 import losses  # noqa: E402
 
 
@@ -203,15 +202,6 @@ def test_the_machine_model_by_hand():
     expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
     assert found == pytest.approx(expected)
     assert measured.machine_model([], ll[:1]) == {}
-
-
-def test_check_of_the_survivors_errors():
-    good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 aborted: rank 1 did not signal", "seconds": 5}
-    assert killed.problem_of([good], 2) == ""
-    assert "printed nothing" in killed.problem_of([None], 2)
-    assert "no error within" in killed.problem_of([{"error": "", "seconds": 30}], 2)
-    assert "does not name" in killed.problem_of([{"error": "psum at x: rank 0 did not signal", "seconds": 5}], 2)
-    assert "does not name" in killed.problem_of([good], 3)
 
 
 def test_comparison_of_losses():

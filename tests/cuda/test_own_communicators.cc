@@ -151,7 +151,7 @@ ALONE_TEST_CASE("what identifies a group") {
     OnRanks(*new World(2), [&](Rank& rank) {
       rank.number = reversed ? 1 - rank.rank : rank.rank;
       if (rank.number == 1) rank.restarted = incarnation_of_1;
-      Communicator* const communicator = Ok(Get(rank));
+      Communicator* const communicator = ValueOf(Get(rank));
       CHECK(communicator->rank() == rank.rank);
       found[rank.number] = communicator;
       Sum(*communicator, 10);
@@ -173,7 +173,7 @@ ALONE_TEST_CASE("the memory of first contact of a smaller group, and of a copy t
     OnRanks(*new World(n), [&](Rank& rank) {
       rank.number = rank.rank;
       FirstContact contact(**NcclLibrary::Open(""), reinterpret_cast<ncclComm_t>(&rank), rank.number, 5);
-      CHECK(Ok(contact.Members()).size() == static_cast<size_t>(n));
+      CHECK(ValueOf(contact.Members()).size() == static_cast<size_t>(n));
       FreeRetired(rank.number);
     });
   };
@@ -191,7 +191,7 @@ ALONE_TEST_CASE("the memory of first contact of a smaller group, and of a copy t
   OnRanks(*new World(1), [](Rank& rank) {
     rank.number = 1;
     const CallSpec spec = SpecOf(Collective::kAllReduce, 1, "direct");
-    auto call = Ok(DeviceCall::Make(spec, *Ok(Get(rank)), DType::kS32, 8, 8));
+    auto call = ValueOf(DeviceCall::Make(spec, *ValueOf(Get(rank)), DType::kS32, 8, 8));
     FreeRetired(1);
     const int before = num_allocated;
     call.reset();
@@ -207,7 +207,7 @@ ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was"
   Communicator::Configure(0.3, 4);
   std::atomic<int> turn{0};
   OnRanks(*new World(2), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const int before = rank.num_gathers;
     if (rank.rank == 0) {
       CHECK(Has(communicator.CheckSameOnAllRanks("a", 1), "did not come within 0.3 s"));
@@ -218,7 +218,7 @@ ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was"
     while (turn < 1) std::this_thread::yield();
     CHECK(rank.num_gathers == before && !*rank.revoked);
     FirstContact contact(**NcclLibrary::Open(""), reinterpret_cast<ncclComm_t>(&rank), rank.device(), 5);
-    const std::vector<Member> members = Ok(contact.Members());
+    const std::vector<Member> members = ValueOf(contact.Members());
     CHECK(members.size() == 2 && members[0].process == Incarnation() && members[1].device == members[0].device + 1);
   });
 }

@@ -147,14 +147,14 @@ ALONE_TEST_CASE("calls of kernels") {
   std::vector<std::unique_ptr<DeviceCall>> calls(2 * kRanks);
   Communicator::Configure(20, 4);
   OnRanks(*new World(kRanks), [&](Rank& rank) {
-    Communicator& communicator = *(communicators[rank.rank] = Ok(Get(rank)));
+    Communicator& communicator = *(communicators[rank.rank] = ValueOf(Get(rank)));
     Stream stream;
     std::vector<int32_t> x(kCount, 1), y(kCount);
     for (const bool ll : {true, false}) {
       const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, ll ? "ll" : "direct");
       const int64_t count = ll ? 5 : kCount;
       auto& call = calls[2 * rank.rank + (ll ? 0 : 1)];
-      call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
+      call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
       for (int replay = 0; replay < 3; ++replay) CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
     }
     fake::Wait(stream.handle());
@@ -187,9 +187,10 @@ ALONE_TEST_CASE("calls of kernels") {
   calls.clear();
   OnRanks(*new World(kRanks), [&](Rank& rank) {
     rank.number = communicators[rank.rank]->device();
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const CallSpec spec = SpecOf(Collective::kDispatch, kRanks);
-    for (int i = 0; i < 256; ++i) Ok(DeviceCall::Make(spec, communicator, RouteAndDispatchShape{1, 1, 2, 2, 1, 0, 16}));
+    for (int i = 0; i < 256; ++i)
+      ValueOf(DeviceCall::Make(spec, communicator, RouteAndDispatchShape{1, 1, 2, 2, 1, 0, 16}));
   });
   progress.begun += uint64_t{1} << 32;
   CHECK(look().Find(8, 1) == nullptr);

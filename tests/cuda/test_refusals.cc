@@ -135,7 +135,7 @@ ALONE_TEST_CASE("operands that do not fit on one rank are an error on all") {
       spec.choices = 1;
       spec.num_experts = 2;
       const auto refused = [&](int64_t count) {
-        return DeviceCall::Make(spec, *Ok(Get(rank)), DType::kF32, count, 8).status();
+        return DeviceCall::Make(spec, *ValueOf(Get(rank)), DType::kF32, count, 8).status();
       };
       const char* const other = "rank 1 of the group failed when it compared its shapes";
       CHECK(Has(refused(rank.rank == 1 ? 6 : 8), rank.rank == 1 ? "rows of 4 elements" : other));
@@ -147,7 +147,7 @@ ALONE_TEST_CASE("operands that do not fit on one rank are an error on all") {
 ALONE_TEST_CASE("a GPU that cannot be selected is an error") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(1), [](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     device::Window arena;
     device::Comm comm;
     int64_t bytes = 0;
@@ -169,7 +169,7 @@ ALONE_TEST_CASE("ranks with different programs get an error") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     device::Window arena;
     int64_t bytes = 0;
     CHECK(Has(communicator.Reserve(int64_t{40 + 8 * rank.rank} << 20, &arena, &bytes), "their programs differ"));
@@ -219,9 +219,9 @@ ALONE_TEST_CASE("ranks that did not meet do not continue") {
   auto* world = new World(2);
   std::atomic<int> turn{0};
   OnRanks(*world, [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     Rank& made = *rank.made;
-    Communicator& other = *Ok(Get(*new Rank{new World(1), 0}));
+    Communicator& other = *ValueOf(Get(*new Rank{new World(1), 0}));
     if (rank.rank == 1) {
       while (turn < 1) std::this_thread::yield();
       CHECK(communicator.CheckSameOnAllRanks("a", 1).ok());

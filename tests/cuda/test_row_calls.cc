@@ -185,7 +185,7 @@ ALONE_TEST_CASE("a dispatch without slots moves nothing, but the next call of ev
 ALONE_TEST_CASE("calls that GPUs refuse") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(kRanks), [&](Rank& rank) {
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const auto made = [&](const CallSpec& spec, DType dtype, int64_t x, int64_t y) {
       return DeviceCall::Make(spec, communicator, dtype, x, y).status();
     };

@@ -15,29 +15,6 @@ def run(*command, **options):
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, **options)
 
 
-def test_bursts():
-    """Loads before the first use of one of them, in a listing as nvdisasm prints it."""
-    lines = (
-        "LD.E.128 R4, desc[UR4][R2.64]",
-        "@P0 LDG.E.U16 R8, desc[UR4][R2.64+0x10]",  # outstanding too
-        "FADD R0, R1, R7",  # one register of the first load
-        ".L_x_1:",
-        "LD.E.64 R4, desc[UR4][R2.64]",
-        "@!P0 BRA `(.L_x_2)",  # a forward branch ends nothing
-        "LD.E R6, desc[UR4][R2.64]",
-        ".L_x_2:",
-        "@P1 BRA `(.L_x_1)",  # the end of an iteration
-        "LD.E.64.STRONG.SYS R9, desc[UR4][R2.64]",  # a poll
-        "LD.E.64 R6, desc[UR4][R2.64]",
-        "LD.E R8, desc[UR4][R6.64]",  # waits for its address
-        "CALL.REL.NOINC `(f)",
-        "LD.E.U8 R8, desc[UR4][R2.64]",
-    )
-    code = "".join(f"{line}\n" if line.startswith(".L") else f"        /*0000*/        {line} ;\n" for line in lines)
-    found = sass.bursts(".text.f:\n" + code)["f"]
-    assert [(burst.loads, burst.bytes) for burst in found] == [(2, 18), (2, 12), (1, 8), (1, 4), (1, 1)]
-
-
 LOOPS = """
 #include <jaxcomm/device.h>
 using namespace jaxcomm;

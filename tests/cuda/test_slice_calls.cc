@@ -166,7 +166,7 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     site.more.pop_back();
     CHECK(Has(refused(), "unexpected number of operands or results"));
 
-    Communicator& communicator = *Ok(Get(rank));
+    Communicator& communicator = *ValueOf(Get(rank));
     const auto made = [&](const CallSpec& spec, int64_t x, int64_t y) {
       return DeviceCall::Make(spec, communicator, DType::kF32, x, y).status();
     };
@@ -191,7 +191,7 @@ ALONE_TEST_CASE("the arena has the rows of the operand or of the result, whichev
   for (const auto& [input_rows, output_rows, bytes] :
        {std::tuple{64, 640, 64 * 4 * kRow}, {640, 64, 64 * 4 * kRow}, {1, 1, 256}, {9, 0, 0}}) {
     const CallProgram call =
-        Ok(MakeCallProgram(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, {0, kRanks}, 32));
+        ValueOf(MakeCallProgram(SliceSpec(), DType::kF32, input_rows * kRow, output_rows * kRow, {0, kRanks}, 32));
     CHECK(call.arena.bytes == bytes && !call.empty());
   }
 }
@@ -202,7 +202,7 @@ ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair 
   const auto channels = [](int64_t input_rows, int64_t output_rows, int64_t max_sms) {
     CallSpec spec = SliceSpec();
     spec.max_sms = max_sms;
-    return Ok(MakeSliceArgs(spec, DType::kF32, input_rows * kRow, output_rows * kRow, 32)).num_channels;
+    return ValueOf(MakeSliceArgs(spec, DType::kF32, input_rows * kRow, output_rows * kRow, 32)).num_channels;
   };
   constexpr int64_t kMany = (2 << 20) / (4 * kRow);
   CHECK(channels(kMany, 8 * kMany, 0) == 31 && channels(8 * kMany, kMany / 2, 0) == 31);

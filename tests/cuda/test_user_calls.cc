@@ -9,7 +9,7 @@ using namespace fake;
 
 // Of jaxcomm's own calls.
 cuda::Communicator& CommunicatorOf(const CallOnDevice& execution) {
-  return *Ok(cuda::OwnCommunicator(static_cast<ncclComm_t>(execution.nccl_comm), execution.device));
+  return *ValueOf(cuda::OwnCommunicator(static_cast<ncclComm_t>(execution.nccl_comm), execution.device));
 }
 
 ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
@@ -136,7 +136,7 @@ ALONE_TEST_CASE("after an error of a user's call, work waits for the calls that 
   OnDevices(2, [&](int rank, CallOnDevice& execution) {
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.asynchronous = 1;
-    DataCall<> started(*Ok(CommunicatorOf(execution).AsynchronousLane()), spec, 3000);
+    DataCall<> started(*ValueOf(CommunicatorOf(execution).AsynchronousLane()), spec, 3000);
     const cudaStream_t side = fake::NewStream();
     started.Launch(0, side);
     Operands operands = OperandsOf(site, rank, 1);

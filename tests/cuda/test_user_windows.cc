@@ -256,7 +256,7 @@ ALONE_TEST_CASE("calls without windows are refused with the reason") {
     if (row.of_rank[0] == off) site.no_windows = off;
     CHECK(site.Instantiate().empty());
     WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
-      fake::Sum(*Ok(Get(rank)), 1);  // all ranks have arrived
+      fake::Sum(*ValueOf(Get(rank)), 1);  // all ranks have arrived
       row.prepare(rank, execution);
       Buffers buffers = {memory.At(memory.InputOf(0)), memory.At(memory.OutputOf(0)), {}};
       CHECK(Initialize(site, execution, buffers).empty());

@@ -116,11 +116,5 @@ inline NcclLibrary FakeLibrary() {
 inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 inline bool Has(const Status& status, const std::string& part) { return Has(status.message(), part); }
 
-// The value of a call that must not fail.
-template <typename T>
-T Ok(StatusOr<T> result) {
-  return ValueOf(std::move(result));
-}
-
 }  // namespace fake
 }  // namespace jaxcomm

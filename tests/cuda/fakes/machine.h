@@ -208,8 +208,8 @@ struct DataCall {
       : collective(spec.collective), rank(communicator.rank()), n(communicator.size()), count(count) {
     x.resize(collective == Collective::kReduceScatter ? n * count : count);
     y.resize(collective == Collective::kAllGather ? n * count : count);
-    call = Ok(cuda::DeviceCall::Make(spec, communicator, std::is_same_v<T, float> ? DType::kF32 : DType::kS32,
-                                     static_cast<int64_t>(x.size()), static_cast<int64_t>(y.size())));
+    call = ValueOf(cuda::DeviceCall::Make(spec, communicator, std::is_same_v<T, float> ? DType::kF32 : DType::kS32,
+                                          static_cast<int64_t>(x.size()), static_cast<int64_t>(y.size())));
   }
   void Launch(int32_t run, cudaStream_t stream) {
     for (size_t i = 0; i < x.size(); ++i) x[i] = Value(rank, run, static_cast<int64_t>(i));
