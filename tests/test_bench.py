@@ -67,17 +67,21 @@ def test_sums_are_exact_in_every_dtype(dtype, tmp_path):
     assert status == 0
 
 
+@pytest.mark.parametrize("mode", ["call", "chain"])
 @pytest.mark.parametrize(
     "name", [op if op in ("psum", "all_to_all") else pytest.param(op, marks=pytest.mark.full) for op in SIZED]
 )
-def test_wrong_data_is_counted(name, monkeypatch, capsys):
-    """Of either library, on all devices. Each has 64 elements, or 8 if scattered; a few of them are zero."""
-    num_elements = 8 * (8 if name == "psum_scatter" else 64)
+def test_wrong_data_is_counted(name, mode, monkeypatch, capsys):
+    """Of either library, on all devices. Each has 64 elements, or 8 if scattered; a few of them are zero.
+
+    A chain is checked as well as one op of it, and the numbers are added.
+    """
+    num_elements = 8 * (8 if name == "psum_scatter" else 64) * (1 + (mode == "chain"))
     for library in (jaxcomm, lax)[: 1 + (COLLECTIVES[name].baseline == "")]:
         real = getattr(library, name)
         with monkeypatch.context() as patch:
             patch.setattr(library, name, lambda *args, real=real, **options: real(*args, **options) * 0)
-            assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
+            assert bench.main(["--op", name, "--end", "256", "--mode", mode, "--check-only"]) == 1
         pattern = r"(\d+) wrong elements" if library is jaxcomm else rf"  # lax.{name}: (\d+) wrong\n"
         assert 0.9 * num_elements < int(re.search(pattern, capsys.readouterr().out)[1]) <= num_elements
 

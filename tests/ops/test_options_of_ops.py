@@ -55,7 +55,7 @@ ARGUMENTS = {
         lambda n: ({"perm": [(i, n - 1 - i) for i in range(n)]}, (2,)),
         lambda n: ({"perm": []}, (2,)),
     ],
-    "pbroadcast": [lambda n: ({"source": n // 2}, (2,)), lambda n: ({"source": n - 1}, (2,))],
+    "pbroadcast": [lambda n: ({"source": n // 2}, (2,)), lambda n: ({"source": n - 2}, (2,))],
 }
 SUMS = ("psum", "pmean", "psum_scatter")
 ORDERED = ("pmax", "pmin")  # no derivatives

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 from jaxcomm import transfer
-from jaxcomm.transfer import _endpoint
+from jaxcomm.transfer import _endpoint, _weights
 
 SECRET = "a secret of tests only"
 LIMIT_S = 120
@@ -37,8 +37,15 @@ def replicated():
     }
 
 
-def replica(pipe):
+def halves_of(x):
+    """The shards of a process that has the first rows and the last ones as two parts."""
+    middle = len(x) // 2
+    return {((0, 0), (middle, x.shape[1])): x[:middle], ((middle, 0), x.shape): x[middle:]}
+
+
+def replica(pipe, shards_of=_weights._shards):
     """Publishes arrays that another writer has too."""
+    _weights._shards = shards_of  # in this process only
     with transfer.Endpoint("replica", secret=SECRET, shared_memory=False) as endpoint:
         transfer.publish(endpoint, "weights", replicated(), 1)
         pipe.send(endpoint.address)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jobs import LARGE, LIMIT_S, SECRET, Link, job, large_offer, large_prefill, replica, replicated
+from jobs import LARGE, LIMIT_S, SECRET, Link, halves_of, job, large_offer, large_prefill, replica, replicated
 from test_weights import wait_until
 
 from jaxcomm import transfer
@@ -35,14 +35,16 @@ def test_what_follows_the_first_elements_of_a_box():
             np.testing.assert_array_equal(times, want, f"{sizes} after {count}")
 
 
-@pytest.mark.parametrize("sent_bytes", [1, 2**20, 5 * 2**20])
-def test_a_writer_that_is_killed_while_it_sends(sent_bytes):
-    """Both writers have all elements, the second one in other shards."""
+@pytest.mark.parametrize(
+    ("sent_bytes", "shards_of"), [(1, _weights._shards), (2**20, halves_of), (5 * 2**20, _weights._shards)]
+)
+def test_a_writer_that_is_killed_while_it_sends(sent_bytes, shards_of):
+    """Both writers have all elements, the second one in other shards. Of halves, one read has two pieces of one."""
     tree = replicated()
     with (
         transfer.Endpoint("reader", secret=SECRET, shared_memory=False) as reader,
         transfer.Endpoint("second", secret=SECRET) as second,
-        job(replica) as first,
+        job(replica, shards_of) as first,
     ):
         specs = {"v": P(None, "a"), "w": P("b")}
         there = {name: jax.device_put(x, NamedSharding(MESH, specs[name])) for name, x in tree.items()}
