@@ -75,6 +75,7 @@ class Peer:
 
     def open(self, key, version=-1, lease_ms=30_000):
         self.send(OPEN, 1, payload=struct.pack("<I", len(key)) + key + struct.pack("<qqI", version, lease_ms, 0))
-        kind, _, lease, _ = self.receive()
+        kind, _, lease, answer = self.receive()
         assert kind == OPENED
+        self.lease_ms = struct.unpack_from("<q", answer, 8)[0]
         return lease

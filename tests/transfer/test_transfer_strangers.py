@@ -92,8 +92,9 @@ def test_many_strangers_keep_nobody_out(source, count):
 
 def test_the_proof_is_that_of_hmac(source):
     peer = stranger.Peer(source.address, SECRET.encode())
-    peer.open(b"object:x")
+    peer.open(b"object:x", lease_ms=10**9)
     assert source.stats()["leases"] == 1
+    assert peer.lease_ms == source.limits.max_lease_s * 1000  # what it grants; the peer renews in time for this
     peer.stream.close()
     wait_until(lambda: source.stats()["leases"] == 0)
 
