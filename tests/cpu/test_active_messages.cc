@@ -286,8 +286,8 @@ TEST_CASE("an input is sent from its place, and its call keeps it until then") {
   Processes all;
   const auto sender = std::make_shared<Notes>(), notes = std::make_shared<Notes>();
   std::string input(kLarge, 'a');
-  const auto put = [&](int to) {
-    all.endpoints[0].PutInput(to, kKey, kFingerprint, all.PlaceOfRank5(), 0, input.data(), kLarge, sender);
+  const auto put = [&](int to, int64_t bytes = kLarge) {
+    all.endpoints[0].PutInput(to, kKey, kFingerprint, all.PlaceOfRank5(), 0, input.data(), bytes, sender);
   };
   put(1);
   all.Drain();
@@ -298,7 +298,9 @@ TEST_CASE("an input is sent from its place, and its call keeps it until then") {
   CHECK(sender->News() == Said{"landed"} && notes->buffer[0] == 'b' && notes->buffer[kLarge - 1] == 'b');
   all.endpoints[0].CancelPuts(*sender);  // nothing is in progress
   put(2);                                // which never enters the call
+  put(2, kSmall);                        // but takes this one
   all.Drain();
+  CHECK(sender->News() == Said{"landed"});
   all.endpoints[0].CancelPuts(*notes);  // another call
   all.Drain();
   CHECK(sender->News().empty() && all.endpoints[0].Reachable(1).ok() && all.endpoints[0].Reachable(2).ok());

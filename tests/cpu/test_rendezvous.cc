@@ -285,17 +285,19 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
 
 TEST_CASE("a call site has a limit of its own, and its error names the argument") {
   Prepare();
-  CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
+  CallSpec spec = Spec(Collective::kAllReduce, 4, 2, "psum");
   spec.timeout_ms = 500'000;
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
   float in = 1, out = 0;
   Counter counter;
   const auto began = std::chrono::steady_clock::now();
-  site->Arrive(MakeParticipant(3000, 1, &in, &out, 1), std::make_unique<CountCompletion>(counter));
+  site->Arrive(MakeParticipant(3000, 3, &in, &out, 1), std::make_unique<CountCompletion>(counter));
   CHECK(site->CheckWaits(began + std::chrono::seconds(499)).empty());
   const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::seconds(500));
   CHECK(expired.size() == 1 && expired[0].first == 3000);
-  CHECK(expired[0].second.message().find("ranks [0] did not arrive within 500 s (timeout_s)") != std::string::npos);
+  // Those of the second group.
+  CHECK(expired[0].second.message().find(
+            "ranks [2] did not arrive within 500 s (timeout_s) of the first of ranks [3]") != std::string::npos);
   RunFailures::Get().Fail(3000, expired[0].second);
   CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
 }

@@ -81,7 +81,7 @@ TEST_CASE("an all-gather over nodes") {
 // may be outstanding, which the fake of GIN refuses.
 TEST_CASE("a source may change after a flush, and puts wait for earlier ones") {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
-    GinCluster cluster(2, 1, 2, 200, seed);
+    GinCluster cluster(2, 1, 2, 280, seed);
     const bool group = seed % 2 == 0;
     cluster.Launch(2, 3, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
       const device::Gin gin(cluster.handles[rank], nccl_comm);
@@ -97,10 +97,14 @@ TEST_CASE("a source may change after a flush, and puts wait for earlier ones") {
           }
           if (group) CHECK(gin.Flush(channel, device::OfBlock()));
         }
-        for (int i = 0; threadIdx.x == 0 && i < 40; ++i) CHECK(gin.Put(channel, 1, 8 + channel, 4 * channel, 1));
+        for (int i = 0; threadIdx.x == 0 && i < 40; ++i) {
+          CHECK(gin.Put(channel, 1, 200 + 40 * channel + i, 4 * channel, 1));
+        }
         if (threadIdx.x == 0) gin.Signal(channel, 1);
       } else if (gin.Wait(channel, 0, device::OfBlock())) {
-        CHECK(cluster.arenas.At(1)[8 + channel] == *cluster.arenas.At(0, 4 * channel));
+        for (int i = 0; i < 40; ++i) {
+          CHECK(cluster.arenas.At(1)[200 + 40 * channel + i] == *cluster.arenas.At(0, 4 * channel));
+        }
         for (uint32_t i = threadIdx.x; i < 20; i += blockDim.x) {
           CHECK(cluster.arenas.At<uint32_t>(1, 40)[20 * channel + i] == 100 * channel + i);
         }

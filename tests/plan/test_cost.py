@@ -313,9 +313,15 @@ def test_the_document_lists_every_algorithm():
         assert rows == [name for name, _ in plan.algorithms(collective)], collective
 
 
-def test_a_rank_that_receives_from_many_needs_their_time():
+def test_a_link_that_receives_from_many_needs_their_time():
     """Three hosts send 1000 bytes each to a fourth one. Its link takes 3000 bytes; theirs would take 1000 at once."""
     links = [("self", 0.0, 1e12, 0.0), ("node", 0.0, 1e12, 0.0), ("network", 0.0, 1e6, 0.0)]
+    # Two of three hosts send 1000 bytes to a rank each of the first one, whose ranks share its link.
+    to_host = [0, 0, 0, 0, 0, 1000, 0, 0, 1000, 2000, 0, 0], [0, 1000, 1000, 2000, *[0] * 8]
+    request = plan.reshard_request("network", 6, 2, *to_host)
+    for shared_network, time_s in ((True, 2e-3), (False, 1e-3)):
+        cost = plan.select(request, "direct", 1, plan.Machine(links, 0.0, 1, shared_network)).cost
+        assert cost.time_s == pytest.approx(time_s, rel=1e-3)
     to_one = [0, 0, 0, 1000, 1000, 2000, 2000, 3000], [0, 3000, 0, 0, 0, 0, 0, 0]
     for boxes in (to_one, to_one[::-1]):
         request = plan.reshard_request("network", 4, 1, *boxes)
