@@ -9,7 +9,7 @@ import ray
 
 from jaxcomm import transfer
 
-SECRET = "secret of the tests"
+SECRET = "a secret for this example"
 LIMIT_S = 120
 
 

@@ -1,6 +1,6 @@
 """A program of docs/guide/interoperation.md, run by hand: programs of jaxcomm and mpi4jax in turns, and in one program.
 
-mpirun -n 2 --bind-to none python tests/serving/with_mpi4jax.py
+mpirun -n 2 --bind-to none python examples/interoperation/with_mpi4jax.py
 """
 
 import jax

@@ -9,8 +9,8 @@ from jaxcomm import transfer
 values = np.arange(1024, dtype=np.float32)
 device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 with (
-    transfer.Endpoint("a", secret="secret of the tests") as a,
-    transfer.Endpoint("b", secret="secret of the tests") as b,
+    transfer.Endpoint("a", secret="a secret for this example") as a,
+    transfer.Endpoint("b", secret="a secret for this example") as b,
 ):
     transfer.publish(a, "weights", {"x": values, "y": values}, 1)
     fetched = transfer.fetch(b, transfer.Group(a.address), "weights", 1, {"x": None, "y": device}).result()
