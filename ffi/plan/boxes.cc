@@ -154,6 +154,7 @@ void SetMatchings(size_t num_ranks, std::vector<BoxPair>* pairs) {
     size_t leaves = wanted, enters = other;
     int32_t pair = 0;
     for (size_t end = receiver; pair != kNone; std::swap(leaves, enters)) {
+      at(end, std::max(leaves, enters));  // the row grows here only: references stay valid
       pair = at(end, leaves);
       std::swap(at(end, leaves), at(end, enters));
       if (pair != kNone) end = ends[static_cast<size_t>(pair)].sender + ends[static_cast<size_t>(pair)].receiver - end;
