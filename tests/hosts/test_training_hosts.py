@@ -90,7 +90,7 @@ def test_sums_of_one_node_and_of_several_nodes_train_alike(alone, tmp_path):
 def test_hosts_and_one_process_continue_each_other(alone, hosts, tmp_path):
     """The hosts, then 1 process, then the hosts: the losses of an uninterrupted run."""
     out = tmp_path / "run"
-    start = {**SHORT, "steps": 2, "sample": 0}
+    start = {name: value for name, value in SHORT.items() if name != "prompt"} | {"steps": 2, "sample": 0}
     assert train_on(hosts, tmp_path, "moe", *flags(**start, out=out)) > 100_000  # gradients of all steps
     train_here(out, resume=True, **{**start, "steps": 4}, psum="hierarchical")
     train_on(hosts, tmp_path, "moe", "--resume", *flags(out=out, steps=6, sample=SHORT["sample"], prompt="def"))
