@@ -19,7 +19,7 @@ RATE_BITS_PER_S, DELAY_S = 5e7, 0.2e-3
 
 
 def table_bytes(op, size, devices):
-    """What a host sends to the other one. `size`: of the operand of a rank."""
+    """Bytes that a host sends to the other one. `size`: bytes of the operand of a rank."""
     n = 2 * devices
     return (
         devices

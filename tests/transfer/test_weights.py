@@ -159,7 +159,7 @@ def test_a_plan_is_for_one_structure_and_one_group(pair):
 
 def test_the_recorder_has_the_counters_of_endpoints(pair):
     source, reader = pair
-    transfer.publish(source, "x", np.zeros(9), 1)
+    transfer.publish(source, "x", np.zeros(500_000), 1)
     fetch(pair, 1, None)
     waiting = threading.Thread(target=lambda: next(transfer.watch(reader, transfer.Group(source.address), "y")))
     waiting.start()
@@ -169,8 +169,8 @@ def test_the_recorder_has_the_counters_of_endpoints(pair):
     assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
     stages = sum(found.counters[f"read_{stage}_us"] for stage in ("wait", "wire", "place", "commit"))
     assert 0 <= found.counters["read_us"] - stages <= 4, "each is rounded down"
-    assert found.traffic == reader.traffic() and sum(found.traffic["source"].values()) == 72
-    assert sum(count for path, count in source.traffic()["reader"].items() if "_sent_" in path) == 72
+    assert found.traffic == reader.traffic() and sum(found.traffic["source"].values()) == 4_000_000
+    assert sum(count for path, count in source.traffic()["reader"].items() if "_sent_" in path) == 4_000_000
     transfer.publish(source, "y", np.zeros(1), 1)
     waiting.join()
     assert 'jaxcomm_transfer_leases_granted_total{process="0",endpoint="source"} 1' in text(jaxcomm.recorder.stats(), 0)
