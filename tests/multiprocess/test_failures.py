@@ -241,7 +241,7 @@ def hosts_fail_together(start):
     first, victim, last = ranks = start("tampered_routings killed_in_a_call_of_others", 3, "abc", VICTIM="1", **LONG)
     hear_of_wrong_routings(ranks)
     killed = victim.wait_for("acts")["at"]
-    for rank, how in (first, "while running, the process of"), (last, "(process 0) aborted: "):
+    for rank, how in (first, ", the process of"), (last, "(process 0) aborted: "):
         hear_of_killed(killed, [rank], how, "(process 1) cannot be reached")
     finish([first, last])
 
