@@ -227,7 +227,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
-      first.output_count != participant.output_count || first.table_count != participant.table_count) {
+      first.output_count != participant.output_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 participant.Sizes() + ", rank " + std::to_string(first.rank) + " has " + first.Sizes());
   }

@@ -166,12 +166,15 @@ TEST_CASE("an abort before the call is entered is delivered, its payloads are dr
   all.endpoints[0].SendAborted(1, kKey, "had enough");
   all.Drain();
   all.Put(0, kSmall, 0, 'a');  // by a thread that had started before the abort
+  all.Put(2, kSmall, 8, 'd');
   all.Drain();
   const auto notes = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey, notes);
   all.Drain();
-  CHECK((notes->News() == Said{"0 aborted: had enough", "place of 100000 for rank 5", "landed"}));
-  CHECK(notes->buffer[0] == '-' && notes->buffer[kLarge] == 'c' && notes->buffer[2 * kLarge - 1] == 'c');
+  CHECK((notes->News() ==
+         Said{"0 aborted: had enough", "place of 100000 for rank 5", "place of 16 for rank 5", "landed", "landed"}));
+  CHECK(notes->buffer[0] == '-' && notes->buffer[8] == 'd' && notes->buffer[kLarge] == 'c' &&
+        notes->buffer[2 * kLarge - 1] == 'c');
 }
 
 TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
@@ -192,6 +195,11 @@ TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
   const auto notes = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey + 1, notes);
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
+  for (uint64_t key = 100; key < 110; ++key) {
+    all.endpoints[0].SendEntered(1, key, kFingerprint, {}, std::string(250, 'x'));
+  }
+  all.Drain();
+  CHECK(all.endpoints[1].OtherCallsOf(0).size() < 800);  // not all, for a message
 }
 
 TEST_CASE("the failure of a run is that of the process which has told it") {
@@ -205,32 +213,21 @@ TEST_CASE("the failure of a run is that of the process which has told it") {
     return all.endpoints[1].FailureOf(process, run_id).value_or("");
   };
   CHECK(of(0, 7) == "had enough" && of(2, 7) == "waited for 0" && of(2, 8) == "another run" && of(0, 8).empty());
+  for (int64_t run_id = 100; run_id < 116; ++run_id) all.endpoints[0].SendRunFailed(1, run_id, "later");
+  all.Drain();
+  CHECK(of(0, 7).empty() && of(2, 8).empty() && of(0, 100) == "later" && of(0, 115) == "later");  // the last 16
 }
 
-TEST_CASE("CallOfOtherRun finds a call of the same group if all calls of the process are in one other run") {
+// test_other_runs.cc has those that are no other run.
+TEST_CASE("CallOfOtherRun finds the call of the same group, of two always the same") {
   Processes all;
-  ActiveMessages& self = all.endpoints[1];
-  const auto entered = [&](uint64_t key, const RunAndGroup& run, const std::string& what) {
-    all.endpoints[0].SendEntered(1, key, kFingerprint, run, what);
-    all.Drain();
-  };
-  const RunAndGroup own{1, 5};
-  CHECK(!self.CallOfOtherRun(0, own));
-  entered(kKey, {2, 6}, "another group");
-  CHECK(!self.CallOfOtherRun(0, own));
-  entered(kKey + 4, {2, 5}, "psum");
-  entered(kKey + 2, {2, 5}, "pmax");
-  const auto found = self.CallOfOtherRun(0, own);  // of two, always the same
-  CHECK(found && found->key == kKey + 2 && found->run_id == 2 && found->what == "pmax");
-  CHECK(!self.CallOfOtherRun(2, own));
-  CHECK(!self.CallOfOtherRun(0, {2, 5}));
-  entered(kKey + 6, {1, 6}, "a call of the own run");
-  CHECK(!self.CallOfOtherRun(0, own));
-  all.endpoints[0].SendAborted(1, kKey + 6, "had enough");
+  for (const uint64_t key : {kKey + 6, kKey + 4, kKey + 2, kKey}) {
+    all.endpoints[0].SendEntered(1, key, kFingerprint, {2, key > kKey ? 5u : 6u}, std::to_string(key));
+  }
   all.Drain();
-  CHECK(self.CallOfOtherRun(0, own));
-  entered(kKey + 8, {3, 6}, "a third run");
-  CHECK(!self.CallOfOtherRun(0, own));
+  const auto found = all.endpoints[1].CallOfOtherRun(0, {1, 5});
+  CHECK(found && found->key == kKey + 2 && found->run_id == 2 && found->what == std::to_string(kKey + 2));
+  CHECK(!all.endpoints[1].CallOfOtherRun(2, {1, 5}) && !all.endpoints[1].CallOfOtherRun(0, {1, 7}));
 }
 
 TEST_CASE("after the loss of a process, none of its messages waits and none of its payloads is written") {

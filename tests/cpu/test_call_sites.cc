@@ -5,9 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -104,24 +107,6 @@ struct Part {
   }
 };
 
-TEST_CASE("calls still match after one process has compiled a program once more") {
-  InTwoProcesses([](int32_t p, const std::function<void()>&) {
-    for (int program = 0; program < 3; ++program) {
-      const auto site = PairSite();
-      Rendezvous::EndProgram();
-      if (p == 1 && program == 1) {
-        for (int again = 0; again < 2; ++again) {
-          PairSite();
-          Rendezvous::EndProgram();
-        }
-      }
-      Part part(10 + p);
-      part.Arrive(*site, 100 + program, p);
-      part.Expect({21});
-    }
-  });
-}
-
 TEST_CASE("equal call sites of one program are distinguished by their order") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
     const auto first = PairSite(), second = PairSite();
@@ -184,6 +169,9 @@ TEST_CASE("groups of a call site are distinguished, each in its own order") {
 // Both get the error at once, and the next call works.
 TEST_CASE("processes with different calls get an error that names both and their difference") {
   const std::string at = "are in psum at test_rendezvous.cc (1 -> 1 elements of ", long_name(230, 'x');
+  const std::string usual = "test_rendezvous.cc", f32 = "[0] (process 0) " + at + "float32",
+                    direct = f32 + ", direct; call ";
+  const std::string s32 = "[1] (process 1) " + at + "int32", ring = "[1] (process 1) " + at + "float32, ring; call ";
   const char *const attributes = ", with different attributes or plans", *const tables = ", with different tables of ";
   const struct {
     Collective collective;
@@ -195,22 +183,8 @@ TEST_CASE("processes with different calls get an error that names both and their
     std::vector<std::string> parts;
     const char* missing = "within";
   } cases[] = {
-      {Collective::kAllReduce,
-       DType::kF32,
-       {"direct", "ring"},
-       0,
-       0,
-       false,
-       "test_rendezvous.cc",
-       {"[0] (process 0) " + at + "float32, direct; call ", "[1] (process 1) " + at + "float32, ring; call "}},
-      {Collective::kAllReduce,
-       DType::kS32,
-       {"", ""},
-       0,
-       0,
-       false,
-       "test_rendezvous.cc",
-       {"[0] (process 0) " + at + "float32", "[1] (process 1) " + at + "int32"}},
+      {Collective::kAllReduce, DType::kF32, {"direct", "ring"}, 0, 0, false, usual, {direct, ring}},
+      {Collective::kAllReduce, DType::kS32, {"", ""}, 0, 0, false, usual, {f32, s32}},
       {Collective::kBroadcast, DType::kF32, {"", ""}, 1, 0, false, "a.py", {attributes}, "tables"},
       {Collective::kBroadcast, DType::kF32, {"", ""}, 1, 0, false, long_name, {attributes}, "tables"},
       {Collective::kAllToAllV, DType::kF32, {"", ""}, 0, 0, true, "a.py", {tables}, "attributes"},
@@ -246,6 +220,9 @@ TEST_CASE("processes with different calls get an error that names both and their
       Part part(10 + p);
       part.Arrive(*next, 101, p);
       part.Expect({21});
+      const auto& keys = ProcessContext::Get().node().control_segment().keys;  // slots are used again
+      while (!std::all_of(std::begin(keys), std::end(keys), [](const auto& key) { return key.load() == 0; }))
+        usleep(1000);
     });
   }
 }
@@ -374,22 +351,26 @@ TEST_CASE("a device that arrives in one of several failed runs gets the error of
 TEST_CASE("processes in different runs get an error if their groups have the same devices") {
   struct Case {
     std::vector<int32_t> devices[2];
+    int64_t rank;  // of process 1
     bool same;
   };
-  for (const Case& one : {Case{{{1, 3}, {1, 3}}, true}, Case{{{0, 2}, {1, 3}}, false}, Case{{{}, {}}, false}}) {
+  const std::vector<int32_t> one_pair = {1, 3}, another = {0, 2}, both = {1, 3, 0, 2};
+  for (const Case& one : {Case{{one_pair, one_pair}, 1, true}, Case{{one_pair, another}, 1, false},
+                          Case{{both, both}, 3, false}, Case{{{}, {}}, 1, false}}) {
     InTwoProcesses([&one](int32_t p, const std::function<void()>& meet) {
       Rendezvous::SetLimits({30, 0.2});
-      CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
-      spec.processes = {0, 1};
+      CallSpec spec = Spec(Collective::kAllReduce, 4, 2, "psum");
+      spec.processes = {0, 1, 0, 1};
+      if (one.devices[p].size() == 2) spec.groups.resize(2), spec.processes.resize(2);
       spec.devices = one.devices[p];
       const auto site = ValueOf(Rendezvous::Make(std::move(spec)));
       Part part(1);
-      part.Arrive(*site, 100 + p, p);
+      part.Arrive(*site, 100 + p, p * one.rank);
       if (one.same) {
         CHECK(ErrorOf(part.counter).find("calls do not match") != std::string::npos);
         return;
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+      std::this_thread::sleep_for(std::chrono::milliseconds(800));
       CHECK(part.counter.count() == 0);
       meet();
       RunFailures::Get().Fail(100 + p, InvalidArgumentError("the end"));
@@ -419,13 +400,47 @@ TEST_CASE("the common resources of the processes of a group") {
     node_of.clear();
     self.ResourcesOf({p, 8}, &single_copy, &node_of);
     CHECK(!single_copy);
+    ProcessInfo near = self.info();  // its memory is not where it has said
+    std::array<uint64_t, 2> token;
+    near.address.token_address = reinterpret_cast<uint64_t>(token.data());
+    for (const size_t half : {0, 1}) {
+      token = near.address.token;
+      ++token[half];
+      CHECK(self.Connect(6, near).ok() == !near.single_copy && self.connected(6) == !near.single_copy);
+    }
+    near.single_copy = false;
+    CHECK(self.Connect(6, near).ok());
     // A process that is not connected is named before anything runs.
-    CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
-    spec.processes = {p, 9};
+    CallSpec spec = Spec(Collective::kAllReduce, 4, 2, "psum");
+    spec.processes = {p, 1 - p, 9, 9};
+    CHECK(Rendezvous::Make(spec).ok());  // not in a group of this process
+    spec.processes = {p, 9, p, 9};
     CHECK(Rendezvous::Make(spec).status().message() == "psum: process 9 is not connected; call jaxcomm.register()");
     spec.processes = {p};
     CHECK(Rendezvous::Make(spec).status().message() ==
-          "psum: attribute processes has 1 entries, expected 2, one per rank");
+          "psum: attribute processes has 1 entries, expected 4, one per rank");
+  });
+}
+
+TEST_CASE("a process names its own late devices, and its calls that are invalid") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    CallSpec spec = Spec(Collective::kAllReduce, 3, 3, "psum");
+    spec.processes = {p, p, 1 - p};
+    const auto site = ValueOf(Rendezvous::Make(spec));
+    Part part(1), invalid(1);
+    part.Arrive(*site, 100, 1);
+    const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::hours(1));
+    CHECK(expired.size() == 1);
+    CHECK(
+        expired[0].second.message() ==
+        "jaxcomm: psum at test_rendezvous.cc: ranks [0] did not arrive within 30 s (JAXCOMM_TIMEOUT_S) of the first of "
+        "ranks [1]");
+    RunFailures::Get().Fail(100, expired[0].second);
+    CHECK(part.counter.WaitFor(1));
+    spec.processes = {p, 1 - p, 1 - p};
+    spec.algorithm = "no such";
+    invalid.Arrive(*ValueOf(Rendezvous::Make(spec)), 101, 0);
+    CHECK(ErrorOf(invalid.counter).rfind("jaxcomm: psum at test_rendezvous.cc: ", 0) == 0);
   });
 }
 

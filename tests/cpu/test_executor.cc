@@ -1,5 +1,4 @@
 // Every algorithm of every collective, run by one and by many threads on the same execution, against expected values.
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "standard_error.h"
@@ -48,13 +50,21 @@ struct Pair {
 
 const Status kEnough = InvalidArgumentError("had enough");
 
+// Whether the action wakes the process, which sleeps.
+bool Rings(Node& node, const std::function<void()>& action) {
+  const uint32_t seen = node.control_segment().PrepareToSleep();
+  action();
+  node.control_segment().StayAwake();
+  return node.control_segment().doorbell.load() != seen;
+}
+
 TEST_CASE("a call finishes when all others have left, and not before") {
   Pair pair = Pair::Direct();
   const Values before = pair.one.outputs;
   pair.Enter(1000);
   CHECK(!pair.Move(0) && !pair.Move(0));
   CHECK(pair.results.num_ended() == 0 && pair.one.outputs == before);
-  CHECK(pair.Move(1));  // all have written: this one is through
+  CHECK(Rings(pair.world.node(0), [&] { CHECK(pair.Move(1)); }));  // all have written: this one is through
   CHECK(pair.results.num_ended() == 1 && pair.one.outputs[0] == pair.one.expected[0]);
   CHECK(pair.one.outputs[1] == before[1]);
   CHECK(pair.Move(0));
@@ -75,7 +85,7 @@ TEST_CASE("the abort of a peer is detected before it has found the others, befor
       CHECK(!pair.Move(0));  // this one has done its work
     }
     if (done == Done::kWork) CHECK(!pair.Move(1));  // it has counted itself out
-    pair.calls[1]->Fail(kEnough);
+    CHECK(Rings(pair.world.node(0), [&] { pair.calls[1]->Fail(kEnough); }));
     CHECK(pair.results.num_ended() == 1);
     CHECK(pair.Move(0));
     CHECK(Has(pair.results.error(0), phase) && Has(pair.results.error(0), "ranks [0] (process 1) aborted: had enough"));
@@ -100,12 +110,27 @@ TEST_CASE("only the first failure counts, and none after success") {
 
   Pair good = Pair::Ring();
   good.Enter(1000);
+  Results same(1);
+  good.one.CallOf(good.world, 0, 1000, same)->Enter();
+  CHECK(same.error(0) == "psum at test: another call with the same key is in flight in this process");
   good.Succeed();
   const std::shared_ptr<InterProcessCall> old = good.calls[0];
   good.Enter(1000);  // in the same slot
   old->Fail(kEnough);
   CHECK(!old->failed() && good.results.error(0).empty());
   CHECK(good.world.node(0).control_segment().slots[good.world.node(0).control_segment().Find(1000)].failed.load() == 0);
+}
+
+TEST_CASE("a call without a slot fails and gives its block back") {
+  Pair pair = Pair::Ring();
+  Node& node = pair.world.node(0);
+  const Block block = ValueOf(node.Allocate(pair.one.program->block_bytes(0)));
+  node.Release(block);
+  for (auto& key : node.control_segment().keys) key.store(ControlSegment::kRetired);
+  pair.Enter(1000);
+  CHECK(pair.results.error(0) ==
+        "psum at test: too many collectives are in flight: no free slot in the control segment");
+  CHECK(ValueOf(node.Allocate(block.bytes)).offset == block.offset);
 }
 
 // Slots and blocks that are used again keep no state of the previous call.
@@ -203,46 +228,76 @@ TEST_CASE("a call fails at its deadline, with a grace period while it runs") {
   }
 }
 
-// Rank 0 sends its input to rank 1, whose process leaves the call and takes nothing.
-TEST_CASE("a call that is done waits for its sends until its deadline") {
-  World world(2, 2, MemoryNetworkOptions());
-  std::mt19937 random(11);
-  Request request;
-  request.collective = Collective::kPermute;
-  request.geometry = {2, 1, false, true};
-  request.block_count = 50'000;
-  request.source_of = {-1, 0};
-  Collective1 one(Named(Collective::kPermute, "direct"), request, {0, 1}, false, random, &world, 2);
-  Results results(2);
-  const auto began = Clock::now();
-  const auto call = one.CallOf(world, 0, 1001, results, 500);
-  call->Enter();
-  const auto advance = [&] {
+// Three nodes of a process each.
+struct Nodes {
+  World world{3, 3, MemoryNetworkOptions()};
+  std::mt19937 random{11};
+  Collective1 one;
+  Results results{3};
+  const Clock::time_point began = Clock::now();
+  const std::shared_ptr<InterProcessCall> call = one.CallOf(world, 0, 1001, results, 500);  // of process 0
+
+  Nodes(const char* algorithm, int64_t block_count)
+      : one(Named(Collective::kAllGather, algorithm), Gather(3, 1, block_count), {0, 1, 2}, false, random, &world, 3) {
+    call->Enter();
+    Move(*call);
+  }
+  void Deliver() {
     while (world.fabric().Step()) {
     }
-    while (call->Advance() == InterProcessCall::AdvanceResult::kMoved) {
-    }
+  }
+};
+
+// Rank 0 sends its input to the others, whose processes leave the call and take nothing.
+TEST_CASE("a call that is done waits for its sends until its deadline") {
+  Nodes nodes("direct", 50'000);
+  const std::shared_ptr<InterProcessCall>& call = nodes.call;
+  const auto waits = [&] {
+    nodes.Deliver();
+    Move(*call);
+    return nodes.results.num_ended() == 0 && nodes.world.active_messages(0)->Reachable(1).ok();
   };
-  advance();
-  world.active_messages(1)->SendExited(0, 1001, {one.program->fingerprint(), 0}, "");
-  advance();
-  CHECK(world.node(0).control_segment().Find(1001) < 0);  // done
-  call->Check(began + std::chrono::milliseconds(499'999));
-  advance();
-  CHECK(results.num_ended() == 0 && world.active_messages(0)->Reachable(1).ok());
+  CHECK(waits());
+  call->OnLost(7);  // of another call
+  for (const int32_t p : {1, 2}) {
+    nodes.world.active_messages(p)->SendExited(0, 1001, {nodes.one.program->fingerprint(), 0}, "");
+  }
+  nodes.Deliver();
+  call->OnLost(1);                                                         // has left
+  CHECK(waits() && nodes.world.node(0).control_segment().Find(1001) < 0);  // done
+  call->Check(nodes.began + std::chrono::milliseconds(499'999));
+  CHECK(waits());
   const auto late = Clock::now() + std::chrono::milliseconds(500'001);
   for (const int later_ms : {0, 499}) {  // the last bytes may be on their way
     call->Check(late + std::chrono::milliseconds(later_ms));
-    advance();
-    CHECK(results.num_ended() == 0 && world.active_messages(0)->Reachable(1).ok());
+    CHECK(waits());
   }
   call->Check(late + std::chrono::milliseconds(500));
-  advance();
-  CHECK(results.num_ended() == 1 && call->over() && !call->failed());
-  CHECK(results.error(0) ==
-        "psum at test: in the exit barrier, ranks [1] (process 1) did not take their data within 500 s "
-        "(JAXCOMM_TIMEOUT_S)");
-  CHECK(world.active_messages(0)->Reachable(1).message() == "it did not take its data in time");
+  CHECK(!waits() && nodes.results.num_ended() == 1 && call->over() && !call->failed());
+  CHECK(
+      nodes.results.error(0) ==
+      "psum at test: in the exit barrier, ranks [1] (process 1), [2] (process 2) did not take their data within 500 s "
+      "(JAXCOMM_TIMEOUT_S)");
+  CHECK(nodes.world.active_messages(0)->Reachable(1).message() == "it did not take its data in time");
+}
+
+TEST_CASE("between nodes, the error at the deadline names those that have not left, or are in another call") {
+  const std::string prefix = "psum at test: ", limit = " within 500 s (JAXCOMM_TIMEOUT_S)";
+  const std::string exit =
+      prefix + "in the exit barrier, ranks [0] (process 0) in call 1001 of 100 elements waited for ";
+  for (const auto& [ring, exited, error] :
+       {std::tuple{false, false, exit + "ranks [1] (process 1); ranks [2] (process 2), which did not leave the call"},
+        {false, true, exit + "ranks [2] (process 2), which did not leave the call"},
+        {true, false,
+         prefix + "while running, rank 0 in call 1001 of 100 elements got no signal from rank 2 (process 2), "
+                  "which is in pmax,"}}) {
+    Nodes nodes(ring ? "ring" : "direct", 100);
+    nodes.world.active_messages(2)->SendEntered(0, 2001, {}, {}, "pmax");
+    nodes.Deliver();
+    if (exited) nodes.call->OnExited(1, {nodes.one.program->fingerprint(), 0}, "");
+    nodes.call->Check(Clock::now() + std::chrono::milliseconds(501'000));
+    CHECK(nodes.results.error(0) == error + limit);
+  }
 }
 
 TEST_CASE("a warning on standard error names late processes, again whenever the wait has doubled") {
@@ -280,18 +335,6 @@ TEST_CASE("late processes are named together with their current calls, and no ot
         "(process 2) in call 2000 of 100 elements, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
 }
 
-TEST_CASE("a waiting call detects that another call of its run has failed in a peer") {
-  Pair pair = Pair::Ring();
-  pair.Enter(1000);
-  CHECK(!pair.Move(0));
-  for (const auto& [run_id, found] : {std::pair<int64_t, bool>{2, false}, {1, true}}) {
-    pair.world.node(1).control_segment().AddFailure(run_id, "another call failed");
-    pair.calls[0]->Check(Clock::now());
-    CHECK(pair.results.num_ended() == found);
-  }
-  CHECK(pair.results.error(0) == "psum at test: while running, ranks [0] (process 1) aborted: another call failed");
-}
-
 // Remote reads of large buffers fail if their owner has ended or has aborted and freed them.
 TEST_CASE("unreadable memory of a peer") {
   if (!Node::AllowSingleCopy()) return;
@@ -325,10 +368,7 @@ TEST_CASE("unreadable memory of a peer") {
 TEST_CASE("payloads and signals of other nodes have valid destinations or are dropped") {
   World world(2, 2);
   std::mt19937 random(11);
-  Request request;
-  request.collective = Collective::kAllGather;
-  request.geometry = {2, 2, false, true};
-  request.block_count = 10;
+  Request request = Gather(2, 2, 10);
   for (const bool reduce : {false, true}) {
     if (reduce) request.collective = Collective::kAllReduce;
     Collective1 one(Named(request.collective, "ring"), request, {0, 0, 1, 1}, false, random, &world, 2);
@@ -362,6 +402,8 @@ TEST_CASE("payloads and signals of other nodes have valid destinations or are dr
     }
     for (const int32_t rank : {-1, 2, 4}) call->OnSignal(0, rank);
     for (const int32_t rank : {-1, 4}) call->OnSignal(rank, 0);
+    CHECK(Rings(world.node(0), [&] { call->OnSignal(2, 0); }));
+    CHECK(Rings(world.node(0), [&] { call->OnExited(1, fingerprint, ""); }));
     CHECK(results.num_ended() == 0);
     // The call does not end while a payload has a destination.
     CHECK(call->DestinationOf(1, fingerprint, 1, Space::kOutput, 0, size) != nullptr);
@@ -388,6 +430,12 @@ TEST_CASE("different programs have different fingerprints") {
   const std::vector<std::function<void(Program&)>> changes = {
       [](Program& p) { p.type = 4; },
       [](Program& p) { p.item_bytes = 8; },
+      [](Program& p) { p.row_count = 5; },
+      [](Program& p) { p.tokens.choices = 2; },
+      [](Program& p) { p.tokens.experts_per_rank = 2; },
+      [](Program& p) { p.tokens.per_choice = true; },
+      [](Program& p) { p.tokens.rounds_nodes = true; },
+      [](Program& p) { p.tokens.weight_bytes = 8; },
       [](Program& p) { p.input.num_blocks = 2; },
       [](Program& p) { p.input.block_count = 50; },
       [](Program& p) { p.input.contiguous_count = 10; },

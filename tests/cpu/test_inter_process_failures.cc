@@ -28,12 +28,13 @@ struct WithOther {
   Results results{1};
   std::shared_ptr<InterProcessCall> call;
 
-  WithOther(const Algorithm& algorithm, const Request& request)
-      : one(algorithm, request, {0, 1}, false, random), other([this](Node& node) {
+  // `too_high`: the other process publishes another memory than its own.
+  WithOther(const Algorithm& algorithm, const Request& request, uint32_t too_high = 0)
+      : one(algorithm, request, {0, 1}, false, random), other([this, too_high](Node& node) {
           const Block block = ValueOf(node.Allocate(one.program->block_bytes(1)));
           const int number = node.control_segment().Reserve(kKey);
           Slot& slot = node.control_segment().slots[number];
-          slot.memory = block.memory;
+          slot.memory = block.memory + too_high;
           slot.offset = block.offset;
           slot.fingerprint = one.program->fingerprint();
           node.control_segment().Publish(number, kKey);
@@ -41,11 +42,11 @@ struct WithOther {
     CHECK(world.node(0).Connect(1, other.address).ok());
     call = one.CallOf(world, 0, kKey, results);
     call->Enter();
-    CHECK(!Move(*call));
+    CHECK(Move(*call) == (too_high > 0));
   }
 };
 
-// This case comes first, because it forks, which requires that no threads run. World starts threads.
+// The first cases fork, which requires that no threads run. World starts threads.
 TEST_CASE("a process is killed in a call: the others get an error, unless it has left, and reuse their memory") {
   enum class Killed { kWhileRunning, kBeforeExit, kAfterExit };
   for (const Killed killed : {Killed::kWhileRunning, Killed::kBeforeExit, Killed::kAfterExit}) {
@@ -78,70 +79,38 @@ TEST_CASE("a process is killed in a call: the others get an error, unless it has
   }
 }
 
-// A sum of the three processes of a node.
-struct Three {
-  World& world;
-  const uint64_t key;
-  Collective1 one;
-  Results results{3};
-  std::shared_ptr<InterProcessCall> calls[3];
+TEST_CASE("memory of a process that cannot be mapped") {
+  WithOther with(Named(Collective::kAllReduce, "ring"), Sum(2, 100), 1);
+  CHECK(with.results.error(0) ==
+        "psum at test: in the entry barrier, the memory of ranks [1] (process 1) cannot be mapped: process 1 has "
+        "published a call in memory 1, but has only 1 memories");
+  with.other.Kill();
+}
 
-  Three(World& all, std::mt19937& random, uint64_t* last_key)
-      : world(all),
-        key(*last_key = (*last_key / 1000 + 1) * 1000),
-        one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, true, random) {}
-  void Enter(int32_t p, double timeout_s = 60) {
-    calls[p] = one.CallOf(world, p, key, results, timeout_s);
-    calls[p]->Enter();
-  }
-  void Work(int32_t p) { world.progress_thread(p).Add(calls[p]); }
-};
-
-// A process is late, never enters, or aborts: every process gets an error with the reason. test_call_sites.cc has
-// calls that differ.
-void Failures(World& world, std::mt19937& random, uint64_t* key) {
-  {  // process 2 never enters
-    Three three(world, random, key);
-    for (const int32_t p : {0, 1}) {
-      three.Enter(p, 0.2);
-      three.Work(p);
-    }
-    CHECK(three.results.WaitFor(2));
+// One of three processes of a node never enters. Then it does, and gets the error at once. Its call releases the
+// others' memory. test_call_sites.cc has calls that differ.
+TEST_CASE("a process of a node that is late") {
+  for (int round = 0; round < 2; ++round) {
+    constexpr uint64_t kKey = 1000;
+    World world(3);
+    std::mt19937 random(11);
+    Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, true, random);
+    Results results(3);
+    std::shared_ptr<InterProcessCall> calls[3];
+    const auto enter = [&](int32_t p, double timeout_s) {
+      calls[p] = one.CallOf(world, p, kKey, results, timeout_s);
+      calls[p]->Enter();
+      world.progress_thread(p).Add(calls[p]);
+    };
+    for (const int32_t p : {0, 1}) enter(p, 0.2);
+    CHECK(results.WaitFor(2));
     int named = 0;
-    for (const int32_t p : {0, 1}) {
-      CHECK(Has(three.results.error(p), "psum at test: "));
-      named += Has(three.results.error(p), "ranks [2] (process 2) in no collective");  // perhaps with others
-    }
-    CHECK(named >= 1);
-    // Then process 2 enters and gets the error at once. Its call releases the others' memory.
-    three.Enter(2);
-    three.Work(2);
-    CHECK(three.results.WaitFor(3));
-    CHECK(Has(three.results.error(2), "aborted"));
+    for (const int32_t p : {0, 1}) named += Has(results.error(p), "ranks [2] (process 2) in no collective");
+    CHECK(named >= 1);  // the other may have been told
+    enter(2, 60);
+    CHECK(results.WaitFor(3) && Has(results.error(2), "aborted"));
     // The call is over in all processes, so its slot and block are free.
-    CHECK(three.calls[0]->Reclaim() || world.node(0).control_segment().Find(three.key) < 0);
-  }
-  {  // one aborts while all run
-    Three three(world, random, key);
-    for (int32_t p = 0; p < 3; ++p) three.Enter(p);
-    three.calls[0]->Advance();  // only one of three, so no call can finish
-    three.calls[1]->Fail(InvalidArgumentError("had enough"));
-    for (int32_t p = 0; p < 3; ++p) three.Work(p);
-    CHECK(three.results.WaitFor(3));
-    CHECK(three.results.error(1) == "had enough");
-    for (const int32_t p : {0, 2}) CHECK(Has(three.results.error(p), "aborted: had enough"));
-  }
-  {  // the same key twice
-    Three three(world, random, key);
-    Results more(1);
-    three.Enter(0);
-    three.one.CallOf(world, 0, three.key, more)->Enter();
-    CHECK(Has(more.error(0), "another call with the same key"));
-    for (const int32_t p : {1, 2}) three.Enter(p);
-    for (int32_t p = 0; p < 3; ++p) three.Work(p);
-    CHECK(three.results.WaitFor(3));
-    const std::string error = three.results.error(0);
-    CHECK(error.empty() || Has(error, "aborted") || Has(three.results.error(1), "aborted"));
+    CHECK(calls[0]->Reclaim() || world.node(0).control_segment().Find(kKey) < 0);
   }
 }
 
@@ -200,13 +169,6 @@ struct SlowLink {
     options.bytes_per_ns = 1e-3;
     return options;
   }
-  static Request Gather(int32_t ranks_per_node, int64_t block_count) {
-    Request request;
-    request.collective = Collective::kAllGather;
-    request.geometry = {2, ranks_per_node, false, true};
-    request.block_count = block_count;
-    return request;
-  }
   // Delivers small messages until the condition holds.
   template <typename Condition>
   void StepUntil(Condition condition) {
@@ -226,8 +188,8 @@ TEST_CASE("nodes that disagree over a slow link") {
   const Algorithm& direct = Named(Collective::kAllGather, "direct");
   for (const bool late : {false, true}) {
     SlowLink slow;
-    Collective1 one(direct, SlowLink::Gather(1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
-    Collective1 other(direct, SlowLink::Gather(1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
+    Collective1 one(direct, Gather(2, 1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
+    Collective1 other(direct, Gather(2, 1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
     Results results(2);
     key += 1000;
     for (const int32_t p : {0, 1}) {
@@ -252,8 +214,8 @@ void FailureWhilePayloadLands(bool comes) {
   SlowLink slow;
   World& world = slow.world;
   // In this ring, each process forwards the data that it receives, so none finishes before the data has arrived.
-  Collective1 one(Named(Collective::kAllGather, "ring"), SlowLink::Gather(2, SlowLink::kBlock), {0, 0, 1, 1}, false,
-                  random, &world, 2);
+  Collective1 one(Named(Collective::kAllGather, "ring"), Gather(2, 2, SlowLink::kBlock), {0, 0, 1, 1}, false, random,
+                  &world, 2);
   Results results(2);
   std::vector<std::shared_ptr<InterProcessCall>> calls;
   for (const int32_t p : {0, 1}) {
@@ -331,15 +293,6 @@ void FailuresAreReclaimed(int num_processes, int num_nodes, int num_rounds, int 
   CHECK(world.node(0).control_segment().num_memories.load() <= memories + 1);
 }
 
-TEST_CASE("late, missing and disagreeing processes of a node") {
-  std::mt19937 random(11);
-  uint64_t key = 1000;
-  for (int round = 0; round < 2; ++round) {
-    World world(3);
-    Failures(world, random, &key);
-  }
-}
-
 TEST_CASE("late, missing and disagreeing nodes") {
   std::mt19937 random(11);
   uint64_t key = 1000;
@@ -361,16 +314,16 @@ TEST_CASE("an error after the time limit of another process also says for whom t
     const char* why;
     const char* expected;
   };
-  const char* const late = "no signal within 5 s (JAXCOMM_TIMEOUT_S)";
+  const char *const late = "no signal within 5 s (JAXCOMM_TIMEOUT_S)", *const limited =
+                                                                           "no signal within 5 s (timeout_s)";
   for (const Case& one :
        {Case{1, late, " aborted; at that time, rank 0 waited for rank 2 (process 2): no signal within"},
+        Case{1, limited, " aborted; at that time, rank 0 waited for rank 2 (process 2): no signal within"},
         Case{2, late, " aborted: no signal"}, Case{1, "had enough", " aborted: had enough"}}) {
     World world(3, 3);
     std::mt19937 random(5);
-    Request request = Sum(3, 100);
-    request.collective = Collective::kAllGather;
-    request.geometry = {3, 1, false, true};
-    Collective1 ring(Named(Collective::kAllGather, "ring"), request, Split(3, 3, false), false, random, &world, 3);
+    Collective1 ring(Named(Collective::kAllGather, "ring"), Gather(3, 1, 100), Split(3, 3, false), false, random,
+                     &world, 3);
     Results results(3);
     const auto call = ring.CallOf(world, 0, 1001, results);
     call->Enter();

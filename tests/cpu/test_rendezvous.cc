@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <numeric>
 #include <random>
@@ -17,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "../../ffi/cpu/worker_pool.h"
 #include "../../ffi/recorder/recorder.h"
 #include "participants.h"
+#include "standard_error.h"
 
 namespace jaxcomm {
 namespace {
@@ -133,6 +136,43 @@ TEST_CASE("continuations wait for each other") {
     CHECK(finished.errors().empty());
     CHECK(out == std::vector<float>(kRanks, kRanks));
   }
+}
+
+// All workers are busy, so nothing can happen before they are released.
+TEST_CASE("the thread of the last rank of an asynchronous call does no work") {
+  Prepare();
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  Counter busy, counter;
+  const int num_workers = std::max(static_cast<int>(WorkerPool::Get().num_threads()), 1);
+  for (int i = 0; i < num_workers; ++i) {
+    WorkerPool::Get().SubmitOnce([&busy, released] {
+      busy.Add(OkStatus());
+      released.wait();
+    });
+  }
+  CHECK(busy.WaitFor(num_workers));
+  CallSpec spec = Spec(Collective::kAllReduce, 4, 4, "psum_start");
+  spec.asynchronous = 1;
+  using Rows = std::vector<std::vector<int32_t>>;
+  const int64_t counts[] = {5, 1 << 19};  // the second is split between workers
+  const Rows in = {std::vector<int32_t>(counts[0], 3), std::vector<int32_t>(counts[1], 3)};
+  Rows out[2];
+  const auto all_are = [&](int32_t value) {
+    return std::all_of(out, out + 2,
+                       [&](const Rows& rows) { return rows == Rows(4, Rows::value_type(rows[0].size(), value)); });
+  };
+  for (int which = 0; which < 2; ++which) {
+    out[which].assign(4, std::vector<int32_t>(counts[which], -1));
+    const auto site = ValueOf(Rendezvous::Make(spec));
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      site->Arrive(MakeParticipant(6000, rank, in[which].data(), out[which][rank].data(), counts[which]),
+                   std::make_unique<CountCompletion>(counter));
+    }
+  }
+  CHECK(counter.count() == 0 && all_are(-1));
+  release.set_value();
+  CHECK(counter.WaitFor(8) && counter.errors().empty() && all_are(12));
 }
 
 TEST_CASE("independent calls arrive in any order") {
@@ -260,7 +300,8 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   arrive(*late, 1000, 2, straggler);  // a late device of the failed run gets the first error at once
   Counter stranger;
   arrive(*late, 1000, 9, stranger);
-  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is not in any group") != std::string::npos);
+  CHECK(stranger.count() == 1 &&
+        stranger.errors()[0] == "jaxcomm: psum at test_rendezvous.cc: rank 9 is not in any group");
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
@@ -285,6 +326,7 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
 
 TEST_CASE("a call site has a limit of its own, and its error names the argument") {
   Prepare();
+  Rendezvous::SetLimits({60, 100});
   CallSpec spec = Spec(Collective::kAllReduce, 4, 2, "psum");
   spec.timeout_ms = 500'000;
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
@@ -292,7 +334,13 @@ TEST_CASE("a call site has a limit of its own, and its error names the argument"
   Counter counter;
   const auto began = std::chrono::steady_clock::now();
   site->Arrive(MakeParticipant(3000, 3, &in, &out, 1), std::make_unique<CountCompletion>(counter));
-  CHECK(site->CheckWaits(began + std::chrono::seconds(499)).empty());
+  {
+    const StandardError error;
+    CHECK(site->CheckWaits(began + std::chrono::seconds(499)).empty());
+    CHECK(error.text() ==
+          "warning: jaxcomm: psum at test_rendezvous.cc: ranks [2] did not arrive within 400 s of the first of ranks "
+          "[3]; an error follows after 500 s (timeout_s)\n");
+  }
   const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::seconds(500));
   CHECK(expired.size() == 1 && expired[0].first == 3000);
   // Those of the second group.
@@ -307,16 +355,18 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
   const std::vector<int32_t> tables[] = {std::vector<int32_t>(16), {1}};
-  enum class Differ { kSizes, kTypes, kTables };
+  enum class Differ { kInputs, kOutputs, kTypes, kTables };
   const std::string of_rank_1 = "buffers do not match: rank 1 has 4 -> 4 elements of ";
   for (const auto& [differ, expected] :
-       {std::pair(Differ::kSizes, of_rank_1 + "float32, rank 0 has 8 -> 8 "),
+       {std::pair(Differ::kInputs, of_rank_1 + "float32, rank 0 has 8 -> 4 "),
+        {Differ::kOutputs, of_rank_1 + "float32, rank 0 has 4 -> 8 "},
         {Differ::kTypes, of_rank_1 + "int32, rank 0 has 4 -> 4 elements of float32"},
         {Differ::kTables, "calls do not match: ranks 0 and 1 are in it, with different tables of slices"}}) {
     Counter counter;
     for (int64_t rank = 0; rank < 2; ++rank) {
+      const auto count = [&](Differ larger) { return rank == 0 && differ == larger ? 8 : 4; };
       Participant participant = MakeParticipant(2000 + static_cast<int>(differ), rank, in.data(), out.data(),
-                                                rank == 0 && differ == Differ::kSizes ? 8 : 4);
+                                                count(Differ::kInputs), count(Differ::kOutputs));
       if (differ == Differ::kTypes && rank == 1) participant.dtype = DType::kS32;
       participant.table = tables[differ == Differ::kTables ? rank : 0].data();
       participant.table_count = 1;

@@ -221,6 +221,13 @@ inline Request Exchange(int32_t num_ranks, int64_t block_count) {
   return request;
 }
 
+// The same between nodes.
+inline Request Gather(int32_t num_nodes, int32_t ranks_per_node, int64_t block_count) {
+  Request request = Exchange(num_nodes * ranks_per_node, block_count);
+  request.geometry = {num_nodes, ranks_per_node, false, true};
+  return request;
+}
+
 inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace jaxcomm

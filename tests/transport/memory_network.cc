@@ -8,8 +8,8 @@
 
 namespace jaxcomm {
 
-constexpr size_t kCopyBytes = 256;        // payloads that Send copies
-constexpr size_t kMostEagerBytes = 4096;  // larger payloads stay at the sender until they have a destination
+// Payloads that Send copies. Larger ones stay at the sender until they have a destination.
+constexpr size_t kCopyBytes = 4096;
 constexpr int64_t kLatency_ns = 5'000, kLossDetection_ns = 30'000'000;
 
 class MemoryEndpoint : public Network {
@@ -122,23 +122,12 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
       } else {
         const uint64_t id = fabric->next_outstanding_++;
         fabric->outstanding_[id] = {self, process, data, bytes, sent ? std::move(sent) : [](bool) {}};
-        const bool eager = bytes <= kMostEagerBytes;
-        fabric->At(fabric->Transmit(self, process, eager ? bytes : 0),
-                   [fabric, self, process, header, bytes, eager, id] {
-                     MemoryEndpoint* const to = fabric->endpoints_[process];
-                     if (!to || fabric->lost_[process] || fabric->lost_[self]) return;
-                     if (!eager) {
-                       to->receive_queue_.Arrive(header.data(), header.size(), bytes, nullptr,
-                                                 std::make_unique<MemoryPayload>(fabric, id));
-                       return;
-                     }
-                     MemoryFabric::Outstanding message;
-                     if (!fabric->TakeOutstanding(id, &message)) return;
-                     // The sender may reuse its data before the receiver gets the message.
-                     const std::string payload(static_cast<const char*>(message.data), bytes);
-                     message.sent(true);
-                     to->receive_queue_.Arrive(header.data(), header.size(), bytes, payload.data(), nullptr);
-                   });
+        fabric->At(fabric->Transmit(self, process, 0), [fabric, self, process, header, bytes, id] {
+          MemoryEndpoint* const to = fabric->endpoints_[process];
+          if (!to || fabric->lost_[process] || fabric->lost_[self]) return;
+          to->receive_queue_.Arrive(header.data(), header.size(), bytes, nullptr,
+                                    std::make_unique<MemoryPayload>(fabric, id));
+        });
         return;
       }
     }

@@ -115,7 +115,6 @@ class TestProcess : public Receiver {
     }
     for (size_t i = waiting.size(); i-- > 0;) network_->Accept(waiting[i].first, waiting[i].second, places[i]);
   }
-  void DropAll() { AcceptAll(true); }
 
   bool WaitUntil(const std::function<bool()>& reached) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -205,21 +204,19 @@ inline size_t SomeSize(std::mt19937& random) {
   return kSizes[random() % (sizeof(kSizes) / sizeof(kSizes[0]))];
 }
 
-// Small and large messages on two channels, all pairs at once: each channel in order, every byte right.
+// Small and large messages on two channels, all pairs at once, a thread for each: each channel in order, every byte
+// right.
 inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place) {
   constexpr int kProcesses = 3;
   constexpr int kMessages = 40;
   Processes processes = JoinAll(make, kProcesses, place);
   std::vector<std::thread> senders;
-  for (int p = 0; p < kProcesses; ++p) {
-    senders.emplace_back([&, p] {
-      std::mt19937 random(p);
+  for (int i = 0; i < kProcesses * kProcesses * 2; ++i) {
+    const int p = i / 2 / kProcesses, q = i / 2 % kProcesses, channel = i % 2;
+    if (p == q) continue;
+    senders.emplace_back([&, p, q, channel, random = std::mt19937(static_cast<unsigned>(i))]() mutable {
       for (uint64_t index = 0; index < kMessages; ++index) {
-        for (int q = 0; q < kProcesses; ++q) {
-          for (uint64_t channel = 0; channel < 2 && q != p; ++channel) {
-            processes[p]->Send(q, channel, index, SomeSize(random));
-          }
-        }
+        processes[p]->Send(q, static_cast<uint64_t>(channel), index, SomeSize(random));
       }
     });
   }
@@ -261,7 +258,7 @@ inline void CheckChannels(const MakeNetwork& make) {
     processes[0]->Send(1, 5, 2, bytes);
     processes[0]->Send(1, 5, 3, 0);
     CHECK(processes[1]->WaitWaiting(1));
-    processes[1]->DropAll();
+    processes[1]->AcceptAll(true);
     CHECK(processes[1]->WaitDelivered(5));
     CHECK(processes[0]->WaitSent(6));
     CHECK(processes[0]->unsent() == 0);
@@ -269,44 +266,23 @@ inline void CheckChannels(const MakeNetwork& make) {
   }
 }
 
-// Every thread has its own channel to every peer.
-inline void CheckManyThreads(const MakeNetwork& make) {
-  constexpr int kProcesses = 2;
-  constexpr int kThreads = 4;
-  constexpr int kMessages = 2000;
-  Processes processes = JoinAll(make, kProcesses, TestProcess::Place::kAtOnce);
-  std::vector<std::thread> threads;
-  for (int p = 0; p < kProcesses; ++p) {
-    for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, p, t] {
-        for (uint64_t index = 0; index < kMessages; ++index) {
-          processes[p]->Send(1 - p, t, index, index % 100 == 0 ? 40000 : index % 3 * 8);
-        }
-      });
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (auto& process : processes) CHECK(process->WaitDelivered(kThreads * kMessages));
-  LeaveAll(processes);
-}
-
 // A process leaves immediately after its last message. The message still arrives, then its peers get OnPeerLost.
 inline void CheckLeaving(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
-  for (uint64_t index = 0; index < 100; ++index) processes[0]->Send(1, 0, index, index % 5 * 50);
-  processes[0]->Leave();
-  for (const int peer : {1, 2}) CHECK(processes[0]->why_lost(peer).empty());  // it gets no further call
-  CHECK(processes[1]->WaitWaiting(80));
-  CHECK(processes[2]->WaitLost(0));
-  processes[1]->AcceptAll();
-  CHECK(processes[1]->WaitLost(0));
-  CHECK(processes[1]->delivered() == 100);
-  CHECK(processes[1]->why_lost(0) == "it disconnected");
-  processes[1]->Send(0, 0, 0, 5000);
-  CHECK(processes[1]->WaitSent(1));
-  CHECK(processes[1]->unsent() == 1);
-  processes[1]->Send(2, 0, 0, 0);  // the others continue
-  CHECK(processes[2]->WaitDelivered(1));
+  for (uint64_t index = 0; index < 100; ++index) processes[1]->Send(2, 0, index, index % 5 * 50);
+  processes[1]->Leave();
+  for (const int peer : {0, 2}) CHECK(processes[1]->why_lost(peer).empty());  // it gets no further call
+  CHECK(processes[2]->WaitWaiting(80));
+  CHECK(processes[0]->WaitLost(1));
+  processes[2]->AcceptAll();
+  CHECK(processes[2]->WaitLost(1));
+  CHECK(processes[2]->delivered() == 100);
+  for (const int peer : {0, 2}) CHECK(processes[peer]->why_lost(1) == "it disconnected");
+  processes[2]->Send(1, 0, 0, 5000);
+  CHECK(processes[2]->WaitSent(1));
+  CHECK(processes[2]->unsent() == 1);
+  processes[2]->Send(0, 0, 0, 0);  // the others continue
+  CHECK(processes[0]->WaitDelivered(1));
   LeaveAll(processes);
 }
 

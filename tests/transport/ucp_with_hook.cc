@@ -1,5 +1,5 @@
-// UCX with a hook in ucp_worker_arm and a count of assembled messages. All other functions are those of the library
-// that this one is linked with.
+// UCX with a hook in ucp_worker_arm, messages that are lost, and a count of assembled ones. All other functions are
+// those of the library that this one is linked with.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -18,6 +18,16 @@ jaxcomm::ucp::Status ucp_worker_arm(void* worker) {
   const jaxcomm::ucp::Status status = arm(worker);
   if (void (*const hook)() = ucp_hook; hook && status == jaxcomm::ucp::kOk) hook();
   return status;
+}
+
+// Messages with a payload of this size are neither sent nor completed.
+std::atomic<size_t> ucp_lost_bytes{0};
+
+void* ucp_am_send_nbx(void* endpoint, unsigned id, const void* header, size_t header_bytes, const void* data,
+                      size_t bytes, const jaxcomm::ucp::RequestParams* params) {
+  static const auto send = reinterpret_cast<decltype(&ucp_am_send_nbx)>(dlsym(RTLD_NEXT, "ucp_am_send_nbx"));
+  return bytes == ucp_lost_bytes && bytes > 0 ? &ucp_lost_bytes
+                                              : send(endpoint, id, header, header_bytes, data, bytes, params);
 }
 
 // Eager messages that UCX has assembled from several segments, in memory of its own.
