@@ -60,8 +60,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     const Announcement theirs =
         Exchange(sockets[p], Announcement{self.info().address, self.info().single_copy, self.info().num_processors});
     const ProcessInfo other{"node", theirs.address, theirs.single_copy, theirs.num_processors};
-    CHECK(!self.connected(1 - p));
-    CHECK(self.Connect(1 - p, other).ok() && self.connected(1 - p));
+    CHECK(!self.connected(1 - p) && self.Connect(1 - p, other).ok() && self.connected(1 - p));
     const auto meet = [&] { Exchange(sockets[p], 'm'); };
     meet();
     body(p, meet);
@@ -430,11 +429,9 @@ TEST_CASE("a process names its own late devices, and its calls that are invalid"
     Part part(1), invalid(1);
     part.Arrive(*site, 100, 1);
     const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::hours(1));
-    CHECK(expired.size() == 1);
-    CHECK(
-        expired[0].second.message() ==
-        "jaxcomm: psum at test_rendezvous.cc: ranks [0] did not arrive within 30 s (JAXCOMM_TIMEOUT_S) of the first of "
-        "ranks [1]");
+    CHECK(expired.size() == 1 && expired[0].second.message() ==
+                                     "jaxcomm: psum at test_rendezvous.cc: ranks [0] did not arrive within 30 s "
+                                     "(JAXCOMM_TIMEOUT_S) of the first of ranks [1]");
     RunFailures::Get().Fail(100, expired[0].second);
     CHECK(part.counter.WaitFor(1));
     spec.processes = {p, 1 - p, 1 - p};

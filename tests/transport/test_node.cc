@@ -356,6 +356,7 @@ TEST_CASE("memory is mapped and unmapped, also after errors; only its owner need
 TEST_CASE("processes with another layout, a wrong token or a wrong pid are refused") {
   Node node, other;
   CHECK(node.Open().ok() && other.Open().ok());
+  const int files = NumFiles();
   ++node.control_segment().magic;
   CHECK(!other.Connect(1, node.address()).ok());
   --node.control_segment().magic;
@@ -369,7 +370,7 @@ TEST_CASE("processes with another layout, a wrong token or a wrong pid are refus
   address.control_segment_fd = 0;
   CHECK(!other.Connect(1, address).ok());
   address.pid = 1 << 30;
-  CHECK(Has(other.Connect(1, address).message(), "cannot be found"));
+  CHECK(Has(other.Connect(1, address).message(), "cannot be found") && NumFiles() == files);
   CHECK(other.Connect(1, node.address()).ok());
 }
 
