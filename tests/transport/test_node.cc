@@ -330,6 +330,7 @@ TEST_CASE("memory is mapped and unmapped, also after errors; only its owner need
     const auto memory = ValueOf(SharedMemory::Create(4096));
     const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
     CHECK(NumFiles() == files + 1 && NumMappings() == mappings + 2);
+    CHECK(fcntl(memory->fd(), F_GETFD) == FD_CLOEXEC);  // not for the programs that this process starts
     memory->data()[7] = 'x';
     CHECK(mapped->data()[7] == 'x');
     CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
