@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/nccl/capabilities.h"
+#include "../../ffi/cuda/nccl/nccl_calls.h"
 #include "../../ffi/cuda/nccl/threads.h"
 #include "fakes/machine.h"
 
@@ -83,6 +84,24 @@ TEST_CASE("NCCL's own text for a failure") {
         std::string("ncclGetUniqueId: failed") + (words && *words ? " (no route to host)" : "");
     CHECK(QueryCommunicator(nccl, {0}).status().message() == expected);
   }
+}
+
+// NCCL_COMM_BLOCKING=0
+TEST_CASE("calls whose work goes on after they return") {
+  static int num_left;
+  static ncclResult_t outcome, asked;
+  NcclLibrary nccl = Library();
+  nccl.CommGetAsyncError = [](ncclComm_t, ncclResult_t* result) {
+    return *result = --num_left > 0 ? ncclInProgress : outcome, num_left > 0 ? ncclSuccess : asked;
+  };
+  const auto call = [&](ncclResult_t end, ncclResult_t answer) {
+    num_left = 3, outcome = end, asked = answer;
+    auto* const comm = reinterpret_cast<ncclComm_t>(&num_left);
+    const Status status = cuda::CallNccl(nccl, comm, "ncclThis", [] { return ncclSuccess; }, 20, {});
+    return status.message() + std::to_string(num_left);
+  };
+  CHECK(call(ncclSuccess, ncclSuccess) == "0" && call(ncclSystemError, ncclSuccess) == "ncclThis: failed0");
+  CHECK(call(ncclSuccess, ncclSystemError) == "ncclThis: failed0");
 }
 
 // The last one: no thread starts after it.

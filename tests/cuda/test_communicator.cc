@@ -68,11 +68,6 @@ ALONE_TEST_CASE("the smallest GPU of the group limits the channels of all") {
   CHECK(channels(32, {36, 33}) == 1 && channels(32, {20}) == 1);
 }
 
-TEST_CASE("memory comes in whole pages of 2 MiB") {
-  CHECK(WholePages(0) == 0 && WholePages(1) == 2 << 20 && WholePages(2 << 20) == 2 << 20);
-  CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);
-}
-
 // All ranks have one, or none has.
 ALONE_TEST_CASE("multicast addresses") {
   Communicator::Configure(20, 4, "");
@@ -152,6 +147,9 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
       const CallSpec spec = SpecOf(Collective::kBarrier, n);
       const auto barrier = ValueOf(DeviceCall::Make(spec, *communicator, DType::kS32, 0, 0));
       Stream stream;
+      const auto copies =
+          ValueOf(DeviceCall::Make(SpecOf(Collective::kAllReduce, n), *communicator, DType::kS32, 40000, 40000, true));
+      CHECK(copies->ExchangeOffsets(nullptr, nullptr, {}, {}, stream.handle()).ok() && stream.queue.empty());
       CHECK(barrier != nullptr && barrier->Launch(nullptr, nullptr, stream.handle()).ok());
       while (!stream.Drain()) std::this_thread::yield();
       CHECK(communicator->Failure().ok());

@@ -82,6 +82,7 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
       if (rank.rank == without_input) input = {}, x = x_elsewhere.data();
       if (rank.rank == without_output) output = {}, y = y_elsewhere.data();
       CHECK(call->ExchangeOffsets(x, y, input, output, on_stream).ok());
+      if (n > 1 && without_output < 0) CHECK(Has(call->Launch(x, x, on_stream), "other buffers than"));
       for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does it
         for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + 10 * run + replay), y[i] = -1;
         CHECK(call->Launch(x, y, on_stream).ok());

@@ -254,7 +254,8 @@ ALONE_TEST_CASE("calls with long or equal names are told apart") {
 TEST_CASE("the same call with other arguments, elements or sizes on another rank is an error") {
   void (*const changes[])(Site&) = {[](Site& site) { site.xla.state = CallAt("here.py:1", true, "direct"); },
                                     [](Site& site) { site.xla.dtype = XLA_FFI_DataType_F32; },
-                                    [](Site& site) { site.xla.Use(site.x, 3, site.y, 3); }};
+                                    [](Site& site) { site.xla.Use(site.x, 3, site.y, 4); },
+                                    [](Site& site) { site.xla.Use(site.x, 4, site.y, 3); }};
   for (const auto change : changes) {
     Alone([change] {
       const auto errors = ErrorsOf(CallAt("here.py:1", true, "ring"), CallAt("here.py:1", true, "ring"), change);

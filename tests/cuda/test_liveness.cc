@@ -49,8 +49,8 @@ void EndWhileRank0Waits(bool left) {
   OnRanks(*new World(2), [&](Rank& rank) {
     if (rank.rank == 1) rank.restarted = kOther;
     Communicator& communicator = *ValueOf(Get(rank));
-    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
-    spec.algorithm = "direct";
+    ValueOf(communicator.AsynchronousLane());  // has no failure of its own
+    const CallSpec spec = SpecOf(Collective::kAllReduce, 2, "direct");
     const auto call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount));
     std::vector<int32_t> x(kCount), y(kCount, -1);
     Stream stream;
@@ -111,6 +111,8 @@ ALONE_TEST_CASE("an error of one rank ends the waits of its peers") {
     CHECK(Communicator::OwnFailure().ok() && communicator.CheckUsable().ok());
     NoteIfUnavailable(spec, UnavailableError("kernel: out of memory"));
     CHECK(Has(Communicator::OwnFailure(), "here.py:1: kernel: out of memory"));
+    NoteIfUnavailable(spec, UnavailableError("a consequence"));
+    CHECK(Has(Communicator::OwnFailure(), "here.py:1: kernel: out of memory"));
     CHECK(communicator.comm().report->abort == 1);
     CHECK(Has(communicator.CheckUsable(), "process 0 failed: ") && Has(communicator.CheckUsable(), "out of memory"));
   });
@@ -134,17 +136,18 @@ T Receive(int from) {
   return value;
 }
 
-// A process that connects to the server. It sends its incarnation.
+// A process that connects to the server, or has it if its number is 0. It sends the port and its incarnation.
 struct Process {
   template <typename Body>
-  Process(int32_t number, Body body) {
+  Process(int32_t number, Body body, const char* token = "token") {
     int down[2], up[2];
     CHECK(pipe(down) == 0 && pipe(up) == 0);
     pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the test
       close(down[1]);                    // also if that has ended before
-      JoinLiveness("127.0.0.1", Receive<int>(down[0]), "token", number);
+      if (number == 0) Send(up[1], ValueOf(ServeLiveness(token)));
+      if (number != 0) JoinLiveness("127.0.0.1", Receive<int>(down[0]), token, number);
       Send(up[1], Incarnation());
       body(down[0], up[1]);
       Threads::End();
@@ -198,9 +201,10 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
     connected(from, to);
     Receive<char>(from);
   });
+  Process stranger(6, [](int from, int) { Receive<char>(from); }, "guessed");
   const StatusOr<int> port = ServeLiveness("token");
   CHECK(port.ok());
-  for (Process* const process : {&fails, &leaves, &killed, &lasts}) {
+  for (Process* const process : {&stranger, &fails, &leaves, &killed, &lasts}) {
     Send(process->to, *port);
     process->incarnation = Receive<uint64_t>(process->from);
   }
@@ -214,6 +218,7 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
   CHECK(FailureOf({leaves.incarnation}).ok());
   Send(leaves.to, 'e');
   leaves.End(0);
+  stranger.End(SIGKILL);
   Send(lasts.to, killed.incarnation);
   killed.End(SIGKILL);
   CHECK(WaitForFailure(killed.incarnation) == "process 3 has ended");
@@ -225,24 +230,46 @@ ALONE_TEST_CASE("processes learn of each other's failure and end") {
     CHECK(Receive<char>(late.from) == 'c');
   }
   CHECK(WaitForFailure(leaves.incarnation) == "process 2 has ended");
-  CHECK(FailureOf({lasts.incarnation}).ok());
+  CHECK(FailureOf({lasts.incarnation}).ok() && FailureOf({stranger.incarnation}).ok());
   for (Process* const process : {&fails, &lasts, &late}) process->End(SIGKILL);
   CHECK(Threads::End(kLimitS));
 }
 
-ALONE_TEST_CASE("a kernel without IPv6") {
-  Process fails(1, [](int from, int) {
-    Communicator::NoteOwnFailure("no memory");
+// How process 0 ends, and what another process learns of it. Without IPv6 if it fails.
+void EndOfProcess0(char way, const std::string& learned) {
+  kernel_has_ipv6 = way != 'f';
+  Process server(0, [way](int from, int to) {
+    Receive<char>(from);
+    if (way == 'f') Communicator::NoteOwnFailure("no memory");
+    if (way == 'l') LeaveLiveness();
+    if (way == 'l') CHECK(Threads::End(kLimitS));
+    Send(to, way);
     Receive<char>(from);
   });
-  kernel_has_ipv6 = false;
-  const StatusOr<int> port = ServeLiveness("token");
-  CHECK(port.ok());
-  Send(fails.to, *port);
-  CHECK(WaitForFailure(Receive<uint64_t>(fails.from)) ==
-        "process 1 failed: no memory");  // who is killed may not be known
-  fails.End(SIGKILL);
+  const int port = Receive<int>(server.from);
+  server.incarnation = Receive<uint64_t>(server.from);
+  Process other(2, [](int from, int) {
+    Communicator::NoteOwnFailure("two\nlines");
+    Receive<char>(from);
+  });
+  Send(other.to, port);
+  JoinLiveness("127.0.0.1", port, "token", 1);
+  CHECK(WaitForFailure(Receive<uint64_t>(other.from)) == "process 2 failed: two lines");
+  const auto begin = std::chrono::steady_clock::now();
+  Send(server.to, 'e');
+  CHECK(Receive<char>(server.from) == way);
+  if (way != 'f') server.End(way == 'k' ? SIGKILL : (Send(server.to, 'e'), 0));
+  CHECK(WaitForFailure(server.incarnation) == learned);
+  CHECK(way != 'l' || std::chrono::steady_clock::now() - begin >= std::chrono::seconds(1));  // the grace
+  if (way == 'f') server.End(SIGKILL);
+  other.End(SIGKILL);
   CHECK(Threads::End(kLimitS));
+}
+
+TEST_CASE("processes learn of the failure and of the end of process 0") {
+  Alone([] { EndOfProcess0('f', "process 0 failed: no memory"); });
+  Alone([] { EndOfProcess0('k', "process 0 has ended"); });
+  Alone([] { EndOfProcess0('l', "process 0 has ended"); });
 }
 
 // Runs `body` in a process that then exits, and returns how it ended.

@@ -7,15 +7,12 @@ import subprocess
 import sys
 import time
 
-import measured
 import on_gpu
 import pytest
 import runner
 
 ROOT = pathlib.Path(__file__).parents[2]
 GPU = ROOT / "tests" / "cuda" / "gpu"
-sys.path.append(str(GPU))
-import losses  # noqa: E402
 
 
 def shell(name, script, limit_s=20, **more):
@@ -167,54 +164,6 @@ def test_with_a_gpu_and_nccl_all_parts_run(machine):
             for word in part.command:
                 if word.endswith((".py", ".cc")):
                     assert pathlib.Path(word).exists(), word
-
-
-# The conclusions of the tests on a GPU.
-
-
-FLAGGED = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
-
-
-def test_targets_match_the_record():
-    virtual = [
-        {"what": "target", "op": "all_to_all", "of_copy": 0.91},
-        {"what": "target", "op": "all_reduce", "of_copy": 0.79},
-        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 6.5},
-        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 4.5},
-        {"what": "latency", "op": "all_reduce", "ranks_per_node": 2, "kernel_us": 1.0},
-    ]
-    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "ll_us": us} for n, size, us in FLAGGED]
-    host = [{"platform": "gpu", "until it returns": {"us_above_empty": {"psum": 5.1}}}]
-    found = measured.targets(virtual, ll, host)
-    assert [(t["value"], t["met"]) for t in found.values()] == [
-        (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
-    ]  # fmt: skip
-    no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
-    no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
-    assert {t["met"] for t in measured.targets([], [], no_host).values()} == {None}
-
-
-def test_the_machine_model_by_hand():
-    copy = {"what": "target", "op": "all_to_all", "bytes": 3_000_000, "copy_us": 1.0}
-    barrier = {"what": "latency", "op": "barrier", "ranks_per_node": 8, "kernel_us": 2.0}
-    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": 8, "ll_us": us} for n, us in ((2, 1.7), (8, 2.9))]
-    found = measured.machine_model([copy, barrier, barrier | {"ranks_per_node": 2, "kernel_us": 1.0}], ll)
-    expected = {"self_bytes_per_s": 1.5e12, "sync_overhead_s": 4e-6, "ll_overhead_s": 0.2e-6, "ll_latency_s": 1.5e-6}
-    assert found == pytest.approx(expected)
-    assert measured.machine_model([], ll[:1]) == {}
-
-
-def test_comparison_of_losses():
-    def side(values):
-        return {"platform": "p", "ranks": 1, "steps": len(values), "ms_per_step": 1.0, "losses": values}
-
-    falling = [6 - i / 20 for i in range(40)]
-    assert losses.compare(side(falling), side(falling[:30]))["problem"] == ""
-    assert "first steps differ" in losses.compare(side(falling), side([x + 0.1 for x in falling]))["problem"]
-    assert "differ by up to" in losses.compare(side(falling), side([*falling[:39], 9]))["problem"]
-    assert "differ by up to" in losses.compare(side([*falling[:39], float("nan")]), side(falling))["problem"]
-    assert "only 3 steps" in losses.compare(side(falling), side(falling[:3]))["problem"]
-    assert "does not go down" in losses.compare(side([6.0] * 40), side([6.0] * 40))["problem"]
 
 
 # The tests inside JAX, rehearsed on CPU devices.

@@ -1,4 +1,4 @@
-// Calls of GPUs in the flight recorder: lanes, starts of one line, the group of a local GPU, replays, and waits.
+// GPUs in the flight recorder: lanes, starts of one line, groups of local GPUs, replays, waits; and the watchdog.
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/runtime/recorded_calls.h"
+#include "../../ffi/cuda/runtime/watchdog.h"
 #include "fakes/machine.h"
 // Must follow CUDA's headers: see gpu_fake.h.
 
@@ -86,14 +87,14 @@ ALONE_TEST_CASE("calls that have gone") {
   CHECK(look(1, 299) && look(2, 44) && !look(3, 43) && !look(4, 0));
 }
 
-// GPU 3 of a process with four, which form two groups; at last, GPU 1.
+// GPU 3 of a process with four, which form two groups; at last, GPU 2.
 ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
   StartRecorder();
   CallSpec spec;
   spec.op = "psum_start";
   spec.site = "here.py:1";
   spec.group_size = 2;
-  spec.groups = {0, 1, 2, 3};
+  spec.groups = {0, 2, 1, 3};
   spec.processes = {0, 0, 0, 0};
   RecordedCalls synchronous, asynchronous;
   synchronous.Add(1, spec, 0, 3, 1, DType::kF32, 5, 5);
@@ -114,24 +115,27 @@ ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
   progress.waits_ns = 9;
   asynchronous.Look(progress);
   const File waiting;
-  for (uint64_t number = 1; number <= 3; ++number) CHECK(waiting.Ranks(number) == "2-3");
+  for (uint64_t number = 1; number <= 3; ++number) CHECK(waiting.Ranks(number) == "1,3");
   // Each lane counts its own calls, so it is a group of its own.
   CHECK(waiting.Site(1).group != waiting.Site(2).group && waiting.Site(2).group == waiting.Site(3).group);
   CHECK(waiting.Site(2).identity != waiting.Site(3).identity && waiting.Call(2).key != waiting.Call(3).key);
-  CHECK(waiting.Call(3).waiting_rank == 1 + 3 && waiting.Call(3).waiting_peer == 1 + 2);
+  CHECK(waiting.Call(3).waiting_rank == 1 + 3 && waiting.Call(3).waiting_peer == 1 + 1);
   asynchronous.Look(progress);
   const File later;
   CHECK(later.Call(3).waiting_rank == 0 && later.Call(3).phase == kRunning);
   RecordedCalls other;
-  other.Add(2, spec, 0, 1, 1, DType::kF32, 5, 5);
+  other.Add(2, spec, 0, 2, 1, DType::kF32, 5, 5);
   other.Look(progress);
-  CHECK(File().Ranks(4) == "0-1");
+  CHECK(File().Ranks(4) == "0,2");
   // Rank 1 of its group, and the first one of this process.
   spec.processes = {1, 0, 1, 0};
   RecordedCalls apart;
   apart.Add(2, spec, 0, 0, 1, DType::kF32, 5, 5);
   apart.Look(progress);
-  CHECK(File().Ranks(5) == "0-1" && File().Call(5).arrived_mask == 1);
+  CHECK(File().Ranks(5) == "0,2" && File().Call(5).arrived_mask == 1);
+  progress.begun = uint64_t{4} << 32 | 2;  // nobody looked when the second call ended and when the third one ran
+  apart.Look(progress);
+  CHECK(File().Call(5).phase == kDone && File().Call(6).sequence == 4 && File().Call(6).phase == kRunning);
 }
 
 // The recorder sees each replay of a call, by its number on the communicator, and the rank for which a kernel waits.
@@ -149,12 +153,12 @@ ALONE_TEST_CASE("calls of kernels") {
   OnRanks(*new World(kRanks), [&](Rank& rank) {
     Communicator& communicator = *(communicators[rank.rank] = ValueOf(Get(rank)));
     Stream stream;
-    std::vector<int32_t> x(kCount, 1), y(kCount);
+    std::vector<int32_t> x(kCount, 1), y(kRanks * kCount);
     for (const bool ll : {true, false}) {
-      const CallSpec spec = SpecOf(Collective::kAllReduce, kRanks, ll ? "ll" : "direct");
-      const int64_t count = ll ? 5 : kCount;
+      const CallSpec spec = SpecOf(ll ? Collective::kAllReduce : Collective::kAllGather, kRanks, ll ? "ll" : "direct");
+      const int64_t count = ll ? 5 : kCount, output_count = ll ? 5 : kRanks * kCount;
       auto& call = calls[2 * rank.rank + (ll ? 0 : 1)];
-      call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, count, count));
+      call = ValueOf(DeviceCall::Make(spec, communicator, DType::kS32, count, output_count));
       for (int replay = 0; replay < 3; ++replay) CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
     }
     fake::Wait(stream.handle());
@@ -163,7 +167,8 @@ ALONE_TEST_CASE("calls of kernels") {
   const uint64_t key = ended.Find(6, 0)->key;
   for (int r = 0; r < kRanks; ++r) {
     const RecordedCall& call = *ended.Find(6, r);
-    CHECK(call.phase == kDone && call.input_count == kCount && call.iteration == 5);
+    CHECK(call.phase == kDone && call.input_count == kCount && call.output_count == kRanks * kCount);
+    CHECK(call.dtype == static_cast<uint32_t>(DType::kS32) && call.iteration == 5);
     CHECK(call.key != 0 && call.key == key);
     CHECK(communicators[r]->comm().report->progress.ended == 6);
   }
@@ -194,6 +199,31 @@ ALONE_TEST_CASE("calls of kernels") {
   });
   progress.begun += uint64_t{1} << 32;
   CHECK(look().Find(8, 1) == nullptr);
+  for (const Communicator* const each : communicators) {  // the last call of one of them
+    each->comm().report->progress.begun =
+        uint64_t{9} << 32 | (CallName("next").number() - 1 - (each == communicators[1]));
+  }
+  const File moe = look();
+  const RecordedCall* const last = moe.Find(9, 0) != nullptr ? moe.Find(9, 0) : moe.Find(9, 1);
+  CHECK(last != nullptr && last->input_count == 16 && last->output_count == 2 * 16);
+}
+
+TEST_CASE("the watchdog reports the abort of a kernel, and ends the process") {
+  const std::string said = Alone([] {
+    StartRecorder();
+    Communicator::Configure(20, 4);
+    OnRanks(*new World(1), [](Rank& rank) {
+      device::Report& report = *ValueOf(Get(rank))->comm().report;
+      static std::atomic<int> num_ends{0};
+      for (int i = 0; i < 2; ++i) StartWatchdog([] { ++num_ends; }, 0.01);
+      CHECK(num_ends == 0);
+      report.state = device::Report::kComplete;
+      while (num_ends == 0) std::this_thread::yield();
+    });
+    CHECK(Has(File().bytes, ": rank 0 aborted in step 0: rank 0 did not signal"));
+  });
+  CHECK(Count(said, "This process has lost its GPU and ends within 0.01 s\n") == 1 &&
+        Has(said, "jaxcomm: a call: rank"));
 }
 
 }  // namespace

@@ -40,6 +40,11 @@ ALONE_TEST_CASE("impossible requests are refused") {
     const std::string end = rank.rank == 2 ? "MEM_FRACTION (ncclMemAlloc: failed)" : "XLA_PYTHON_CLIENT_MEM_FRACTION";
     CHECK(error.size() > end.size() && error.substr(error.size() - end.size()) == end);
   });
+  OnRanks(*new World(2), [](Rank& rank) {
+    if (rank.rank == 0) fault = {"ncclGetUniqueId"};
+    CHECK(Get(rank).status().message() == "ncclGetUniqueId failed on rank 0 of the group");
+  });
+  CHECK(num_symmetric == 0);  // the other ranks have freed theirs
   auto* uneven = new World(3);
   uneven->spacing_error = 64;
   Refused(uneven, "not equally spaced");

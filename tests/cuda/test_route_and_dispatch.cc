@@ -292,7 +292,8 @@ TEST_CASE("sizes that the kernel does not take") {
   CHECK(RouteAndDispatchSharedBytes(*args) == 8 * 256 * 4 + (8 * 257 + 3 * 256) * 4);
   CHECK(ArenaBytes(*args) == 256 + int64_t{2} * 8 * 28 * (64 + 32 * 64) * 16);
   spec.max_sms = 3;
-  CHECK(MakeRouteAndDispatchArgs(spec, shape, 32)->num_channels == 3);
+  const StatusOr<RouteAndDispatchArgs> limited = MakeRouteAndDispatchArgs(spec, shape, 32);
+  CHECK(limited->num_channels == 3 && limited->num_epochs == 32);  // the arena is that of calls without a limit
   spec.max_sms = 0;
   using Of = RouteAndDispatchShape;
   const char* const unfit = "do not fit each other";

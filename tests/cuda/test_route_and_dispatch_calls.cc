@@ -21,7 +21,7 @@ constexpr int kRanks = 2;
 constexpr float kUnset = -1;
 
 struct Shape {
-  int32_t tokens = 3, choices = 2, experts = 4, capacity = 16, row = 5;
+  int32_t tokens = 3, choices = 2, experts = 4, capacity = 16, row = 5, align = 1, slots = 0;
 };
 
 // One of two routings.
@@ -63,13 +63,13 @@ struct Site : CallOnDevice {
     call.AddText("op", "moe.route_and_dispatch");
     add(call, "ranks_per_node", kRanks);
     call.AddText("site", "here.py:1");
-    add(all, "align", 1);
+    add(all, "align", shape.align);
     all.AddDictionary("call", call);
     add(all, "capacity", shape.capacity);
     add(all, "choices", shape.choices);
     all.AddArray("groups", std::vector<int64_t>{0, 1});
     add(all, "num_experts", shape.experts);
-    add(all, "slots", 0);
+    add(all, "slots", shape.slots);
     add(all, "tokens", shape.tokens);
     return all;
   }
@@ -197,11 +197,19 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
       CHECK(Has(site.Initialize(), text));
     }
     // Different shapes on the ranks.
-    Shape shape;
-    shape.tokens = 2 + rank.rank;
-    Site uneven(rank, stream, shape);
-    CHECK(uneven.Begin().empty());
-    CHECK(Has(uneven.Execute(), "the hash of the shapes"));
+    for (const auto& [field, change] : {std::pair{&Shape::tokens, 1},
+                                        {&Shape::choices, 1},
+                                        {&Shape::experts, 2},
+                                        {&Shape::capacity, 1},
+                                        {&Shape::row, 1},
+                                        {&Shape::align, 3},
+                                        {&Shape::slots, 8}}) {
+      Shape shape;
+      shape.*field += rank.rank * change;
+      Site uneven(rank, stream, shape);
+      CHECK(uneven.Begin().empty());
+      CHECK(Has(uneven.Execute(), "the hash of the shapes must be the same on all ranks"));
+    }
     // Different limits on thread blocks.
     Site limited(rank, stream);
     limited.max_sms = 1 + rank.rank;

@@ -142,10 +142,20 @@ void LayerAmongNodes(int num_nodes, bool sums_at_source) {
     Communicator& communicator = dispatch.calls.at(rank.device())->communicator();
     CHECK(DeviceCall::Make(dispatch.spec, communicator, DType::kF32, 0, kCapacity * kRow).ok());
     CHECK(DeviceCall::Make(combine.spec, communicator, DType::kF32, kCapacity * kRow, 0).ok());
-    if (num_nodes > 1) {
-      second.more[2].count = 0;  // the weights
-      CHECK(Has(second.Execute(), "the operand of weights does not fit the attribute `weighted`"));
-    }
+    const auto refused = [](Site& of, size_t operand, int64_t count, XLA_FFI_DataType type, const std::string& text) {
+      const FakeXla::Operand right = of.more[operand];
+      of.more[operand] = {right.data, count, type};
+      CHECK(Has(of.Execute(), text));
+      of.more[operand] = right;
+    };
+    const auto integers = XLA_FFI_DataType_S32, floats = XLA_FFI_DataType_F32;
+    refused(site, 0, 5, integers, "32 integers and a routing of 5 choices do not fit 2 ranks, 4 experts and 6 choices");
+    refused(site, 1, 31, integers, "31 integers and a routing of 6 choices do not fit");
+    refused(site, 1, 32, XLA_FFI_DataType_S64, "the routing must have integers of 32 bits");
+    refused(second, 1, 5, integers, "the sizes or types of experts, weights and slots do not match");
+    refused(second, 2, 5, floats, "the sizes or types of experts, weights and slots do not match");
+    refused(second, 2, 6, XLA_FFI_DataType_F64, "the sizes or types of experts, weights and slots do not match");
+    if (num_nodes > 1) refused(second, 2, 0, floats, "the operand of weights does not fit the attribute `weighted`");
     buffers.table[(4 + 2) * kExperts + 3] += kCapacity;  // of the slice of rank 1 for its own last expert
     site.run = 3;
     CHECK(site.Execute().empty());
@@ -192,6 +202,12 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CallSpec spec = RowSpec(Collective::kCombine);
     CHECK(Has(made(spec, DType::kS32, kCapacity * kRow, kTokens * kRow), "GPUs do not add rows of"));
     CHECK(Has(made(spec, DType::kF32, kCapacity * kRow + 1, kTokens * kRow), "do not fit the operands"));
+    CHECK(Has(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow + 1), "do not fit the operands"));
+    CallSpec many = spec;
+    many.row_count = 1;
+    CHECK(Has(MakeRowArgs(many, DType::kF32, 1, int64_t{1} << 30, 4).status(), "more than 2^31 rows, choices or exp"));
+    many.num_experts = 3;
+    CHECK(Has(MakeRowArgs(many, DType::kF32, 1, 1, 4).status(), "2 choices and 3 experts do not fit the operands"));
     CallSpec one = spec;
     one.choices = 1;
     CHECK(made(one, DType::kS32, kCapacity * kRow, kTokens * kRow).ok());  // copies
@@ -235,6 +251,9 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
               "the hash of the shapes of the rows"));
     const int64_t tokens = kTokens + rank.rank;
     CHECK(Has(made(spec, DType::kF32, tokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
+    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, tokens * kRow), "the hash of the shapes of the rows"));
+    spec.row_count = 1024;  // 32 KiB for each rank: the rows of 16 choices in all
+    CHECK(ValueOf(MakeRowArgs(spec, DType::kF32, 8 * 1024, 1024, 32)).num_channels == 2);
   });
 }
 

@@ -208,6 +208,7 @@ ALONE_TEST_CASE("the number of thread blocks follows from the bytes that a pair 
   CHECK(channels(kMany, 8 * kMany, 0) == 31 && channels(8 * kMany, kMany / 2, 0) == 31);
   CHECK(channels(kMany, kMany, 7) == 7 && channels(1, kMany, 0) == 1 && channels(0, 0, 0) == 1);
   CHECK(channels(kMany, kMany, 6) == 5 && channels(kMany, kMany, 2) == 2);
+  CHECK(channels(kMany / 32 + 1, kMany, 0) == 2);  // 32 KiB for each rank
 }
 
 }  // namespace

@@ -125,6 +125,11 @@ ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   changed.major_version = 1;
   CHECK(
       Has(said("", true, changed), "XLA's collectives extension is of version 1.2, which this jaxcomm does not know"));
+  Stream stream;
+  FakeXla barrier(*StateOf(SpecOf(Collective::kBarrier, 1)), stream.handle(), 0, nullptr);
+  int32_t x[4], y[4];
+  barrier.Use(x, 4, y, 4);
+  CHECK(barrier.Initialize() == at.substr(0, 9) + "barrier at here.py:1: results must be aliased to operands");
   CHECK(num_errors == 0);
   XLA_FFI_Api old = {};
   old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it

@@ -49,6 +49,7 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
 ALONE_TEST_CASE("call sites and targets") {
   cuda::Communicator::Configure(20, 4);
   Site one, limited, other("other");
+  one.max_sms = 9;  // more than there are
   limited.max_sms = 2;
   other.initialize = &FusedRmsnormInitializeBF16;
   other.execute = &FusedRmsnormExecuteBF16;
@@ -95,16 +96,22 @@ void AddOptions(Site& site, int64_t depth) {
 ALONE_TEST_CASE("calls of ranks that differ") {
   cuda::Communicator::Configure(20, 4);
   Site odd;
+  odd.processes = {0};
+  CHECK(Has(odd.Instantiate(), "the call has processes of 1 devices, expected those of the 2 devices of its groups"));
+  odd.processes = {};
   odd.num_ranks = 0;
   CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices cannot be split into groups of 0"));
   const char* const differ = "make this call with different shapes, types or arguments";
   const std::pair<const char*, void (*)(Site&, int)> table[] = {
       {differ, [](Site& site, int rank) { site.tokens = rank == 0 ? 1000 : 1, site.hidden = 3000; }},
       {differ, [](Site& site, int rank) { site.more_results = rank; }},
+      {differ, [](Site& site, int rank) { site.dtype = rank == 0 ? XLA_FFI_DataType_F32 : XLA_FFI_DataType_S32; }},
       {differ, [](Site& site, int rank) { site.own.AddScalar("epsilon", XLA_FFI_DataType_F32, 1.0F + rank); }},
       {differ, [](Site& site, int rank) { site.operand_windows = {rank}; }},
       {differ, [](Site& site, int rank) { site.own.AddText("mode", rank == 0 ? "fast" : "slow"); }},
       {differ, [](Site& site, int rank) { AddOptions(site, rank); }},
+      {"rank 0 makes one at", [](Site& site, int rank) { site.target = rank == 0 ? "one" : "other"; }},
+      {"makes fused_rmsnorm_F32 at a.py:2", [](Site& site, int rank) { site.site = rank == 0 ? "a.py:1" : "a.py:2"; }},
       {"max_sms must be the same on all ranks, but is", [](Site& site, int rank) { site.max_sms = 1 + rank; }},
       {nullptr, [](Site& site, int rank) {
          site.operand_windows = {0};

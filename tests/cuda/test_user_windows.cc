@@ -303,8 +303,10 @@ ALONE_TEST_CASE("empty buffers, and numbers that are wrong") {
   many.operand_windows.assign(9, 1);
   CHECK(Has(many.Instantiate(), "swap at model.py:7: a call can have 8 windows, got 10"));
   Site far = SwapSite(1);
+  Site behind = SwapSite(1);
   far.operand_windows = {2};
-  CHECK(far.Instantiate().empty());
+  behind.result_windows = {2};
+  CHECK(far.Instantiate().empty() && behind.Instantiate().empty());
   Site empty;
   empty.operand_windows = {0};
   empty.tokens = 0;
@@ -312,6 +314,7 @@ ALONE_TEST_CASE("empty buffers, and numbers that are wrong") {
   WithMemory(2, [&](Rank& rank, const XlaMemory& memory, CallOnDevice& execution) {
     Buffers buffers = {memory.At(0), memory.At(64), {}};
     CHECK(Has(Initialize(far, execution, buffers), "swap at model.py:7: the call has no operand 2 for a window"));
+    CHECK(Has(Initialize(behind, execution, buffers), "swap at model.py:7: the call has no result 2 for a window"));
     CHECK(jaxcomm::Initialize(empty, execution).empty() && execution.regions.empty());
     CHECK(On(empty, rank.rank).comm.arena_bytes == 0);  // the empty window takes the place of the arena
     Operands operands = OperandsOf(empty, rank.rank, 0);

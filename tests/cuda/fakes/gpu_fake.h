@@ -59,6 +59,8 @@ inline int num_gpus = 1024;  // of the process
 inline std::function<void()> before_allocation;
 inline std::atomic<int> num_allocated{0};  // blocks from cudaMalloc and cudaHostAlloc that are not free, and streams
 
+inline std::atomic<int> num_symmetric{0};  // blocks from ncclMemAlloc that are not free
+
 // Whether a kernel has stopped this thread's GPU (device::Trap). CUDA starts no later work on it, and copies nothing.
 bool IsStopped();
 

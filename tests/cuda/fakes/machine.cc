@@ -53,7 +53,9 @@ struct InCall {
 
 ncclResult_t MemAlloc(void** memory, size_t) {
   ++own->num_allocations;
-  return FakeLibrary().MemAlloc(memory, 1);
+  const ncclResult_t allocated = FakeLibrary().MemAlloc(memory, 1);
+  if (allocated == ncclSuccess) ++num_symmetric;
+  return allocated;
 }
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
@@ -379,6 +381,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
   static const NcclLibrary library = [] {
     NcclLibrary made = fake::FakeLibrary();
     made.MemAlloc = &fake::MemAlloc;
+    made.MemFree = [](void* memory) { return --fake::num_symmetric, std::free(memory), ncclSuccess; };
     made.AllGather = &fake::AllGather;
     made.CommWindowRegister = &fake::WindowRegister;
     made.GetLsaDevicePointer = &fake::LsaPointer;
@@ -399,6 +402,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     // The first key is that of the group's own communicator.
     made.GetUniqueId = [](ncclUniqueId* key) {
       fake::World& root = *fake::own->world;
+      if (fake::Fails("ncclGetUniqueId")) return ncclSystemError;
       std::lock_guard<std::mutex> lock(root.mutex);
       const fake::Key made_of = {&root, ++root.num_keys};
       std::memcpy(key->internal, &made_of, sizeof made_of);

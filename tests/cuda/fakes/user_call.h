@@ -24,7 +24,7 @@ struct UserSite {
     Attributes all = own, call;
     call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
     call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
-    call.AddText("site", "model.py:7");
+    call.AddText("site", site);
     call.AddText("target", target);
     all.AddDictionary("jaxcomm", call);
     std::vector<int64_t> groups;  // of consecutive devices
@@ -65,7 +65,7 @@ struct UserSite {
     return Stage(execute, XLA_FFI_ExecutionStage_EXECUTE, execution, args, rets);
   }
 
-  std::string target;
+  std::string target, site = "model.py:7";
   XLA_FFI_Handler* initialize;
   XLA_FFI_Handler* execute;
   int num_ranks, num_groups = 1;
