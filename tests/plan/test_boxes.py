@@ -90,14 +90,15 @@ def test_plans_are_correct_and_minimal(make, seed):
             assert sent.max() <= bound + largest
 
 
-def test_chunks_of_receivers_alternate():
-    """A rank on a node of its own sends to two others."""
-    request = plan.reshard_request("network", 3, 1, numbers([[(0, 8)], None, None], 1), numbers(
-        [None, [(0, 4)], [(4, 8)]], 1
-    ))  # fmt: skip
+def test_messages_of_a_pair_spread_over_all_rounds():
+    """A rank on a node of its own sends six chunks to one rank and two to another, straight into their outputs."""
+    source, destination = [[(0, 16)], None, None], [None, [(0, 12)], [(12, 16)]]
+    request = plan.reshard_request("network", 3, 1, numbers(source, 1), numbers(destination, 1))
     request.chunk_count = 2
-    steps = plan.build(request, "direct")[0].steps
-    assert [(s.kind, s.peer, s.count) for s in steps] == [("put", 1, 2), ("put", 2, 2)] * 2
+    plans = plan.build(request, "direct")
+    puts = [(step.peer, step.count, step.dst.space) for step in plans[0].steps if step.kind == "put"]
+    assert puts == [(peer, 2, "output") for peer in (1, 2, 1, 1, 1, 2, 1, 1)]
+    assert plans[2].steps == []  # nothing waits for the last messages
 
 
 @pytest.mark.parametrize(("scope", "kind", "count"), [("network", "put", 8), ("node", "get", 15)])
