@@ -336,7 +336,7 @@ def test_channels_and_memory_of_gpus():
         ("float16", 1, 0, True),
         ("float64", 1, 1, True),
         ("uint64", 0, 0, True),
-        ("int32", 0, 0, True),
+        ("int16", 0, 0, True),
         ("int32", 0, 1, True),
         ("int32", 1, 0, False),
         ("int8", 0, 0, False),
