@@ -89,6 +89,11 @@ def test_steps_on_gpus_by_hand():
     part = (4 << 20) / 32
     by_hand = 2.2e-6 + 5e-6 + 0.5e-6 + part / (1.5e12 / 32) + 7 * part / (350e9 / 32)
     assert walk.predicted_time_s == pytest.approx(by_hand)
+    links = [jaxcomm.Link("node", 0.5e-6, 1e-6, 700e9)]  # the same, but twice as fast
+    fast = on_gpus("all_gather", 1 << 20, 8, algorithm="direct", links=links)
+    assert fast.predicted_time_s == pytest.approx(by_hand - 7 * part / (700e9 / 32))
+    for names in (("ll", "one_shot"), ("ll_two_shot", "direct")):  # too large for LL
+        assert len({on_gpus("psum", 1 << 20, 8, algorithm=name, links=links).predicted_time_s for name in names}) == 1
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=4).sms == 4
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=1000).sms == 32  # JAXCOMM_MAX_SMS
 
@@ -104,8 +109,9 @@ def test_a_staging_ring_on_gpus_by_hand():
     staged = on_gpus("all_to_all", 1 << 28, 8)
     assert (staged.protocol, staged.sms) == ("steps", 32)
     assert staged.predicted_time_s == pytest.approx(7.2e-6 + first + others + 1e-6)
-    in_place = on_gpus("all_to_all", 1 << 28, 8, symmetric_buffers=True).predicted_time_s
-    assert in_place == pytest.approx(7.2e-6 + 0.3e-6 + 7 * 0.5e-6 + part / own + 7 * part / node)
+    in_place = on_gpus("all_to_all", 1 << 28, 8, symmetric_buffers=True)
+    assert in_place.predicted_time_s == pytest.approx(7.2e-6 + 0.3e-6 + 7 * 0.5e-6 + part / own + 7 * part / node)
+    assert (in_place.bytes["self"], staged.bytes["self"]) == (part, 8 * part)
     small, copied = (on_gpus("all_to_all", 1 << 23, 8, symmetric_buffers=on).predicted_time_s for on in (True, False))
     assert copied == pytest.approx(small + (1 << 25) / own)  # operands of the size of the ring are copied whole
 
@@ -163,13 +169,10 @@ def test_ragged_exchanges_on_gpus_by_hand():
     assert found.predicted_time_s == pytest.approx(by_hand)
     symmetric = on_gpus("ragged_all_to_all", 8 << 18, 8, symmetric_buffers=True)
     assert symmetric.predicted_time_s == found.predicted_time_s and symmetric.bytes == found.bytes
-    for more, message in (
-        ({"ranks_per_node": 4}, "algorithm 'xla' runs .between nodes, slices travel by XLA's own ragged_all_to_all"),
-        ({"ranks_per_node": 4, "algorithm": "direct"}, 'algorithm "direct" runs inside a node'),
-        ({"algorithm": "pairwise"}, "GPUs have algorithm 'direct' for groups inside a node"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            on_gpus("ragged_all_to_all", 64, 8, **more)
+    with pytest.raises(ValueError, match=r"algorithm 'xla' runs .between nodes, slices travel by XLA's own ragged_all"):
+        on_gpus("ragged_all_to_all", 64, 8, ranks_per_node=4)
+    with pytest.raises(ValueError, match="GPUs have algorithm 'direct' for groups inside a node"):
+        on_gpus("ragged_all_to_all", 64, 8, algorithm="pairwise")
 
 
 def test_between_nodes_of_gpus_by_hand():
@@ -181,7 +184,10 @@ def test_between_nodes_of_gpus_by_hand():
     rail = on_gpus("all_to_all", 8 << 14, (2, 4))
     assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
     assert (rail.messages["network"], rail.bytes["network"]) == (4, 4 * 65536)
-    assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
+    assert (rail.messages["node"], rail.bytes["node"], rail.signals["node"]) == (6 * 4, 6 * 65536, 3 * 4)
+    assert rail.scratch_bytes == 4 * 65536  # of all channels
+    root = on_gpus("pbroadcast", 1 << 20, 8, ranks_per_node=1, source=3, algorithm="direct")
+    assert root.bytes["network"] == 7 * (4 << 20)
     for algorithm in (None, "pairwise"):
         with pytest.raises(ValueError, match="the call needs GIN, which NCCL does not have here; pass algorithm="):
             on_gpus("all_to_all", 8 << 14, (2, 4), gin=False, algorithm=algorithm)

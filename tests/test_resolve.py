@@ -5,9 +5,12 @@ tests/cpu/test_planner.cc and tests/cuda/test_call.cc hold the executors to it.
 
 import contextlib
 import inspect
+import itertools
 import random
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import OURS, on_ranks
@@ -147,6 +150,7 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         ({"measured": measured(4), "passed": ["steps"]}, ("xla", "needs other nodes")),
         ({"measured": measured(4, algorithm="hierarchical"), "passed": ["steps"]}, ("xla", "has not been tested")),
         ({"setting": "plans"}, ("plan", "")),
+        ({"setting": "plans", "algorithm": "hierarchical"}, ("plan", "asked for")),
         ({"algorithm": "hierarchical"}, ("composition", "GIN between nodes of these GPUs has not been tested")),
         ({"algorithm": "hierarchical", "tested_between_nodes": True}, ("plan", "asked for")),
         ({"algorithm": "ring"}, ("plan", "asked for")),
@@ -172,21 +176,29 @@ def test_between_hosts_of_gpus(change, expected):
 # Shared memory of a thread block: 48 KiB. Inside a node: 16 KiB of moves and 4 bytes per expert. Between nodes: 12 KiB,
 # the same, and 12 bytes per 64 choices.
 @pytest.mark.parametrize(
-    ("per_node", "choices", "experts", "fits"),
+    ("per_node", "choices", "experts", "algorithm", "fits"),
     [
-        (8, 1 << 30, 8192, True),
-        (8, 8, 8200, False),
-        (4, 131_072, 3064, True),
-        (4, 131_072 + 64 * 16, 3064, False),
+        (8, 1 << 30, 8192, "", True),
+        (8, 8, 8200, "", False),
+        (8, 8, 8200, "hierarchical", False),
+        (4, 131_072, 3064, "", True),
+        (4, 131_072 + 64 * 16, 3064, "", False),
+        (4, 131_072 + 64 * 16, 3064, "hierarchical", True),  # by name, a row is marked for each token
     ],
 )
-def test_limits_of_row_kernels(per_node, choices, experts, fits):
+def test_limits_of_row_kernels(per_node, choices, experts, algorithm, fits):
     attributes = {"group_size": 8, "ranks_per_node": 8, "choices": 8, "num_experts": experts, "row_count": 4}
+    attributes["algorithm"] = algorithm
     able = plan.Capabilities("cuda", setting="plans", tested_between_nodes=True, max_channels=32)
-    placement = plan.Placement(ranks_per_node=per_node, found=False)
-    found = plan.resolve("dispatch", attributes, "float32", 32, 32, placement, able, choices=choices)
-    assert (found.backend == "rows") is fits
-    assert fits or f"{choices} choices of a rank, 8 per token, and {experts} experts" in found.reason
+    where, count = plan.Placement(ranks_per_node=per_node, found=False), 4 * 131_072
+    why = (
+        f"{choices} choices of a rank, 8 per token, and {experts} experts exceed the shared memory of jaxcomm's kernels"
+    )
+    why += " between nodes" if per_node == 4 else ""
+    refused = pytest.raises(ValueError, match=re.escape(why) + '; pass algorithm="xla"$')
+    with refused if algorithm and not fits else contextlib.nullcontext():
+        found = plan.resolve("dispatch", attributes, "float32", count, count, where, able, choices=choices)
+        assert (found.backend, found.reason == why) == (("rows", False) if fits else ("xla", True))
 
 
 def test_info_lists_what_runs(mesh):
@@ -221,13 +233,15 @@ def on_gpus(collective, count, dtype="float32", *, able=ABLE, per_node=8, found=
         ({"group_size": 4}, "xla"),
         ({"per_node": 4}, "xla"),
         ({"asynchronous": 1}, "xla"),
+        ({"plan": ""}, "xla"),  # of all_to_all_v and dispatch only
     ],
 )
 def test_a_record_holds_for_its_calls_only(change, backend):
     """The cost model has no "ring" among its candidates inside a node."""
     limits = {"min_bytes": 1000, "max_bytes": 2000}
-    row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, **limits, algorithm="ring")
     given = {"count": 600, "dtype": "bfloat16", **change}
+    limits["algorithm"] = given.pop("plan", "ring")
+    row = plan.Measured("all_reduce", "bfloat16", num_ranks=8, ranks_per_node=8, **limits)
     found = on_gpus("all_reduce", able={"measured": [row], "passed": plan.FEATURES, "max_channels": 32}, **given)
     assert (found.backend, found.algorithm) == (backend, "ring" if backend == "plan" else "xla")
     assert ("measured as faster" in found.reason) == (backend == "plan")
@@ -288,7 +302,9 @@ def test_a_record_of_dispatch_counts_a_row_for_each_choice(collective, count, ba
     """2 choices of one token of 8, 32 and 64 floats: 64, 256 and 512 bytes."""
     row = plan.Measured("dispatch", "int8", num_ranks=8, ranks_per_node=8, min_bytes=100, max_bytes=300, algorithm="")
     layer = {"choices": 2, "num_experts": 8, "row_count": count}
-    assert on_gpus(collective, count, able={"measured": [row], "max_channels": 32}, **layer).backend == backend
+    found = on_gpus(collective, count, able={"measured": [row], "max_channels": 32}, **layer)
+    why = "measured as faster than XLA's own collective on these GPUs; one kernel moves the rows inside a node"
+    assert (found.backend, found.reason == why) == (backend, backend == "rows")
 
 
 def test_channels_and_memory_of_gpus():
@@ -317,7 +333,10 @@ def test_channels_and_memory_of_gpus():
     [
         ("float32", 1, 0, True),
         ("bfloat16", 0, 1, True),
-        ("int32", 0, 0, True),
+        ("float16", 1, 0, True),
+        ("float64", 1, 1, True),
+        ("uint64", 0, 0, True),
+        ("int16", 0, 0, True),
         ("int32", 0, 1, True),
         ("int32", 1, 0, False),
         ("int8", 0, 0, False),
@@ -329,25 +348,82 @@ def test_who_adds_the_rows_of_a_token_on_cpus(dtype, weighted, home, adds):
     attributes = {"group_size": 8, "ranks_per_node": 4, "choices": 2, "num_experts": 8, "row_count": 4}
     attributes |= {"weighted": weighted, "home": home}
     able = plan.Capabilities("cpu", machine=plan.machine_of("network", 8, 4))
-    found = plan.resolve("combine", attributes, dtype, 64, 64, plan.Placement("network", 4), able, choices=16)
+    where = plan.Placement("network", 4), able, 16
+    found = plan.resolve("combine", attributes, dtype, 64, 64, *where)
     assert found.returns_choices is not adds
+    own = plan.resolve("combine", {**attributes, "per_choice": 1}, dtype, 64, 64, *where, 0)  # lists without rows
+    assert (own.returns_choices, own.algorithm, own.item_bytes) == (False, "direct", 0)
+    assert found.item_bytes == 8 * jnp.dtype(dtype).itemsize  # of an even share of 64 elements
     # Only sums by node pass a node: "home" adds in the order of the choices.
     assert found.algorithm == ("hierarchical" if adds and not home else "direct")
 
 
+SLICES, GIN = "all_to_all_v", "between nodes, the call needs GIN, which NCCL does not have here"
+NVLINK = 'algorithm "direct" runs inside a node of GPUs, which NVLink connects; pass algorithm="xla"'
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "found", "gin", "expected"),
+    ("collective", "change", "expected"),
     [
-        ("", False, False, "rows"),
-        ("direct", False, False, "xla"),
-        ("hierarchical", True, True, "rows"),
-        ("hierarchical", True, False, "needs GIN"),
-        ("", True, True, "runs inside a node"),
+        ("dispatch", {}, ("rows", "the self-test has passed between nodes")),
+        ("dispatch", {"tested": False}, ("xla", "the self-test has not passed between nodes of these GPUs")),
+        ("dispatch", {"tested": False, "algorithm": "hierarchical"}, ("rows", "asked for")),
+        ("dispatch", {"algorithm": "direct"}, ("xla", 'algorithm "direct" runs inside a node')),
+        ("combine", {"algorithm": "hierarchical", "found": True, "gin": True}, ("rows", "asked for")),
+        ("combine", {"algorithm": "hierarchical", "found": True}, GIN),
+        ("combine", {"found": True, "gin": True}, f'{NVLINK}, and on_overflow="drop" to moe.route'),
+        ("combine", {"per_node": 8}, ("rows", "one kernel moves the rows inside a node")),
+        (
+            "dispatch",
+            {"per_node": 8, "algorithm": "hierarchical"},
+            ("rows", 'inside a node, "hierarchical" is "direct"'),
+        ),
+        (SLICES, {}, ("xla", "between nodes, slices travel by XLA's own ragged_all_to_all")),
+        (SLICES, {"algorithm": "direct"}, NVLINK),
+        (SLICES, {"found": True}, NVLINK),
+        (SLICES, {"per_node": 8}, ("rows", "one kernel moves the slices inside a node")),
     ],
 )
-def test_rows_between_nodes_of_gpus(algorithm, found, gin, expected):
-    layer = {"choices": 2, "num_experts": 8, "row_count": 4, "algorithm": algorithm}
-    where = {"per_node": 4, "found": found, "gin": gin}
-    refused = expected not in ("rows", "xla")
-    with pytest.raises(ValueError, match=expected) if refused else contextlib.nullcontext():
-        assert on_gpus("dispatch", 64, **where, **layer).backend == expected
+def test_rows_between_nodes_of_gpus(collective, change, expected):
+    given = {"choices": 2, "num_experts": 8, "row_count": 4, "per_node": 4, **change}
+    given["able"] = {**ABLE, "tested_between_nodes": given.pop("tested", True)}
+    refused = isinstance(expected, str)
+    match = f"^{re.escape(expected)}$" if refused else ""
+    with pytest.raises((ValueError, NotImplementedError), match=match) if refused else contextlib.nullcontext():
+        found = on_gpus(collective, 64, **given)
+        assert (found.backend, found.reason) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_who_adds_the_rows_of_a_token_on_gpus(dtype):
+    """The kernel of a node adds floats, unless the program declares nodes and adds by them."""
+    for per_choice, home, declared in itertools.product((0, 1), (0, 1), (4, 8)):
+        layer = {"choices": 2, "num_experts": 8, "row_count": 4, "per_choice": per_choice, "home": home}
+        found = on_gpus("combine", 64, dtype, ranks_per_node=declared, **layer)
+        by_caller = dtype == "int32" or (declared == 4 and not home)
+        assert found.returns_choices == (not per_choice and by_caller)
+
+
+def test_limits_of_one_exchange_and_of_rings():
+    """64 MiB: epochs, and two sets of 16-byte slots from 8 ranks: for ids in 63 channels, two for 8 bytes of a row."""
+    able = plan.Capabilities("cuda", setting="plans", max_channels=8)
+    for row_bytes, named, per_node, expected in (
+        (252 * 128, True, 8, "asked for"),
+        (252 * 128 + 1, True, 8, "the sizes exceed the limits of one exchange"),
+        (16384, False, 8, "few rows"),
+        (16385, False, 8, "a rank has more than 524288 bytes of rows"),
+        (128, True, 4, "one exchange runs inside a node"),
+    ):
+        place = plan.Placement(ranks_per_node=per_node)
+        one = expected in ("asked for", "few rows")
+        assert plan.resolve_route_and_dispatch(8, 32, 8, 256, row_bytes, named, 0, place, able) == (one, expected)
+    able = {setting: plan.Capabilities("cpu", setting=setting) for setting in ("", "xla")}
+    for case in itertools.product(
+        ("rows", "sums", "scatter"), (131_071, 131_072), ("process", "node", "network"), able
+    ):
+        product, block_bytes, scope, setting = case
+        found = plan.resolve_collective_matmul(product, block_bytes, plan.Placement(scope), able[setting])
+        assert found == ("ring" if case == ("rows", 131_072, "node", "") else "unfused")
+    for count, channels in ((8192, 1), (8193, 2)):  # parts of 4096 and 4097 bytes
+        assert on_gpus("all_reduce", count, algorithm="ll_two_shot").num_channels == channels
+        assert on_gpus("all_reduce", 2 * count, algorithm="ll").ll == (count == 8192)  # up to 64 KiB

@@ -42,6 +42,9 @@ TEST_CASE("HMAC-SHA256 of RFC 4231, with keys below and above a block; digests t
         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   CHECK(Hex(Hmac(std::string(131, '\xaa')).Of("Test Using Larger Than Block-Size Key - Hash Key First")) ==
         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  // A key of exactly a block: Python's hmac.
+  CHECK(Hex(Hmac(std::string(64, '\xaa')).Of("Test Using Larger Than Block-Size Key - Hash Key First")) ==
+        "84332a7580ed3cf75de83c644c8d2c1c262ad90e0190e5c5ae4b82b2102e8e75");
   CHECK(SameBytes("abcd", "abcd", 4));
   CHECK(!SameBytes("abcd", "abce", 4));
   CHECK(!SameBytes("abcd", "bbcd", 4));

@@ -40,15 +40,8 @@ inline Values Expected(const Request& request, const Values& inputs) {
           out = inputs[request.root][i];
           break;
         case Collective::kBarrier:
+        case Collective::kReshard:
           break;
-        default: {  // the traits are the definition of a collective that this oracle does not know
-          const int32_t source = request.source_of.empty() ? -1 : request.source_of[r];
-          const auto part =
-              TraitsOf(request.collective).expected({r, static_cast<int32_t>(i / b), request.root, source});
-          for (int32_t rank = 0; rank < n; ++rank) {
-            if (part.rank == rank || part.rank == part.kSum) out += inputs[rank][part.block * b + i % b];
-          }
-        }
       }
     }
   }

@@ -69,6 +69,8 @@ TEST_CASE("copies for R nodes follow a chain: chunks + R - 1 rounds, and each po
         const Request request = AskForRows(locals, sources, destinations);
         const std::vector<Plan> plans = Build("hierarchical", request);
         Expect("", plans, request);
+        // Four slots at each receiver, and none at the owner: pieces that are contiguous are not packed.
+        CHECK(plans[0].scratch_count == 0 && plans[copies * locals].scratch_count == 4 * kChunk);
         std::vector<int64_t> sent(copies + 1, count);
         sent.back() = 0;
         CHECK(SentByNode(plans, request) == sent);

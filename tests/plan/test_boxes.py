@@ -25,10 +25,13 @@ def grid(rng, shape, num_ranks):
 
 
 def uneven(rng, shape, num_ranks):
-    """Boxes that cut the first dimension at any places; some overlap, and some are empty."""
-    cuts = sorted(rng.choices(range(shape[0] + 1), k=num_ranks - 1))
-    rows = zip([0, *cuts], [*cuts, shape[0]], strict=True)
-    boxes = [[(max(0, begin - rng.randint(0, 2)), end), *((0, n) for n in shape[1:])] for begin, end in rows]
+    """Boxes that cut any dimension at any places; some overlap, and some are empty."""
+    boxes = [[(0, n) for n in shape]]
+    while len(boxes) < num_ranks:
+        box, d = boxes.pop(rng.randrange(len(boxes))), rng.randrange(len(shape))
+        cut = rng.randint(*box[d])
+        boxes += [[*box[:d], side, *box[d + 1 :]] for side in ((box[d][0], cut), (cut, box[d][1]))]
+    boxes = [[(max(0, begin - rng.randint(0, 1)), end) for begin, end in box] for box in boxes]
     return rng.sample(boxes, num_ranks)
 
 
@@ -87,29 +90,32 @@ def test_plans_are_correct_and_minimal(make, seed):
             assert sent.max() <= bound + largest
 
 
-def test_a_replica_in_the_node_sends():
-    """Ranks 0, 1 and 2, 3 are nodes. Ranks 0 and 2 have all elements, and ranks 1 and 3 want them."""
-    boxes = [[(0, 8)], None, [(0, 8)], None], [None, [(0, 8)], None, [(0, 8)]]
-    request = plan.reshard_request("network", 4, 2, *(numbers(side, 1) for side in boxes))
-    assert sorted(moves(plan.build(request, "direct"))) == [(0, 1, 8), (2, 3, 8)]
-
-
-def test_chunks_of_receivers_alternate():
-    """A rank on a node of its own sends to two others."""
-    request = plan.reshard_request("network", 3, 1, numbers([[(0, 8)], None, None], 1), numbers(
-        [None, [(0, 4)], [(4, 8)]], 1
-    ))  # fmt: skip
+def test_messages_of_a_pair_spread_over_all_rounds():
+    """A rank on a node of its own sends six chunks to one rank and two to another, straight into their outputs."""
+    source, destination = [[(0, 16)], None, None], [None, [(0, 12)], [(12, 16)]]
+    request = plan.reshard_request("network", 3, 1, numbers(source, 1), numbers(destination, 1))
     request.chunk_count = 2
-    steps = plan.build(request, "direct")[0].steps
-    assert [(s.kind, s.peer, s.count) for s in steps] == [("put", 1, 2), ("put", 2, 2)] * 2
+    plans = plan.build(request, "direct")
+    puts = [(step.peer, step.count, step.dst.space) for step in plans[0].steps if step.kind == "put"]
+    assert puts == [(peer, 2, "output") for peer in (1, 2, 1, 1, 1, 2, 1, 1)]
+    assert plans[2].steps == []  # nothing waits for the last messages
 
 
-def test_senders_follow_matchings():
-    """16 ranks on two nodes, rows to columns: no two ranks put to one receiver at the same place of their order."""
+@pytest.mark.parametrize(("scope", "kind", "count"), [("network", "put", 8), ("node", "get", 15)])
+def test_moves_follow_matchings(scope, kind, count):
+    """16 ranks, rows to columns: no two ranks put to one rank, or read from it, at the same place of their order."""
     rows, columns = ([[(r, r + 1), (0, 16)] for r in range(16)], [[(0, 16), (r, r + 1)] for r in range(16)])
-    request = plan.reshard_request("network", 16, 8, numbers(rows, 2), numbers(columns, 2))
-    puts = [[step.peer for step in p.steps if step.kind == "put"] for p in plan.build(request, "direct")]
-    assert [len(set(peers)) for peers in zip(*puts, strict=True)] == [16] * 8
+    request = plan.reshard_request(scope, 16, 8 if scope == "network" else 16, numbers(rows, 2), numbers(columns, 2))
+    peers = [[step.peer for step in p.steps if step.kind == kind] for p in plan.build(request, "direct")]
+    assert [len(set(row)) for row in zip(*peers, strict=True)] == [16] * count
+
+
+def test_ranks_of_a_node_share_what_it_receives():
+    """Four ranks of other nodes have a quarter each. Two ranks of the first node want all: each receives a half."""
+    source = [None, None, *([(begin, begin + 8)] for begin in range(0, 32, 8))]
+    request = plan.reshard_request("network", 6, 2, numbers(source, 1), numbers([[(0, 32)]] * 2 + [None] * 4, 1))
+    received = [target for origin, target, count in moves(plan.build(request, "hierarchical")) if origin > 1]
+    assert sorted(received) == [0, 0, 1, 1]
 
 
 def test_replicas_send_equally_many_elements():

@@ -25,44 +25,31 @@ void CheckTime(const char* what, double got_s, double expected_s) {
 }
 
 TEST_CASE("times on one level follow LogGP") {
-  for (const Formula& formula : Formulas()) {
+  for (const Formula& formula : kFormulas) {
     for (int32_t n : {2, 4, 8, 16}) {
       for (int64_t block_count : {0, 16, 16000}) {
         const double bytes = 4 * static_cast<double>(block_count);
         if (bytes == 0 && formula.collective != Collective::kBarrier) continue;
         const Machine machine = MakeMachine(kFree, kNode, kNetwork);
         const Algorithm& algorithm = *FindAlgorithm(formula.collective, formula.algorithm);
+        const Chain chain = formula.chain(n, std::log2(n));
         Request request = Ask(formula.collective, 1, n, block_count);
-        CheckTime(formula.algorithm, CostOf(algorithm, request, 4, machine).time_s, formula.time_s(n, bytes, kNode));
+        CheckTime(formula.algorithm, CostOf(algorithm, request, 4, machine).time_s, chain.time_s(bytes, kNode));
         const std::string name = formula.algorithm;
         if (formula.collective == Collective::kPermute) request.source_of[0] = n - 1;
         if (name != "root" && name != "tree" &&
             formula.collective != Collective::kBroadcast) {  // all ranks do the same
           CheckTime(formula.algorithm, CostOf(algorithm.build(request, n / 2), request.geometry, 4, machine).time_s,
-                    formula.time_s(n, bytes, kNode));
+                    chain.time_s(bytes, kNode));
         }
         // The last message of a rank takes one more latency.
         const Request apart = AskApart(formula.collective, n, 1, block_count);
         if (!algorithm.supports(apart)) continue;
         CheckTime(formula.algorithm, CostOf(algorithm, apart, 4, machine).time_s,
-                  formula.time_s(n, bytes, kNetwork) + kNetwork.latency_s);
+                  chain.time_s(bytes, kNetwork) + kNetwork.latency_s);
       }
     }
   }
-}
-
-TEST_CASE("copies in the own memory take their time") {
-  const LinkModel self = {2e-6, 4e9, 0};
-  const Machine machine = MakeMachine(self, kNode, kNetwork);
-  const double copy_s = 2e-6 + 4000 / 4e9, message_s = 3e-6 + 4000 / 2e9;
-  CheckTime("all_to_all", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
-            copy_s + 7 * message_s);
-  // A reduce: one local operand, and seven read from peers in one step.
-  CheckTime("reduce_scatter", CostOf("direct", Ask(Collective::kReduceScatter, 1, 8, 1000), 4, machine).time_s,
-            copy_s + 3e-6 + 7 * 4000 / 2e9);
-  // Two local operands, each time but the first.
-  CheckTime("ring", CostOf("ring", Ask(Collective::kReduceScatter, 1, 8, 1000), 4, machine).time_s,
-            7 * (message_s + 3e-6 + 5e-6) + 7 * (2e-6 + 8000 / 4e9));
 }
 
 TEST_CASE("short moves run at once and take one overhead") {
@@ -80,6 +67,18 @@ TEST_CASE("short moves run at once and take one overhead") {
   machine.links[0] = kFree;
   CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
             7 * (3e-6 + 4000 / 2e9) + 6 * (kNode.overhead_s + kNode.latency_s));
+  const Request barrier = Ask(Collective::kBarrier, 1, 8, 0);
+  CheckTime("rounds", CostOf("dissemination", barrier, 4, machine).time_s, 3 * (kNode.overhead_s + kNode.latency_s));
+  CheckTime("all", CostOf("direct", barrier, 4, machine).time_s, kNode.overhead_s + kNode.latency_s);
+  // Rank 1 forwards two chunks. On one node both waits come first, and the second put takes no overhead.
+  const auto chain_s = [&](int32_t nodes, int64_t chunk) {
+    return CostOf("ring", Ask(Collective::kBroadcast, nodes, 3 / nodes, 2 * chunk, chunk), 4, machine).time_s;
+  };
+  CheckTime("chain", chain_s(1, 500), 2 * (3e-6 + 2000 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 2 * 2000 / 2e9);
+  CheckTime("long", chain_s(1, 1001), 2 * (3e-6 + 4004 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 4004 / 2e9);
+  CheckTime("nodes", chain_s(3, 500), 2 * (7e-6 + 2000 / 5e8 + 7e-6) + 2e-5 + 7e-6 + 2000 / 5e8);
+  CheckTime("signals", CostOf("direct", AskApart(Collective::kBarrier, 8, 1, 0), 4, machine).time_s,
+            7 * kNetwork.overhead_s + 2 * kNetwork.latency_s);
   // A sum of a local and seven other operands, seven signals at once, and seven moves after as many waits.
   Request all_reduce = Ask(Collective::kAllReduce, 1, 8, 8000);
   all_reduce.geometry.pull = true;
@@ -144,18 +143,6 @@ TEST_CASE("staged copies overlap with the transfer") {
   CheckTime("staged", CostOf("direct", request, 4, machine).time_s, 0.2 * block_s + peers_s + 1e-6);
   // The rank's own part is copied as well.
   CHECK(CostOf("direct", request, 4, machine).traffic[static_cast<size_t>(Link::kSelf)].bytes == 2 * 400'000);
-}
-
-TEST_CASE("a barrier of nodes goes over both links") {
-  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
-  for (int32_t nodes : {2, 3, 8}) {
-    for (int32_t locals : {2, 5}) {
-      const double rounds = std::ceil(std::log2(nodes));
-      const double node_s = (3e-6 + 5e-6) + (locals - 1) * 3e-6 + 5e-6;
-      CheckTime("barrier", CostOf("hierarchical", AskApart(Collective::kBarrier, nodes, locals, 0), 4, machine).time_s,
-                node_s + rounds * (7e-6 + 2e-5) + 2e-5);
-    }
-  }
 }
 
 TEST_CASE("the network runs beside the processor, but not in one address space") {

@@ -7,7 +7,6 @@ import pytest
 
 from jaxcomm._core import plan
 
-# test_boxes.py has those over boxes.
 ALGORITHMS = [
     (row.name, name) for row in plan.collectives() if row.elements != "boxes" for name, _ in plan.algorithms(row.name)
 ]
@@ -129,21 +128,13 @@ ONE_LEVEL = {
     ("barrier", "direct"): lambda n, r: ((0, 0, n - 1), 0, 0),
     ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
 }
-# Executed step by step, LL and multimem algorithms have the plans of other rows.
-ONE_LEVEL |= {
-    ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
-    ("dispatch", "direct"): ONE_LEVEL["all_to_all", "direct"],
-    ("combine", "direct"): ONE_LEVEL["reduce_scatter", "direct"],
-    ("all_to_all_v", "direct"): ONE_LEVEL["all_to_all", "direct"],
-    ("all_to_all_v", "pairwise"): ONE_LEVEL["all_to_all", "pairwise"],
-    ("all_gather", "ll"): ONE_LEVEL["all_gather", "direct"],
-    ("all_reduce", "ll"): ONE_LEVEL["all_reduce", "one_shot"],
-    ("all_reduce", "ll_two_shot"): ONE_LEVEL["all_reduce", "direct"],
-    ("reduce_scatter", "ll"): ONE_LEVEL["reduce_scatter", "direct"],
-    ("all_gather", "multimem"): ONE_LEVEL["all_gather", "direct"],
-    ("all_reduce", "multimem"): ONE_LEVEL["all_reduce", "direct"],
-    ("reduce_scatter", "multimem"): ONE_LEVEL["reduce_scatter", "direct"],
-}
+# Executed step by step, LL and multimem algorithms have the plans of other rows, as those over lists.
+SAME = {"all_to_all_v": "all_to_all", "dispatch": "all_to_all", "combine": "reduce_scatter"}
+for row in ALGORITHMS:
+    if row[0] in SAME and row[1] != "hierarchical":
+        ONE_LEVEL[row] = ONE_LEVEL[SAME[row[0]], row[1]]
+    elif plan.protocol(*row) != "steps":
+        ONE_LEVEL[row] = ONE_LEVEL[row[0], "one_shot" if row == ("all_reduce", "ll") else "direct"]
 
 
 # Two levels: (messages, bytes, signals) in the node and between nodes, bytes in own memory, bytes of scratch, of a rank
@@ -247,21 +238,6 @@ def test_two_levels(collective, nodes, locals_):
         assert counted(request, "hierarchical", rank) == expected, rank
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
-def test_chunks_do_not_change_bytes(collective, algorithm):
-    for nodes, locals_ in ((1, 8), (2, 4), (3, 2), (5, 1)):
-        num_ranks = nodes * locals_
-        request = plan.Request(collective, nodes, locals_, 1000, source_of=shift(collective, num_ranks))
-        for rank in range(num_ranks if plan.supports(request, algorithm) else 0):
-            found = set()
-            for request.chunk_count in (0, 1, 7, 100, 1000, 5000):
-                cost = plan.cost(request, algorithm, 1, machine(), rank)
-                found.add((cost.self.bytes, cost.node.bytes, cost.network.bytes))
-            assert len(found) == 1
-
-
-# Elements of a block and of a chunk.
-SIZES = [(0, 0), (0, 3), (1, 0), (7, 0), (7, 3), (4096, 0), (4096, 64), (100003, 0), (100003, 1000)]
 # Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/reference/algorithms.md.
 SCRATCH_LIMITS = {
     ("all_to_all", "bruck"): lambda n, G, L, b, c: (n // 2) * (1 + ceil_log2(n)) * b,
@@ -279,25 +255,18 @@ SCRATCH_LIMITS = {
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
-def test_scratch_is_bounded(collective, algorithm):
-    limit = SCRATCH_LIMITS.get((collective, algorithm), lambda n, G, L, b, c: 0)
-    for nodes, locals_ in ((1, 1), (1, 7), (1, 16), (2, 8), (5, 3), (13, 1), (4, 4)):
+def test_chunks_do_not_change_bytes_and_limit_scratch(collective, algorithm):
+    limit, block = SCRATCH_LIMITS.get((collective, algorithm), lambda n, G, L, b, c: 0), 1000
+    for nodes, locals_ in ((1, 8), (2, 4), (3, 2), (5, 1), (1, 1), (5, 3)):
         n = nodes * locals_
-        for block, chunk in SIZES:
-            request = plan.Request(collective, nodes, locals_, block, chunk, source_of=shift(collective, n))
-            if plan.supports(request, algorithm):
-                most = limit(n, nodes, locals_, block, min(chunk or block, block))
-                assert plan.cost(request, algorithm, 1, machine(), n - 1).scratch_bytes <= most
-
-
-def test_cost_of_one_rank_is_that_of_its_staged_plan():
-    request = plan.Request("all_gather", 1, 4, 1000, pull=True)
-    request.staged_count = 100
-    cost = plan.cost(request, "direct", ITEM_BYTES, machine(), rank=2)
-    assert cost.scratch_bytes == 4 * 100 * ITEM_BYTES  # four slots
-    # Three peers in each of the ten iterations after the first two.
-    assert numbers(cost.node) == (10 * 3, 3 * 1000 * ITEM_BYTES, 10 * 3)
-    assert cost.self.bytes == 2 * 1000 * ITEM_BYTES  # to the slots, and to the own part of the result
+        request = plan.Request(collective, nodes, locals_, block, source_of=shift(collective, n))
+        for rank in range(n if plan.supports(request, algorithm) else 0):
+            found = set()
+            for request.chunk_count in (0, 1, 7, 100, 1000, 5000):
+                cost = plan.cost(request, algorithm, 1, machine(), rank)
+                found.add((cost.self.bytes, cost.node.bytes, cost.network.bytes))
+                assert cost.scratch_bytes <= limit(n, nodes, locals_, block, min(request.chunk_count or block, block))
+            assert len(found) == 1
 
 
 def test_rank_must_exist():

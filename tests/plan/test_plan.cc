@@ -1,44 +1,15 @@
-// Builder, requests and the table of algorithms.
-#include <algorithm>
-#include <cstring>
+// Requests, and plans of all algorithms for many ranks.
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/builder.h"
 #include "../../ffi/plan/partition.h"
 #include "written.h"
 
 namespace jaxcomm {
 namespace {
-
-constexpr Collective kCollectives[] = {
-#define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
-#include "../../ffi/collectives.def"
-#undef JAXCOMM_COLLECTIVE
-};
-
-TEST_CASE("a builder selects the kind of a step") {
-  const Request request = Ask(Collective::kAllReduce, 1, 3, 8);
-  Builder builder(request, 1);
-  builder.Move(builder.Input(0), builder.Output(0), 8);
-  builder.Move(builder.Input(0), Builder::At(2, Space::kScratch, 4), 8);
-  builder.Move(Builder::At(0, Space::kInput, 2), builder.Output(2), 6);
-  builder.Move(builder.Output(3), builder.Output(3), 5);  // the same place
-  builder.Move(builder.Input(0), builder.Output(0), 0);   // nothing
-  builder.Zero(builder.Output(0), 0);
-  builder.Reduce({builder.Input(0)}, builder.Output(0), 8);  // of one operand
-  builder.Reduce({builder.Input(0), Builder::At(2, Space::kInput, 0)}, builder.Output(0), 8);
-  const Plan plan = std::move(builder).Finish(12);
-  const StepKind kinds[] = {StepKind::kCopy, StepKind::kPut, StepKind::kGet, StepKind::kCopy, StepKind::kReduce};
-  CHECK(plan.rank == 1 && plan.num_ranks == 3 && plan.scratch_count == 12);
-  CHECK(plan.steps.size() == 5);
-  for (size_t i = 0; i < 5; ++i) CHECK(plan.steps[i].kind == kinds[i]);
-  CHECK(plan.steps[1].peer == 2 && plan.steps[2].peer == 0);
-  CHECK(plan.sources.size() == 2 && plan.steps[4].first_source == 0 && plan.steps[4].num_sources == 2);
-}
 
 // Validates all plans of the algorithm for the request, if it supports it.
 void CheckPlans(const Algorithm& algorithm, Request request) {
@@ -70,21 +41,6 @@ TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
         CheckPlans(algorithm, AskApart(collective, nodes, locals, 1000, 300));
       }
     }
-  }
-}
-
-TEST_CASE("direct comes first, names are found, and no collective has an algorithm twice") {
-  for (Collective collective : kCollectives) {
-    const std::vector<Algorithm>& table = Algorithms(collective);
-    CHECK(std::strcmp(table[0].name, "direct") == 0);
-    for (const Algorithm& algorithm : table) {
-      CHECK(FindAlgorithm(collective, algorithm.name) == &algorithm);
-      // LL and multimem algorithms have the plans of other rows.
-      CHECK(std::any_of(table.begin(), table.end(), [&](const Algorithm& other) {
-        return other.build == algorithm.build && other.protocol == Protocol::kSteps;
-      }));
-    }
-    CHECK(FindAlgorithm(collective, "none") == nullptr);
   }
 }
 

@@ -49,6 +49,17 @@ TEST_CASE("buffers without blocks have any size, and a request has the root and 
   CHECK(ValueOf(RequestOf(spec, kBlock, kBlock)).source_of == spec.source_of);
 }
 
+TEST_CASE("the boxes of a reshard fit the buffers") {
+  CallSpec spec = SpecOf(Collective::kReshard);
+  spec.sources = {0, 9, 0, 0, 0, 0, 0, 0};  // rank 0 has nine elements; rank 1 wants four of them, rank 2 two
+  spec.destinations = {0, 0, 2, 6, 7, 9, 0, 0};
+  CHECK(ValueOf(RequestOf(spec, 9, 4)).block_count == 4);
+  CHECK(RequestOf(spec, 8, 4).status().message() ==
+        "buffers of 8 and 4 elements are too small for the boxes of rank 0");
+  CHECK(RequestOf(spec, 9, 3).status().message() ==
+        "buffers of 9 and 3 elements are too small for the boxes of rank 1");
+}
+
 TEST_CASE("geometries") {
   for (const int32_t ranks_per_node : {2, 4, 8}) {
     for (const bool multimem : {false, true}) {

@@ -1,10 +1,9 @@
 // CheckSlices: accepts what fits, and names both ranks of what does not.
-#include <cstdio>
 #include <limits>
 #include <string>
 
-#include "../check.h"
 #include "slices.h"
+#include "written.h"
 
 namespace jaxcomm {
 namespace {
@@ -13,12 +12,6 @@ constexpr int64_t kRanks[] = {10, 11, 12, 13, 14};
 
 std::string Fault(const RaggedCase& c) {
   return CheckSlices(c.slices(), c.input_rows, c.output_rows, kRanks).message();
-}
-
-void Expect(const std::string& expected, const RaggedCase& c) {
-  const std::string got = Fault(c);
-  if (got != expected) std::fprintf(stderr, "expected: \"%s\"\n     got: \"%s\"\n", expected.c_str(), got.c_str());
-  CHECK(got == expected);
 }
 
 // Whether the slices are valid, by marking rows one by one.
@@ -63,7 +56,7 @@ TEST_CASE("a fault names both ranks") {
   // Every slice has one row.
   c.table = {0, 1, 2, 3, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 1,  //
              0, 1, 2, 3, 1, 1, 1, 1, 2, 3, 2, 3, 1, 1, 1, 1};
-  Expect("", c);
+  Expect("", Fault(c));
   const auto with = [&](int32_t rank, int vector, int64_t slice, int64_t value) {
     RaggedCase changed = c;
     changed.At(rank, vector, slice) = value;
@@ -74,17 +67,17 @@ TEST_CASE("a fault names both ranks") {
   Expect(
       "slice 1 from rank 11 to rank 10: send_sizes is 2 at rank 11 and recv_sizes is 1 at rank 10, expected equal "
       "sizes",
-      with(1, 1, 1, 2));
+      Fault(with(1, 1, 1, 2)));
   Expect(
       "slice 1 from rank 11 to rank 10: it starts at row 4 of the operand (input_offsets of rank 11), but the operand "
       "has 4 rows; " +
           sizes,
-      with(1, 0, 1, 4));
+      Fault(with(1, 0, 1, 4)));
   Expect(
       "slice 1 from rank 11 to rank 10: it goes to row 8 of the output (output_offsets of rank 11), but the output has "
       "8 rows; " +
           sizes,
-      with(1, 2, 1, 8));
+      Fault(with(1, 2, 1, 8)));
   for (const int64_t far : {int64_t{-1}, -kMost, kMost}) {
     CHECK(!Fault(with(1, 0, 1, far)).empty() && !Fault(with(1, 2, 1, far)).empty());
   }
@@ -96,7 +89,7 @@ TEST_CASE("a fault names both ranks") {
   Expect(
       "rank 10 writes rows [1, 2) and rank 11 writes rows [1, 2) of the output of rank 10: slices must not overlap "
       "there",
-      with(1, 2, 1, 1));
+      Fault(with(1, 2, 1, 1)));
 }
 
 }  // namespace

@@ -50,13 +50,6 @@ TEST_CASE("waits and signals must match") {
          kBroadcast);
 }
 
-TEST_CASE("nothing is read before it is written") {
-  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which no rank has written", Group({{kOwn}, {kOn}, {}}),
-         kBroadcast);
-  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which no rank has written",
-         Group({{Put(Output(1), Input(0), 3), Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
-}
-
 TEST_CASE("two writes need an order") {
   const Step read = Get(Output(1), Input(0), 4);
   Expect("rank 1, step 0 (get 0): writes output [0, 4) of rank 1, which rank 0 may write later",
@@ -159,7 +152,8 @@ TEST_CASE("puts across the network arrive with the next signal to their target")
   const std::vector<std::vector<Step>> around = {{kDown, Signal(2), kOwn}, {Wait(2), kOn}, {Wait(0), Signal(1)}};
   const std::string fault =
       "rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet";
-  Expect("", Group(around), Ask(Collective::kBroadcast, 3, 1, 4));
+  for (const Request& one : {Ask(Collective::kBroadcast, 3, 1, 4), AskApart(Collective::kBroadcast, 1, 3, 4)})
+    Expect("", Group(around), one);
   Expect(fault, Group(around), AskApart(Collective::kBroadcast, 3, 1, 4));
   // With a signal to rank 1, before or after the other signal, rank 1 may read it.
   for (const auto& first :
@@ -175,8 +169,11 @@ TEST_CASE("puts across the network arrive with the next signal to their target")
   Expect("", Group({root, {}, {Wait(0), Signal(3)}, {Wait(0), Wait(2), read}}),
          AskApart(Collective::kBroadcast, 2, 2, 4));
   Expect("", Group({root, {}, {Wait(0)}, {Wait(0), read}}), Ask(Collective::kBroadcast, 2, 2, 4));
-  Expect("rank 3, step 1 (get 2): reads output [0, 4) of rank 2, which rank 0 may not have written yet",
-         Group({root, {}, {Wait(0)}, {Wait(0), read}}), AskApart(Collective::kBroadcast, 2, 2, 4));
+  const std::string late = "(get 2): reads output [0, 4) of rank 2, which rank 0 may not have written yet";
+  Expect("rank 3, step 1 " + late, Group({root, {}, {Wait(0)}, {Wait(0), read}}),
+         AskApart(Collective::kBroadcast, 2, 2, 4));
+  Expect("rank 3, step 2 " + late, Group({root, {}, {Signal(3), Wait(0)}, {Wait(2), Wait(0), read}}),
+         AskApart(Collective::kBroadcast, 2, 2, 4));  // no signal after its wait
 }
 
 TEST_CASE("memory of other nodes may not be read") {
@@ -293,17 +290,6 @@ TEST_CASE("sums must have the same order on all ranks") {
   Expect("", plans, request);
   in_two_orders(&plans[1], 3);
   Expect("ranks 0 and 1 add in different orders", plans, request);
-}
-
-TEST_CASE("a reduce of one operand is a copy") {
-  const Request request = Ask(Collective::kBroadcast, 1, 2, 4);
-  std::vector<Plan> plans = Group({{Reduce(Output(0), 0, 1, 4)}, {Get(Output(1), Input(0), 4)}});
-  plans[0].sources = {Input(0)};
-  Expect("", plans, request);
-  const Request permute = Ask(Collective::kPermute, 1, 2, 4);
-  plans = Group({{Zero(Scratch(0), 4), Reduce(Output(0), 0, 1, 4), kDown}, {}}, 4);
-  plans[0].sources = {Scratch(0)};
-  Expect("", plans, permute);
 }
 
 TEST_CASE("a barrier must wait for all ranks") {
@@ -457,11 +443,18 @@ TEST_CASE("boxes that do not fit each other are refused") {
     return MakeBoxes(sources, destinations, geometry).status().message();
   };
   CHECK(fault({all, none, none}, {none, none, {{1}, {5}}}).empty());
-  CHECK(fault({{{0}, {4}}, none, none}, {none, none, all}) ==
-        "no source has elements [4, 6) of the destination of rank 2");
+  CHECK(fault({{{0}, {4}}, none, none}, {none, all, all}) ==
+        "no source has elements [4, 6) of the destination of rank 1");  // the first of two
   CHECK(fault({all, none}, {none, none, all}) == "there must be a source and a destination for each of 3 ranks");
   CHECK(fault({all, none, {{}, {}}}, {none, none, all}) == "the source of rank 2 must have 1 dimensions");
   CHECK(fault({all, none, none}, {none, {{3}, {2}}, all}) == "the destination of rank 1 is [3, 2) in dimension 0");
+  const auto in_arrays = [&](const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+    return MakeBoxes({all, none, none}, {none, none, {{1}, {5}}}, geometry, from, to).status().message();
+  };
+  CHECK(in_arrays({6}, {4}).empty() && in_arrays({9}, {5}).empty());
+  CHECK(in_arrays({5}, {4}) == "the source of rank 0 is [0, 6) in dimension 0");
+  CHECK(in_arrays({6}, {3}) == "the destination of rank 2 is [1, 5) in dimension 0");
+  CHECK(in_arrays({6, 1}, {4}) == "the array of the source of rank 0 must have 1 dimensions");
   CHECK(!FindAlgorithm(Collective::kReshard, "direct")->supports(Ask(Collective::kReshard, 1, 3, 4)));
 }
 

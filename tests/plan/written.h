@@ -13,6 +13,12 @@
 
 namespace jaxcomm {
 
+constexpr Collective kCollectives[] = {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
+#include "../../ffi/collectives.def"
+#undef JAXCOMM_COLLECTIVE
+};
+
 inline Place Input(int32_t rank, int64_t offset = 0) { return {rank, Space::kInput, offset}; }
 inline Place Output(int32_t rank, int64_t offset = 0) { return {rank, Space::kOutput, offset}; }
 inline Place Scratch(int32_t rank, int64_t offset = 0) { return {rank, Space::kScratch, offset}; }
@@ -79,11 +85,13 @@ inline std::vector<Plan> Build(const char* algorithm, const Request& request) {
   return BuildAll(*found, request);
 }
 
+inline void Expect(const std::string& expected, const std::string& got) {
+  if (got != expected) std::fprintf(stderr, "expected: \"%s\"\n     got: \"%s\"\n", expected.c_str(), got.c_str());
+  CHECK(got == expected);
+}
 // `fault`: the whole message of Validate; empty if it accepts the plans.
 inline void Expect(const std::string& fault, const std::vector<Plan>& plans, const Request& request) {
-  const std::string got = Validate(plans, request).message();
-  if (got != fault) std::fprintf(stderr, "expected: \"%s\"\n     got: \"%s\"\n", fault.c_str(), got.c_str());
-  CHECK(got == fault);
+  Expect(fault, Validate(plans, request).message());
 }
 
 }  // namespace jaxcomm
