@@ -1,5 +1,6 @@
 """Clusters as TOML: those of the package are complete, and errors name file and key."""
 
+import dataclasses
 import math
 
 import pytest
@@ -86,6 +87,8 @@ def test_units_and_origins():
         ('kind = "rails"', 'kind = "torus"', r"leaf.kind: got 'torus', expected one of switch, rails"),
         ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("hbm = 3350", "hbm = 3350\nflops_efficiency = 1.5", r"device.flops_efficiency: got 1.5, .* at most 1"),
+        ("efficiency = 0.8", "efficiency = 1.01", r"nvlink.efficiency: got 1.01, expected more than 0 and at most 1"),
+        ("efficiency = 0.8", "efficiency = 0", r"nvlink.efficiency: got 0, expected more than 0 and at most 1"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
         ('name = "two levels"', "", r"two.toml: name: is missing"),
         ("[[level]]\nspine", "[[level]]\nother = 1\nspine", r"level 3: expected one table with the name of the level"),
@@ -96,6 +99,44 @@ def test_errors_name_file_and_key(old, new, message):
     assert TEXT.count(old) == 1
     with pytest.raises(ClusterError, match=message):
         parse(TEXT.replace(old, new), "two.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "texts", "figure"),
+    [
+        ("memory_bytes_per_s", ("hbm", "2", "2GB/s", "2000 MB/s", "0.002 TB/s", "16 Gb/s", "0.016 Tb/s"), 2e9),
+        ("launch_s", ("launch", "3000", "3000us", "3000000 ns", "3 ms", "0.003 s"), 3e-3),
+        ("memory_bytes", ("memory", "4", "4 GB"), 4e9),
+        ("memory_bytes", ("memory", "4 GiB"), 2**32),
+        ("compute", ("flops_bf16", "5e15", "5e15 flop/s", "5000 Tflop/s", "5 Pflop/s"), 5e15),
+    ],
+)
+def test_units(tmp_path, key, texts, figure):
+    path = tmp_path / "two.toml"
+    path.write_text(TEXT)
+    for text in texts[1:]:
+        found = getattr(Cluster.load(path, {f"{'kernel' if key == 'launch_s' else 'device'}.{texts[0]}": text}), key)
+        assert getattr(found, "flops_per_s", found) == pytest.approx(figure), text
+
+
+def test_a_whole_cluster_by_hand():
+    cluster = parse(TEXT.replace("latency = 1.5,", "latency = 1.5, overhead = 3, routing = 'ecmp', paths = 4,"), "t")
+    assert [dataclasses.astuple(level) for level in cluster.levels] == [
+        ("nvlink", "switch", 8, pytest.approx(360e9), math.inf, 1e-6, 0, 1, 1, 1, 0, 0, 1),
+        ("leaf", "rails", 256, 100e9, math.inf, 2e-6, 1e-6, 1, 1, 1, 0, 0, 1),
+        ("spine", "fat_tree", 4096, math.inf, math.inf, 1.5e-6, 3e-6, 1, 1, 2, 4, 0, 1),
+    ]
+    found = {key: value for key, value in vars(cluster).items() if key not in ("levels", "origins", "compute")}
+    assert found == {
+        "name": "two levels", "device": "H100", "memory_bytes": math.inf, "memory_bytes_per_s": 3350e9,
+        "copy": (0.3e-6, 560e9), "launch_s": 2e-6, "sync_overhead_s": 5e-6, "channels": 32,
+        "channel_bytes_per_s": 20.6e9, "ll": None, "faults": (),
+    }  # fmt: skip
+    assert dataclasses.astuple(cluster.compute)[:4] == (989e12, 0.7, 0.8, 1e-6)
+    ll = 'll = 2\nll_overhead = 3\nll_latency = "4 ns"\nlaunch = 2'
+    assert parse(TEXT.replace("launch = 2", ll), "t").ll == pytest.approx((3e-6, 2e9, 4e-9))
+    flow = parse(TEXT.replace("nics = 2", "flow = 7\nnics = 2").replace('nics = "d', 'flow = "guess"\nnics = "d'), "t")
+    assert [level.flow_bytes_per_s for level in flow.levels] == [math.inf, 7e9, 7e9]  # the spine is behind the leaf
 
 
 @pytest.mark.parametrize("name", Cluster.names())

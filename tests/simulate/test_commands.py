@@ -4,9 +4,12 @@ import json
 import re
 import sys
 
+import jax
 import pytest
 
-from jaxcomm.simulate import Cluster, cli
+from jaxcomm.simulate import Cluster, cli, collective, step
+from jaxcomm.simulate.collectives import time_text
+from jaxcomm.simulate.export import perfetto, plots
 from jaxcomm.simulate.nccl import predict as nccl
 
 PROGRAM = """
@@ -43,6 +46,12 @@ def nested(mesh):
 def sized(mesh):
     return mesh.shape["data"]
 
+def repeated(mesh):
+    def f(x):
+        return jax.lax.while_loop(lambda h: h[0, 0] < 9, lambda h: jaxcomm.psum(h @ h, "data", algorithm="ring"), x)
+    run = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return run, (jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16),)
+
 """
 STEP = ["--mesh", "data=2,model=8", "--cluster", "dgx-h100"]
 LATE = ["--what-if", "leaf.latency=60us"]
@@ -74,6 +83,37 @@ def test_a_step_is_loaded_from_a_file(program, capsys):
         assert c["interval"] == pytest.approx([c["time_s"] / 4, c["time_s"] * 4])
     assert row["flops"] == 3 * 2 * 4096**3 and row["bytes"] == 3 * 3 * 2 * 4096**2
     assert other["what_if"] == "cluster gb200-nvl72" and other["cluster"].startswith("GB200") and row != other
+
+
+def _plain(row):
+    return json.loads(json.dumps(row))
+
+
+def test_options_reach_the_prediction(program, tmp_path, capsys):
+    fault = {"fault.leaf[3]": "0.5", "fault.rank[1]": "2"}
+    clusters = [Cluster.load("dgx-h100", fault | more) for more in ({}, {"leaf.latency": "60us"})]
+    command = ["--json", "--symmetric-buffers", *LATE, "--fault", "leaf[3]=0.5", "rank[1]=2"]
+    call = [*CALL[:1], "psum", *CALL[2:], *command, "--algorithm", "ring", "--dtype", "bfloat16", "--fidelity", "full"]
+    assert cli.main(call) == 0
+    options = {"algorithm": "ring", "fidelity": "full", "symmetric_buffers": True}
+    x = jax.ShapeDtypeStruct((32 << 20,), "bfloat16")
+    found = [collective("psum", x, 16, cluster=cluster, **options) for cluster in clusters]
+    rows = [{key: value for key, value in vars(one).items() if key != "timeline"} for one in found]
+    assert _rows(capsys) == [_plain(rows[0]), {"what_if": "leaf.latency=60us", **_plain(rows[1])}]
+    assert cli.main([*CALL[:4], *CALL[6:], "--json"]) == 0
+    assert _rows(capsys)[0]["ranks"] == 8  # a group of the first level
+    assert cli.main(["step", f"{program}:repeated", *STEP, *command, "--while-trips", "5"]) == 0
+    made = {}
+    exec(PROGRAM, made)
+    mesh = jax.sharding.AbstractMesh((2, 8), ("data", "model"))
+    run, arguments = made["repeated"](mesh)
+    rows = [step(run, arguments, mesh=mesh, cluster=c, while_trips=5, symmetric_buffers=True).row() for c in clusters]
+    found = _rows(capsys)
+    for row in (*rows, *found):
+        assert [c.pop("site") for c in row["collectives"]]
+        row["why"] = row["why"].split(" at ")[0]
+    assert found == [_plain(rows[0]), {"what_if": "leaf.latency=60us", **_plain(rows[1])}]
+    assert found[0]["collectives"][0]["count"] == 5
 
 
 def test_a_what_if_changes_one_figure(program, capsys):
@@ -131,6 +171,37 @@ def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
     sent = [event for event in slices if event["name"].startswith("leaf")]
     assert sum(event["args"]["bytes"] for event in sent) == 64 << 20
     assert sum(event["dur"] for event in sent) == pytest.approx((64 << 20) / (50e9 * 0.97) * 1e6, rel=0.01)
+    found = collective(
+        "all_gather",
+        jax.ShapeDtypeStruct((1024,), "float32"),
+        16,
+        cluster=Cluster.load("dgx-h100"),
+        algorithm="ring",
+        max_entries=999,
+    )
+    events = perfetto.of_collective(found)["traceEvents"]
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    slices = sorted(
+        (
+            names["process_name", e["pid"], 0],
+            names["thread_name", e["pid"], e["tid"]],
+            e["name"],
+            e["args"]["bytes"],
+            e["ts"],
+            e["dur"],
+        )
+        for e in events
+        if e["ph"] == "X"
+    )
+    assert slices == sorted(
+        (
+            f"rank {e.rank}, as {e.ranks - 1} others",
+            "queue of the network" if e.queued else "processor" if e.name else "waits",
+            e.name or "wait", e.bytes, e.start_s * 1e6, (e.end_s - e.start_s) * 1e6,
+        )
+        for e in found.timeline
+    )  # fmt: skip
+    assert {e.queued for e in found.timeline} == {False, True} and {e.ranks for e in found.timeline} == {2}
 
 
 def test_loops_of_a_trace_hold_their_iterations(program, tmp_path):
@@ -147,6 +218,12 @@ def test_loops_of_a_trace_hold_their_iterations(program, tmp_path):
     assert first[0] == 0 and first[1] == outer[0] == product[0] and product[1] == inner[0] == call[0]
     assert outer[1] - outer[0] == pytest.approx(2 * (inner[1] - outer[0]))
     assert inner[1] - inner[0] == pytest.approx(2 * (call[1] - call[0]))
+    arguments = [{key: value for key, value in e["args"].items() if key != "site"} for e in slices]
+    product, exchange = {"flop": 2 * 1024**3, "bytes": 3 * 2 * 1024**2}, (call[1] - call[0]) * 1e-6
+    assert arguments == [product, {}, product, {}, {"elements": 1024**2, "exposed_s": pytest.approx(exchange)}]
+    assert all(e["args"]["site"].startswith("program_of_a_test.py:") for e in slices)
+    (name,) = (e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name")
+    assert name.startswith("each of 16 devices of DGX H100")
 
 
 def _drawn(monkeypatch):
@@ -170,15 +247,63 @@ def _no_overlap(figure):
 def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch, capsys):
     saved = _drawn(monkeypatch)
     what_if = ["--what-if", "device.flops_bf16=494.5Tflop/s", "leaf.latency=60us"]
-    assert cli.main(["step", f"{program}:step", *STEP, "--json", *what_if, "--plot", "waterfall=w.png"]) == 0
-    base, *alone, together = (row["time_s"] for row in _rows(capsys))
-    [(_, figure)] = saved
+    assert cli.main(["step", f"{program}:step", *STEP, "--json", *what_if, "--plot", "x.png", "waterfall=w.png"]) == 0
+    rows = _rows(capsys)
+    base, *alone, together = (row["time_s"] for row in rows)
+    (_, steps), (_, figure) = saved
+    [axes] = steps.axes  # computation of all rows, then communication without computation
+    exposed = [row["exposed_s"] for row in rows]
+    spans = [
+        *((0, row["time_s"] - row["exposed_s"]) for row in rows),
+        *zip((row["time_s"] - row["exposed_s"] for row in rows), exposed, strict=True),
+    ]
+    bars = [x * 1e-3 for bar in axes.patches for x in (bar.get_x(), bar.get_width())]
+    assert bars == pytest.approx([x for span in spans for x in span], abs=1e-9)
+    low, high = (time_text(end_s) for end_s in rows[1]["interval"])
+    assert axes.texts[1].get_text() == f"{time_text(alone[0])} ({low} to {high})"
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["as given", *what_if[1:], "all what-ifs"]
+    _no_overlap(steps)
     [axes] = figure.axes
     bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
     times = [(0, base), *((base, time_s) for time_s in alone), (0, together)]
     assert [x * 1e-3 for bar in bars for x in bar] == pytest.approx([x for bar in times for x in bar], abs=1e-9)
     assert together > max(alone) and "(ms)" in axes.get_xlabel()
     _no_overlap(figure)
+
+
+def test_lines_of_a_plot_are_those_of_their_points(monkeypatch):
+    """Over bytes, unless only ranks differ. The intervals of two lines are shaded."""
+    saved = _drawn(monkeypatch)
+    point, kib = plots.Point, 1024
+    few = [
+        point("ring", 8, kib, 1e-6, (5e-7, 3e-6)),
+        point("ring", 16, kib, 2e-6, None),
+        point("ring", 8, 4 * kib, 4e-6, (1e-6, 9e-6)),
+    ]
+    plots.collectives("few.png", "a title", few)
+    plots.collectives(
+        "many.png", "", [point(name, n, kib, n * 1e-6, (0, 1)) for name in ("a", "b", "c") for n in (2, 8)]
+    )
+    for (path, figure), name, label, expected in zip(
+        saved,
+        ("few.png", "many.png"),
+        ("operand", "ranks"),
+        (
+            {"ring, 8 ranks": [[kib, 1e-6], [4 * kib, 4e-6]], "ring, 16 ranks": [[kib, 2e-6]]},
+            {f"{series}, 1 KiB": [[2, 2e-6], [8, 8e-6]] for series in "abc"},
+        ),
+        strict=True,
+    ):
+        [axes] = figure.axes
+        assert path == name and axes.get_xlabel() == label
+        assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines} == expected
+    [axes], [other] = (figure.axes for _, figure in saved)
+    ends = [area.get_paths()[0].vertices[:, 1] for area in axes.collections]
+    assert [(end.min(), end.max()) for end in ends] == [(5e-7, 9e-6), (2e-6, 2e-6)] and not other.collections
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1 KiB", "4 KiB"] and saved[0][
+        1
+    ].get_suptitle() == "a title"
+    assert axes.yaxis.get_major_formatter()(2e-3, 0) == "2 ms"
 
 
 def test_a_waterfall_has_no_other_algorithms(monkeypatch, tmp_path):
@@ -264,9 +389,17 @@ def test_a_change_is_a_guess():
          "step: {}:sized: --mesh dat=8 has no axis 'data'"),
         (["step", "{}:step", *STEP, "--what-if", "leaf.latency"], "--what-if: got 'leaf.latency', expected KEY=VALUE"),
         (["step", "{}:step", *STEP, "--compare", "nope"], "neither a file"),
+        (["step", *STEP], "step: expected one of TARGET and --hlo, got none"),
+        (["step", "{}:step", *STEP, "--hlo", "x"], "step: expected one of TARGET and --hlo, got both"),
+        (["step", *STEP, "--hlo", "x", "--symmetric-buffers"], "step: --symmetric-buffers needs a TARGET"),
+        (["step", "{}:step", "--cluster", "dgx-h100"], "step: --mesh is missing, such as --mesh data=16,model=8"),
+        ([*CALL, "--fault", "leaf[3]=0.5", "leaf[3] =0.2"], "--fault: 'leaf[3] =0.2' contradicts an earlier fault"),
+        ([*CALL, "--dtype", "nope"], "--dtype: got 'nope', expected an element type"),
         ([*CALL, "--what-if", "rack.latency=1"], "dgx-h100: rack.latency: unknown key; known are device.KEY, "),
         ([*CALL, "--ranks", "many"], "--ranks: got 'many'"),
         ([*CALL, "--ranks", "8,0"], "--ranks: got '8,0', expected positive numbers"),
+        ([*CALL, "--compare", "nccl-2.28", "--ranks", "1"], "a group of one rank exchanges nothing"),
+        ([*CALL, "--compare", "nccl-2.28", "--cluster", "nvl576"], "measured domains of GB300 have at most 72 ranks"),
         ([*CALL, "--dtype", "V0"], "--dtype: got 'V0', expected an element type"),
         ([*CALL, "--cluster", "nope.toml"], "nope.toml: No such file"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),

@@ -88,6 +88,8 @@ def test_a_lost_plane_takes_its_share():
     extra = _shift(lost).time_s - _shift(planes).time_s
     rate = planes.levels[1].bytes_per_s
     assert extra == pytest.approx(SIZE / rate * (number / (number - 1) - 1), rel=1e-6)
+    one = {"max_sms": 1}  # a thread block uses one plane, so it loses nothing
+    assert _shift(lost, **one).time_s == pytest.approx(_shift(planes, **one).time_s)
     with pytest.raises(ClusterError, match=r"level leaf has 4 plane\(s\), and one must be left"):
         Cluster.load("planes-h100", {"fault.leaf.planes": "4"})
 
@@ -139,6 +141,10 @@ def _along(axis, by, size):
         ("leaf[11]=lost leaf[12]=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),  # a quarter for each
         ("leaf[11]=lost leaf[12]=lost", "data", (4, 8), 1, 2 * SIZE / ADAPTER),  # rank 13 relays both
         ("leaf[9]=lost leaf[11]=lost leaf[12]=lost", "data", (4, 8), 1, 2 * SIZE / ADAPTER),
+        ("leaf[11].in=0.25 leaf[11].out=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
+        ("leaf[11]=0.5 leaf[20]=0.25 leaf[29]=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
+        ("spine[13].up=0.5", "data", (64, 8), 32, SIZE / ADAPTER),
+        ("spine[13].down=0.5", "data", (64, 8), 32, SIZE / ADAPTER),
         ("leaf[11]=0.5", "model", (4, 8), 1, 0),
         ("spine[13]=0.5", "data", (4, 8), 1, 0),  # the mesh has one leaf
         ("nvlink[11]=0.5", "model", (4, 8), 1, SIZE / (450e9 * 0.78)),
@@ -163,6 +169,8 @@ def test_a_step_waits_for_its_slowest_group(fault, axis, sizes, by, extra):
         ({"nvlink[3]": "0.5"}, 1, 0.5),
         ({"rank[3]": "4"}, 4, 0.25),
         ({"rank[3]": "4", "nvlink[5]": "0.2"}, 4, 0.2),
+        ({"nvlink[1]": "0.5", "nvlink[2]": "0.2", "nvlink[3]": "0.4"}, 1, 0.2),
+        ({"rank[1]": "2", "rank[2]": "4", "rank[3]": "3"}, 4, 0.25),
     ],
 )
 def test_ll_messages_wait_for_the_weakest_rank(given, slow, share):
@@ -274,6 +282,7 @@ def _faults(*texts):
         (["leaf[1]=1.5"], "got 1.5, expected a share"),
         (["leaf[1]=0.5", "leaf[1].in=0.2"], "fault 2 .* contradicts"),
         (["rank[1]=0.5"], "expected rank.* a factor of at least 1"),
+        (["rank[1]=2", "rank[1]=3"], "fault 2 .* contradicts an earlier fault of the same place"),
         (["rank[1]=lost", "leaf[2]=0.5"], "fault 2 .* the loss of a rank"),
         (["leaf.planes=1"], r"level leaf has 1 plane\(s\)"),
         (["leaf.planes=0.5"], "got 0.5, expected the number of lost planes"),
@@ -285,8 +294,12 @@ def test_faults_that_cannot_be_are_named(texts, message):
 
 
 def test_a_file_has_faults():
-    found = _faults("leaf[1].out=0.5", "rank[3]=2")
-    assert [str(f) for f in found.faults] == ["leaf[1].out with 0.5 of its bandwidth", "rank 3 2 times as slow"]
+    texts = ["leaf[1].out=0.5", "leaf[1].in=0.2", "spine[0].down=0", "leaf[2]=lost", "rank[3]=2"]
+    found = _faults(*texts)
+    assert [str(f) for f in found.faults] == [
+        "leaf[1].out with 0.5 of its bandwidth", "leaf[1].in with 0.2 of its bandwidth", "spine[0].in lost",
+        "leaf[2] lost", "rank 3 2 times as slow",
+    ]  # fmt: skip
     assert "fault: rank 3" in str(found)
     with pytest.raises(ClusterError, match=r"two\.toml: fault: expected texts such as"):
         toml.parse("fault = [{ rank = 3 }]" + TEXT, "two.toml")

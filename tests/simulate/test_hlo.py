@@ -274,6 +274,28 @@ def test_library_calls_have_the_operations_of_their_product():
     _, block = _block(P0, f"ROOT %g = {gemm}")
     (task,) = block.tasks
     assert isinstance(task.work, Kernel) and task.work.flops == 2.0 * 1024**3 and task.work.dtype == "bfloat16"
+    assert (task.work.name, task.work.bytes) == ("__cublas$gemm", 3 * 2 * 1024**2 + 32 * 1024**2)
+    of_batch = gemm.replace('["0"],"lhs_b', '["1"],"lhs_b').replace('batch_dimensions":[]', 'batch_dimensions":["0"]')
+    (task,) = _block("%p = bf16[8,32,64] parameter(0)", f"ROOT %g = {of_batch}")[1].tasks
+    assert task.work.flops == 2 * 8 * 32 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("metadata", "site"),
+    [
+        ('op_name="jit(f)/psum" source_file="/home/a/train.py" source_line=12', "train.py:12"),
+        ('op_name="jit(f)/psum" stack_frame_id=2', "model.py:7"),
+        ('op_name="jit(f)/psum" stack_frame_id=9', "jit(f)/psum"),
+        ("", "r"),
+    ],
+)
+def test_collectives_name_their_place(metadata, site):
+    tables = 'FileNames\n1 "/home/b/train.py"\n2 "/home/b/model.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+    tables += "1 {file_name_id=1 function_name_id=1 line=3}\n2 {file_name_id=2 function_name_id=1 line=7 end_line=8}\n"
+    tables += "\nStackFrames\n1 {file_location_id=1}\n2 {file_location_id=2 parent_frame_id=1}\n\n"
+    module = _text(P0, f"{REDUCE}, metadata={{{metadata}}}").replace(HEAD, HEAD + tables)
+    (found,) = step_of_hlo(module, cluster=H100).collectives
+    assert found.site == site
 
 
 def test_types_have_their_bytes():

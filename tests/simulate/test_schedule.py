@@ -79,8 +79,23 @@ def test_no_order_beats_the_lower_bound_and_none_is_slower_than_serial(seed):
         tasks.append(kind(make.randrange(5), *needs))
     found = _run(*tasks)
     assert found.least_s <= found.time_s <= found.serial_s
+    paths = []  # the longest chain that ends with each task
+    for task in tasks:
+        length = task.work.flops if isinstance(task.work, Kernel) else task.work.count
+        paths.append(length + max((paths[need] for need in task.needs), default=0))
+    kernels = [run for run in found.runs if isinstance(run.task.work, Kernel)]
+    exchanges = [run for run in found.runs if isinstance(run.task.work, Exchange)]
+    busy = [sum(run.end_s - run.start_s for run in runs) for runs in (kernels, exchanges)]
+    assert (found.path_s, found.compute_s, found.communication_s, found.serial_s) == (max(paths), *busy, sum(busy))
+    for run in exchanges:  # second by second
+        alone = [
+            s for s in range(int(run.start_s), int(run.end_s)) if not any(k.start_s <= s < k.end_s for k in kernels)
+        ]
+        assert run.exposed_s == len(alone)
+    assert found.exposed_s == sum(run.exposed_s for run in exchanges)
     ends = {id(run.task): run for run in found.runs}
     for task in tasks:
         assert all(ends[id(tasks[need])].end_s <= ends[id(task)].start_s for need in task.needs)
-    kernels = [run for run in found.runs if isinstance(run.task.work, Kernel)]
-    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(kernels))
+    for runs in (kernels, exchanges):
+        spans = sorted((run.start_s, run.end_s) for run in runs)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))

@@ -52,9 +52,21 @@ def test_a_product_and_its_exchange_take_the_time_of_both():
     block = 2 * m * n / 8
     # A copy of the operand into the arena. Then a copy of a block and seven short reads run at once.
     exchange = 2.2e-6 + 5e-6 + 8 * block / copy + max(overhead_s, 0.5e-6) + max(block / copy, 7 * block / NVLINK)
-    assert found.time_s == pytest.approx(product + exchange, rel=1e-6)
-    assert found.exposed_s == pytest.approx(exchange, rel=1e-6) and found.flops == 2.0 * m * n * k
-    assert found.interval[0] < found.time_s < found.interval[1]
+    row, size = found.row(), 2.0 * (m * k + k * n + m * n)
+    row["low_s"], row["high_s"] = row["interval"]
+    expected = dict.fromkeys(("time_s", "least_s", "serial_s"), product + exchange)
+    expected |= dict.fromkeys(("communication_s", "exposed_s"), exchange)
+    expected |= {"compute_s": product, "flops": 2.0 * m * n * k, "bytes": size, "memory_bytes": size}
+    ideal = max(expected["flops"] / 1e15, size / STEP.memory_bytes_per_s)
+    expected |= {"low_s": ideal + exchange / 4, "high_s": 2 * product + 4 * exchange, "capacity_bytes": 80e9}
+    assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+    assert (row["cluster"], row["mesh"], sum(row["origins"].values())) == (STEP.name, SIZES, len(STEP.origins) + 3)
+    (call,) = row["collectives"]
+    names = ("op", "axes", "ranks", "bytes", "count", "algorithm", "bottleneck")
+    assert [call[name] for name in names] == ["all_to_all", ("model",), 8, 8 * block, 1, "direct", "nvlink in"]
+    assert (call["time_s"], call["exposed_s"], *call["interval"]) == pytest.approx(
+        (exchange, exchange, exchange / 4, exchange * 4), rel=1e-6
+    )
     assert "no measurement" in str(found) and "operations of products" in found.why
 
 
@@ -273,12 +285,33 @@ def test_views_do_not_separate_kernels():
     ]
 
 
-def test_slices_are_read_in_part():
-    def f(x, i):
-        return jax.lax.dynamic_slice(x, (i, 0), (4, 1000)) * 2
+X, INDEX = _struct(1000, 500), _struct(4, dtype=jnp.int32)
+SIZE = 4 * 1000 * 500
 
-    (task,) = Reader(1).block(jax.make_jaxpr(f)(_struct(1000, 1000), _struct(dtype=jnp.int32))).tasks
-    assert task.work.bytes == pytest.approx(2 * 4 * 4 * 1000, rel=0.01)
+
+@pytest.mark.parametrize(
+    ("f", "args", "flops", "size"),
+    [
+        (lambda x, i: jax.lax.dynamic_slice(x, (i[0], 0), (4, 500)) * 2, (X, INDEX), 0, 2 * 4 * 4 * 500 + 4 * 4),
+        (lambda x, i: x[i], (X, INDEX), 0, 2 * 4 * 4 * 500 + 4 * 4),
+        (lambda x, i: x.at[i].set(1.0), (X, INDEX), 0, 2 * 4 * 4 * 500 + 4 * 4),
+        (lambda x, i: x.at[i].add(1.0), (X, INDEX), 0, 2 * 4 * 4 * 500 + 4 * 4),
+        (lambda x, y: jax.lax.dynamic_update_slice(x, y, (3, 0)), (X, _struct(7, 500)), 0, 2 * 4 * 7 * 500),
+        (lambda x: jnp.sort(x, 0), (X,), 0, 2 * SIZE),
+        (lambda x: jnp.cumsum(x, 1), (X,), 0, 2 * SIZE),
+        (lambda x: x.T + 1, (X,), 0, 2 * SIZE),
+        (lambda x, y: x @ y.T, (X, X), 2 * 1000 * 500 * 1000, 2 * SIZE + 4 * 1000**2),
+        (
+            lambda x, w, n: jax.lax.ragged_dot(x, w, n),
+            (X, _struct(4, 500, 300), INDEX), 2 * 1000 * 500 * 300, SIZE + 4 * (4 * 500 * 300 + 4 + 1000 * 300),
+        ),
+    ],
+)  # fmt: skip
+def test_operations_and_bytes_of_what_is_no_plain_product(f, args, flops, size):
+    """Slices are read in part, and updates write the update. An index has a few numbers more on its way."""
+    works = [task.work for task in Reader(1).block(jax.make_jaxpr(f)(*args)).tasks]
+    assert sum(work.flops for work in works) == flops
+    assert sum(work.bytes for work in works) == pytest.approx(size, abs=200)
 
 
 def test_memory_is_that_of_the_values_that_are_alive():
