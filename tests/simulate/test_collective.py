@@ -1,5 +1,6 @@
 """collective(): times on clusters, from the plans that jaxcomm executes."""
 
+import collections
 import dataclasses
 import json
 import re
@@ -30,6 +31,7 @@ def test_a_large_exchange_in_a_domain_takes_the_time_in_the_reason(symmetric):
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
     assert found.bottleneck.startswith("nvlink") and found.why.startswith("nvlink")
     assert found.interval[0] < found.time_s < found.interval[1]
+    assert found.origins == collections.Counter(origin.split(":")[0] for origin in cluster.origins.values())
     assert "no measurement of jaxcomm" in str(found)
 
 
@@ -41,6 +43,8 @@ def test_beyond_max_steps_bounds_and_time_stay(op):
     assert full.channels > 1 and modelled.steps == 0
     assert modelled.bound_beta_s == pytest.approx(full.bound_beta_s, rel=0.1)
     assert modelled.time_s == pytest.approx(full.time_s, rel=0.1)
+    assert modelled.bound_alpha_s == collective(op, x, 16, cluster=cluster, fidelity="bounds").bound_alpha_s > 0
+    assert modelled.why.startswith("cost model, in which transfers do not share links: ")
 
 
 def test_a_ragged_exchange_moves_each_byte_once():

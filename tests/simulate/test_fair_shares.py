@@ -5,6 +5,7 @@ the links of each transfer.
 """
 
 import collections
+import dataclasses
 import random
 
 import jax
@@ -27,6 +28,7 @@ def _cluster(draw):
         Level(name, kind, n, rate(), latency_s=draw.randrange(9) * 1e-6, overhead_s=draw.randrange(9) * 1e-6)
         for name, kind, n in zip(("a", "b", "c"), kinds, ranks, strict=False)
     ]
+    levels[0] = dataclasses.replace(levels[0], flow_bytes_per_s=rate())
     levels[2:] = [Level("c", level.kind, level.ranks, taper=draw.choice([0.5, 1, 4])) for level in levels[2:]]
     n, faults = ranks[-1], []
     if draw.randrange(3):
@@ -77,9 +79,12 @@ class _Links:
 
     def relays(self, src, dst):
         """The next rail without a lost adapter in both domains; else the first adapters that are left."""
-        if not {src, dst} & self.lost:
-            return src, dst
         first = [rank // self.inner * self.inner for rank in (src, dst)]
+        passed = {src, dst}
+        if self.rails and len(self.levels) == 2:
+            passed.add(first[0] + dst % self.inner)
+        if not passed & self.lost:
+            return src, dst
         for i in range(1, self.inner + 1):
             local = (max(src % self.inner, dst % self.inner) + i) % self.inner
             if not {first[0] + local, first[1] + local} & self.lost:
@@ -160,7 +165,7 @@ def test_permutations_share_links_fairly(seed):
         cluster = _cluster(draw)
         n, links, size = cluster.ranks, _Links(cluster), cluster.levels[min(1, len(cluster.levels) - 1)].ranks
         slow = {f.index: f.slow for f in cluster.faults if not f.level}
-        to = draw.sample(range(n), n)
+        to, limits = draw.sample(range(n), n), (cluster.channel_bytes_per_s, cluster.levels[0].flow_bytes_per_s)
         programs, capacity, loads = [[] for _ in range(n)], {}, collections.Counter()
         for own in range(n):
             reads, puts = (to.index(own), own), (own, to[own])
@@ -168,7 +173,7 @@ def test_permutations_share_links_fairly(seed):
                 if (src // links.inner == dst // links.inner) != read:
                     continue
                 number = 0 if read else 1 + (len(cluster.levels) > 2 and src // size != dst // size)
-                limit = cluster.channel_bytes_per_s if read else cluster.levels[1].bytes_per_s
+                limit = min(limits) if read else cluster.levels[1].bytes_per_s
                 overhead_s, limit = (cluster.levels[number].overhead_s, limit) if src != dst else cluster.copy
                 passed = [*links.between(src, dst)[0], ("memory", src), ("memory", dst)]
                 capacity |= {link: links.capacity(link) for link in passed}

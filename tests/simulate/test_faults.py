@@ -70,6 +70,8 @@ def test_the_ranks_that_are_left_go_on():
         assert found.ranks == left
         assert found.time_s == collective("psum", x, left, cluster=H100).time_s
         assert "rank 3 lost" in found.notes
+        blocks = collective("all_to_all", x, ranks, cluster=_with("rank[3]=lost"))
+        assert blocks.bytes == -(-(1 << 18) // left) * left * 4  # rounded up to equal blocks
     with pytest.raises(ValueError, match="perm names ranks of a group of 16, of which 8 are lost"):
         _shift(_with("rank[3]=lost"))
     for ranks, source in ((8, 7), (64, 60)):
@@ -177,8 +179,10 @@ def test_ll_messages_wait_for_the_weakest_rank(given, slow, share):
     cluster = Cluster.load("dgx-h100", {f"fault.{key}": value for key, value in given.items()})
     found = collective("all_gather", _operand(1 << 16), 8, cluster=cluster, algorithm="ll")
     overhead_s, rate, latency_s = cluster.ll
-    assert found.bound_beta_s == pytest.approx(7 * (1 << 16) / (rate * share))
-    assert found.time_s == pytest.approx(2.2e-6 + 7 * (overhead_s * slow + (1 << 16) / (rate * share)) + latency_s)
+    beta_s, alpha_s = 7 * (1 << 16) / (rate * share), 7 * overhead_s * slow + latency_s
+    assert (found.bound_beta_s, found.bound_alpha_s) == pytest.approx((beta_s, alpha_s))
+    assert found.time_s == pytest.approx(2.2e-6 + alpha_s + beta_s)
+    assert found.utilisation == {"nvlink out (LL)": pytest.approx(beta_s / found.time_s)}
 
 
 def test_a_fault_of_a_rank_whose_group_stays_in_a_domain_does_not_act():
@@ -315,6 +319,10 @@ def test_a_file_has_faults():
         (["--fault", "rank[16]=lost"], "fault rank 16 lost: the index must be below 16"),
         (["--fault", "spine[1]=0.5"], "spine[1] with 0.5 of its bandwidth: 16 ranks use the levels nvlink, leaf only"),
         (["--fault", *(f"leaf[{rank}]=lost" for rank in range(8))], "all adapters of the domain of rank"),
+        (
+            ["--fault", *(f"leaf[{rank}]=lost" for rank in (0, 1, 2, 3, 12, 13, 14, 15))],
+            "ranks 0 and 8 have no rail left",
+        ),
         (["--ranks", "512", "--fault", "spine[16]=0.5"], "the index must be below 16"),
         (["--bytes", "1KiB", "--ranks", "8", "--fault", "nvlink[8]=0.5"], "the index must be below 8"),  # an LL plan
     ],

@@ -213,6 +213,22 @@ def test_every_collective_is_found_with_its_bytes():
     _run(f, _struct(32, 3), ins=(P(),))
 
 
+def test_calls_of_one_place_are_one_row():
+    """Rows with most exposed time come first: a larger transfer runs beside a product."""
+
+    def f(x, y):
+        big = jax.lax.psum(x, "data")
+        for _ in range(3):
+            y = jax.lax.psum(y @ y, "model")
+        return big, y
+
+    found = _run(f, _struct(1 << 25), _struct(8192, 8192, dtype=jnp.bfloat16), ins=(P(), P()))
+    sums, big = found.collectives
+    assert (sums.count, big.count, sums.total_s, big.ranks) == (3, 1, 3 * sums.time_s, 4)
+    assert sums.exposed_s > sums.time_s and sums.exposed_s + big.exposed_s == pytest.approx(found.exposed_s)
+    assert sums.exposed_s > big.exposed_s and big.total_s > sums.total_s
+
+
 def test_results_that_nothing_uses_take_no_time():
     def f(x):
         jaxcomm.psum(x, "data")
