@@ -1,6 +1,5 @@
 // Plans written by hand, for orders of steps that no algorithm has.
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "../../ffi/sim/simulate.h"
@@ -44,24 +43,6 @@ TEST_CASE("ranks that put to one rank share the link into it") {
   algorithm.build = FansIn<2>;
   const auto status = Simulate(algorithm, request, 4, cluster, Fidelity::kFull, 100).status();
   CHECK(status.message() == "simulation: program 0 waits for a signal that is never sent");
-}
-
-TEST_CASE("clusters whose levels do not fit the ranks") {
-  const Level inner = MakeLevel("in", LevelKind::kSwitch, 4, 1, 0);
-  const std::vector<std::tuple<std::vector<Level>, int64_t, std::string>> cases = {
-      {{}, 1, "needs at least one level"},
-      {{inner}, 0, "the number of ranks must be from 1 to 67108864, got 0"},
-      {{inner, MakeLevel("out", LevelKind::kRails, 6, 1, 0)},
-       12,
-       "level out has 6 ranks, which is not a multiple of the 4 below it"},
-      {{MakeLevel("in", LevelKind::kRails, 4, 1, 0)}, 4, "level in cannot be of its kind at this place"},
-      {{inner, MakeLevel("out", LevelKind::kRails, 8, 1, 0)}, 6, "6 ranks cannot be split into groups of 4 (level in)"},
-      {{inner}, 8, "has 4 ranks, fewer than 8"}};
-  for (const auto& [levels, ranks, text] : cases) {
-    Cluster cluster;
-    cluster.levels = levels;
-    CHECK(Topology::Make(cluster, ranks).status().message() == "cluster: " + text);
-  }
 }
 
 TEST_CASE("steps after a wait go on with a row and do not repeat its bytes") {

@@ -138,25 +138,6 @@ def test_groups_are_named_by_the_axes_of_the_mesh(groups, place):
     )  # fmt: skip
 
 
-def test_pairs_of_start_and_done_run_beside_computation():
-    """The product needs p only; the sum needs the result of the exchange, and the plain collective blocks."""
-    _, block = _block(
-        P0,
-        f"%s = (bf16[1024,1024], bf16[2048,1024]) all-gather-start(bf16[1024,1024] %p), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0)",  # noqa: E501
-        "%d = bf16[1024,1024] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
-        "%e = bf16[2048,1024] all-gather-done(%s)",
-        f"%r = bf16[1024,1024] reduce-scatter(%e), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add",  # noqa: E501
-        "ROOT %t = bf16[1024,1024] add(%r, %d)",
-    )
-    assert [(type(t.work).__name__, t.needs) for t in block.tasks] == [
-        ("Exchange", ()), ("Kernel", ()), ("Exchange", (0, 1)), ("Kernel", (1, 2)),
-    ]  # fmt: skip
-    assert [(e.op, e.count, e.asynchronous) for e in block.exchanges()] == [
-        ("all_gather", 1 << 20, True), ("psum_scatter", 2 << 20, False),
-    ]  # fmt: skip
-    assert (block.tasks[1].work.flops, block.tasks[1].work.bytes) == (2.0 * 1024**3, 3 * 2 * 1024**2)
-
-
 def test_ragged_and_several_operands():
     _, block = _block(
         P0,

@@ -189,30 +189,6 @@ def test_control_flow_is_walked():
     assert any("while" in note for note in found.notes) and any("cond" in note for note in found.notes)
 
 
-def test_every_collective_is_found_with_its_bytes():
-    def f(x):
-        lax = jax.lax
-        outs = [lax.psum(x, "data"), lax.pmean(x, ("data", "model")), lax.pmax(x, "data"), lax.pmin(x, "data")]
-        outs += [lax.all_gather(x, "data"), lax.psum_scatter(x, "data", tiled=True)]
-        outs += [lax.all_to_all(x, "model", 0, 0, tiled=True), lax.ppermute(x, "data", [(0, 1), (1, 0)])]
-        j = jaxcomm
-        outs += [j.psum(x, "data"), j.pmean(x, "data"), j.pmax(x, "data"), j.pmin(x, "data"), j.all_gather(x, "data")]
-        outs += [j.psum_scatter(x, "data", tiled=True), j.all_to_all(x, "model", 0, 0, tiled=True)]
-        outs += [j.ppermute(x, "data", [(0, 1), (1, 0)]), j.pbroadcast(x, "data", 2)]
-        return [out.sum() for out in outs]
-
-    reader, block = _blocks(f, _struct(32, 3), ins=(P(),))
-    found = list(block.exchanges())
-    ops = [e.op for e in found]
-    both = ["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
-    assert all(ops.count(op) >= 2 for op in both) and ops.count("pbroadcast") == 1
-    assert len(found) == 17 and {e.count for e in found} == {96}
-    assert {e.site.split(" ")[0].split(":")[0] for e in found} == {"test_step.py"}
-    assert all(e.asynchronous for e in found)
-    assert reader.meshes[0][0] == SIZES
-    _run(f, _struct(32, 3), ins=(P(),))
-
-
 def test_calls_of_one_place_are_one_row():
     """Rows with most exposed time come first: a larger transfer runs beside a product."""
 
