@@ -15,7 +15,6 @@ from test_distributed import Device
 import jaxcomm
 from jaxcomm import _config, _core, _cost_params
 
-links_of = importlib.import_module("jaxcomm._topology").links_of
 calibration = importlib.import_module("jaxcomm._calibrate")
 OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 
@@ -155,9 +154,8 @@ def test_the_fit_finds_the_machine_that_was_measured(scope, nodes):
     measured = []
     for collective, algorithm in itertools.product(("all_reduce", "all_to_all"), ("direct", "ring", "hierarchical")):
         for count in (64, 1 << 14, 1 << 19):
-            request = _core.plan.Request(
-                collective, nodes, 8 // nodes, count // (8 if collective == "all_to_all" else 1)
-            )
+            block = count // (8 if collective == "all_to_all" else 1)
+            request = _core.plan.Request(collective, nodes, 8 // nodes, block)
             if algorithm in dict(_core.plan.algorithms(collective)) and _core.plan.supports(request, algorithm):
                 time_s = _core.plan.cost(request, algorithm, 4, true).time_s
                 cell = calibration.Cell(scope, "psum", algorithm, 4 * count, time_s, 0)
@@ -177,12 +175,9 @@ def test_the_fit_finds_the_machine_that_was_measured(scope, nodes):
 def test_a_measurement_is_the_median_of_one_call_of_a_chain(monkeypatch, call_s, repetitions):
     """After two warm-ups and one execution that chooses the repetitions. Two thirds of the repetitions are slow."""
     (group,) = calibration._groups()
-    durations = itertools.chain([9, 9, call_s], itertools.cycle([7, 1, 3]))
-    monkeypatch.setattr(
-        calibration.timing, "stopwatch", lambda *_: lambda: asked.append(next(durations)) or asked[-1] * 1e6
-    )
-    asked = []
-    agreed = []
+    durations, asked, agreed = itertools.chain([9, 9, call_s], itertools.cycle([7, 1, 3])), [], []
+    measure_us = lambda: asked.append(next(durations)) or asked[-1] * 1e6  # noqa: E731
+    monkeypatch.setattr(calibration.timing, "stopwatch", lambda *_: measure_us)
     monkeypatch.setattr(calibration.kv_store, "kv_agree", lambda *call: agreed.append(call) or call[1])
     assert calibration._median_s(group, "psum", "direct", 1024, "key") == pytest.approx(3 / calibration._CHAIN)
     assert len(asked) == 3 + repetitions and agreed == [("key", str(repetitions))]
@@ -207,24 +202,12 @@ def test_measurements_and_predictions_are_of_the_same_call(monkeypatch):
     assert keys == [f"{key}/{op}/{size}" for key in ("round", "again") for op, size in sizes]
     for op, size in sizes:  # the three of the lowest cost that the cost model has for the sizes of the call
         request, machine = group.request(op, size), group.machine()
-        costs = {}
-        for name in jaxcomm.algorithms(op):
-            if _core.plan.supports(request, name) and not name.startswith("ll"):
-                costs[name] = _core.plan.select(request, name, 4, machine).cost.time_s
+        names = [n for n in jaxcomm.algorithms(op) if _core.plan.supports(request, n) and not n.startswith("ll")]
+        costs = {name: _core.plan.select(request, name, 4, machine).cost.time_s for name in names}
         found = [(call[1], call[3]) for call in calls if (call[0], call[2]) == (op, size)]
         assert found == [(name, f"round/{op}/{size}/{name}") for name in sorted(costs, key=costs.get)[:3]]
         asked = [request.input_count for request, _, cell in measured if (cell.op, cell.bytes) == (op, size)]
         assert asked == ([request.input_count] * len(found) if op != "barrier" else [])
-
-
-def test_fitted_parameters_replace_those_of_the_machine():
-    machine = _core.plan.Machine([("self", 1.0, 2.0, 3.0), ("node", 4.0, 5.0, 6.0), ("network", 7.0, 8.0, 9.0)], 10.0)
-    fitted = calibration._with(machine, calibration._FREE["node"], (11.0, 12.0, 13.0, 14.0))
-    assert fitted.launch_s == 11
-    own, *others = links_of(fitted)
-    assert own == jaxcomm.Link("self", overhead_s=1, bytes_per_s=2, latency_s=3)
-    for link in others:
-        assert link == jaxcomm.Link(link.name, overhead_s=12, bytes_per_s=13, latency_s=14)
 
 
 def test_all_processes_use_the_parameters_of_one(kept, monkeypatch):

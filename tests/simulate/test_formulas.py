@@ -99,42 +99,35 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
     assert combine == pytest.approx(64 * k * 100 * (n - 1) / n)
 
 
-H100 = {"hardware": "8x H100", "interconnect": "NVLink4 + 400 Gb/s InfiniBand per GPU", "ranks_per_node": 8}
-GB200 = {"interconnect": "NVLink5; 400 Gb/s InfiniBand per GPU"}
-
-
 @pytest.mark.parametrize(
-    ("cluster", "row", "op", "name", "ranks", "size", "library"),
+    ("form", "kind", "op", "name", "ranks", "size", "library"),
     [
-        ("dgx-h100", H100, "psum", "all_reduce", 8, 1 << 20, "2.27"),
-        ("dgx-h100", H100, "all_gather", "all_gather", 4, 8 << 10, "2.28"),
-        ("dgx-h100", H100, "psum_scatter", "reduce_scatter", 64, 1 << 26, "2.28"),
-        ("dgx-h100", H100, "all_gather", "all_gather", 16, 1 << 20, "2.28"),
-        ("dgx-h100", H100, "ppermute", "collective_permute", 2, 1 << 16, "2.29"),
-        ("dgx-h100", H100, "all_to_all", "all_to_all", 8, 1 << 20, "2.28"),
-        ("gb200-nvl72", GB200, "all_to_all", "all_to_all", 72, 72 << 16, "2.28.3"),
-        ("gb200-nvl72", GB200, "all_to_all", "all_to_all", 72, 72 << 16, "2.29"),
-        ("gb200-nvl72", GB200, "psum", "all_reduce", 18, 1 << 30, "2.28"),
-        ("gb200-nvl72", GB200, "psum", "all_reduce", 144, 1 << 25, "2.28"),
+        ("domain", "H100", "psum", "all_reduce", 8, 1 << 20, "2.27"),
+        ("domain", "H100", "all_gather", "all_gather", 4, 8 << 10, "2.28"),
+        ("cluster", "H100", "psum_scatter", "reduce_scatter", 64, 1 << 26, "2.28"),
+        ("domain", "H100", "ppermute", "collective_permute", 2, 1 << 16, "2.29"),
+        ("domain", "H100", "all_to_all", "all_to_all", 8, 1 << 20, "2.28"),
+        ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.28.3"),
+        ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.29"),
+        ("domain", "GB200", "psum", "all_reduce", 18, 1 << 30, "2.28"),
+        ("cluster", "GB200", "all_gather", "all_gather", 144, 144 << 13, "2.28"),
     ],
 )
-def test_a_prediction_is_that_of_the_row_of_a_table(tmp_path, cluster, row, op, name, ranks, size, library):
+def test_a_prediction_is_that_of_the_row_of_a_table(tmp_path, form, kind, op, name, ranks, size, library):
     """The cluster is read as tools.simulator reads a row; parameters and quantiles come from the file itself."""
-    row = {"op": name, "ranks": ranks, "bytes": size, "note": f"lib=NCCL {library}", "ranks_per_node": 4, **row}
-    form = "cluster" if ranks > (8 if row["ranks_per_node"] == 8 else 72) else "domain"
+    row = {"op": name, "ranks": ranks, "bytes": size, "note": f"lib=NCCL {library}"}
+    row |= {"hardware": "8x H100", "ranks_per_node": 8} if kind == "H100" else {}
+    q = made.features_of(tmp_path, interconnect="NVLink; 400 Gb/s InfiniBand per GPU", **row)
     data = json.loads(importlib.resources.files(predict.__package__).joinpath("data/parameters.json").read_text())
-    evidence, values = data["parameters"][form]["H100" if row["ranks_per_node"] == 8 else "GB200"]
-    time_s = formulas.FORMS[form](made.features_of(tmp_path, **row), values)[0] * 1e-6
-    low, high = data["intervals"][evidence][sum(size >= edge for edge in (1 << 16, 1 << 20, 1 << 26))]
+    evidence, values = data["parameters"][form][kind]
+    quantiles = data["intervals"][evidence][sum(size >= edge for edge in (1 << 16, 1 << 20, 1 << 26))]
+    times = formulas.FORMS[form](q, values)[0] * 1e-6 * np.exp([0, *quantiles])
     operand = size // ranks if op == "all_gather" else size
-    loaded = Cluster.load(cluster, {"leaf.efficiency": "1"})
+    loaded = Cluster.load({"H100": "dgx-h100", "GB200": "gb200-nvl72"}[kind], {"leaf.efficiency": "1"})
     found = predict.predict(op, operand, ranks, loaded, f"nccl-{library}")
-    times = found.time_s, *found.interval
-    assert times == pytest.approx((time_s, time_s * np.exp(low), time_s * np.exp(high)))
-    assert (found.name, found.op, found.ranks, found.bytes, found.evidence) == (
-        f"nccl-{library}", op, ranks, operand, evidence,
-    )  # fmt: skip
-    assert f"evidence    {evidence}" in str(found)
+    assert (found.time_s, *found.interval) == pytest.approx(tuple(times))
+    given = found.name, found.op, found.ranks, found.bytes, found.evidence
+    assert given == (f"nccl-{library}", op, ranks, operand, evidence) and f"evidence    {evidence}" in str(found)
 
 
 def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):
