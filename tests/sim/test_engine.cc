@@ -185,22 +185,5 @@ TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and 
   }
 }
 
-TEST_CASE("rounding of weights leaves no rate undetermined") {
-  // Three transfers of weights 0.1, 0.2 and 0.3 fill a link; 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not 0 in floating
-  // point. Another transfer uses a second link, which a limited one joins to the first.
-  Workload workload;
-  workload.links = {{{}, 1}, {{}, 103}};
-  workload.uses = {{0, 0.1}, {0, 0.2}, {0, 0.3}, {1, 1}, {1, 60}};
-  workload.routes = {{0, 1, 10}, {1, 1, 5}, {2, 2, 1.0 / 0.3}, {4, 1, 1.7}};
-  Rates rates(workload, 4);
-  std::vector<int64_t> finish_ps(4, 0);
-  for (int32_t slot = 0; slot < 4; ++slot) rates.Start(slot, slot, 1, 0);
-  rates.Update(0, [&](int32_t slot, int64_t time_ps) { finish_ps[static_cast<size_t>(slot)] = time_ps; });
-  for (int32_t slot = 0; slot < 3; ++slot) {  // 1 / 0.6 each
-    CheckClose("shared", static_cast<double>(finish_ps[static_cast<size_t>(slot)]), 0.6e12, 1e-9);
-  }
-  CheckClose("alone", static_cast<double>(finish_ps[3]), 60e12 / (103 - 1 / 0.6), 1e-9);
-}
-
 }  // namespace
 }  // namespace jaxcomm

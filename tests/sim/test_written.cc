@@ -1,5 +1,4 @@
 // Plans written by hand, for orders of steps that no algorithm has.
-#include <string>
 #include <vector>
 
 #include "../../ffi/sim/simulate.h"
@@ -17,32 +16,6 @@ Plan SumsThenReads(const Request&, int32_t rank) {
   plans[0].num_ranks = 2;
   plans[0].sources = {Input(0), Input(1)};
   return plans[0];
-}
-
-// Every other rank puts 1000 elements to rank 0 and signals. Rank 0 waits for `kSignals` of each.
-template <int kSignals>
-Plan FansIn(const Request& request, int32_t rank) {
-  std::vector<std::vector<Step>> steps(static_cast<size_t>(request.geometry.num_ranks()));
-  for (int32_t peer = 1; peer < request.geometry.num_ranks(); ++peer) {
-    steps[static_cast<size_t>(peer)] = {Put(Output(0, peer * 1000), Input(peer), 1000), Signal(0)};
-    for (int i = 0; i < kSignals; ++i) steps[0].push_back(Wait(peer));
-  }
-  return Group(steps)[static_cast<size_t>(rank)];
-}
-
-TEST_CASE("ranks that put to one rank share the link into it") {
-  Cluster cluster;
-  cluster.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 5, 4e9, 1e-6)};
-  Algorithm algorithm = {"written", "this test", FindAlgorithm(Collective::kAllGather, "direct")->supports, FansIn<1>};
-  const Request request = Ask(Collective::kAllGather, 1, 5, 1000);
-  const Simulation found = ValueOf(Simulate(algorithm, request, 4, cluster, Fidelity::kFolded, 100));
-  CheckClose("time", found.time_s, 4e-7 + 4 * 4000 / 4e9 + 4e-7 + 1e-6);
-  CheckClose("wait", found.wait_s, found.time_s / 5);
-  CHECK(found.bounds.bottleneck == "nvlink in");
-  CheckClose("bytes", found.bounds.beta_s * 4e9, 4 * 4000);
-  algorithm.build = FansIn<2>;
-  const auto status = Simulate(algorithm, request, 4, cluster, Fidelity::kFull, 100).status();
-  CHECK(status.message() == "simulation: program 0 waits for a signal that is never sent");
 }
 
 TEST_CASE("steps after a wait go on with a row and do not repeat its bytes") {

@@ -7,7 +7,7 @@ import pytest
 
 from jaxcomm.simulate import Cluster, ClusterError
 from jaxcomm.simulate.cluster import toml
-from jaxcomm.simulate.cluster.toml_table import ORIGINS
+from jaxcomm.simulate.cluster.toml_table import BYTES, FLOPS, ORIGINS, RATES, TIMES
 
 
 def parse(text, file):
@@ -52,14 +52,6 @@ spine = { ranks = 4096, kind = "fat_tree", taper = 2, latency = 1.5, origin = "g
 """
 
 
-def test_units_and_origins():
-    cluster = parse(TEXT, "two.toml")
-    assert cluster.levels[2].overhead_s == 1e-6  # transfers over the spine pass the adapters, and cost as much to start
-    assert cluster.origins["leaf.overhead"] == "measured: somewhere"
-    assert cluster.origins["device.hbm"] == "datasheet: a source"
-    assert "leaf.overhead: measured: somewhere" in str(cluster)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -93,22 +85,14 @@ def test_errors_name_file_and_key(old, new, message):
         parse(TEXT.replace(old, new), "two.toml")
 
 
-@pytest.mark.parametrize(
-    ("key", "texts", "figure"),
-    [
-        ("memory_bytes_per_s", ("hbm", "2", "2GB/s", "2000 MB/s", "0.002 TB/s", "16 Gb/s", "0.016 Tb/s"), 2e9),
-        ("launch_s", ("launch", "3000", "3000us", "3000000 ns", "3 ms", "0.003 s"), 3e-3),
-        ("memory_bytes", ("memory", "4", "4 GB"), 4e9),
-        ("memory_bytes", ("memory", "4 GiB"), 2**32),
-        ("compute", ("flops_bf16", "5e15", "5e15 flop/s", "5000 Tflop/s", "5 Pflop/s"), 5e15),
-    ],
-)
-def test_units(tmp_path, key, texts, figure):
-    path = tmp_path / "two.toml"
-    path.write_text(TEXT)
-    for text in texts[1:]:
-        found = getattr(Cluster.load(path, {f"{'kernel' if key == 'launch_s' else 'device'}.{texts[0]}": text}), key)
-        assert getattr(found, "flops_per_s", found) == pytest.approx(figure), text
+def test_units():
+    scales = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+    for units, ends in ((RATES, {"B/s": 1, "b/s": 1 / 8}), (TIMES, {"s": 1}), (FLOPS, {"flop/s": 1})):
+        for name, scale in units.items():
+            assert any(
+                scale == pytest.approx(scales[name.removesuffix(end)] * ends[end]) for end in ends if name.endswith(end)
+            )
+    assert BYTES == {"GB": 1e9, "GiB": 2**30}
 
 
 def test_a_whole_cluster_by_hand():
@@ -124,6 +108,9 @@ def test_a_whole_cluster_by_hand():
         "copy": (0.3e-6, 560e9), "launch_s": 2e-6, "sync_overhead_s": 5e-6, "channels": 32,
         "channel_bytes_per_s": 20.6e9, "ll": None, "faults": (),
     }  # fmt: skip
+    assert parse(TEXT, "two.toml").levels[2].overhead_s == 1e-6  # transfers over the spine pass the adapters
+    assert cluster.origins["device.hbm"] == "datasheet: a source"
+    assert "leaf.overhead: measured: somewhere" in str(cluster)
     assert dataclasses.astuple(cluster.compute)[:4] == (989e12, 0.7, 0.8, 1e-6)
     ll = 'll = 2\nll_overhead = 3\nll_latency = "4 ns"\nlaunch = 2'
     assert parse(TEXT.replace("launch = 2", ll), "t").ll == pytest.approx((3e-6, 2e9, 4e-9))

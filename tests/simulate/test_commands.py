@@ -56,6 +56,7 @@ def repeated(mesh):
 STEP = ["--mesh", "data=2,model=8", "--cluster", "dgx-h100"]
 LATE = ["--what-if", "leaf.latency=60us"]
 CALL = ["collective", "ppermute", "--bytes", "64MiB", "--ranks", "16", "--cluster", "dgx-h100"]
+PSUM = ["collective", "psum", *CALL[2:]]
 
 
 @pytest.fixture
@@ -102,27 +103,11 @@ def test_options_reach_the_prediction(program, tmp_path, capsys):
     assert found[0]["collectives"][0]["count"] == 5
 
 
-def test_other_algorithms_and_nccl_are_compared(capsys):
-    command = ["collective", "psum", "--bytes", "256MiB", "--ranks", "8", "--cluster", "dgx-h100", "--json"]
-    assert cli.main([*command, "--compare", "ring", "hierarchical", "nccl-2.27"]) == 0
-    captured = capsys.readouterr()
-    best, ring, nccl = [json.loads(line) for line in captured.out.splitlines()]
-    assert ring["what_if"] == "algorithm ring" and ring["algorithm"] == "ring" != best["algorithm"]
-    assert "hierarchical" in captured.err
-    # 8 H100: the lower envelope of published sweeps is 78 + b / 267 us; harnesses differ by 40 %.
-    assert nccl["time_s"] == pytest.approx(78e-6 + (256 << 20) / 267e9, rel=0.4)
-    assert nccl["interval"][0] < nccl["time_s"] < nccl["interval"][1]
-
-
 def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
     assert cli.main([*CALL, "--trace", str(tmp_path / "t.json")]) == 0
     content = json.loads((tmp_path / "t.json").read_text())
     slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
-    assert slices and all(event["dur"] > 0 and event["ts"] >= 0 for event in slices)
-    names = {event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"}
-    assert {"processor", "queue of the network", "waits"} <= names
-    end = max(event["ts"] + event["dur"] for event in slices)
-    assert end <= content["otherData"]["time_s"] * 1e6
+    assert max(event["ts"] + event["dur"] for event in slices) <= content["otherData"]["time_s"] * 1e6
     sent = [event for event in slices if event["name"].startswith("leaf")]
     assert sum(event["args"]["bytes"] for event in sent) == 64 << 20
     assert sum(event["dur"] for event in sent) == pytest.approx((64 << 20) / (50e9 * 0.97) * 1e6, rel=0.01)
@@ -245,15 +230,6 @@ def test_missing_matplotlib_is_noticed_before_the_first_prediction(monkeypatch, 
     assert "--plot: needs matplotlib" in printed.err and not printed.out
 
 
-def test_the_result_has_to_fit_into_a_device_too(capsys):
-    """2 GB of each of 64 ranks."""
-    call = ["collective", "all_gather", "--bytes", "2GB", "--ranks", "64", "--cluster", "dgx-h100"]
-    assert cli.main(call) == 2
-    assert "all_gather: the result has 128 GB per rank" in capsys.readouterr().err
-    assert cli.main([*call[:3], "1GB", *call[4:], "--fidelity", "bounds"]) == 0
-    assert "all_gather of 1000000000 bytes" in capsys.readouterr().out
-
-
 def test_a_change_is_a_guess():
     cluster = Cluster.load("dgx-h100", {"leaf.bandwidth": "800 Gb/s", "nvlink.ranks": "16", "leaf.ranks": "512"})
     assert cluster.levels[1].bytes_per_s == pytest.approx(100e9 * 0.97)
@@ -276,6 +252,7 @@ def test_a_change_is_a_guess():
         ([*CALL, "--compare", "nonsense"], "--compare: got 'nonsense', expected nccl-VERSION such as nccl-2.28, or"),
         ([*CALL, "--bytes", "3"], "--bytes: 3 is not a multiple of the 4 bytes of float32"),
         ([*CALL, "--bytes", "1TB"], "the operand has 1,000 GB per rank, but a device of DGX H100, .* has 80 GB"),
+        (["collective", "all_gather", "--bytes", "2GB", "--ranks", "64", *CALL[6:]], "the result has 128 GB per"),
         ([*CALL, "--bytes", "1TiB", "--fidelity", "bounds"], "the operand has 1,100 GB per rank"),
         (["step", "{}", *STEP], "expected FILE.py:FUNCTION or MODULE:FUNCTION"),
         (["step", "none.py:step", *STEP], "none.py: No such file"),
@@ -301,6 +278,17 @@ def test_a_change_is_a_guess():
         ([*CALL, "--ranks", "8,0"], "--ranks: got '8,0', expected positive numbers"),
         ([*CALL, "--compare", "nccl-2.28", "--ranks", "1"], "a group of one rank exchanges nothing"),
         ([*CALL, "--compare", "nccl-2.28", "--cluster", "nvl576"], "measured domains of GB300 have at most 72 ranks"),
+        ([*PSUM, "--fault", "leaf[3]"], "--fault: got 'leaf[3]'"),
+        ([*PSUM, "--fault", "leaf[99]=0.5"], "fault leaf[99] with 0.5 of its bandwidth: the index must be below 16"),
+        ([*PSUM, "--fault", "nvlink[1]=0"], "would be cut off"),
+        ([*PSUM, "--fault", "rank[16]=2"], "fault rank 16 2 times as slow: the index must be below 16"),
+        ([*PSUM, "--fault", "rank[16]=lost"], "fault rank 16 lost: the index must be below 16"),
+        ([*PSUM, "--fault", "spine[1]=0.5"], "16 ranks use the levels nvlink, leaf only"),
+        ([*PSUM, "--fault", *(f"leaf[{rank}]=lost" for rank in range(8))], "all adapters of the domain of rank"),
+        ([*PSUM, "--fault", *(f"leaf[{rank}]=lost" for rank in (0, 1, 2, 3, 12, 13, 14, 15))],
+         "the domains of ranks 0 and 8 have no rail left in common"),
+        ([*PSUM, "--ranks", "512", "--fault", "spine[16]=0.5"], "the index must be below 16"),
+        ([*PSUM, "--bytes", "1KiB", "--ranks", "8", "--fault", "nvlink[8]=0.5"], "the index must be below 8"),  # LL
         ([*CALL, "--dtype", "V0"], "--dtype: got 'V0', expected an element type"),
         ([*CALL, "--cluster", "nope.toml"], "nope.toml: No such file"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),

@@ -82,7 +82,6 @@ class _Links:
         return tuple(next(rank for rank in range(at, at + self.inner) if rank not in self.lost) for at in first)
 
     def between(self, src, dst):
-        """Links, and latency."""
         if src // self.inner == dst // self.inner:
             return ([("a out", src), ("a in", dst)] if src != dst else []), 0
         out, into = self.relays(src, dst)

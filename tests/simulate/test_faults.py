@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from test_clusters import TEXT
 
 import jaxcomm
-from jaxcomm.simulate import Cluster, ClusterError, cli, collective, step
+from jaxcomm.simulate import Cluster, ClusterError, collective, step
 from jaxcomm.simulate.cluster import ecmp, faults, toml
 
 H100 = Cluster.load("dgx-h100")
@@ -86,16 +86,6 @@ def test_the_busiest_of_hashed_links():
     for flows, paths in ((4096, 8), (8192, 32)):
         mean = flows / paths
         assert ecmp.load(flows, paths) == pytest.approx(1 + math.sqrt(2 * math.log(paths) / mean), rel=0.05)
-
-
-def test_hashed_uplinks_lose_the_excess_of_the_busiest():
-    """512 ranks, two leaves: all cross the spine. 32 ranks of a rail have 32 x 32 thread blocks on 8 uplinks."""
-    hashed = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
-    found, healthy = (_shift(cluster, 512, 256) for cluster in (hashed, H100))
-    extra = ecmp.load(32 * 32, 8) - 1
-    assert extra > 0.1
-    assert found.time_s - healthy.time_s == pytest.approx(extra * SIZE / ADAPTER, rel=1e-6)
-    assert "hash collisions on spine" in str(found)
 
 
 def _step(f, sizes, cluster, size=SIZE, **options):
@@ -275,30 +265,6 @@ def test_a_file_has_faults():
     assert "fault: rank 3" in str(found)
     with pytest.raises(ClusterError, match=r"two\.toml: fault: expected texts such as"):
         toml.parse("fault = [{ rank = 3 }]" + TEXT, "two.toml")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--fault", "leaf[3]"], "--fault: got 'leaf[3]'"),
-        (["--fault", "leaf[99]=0.5"], "fault leaf[99] with 0.5 of its bandwidth: the index must be below 16"),
-        (["--fault", "nvlink[1]=0"], "would be cut off"),
-        (["--fault", "rank[16]=2"], "fault rank 16 2 times as slow: the index must be below 16"),
-        (["--fault", "rank[16]=lost"], "fault rank 16 lost: the index must be below 16"),
-        (["--fault", "spine[1]=0.5"], "spine[1] with 0.5 of its bandwidth: 16 ranks use the levels nvlink, leaf only"),
-        (["--fault", *(f"leaf[{rank}]=lost" for rank in range(8))], "all adapters of the domain of rank"),
-        (
-            ["--fault", *(f"leaf[{rank}]=lost" for rank in (0, 1, 2, 3, 12, 13, 14, 15))],
-            "ranks 0 and 8 have no rail left",
-        ),
-        (["--ranks", "512", "--fault", "spine[16]=0.5"], "the index must be below 16"),
-        (["--bytes", "1KiB", "--ranks", "8", "--fault", "nvlink[8]=0.5"], "the index must be below 8"),  # an LL plan
-    ],
-)
-def test_errors_of_the_command(options, message, capsys):
-    command = ["collective", "psum", "--bytes", "64MiB", "--ranks", "16", "--cluster", "dgx-h100", *options]
-    assert cli.main(command) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_ranks_behind_lost_domains_get_new_numbers():

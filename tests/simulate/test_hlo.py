@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm.simulate import Cluster, StepError, cli, step, step_of_hlo
 from jaxcomm.simulate.step import hlo, hlo_text
 from jaxcomm.simulate.step.jaxpr import Reader
-from jaxcomm.simulate.step.tasks import Exchange, Kernel, Loop
+from jaxcomm.simulate.step.tasks import Kernel, Loop
 
 H100 = Cluster.load("dgx-h100")
 
@@ -50,21 +50,6 @@ def test_a_compiled_program_has_the_collectives_of_its_jaxpr():
     assert {c.site.split(":")[0] for c in found.collectives} == {"test_hlo.py"}
     assert found.communication_s == pytest.approx(traced.communication_s)
     assert any("no pairs of start and done" in note for note in found.notes)
-
-
-def test_automatic_sharding_has_the_collectives_of_tensor_and_data_parallelism():
-    """A column-parallel and a row-parallel product: one sum over `model` forward, gradients summed over `data`."""
-    batch, wide, hidden = 64, 64, 128
-
-    args = (_struct((batch, wide), "data"), _struct((wide, hidden), None, "model"),
-            _struct((hidden, wide), "model", None))  # fmt: skip
-    compiled = jax.jit(jax.grad(lambda x, w1, w2: ((jnp.tanh(x @ w1) @ w2) ** 2).sum(), (1, 2))).lower(*args).compile()
-    found = step_of_hlo(compiled.as_text(), cluster=H100, mesh=SIZES)
-    own = {(axes, ranks): sum(row[3] * row[4] for row in _rows(found) if row[1:3] == (axes, ranks))
-           for axes, ranks in {row[1:3] for row in _rows(found)}}  # fmt: skip
-    assert own == {(("model",), 4): 4 * batch // 2 * wide, (("data",), 2): 4 * 2 * wide * hidden // 4}
-    # Five products of the same operations, each on an eighth of the data.
-    assert found.flops == 5 * 2 * batch * wide * hidden / 8
 
 
 def _conv(a, b, padding="VALID", strides=(1, 1), **options):
@@ -162,43 +147,6 @@ def test_permutations_name_the_fewest_axes(pairs, axes, perm):
     _, block = _block(P0, start, "ROOT %d = bf16[1024,1024] collective-permute-done(%s)")
     (found,) = block.exchanges()
     assert (found.op, found.axes, found.perm, found.count) == ("ppermute", axes, perm, 1 << 20)
-
-
-LOOP = (
-    ADD
-    + """
-%body (t: (s32[], bf16[1024,1024])) -> (s32[], bf16[1024,1024]) {
-  %t = (s32[], bf16[1024,1024]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %x = bf16[1024,1024] get-tuple-element(%t), index=1
-  %r = bf16[1024,1024] all-reduce(%x), channel_id=1, use_global_device_ids=true, replica_groups={}, to_apply=%max
-  ROOT %u = (s32[], bf16[1024,1024]) tuple(%i, %r)
-}
-
-%max (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %m = f32[] maximum(%a, %b)
-}
-
-%cond (t: (s32[], bf16[1024,1024])) -> pred[] {
-  %t = (s32[], bf16[1024,1024]) parameter(0)
-  ROOT %c = pred[] constant(true)
-}
-"""
-)
-
-
-def test_loops_have_their_known_length():
-    config = ', backend_config={"known_trip_count":{"n":"12"},"s":"a,}(b"}'
-    lines = ["%z = s32[] constant(0)", "%t = (s32[], bf16[1024,1024]) tuple(%z, %p)"]
-    loop = "%w = (s32[], bf16[1024,1024]) while(%t), condition=%cond, body=%body"
-    tail = "ROOT %g = bf16[1024,1024] get-tuple-element(%w), index=1"
-    reader, block = _block(P0, *lines, loop + config, tail, more=LOOP)
-    assert [(t.work.trips, next(t.work.blocks[0].exchanges()).op) for t in block.tasks] == [(12, "pmax")]
-    assert not any("length of a while loop" in note for note in reader.notes)
-    reader, block = _block(P0, *lines, loop, tail, more=LOOP)
-    assert block.tasks[0].work.trips == 1 and any("set while_trips" in note for note in reader.notes)
 
 
 def test_branches_are_alternatives():
@@ -339,5 +287,3 @@ def test_the_command_reads_a_file(tmp_path, capsys):
     assert "(device 8)" in out and "psum" in out and "compared" in out
     assert cli.main([*command, "--mesh", "a=3"]) == 2
     assert "x.hlo: the program has 8 devices" in capsys.readouterr().err
-    assert cli.main(["step", "--hlo", str(tmp_path / "none"), "--cluster", "dgx-h100"]) == 2
-    assert isinstance(next(_block(P0, REDUCE)[1].exchanges()), Exchange)
