@@ -140,9 +140,8 @@ def relays(cluster: Cluster) -> dict[int, int]:
             gone.setdefault(rank // inner, set()).add(rank % inner)
         for one, other in itertools.combinations(sorted(gone), 2):
             if len(gone[one] | gone[other]) == inner:
-                raise ClusterError(
-                    f"{cluster.name}: the domains of ranks {one * inner} and {other * inner} have no rail left in common"
-                )
+                domains = f"the domains of ranks {one * inner} and {other * inner}"
+                raise ClusterError(f"{cluster.name}: {domains} have no rail left in common")
     return found
 
 
