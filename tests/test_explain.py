@@ -72,6 +72,8 @@ def test_small_blocks_on_gpus_by_hand():
     assert (small.messages["node"], small.bytes["node"], small.bytes["network"]) == (7, 2 * 7 * 4000, 0)
     by_hand = 2.2e-6 + 7 * (0.03e-6 + 4000 / 175e9) + 1.5e-6
     assert small.predicted_time_s == pytest.approx(by_hand)
+    given = on_gpus("psum", 1000, 8, links=[jaxcomm.Link("ll", overhead_s=1e-6, latency_s=4e-6, bytes_per_s=1e9)])
+    assert given.predicted_time_s == pytest.approx(2.2e-6 + 7 * (1e-6 + 4000 / 1e9) + 4e-6)
     assert "LL messages, 1 SM(s)" in str(small)
     assert "Parameters are not measured with jaxcomm" in str(small)
     assert "  launch 2.200 us, synchronization " in str(small) and small.launch_s != small.sync_overhead_s
@@ -237,18 +239,21 @@ def test_100000_gpus(op):
 def test_collective_matmul_is_its_transfers(op, platform):
     collective, parts = ("all_gather", 1) if op == "all_gather_matmul" else ("psum_scatter", 8)
     x = operand(1 << 20)
-    whole = jaxcomm.explain(collective, x, 8, platform=platform)
-    one = jaxcomm.explain("ppermute", operand((1 << 20) // parts), 8, platform=platform)
-    default = jaxcomm.explain(op, x, 8, platform=platform)
-    assert default.algorithm == "unfused"
-    assert (default.predicted_time_s, default.bytes) == (whole.predicted_time_s, whole.bytes)
+    whole = jaxcomm.explain(collective, x, (2, 4), platform=platform)
+    one = jaxcomm.explain("ppermute", operand((1 << 20) // parts), (2, 4), platform=platform)
+    default = jaxcomm.explain(op, x, (2, 4), platform=platform)
+    reason = f"default; {collective} by {whole.algorithm}: {whole.reason}"
+    assert default == dataclasses.replace(whole, op=op, algorithm="unfused", reason=reason)
     assert default.steps_text(3) == whole.steps_text(3)
-    asked = jaxcomm.explain(op, x, 8, algorithm="ring", platform=platform)
-    assert asked.predicted_time_s == pytest.approx(7 * one.predicted_time_s)
-    assert asked.bytes["node"] == 7 * (4 << 20) // parts
-    assert asked.messages["node"] == 7 * one.messages["node"]
-    assert (asked.input_bytes, asked.output_bytes) == (whole.input_bytes, whole.output_bytes)
-    assert asked.steps_text(3) and f"{op} over 1 node(s) of 8 rank(s)" in str(asked)
+    asked = jaxcomm.explain(op, x, (2, 4), algorithm="ring", platform=platform)
+    reason = "asked for; 7 ppermute, one after the other"
+    expected = {"op": op, "algorithm": "ring", "reason": reason, "steps": 7 * one.steps}
+    expected |= {"input_bytes": whole.input_bytes, "output_bytes": whole.output_bytes}
+    for name in ("messages", "bytes", "signals"):
+        expected[name] = {link: 7 * count for link, count in getattr(one, name).items()}
+    assert asked == dataclasses.replace(one, **expected, predicted_time_s=7 * one.predicted_time_s)
+    assert asked.bytes["network"] > 0
+    assert asked.steps_text(3) and f"{op} over 2 node(s) of 4 rank(s)" in str(asked)
     if platform == "cpu":  # the default of a call
         chosen = "ring" if op == "all_gather_matmul" else "unfused"
         assert jaxcomm.explain(op, x, 8, scope="node").algorithm == chosen
@@ -289,6 +294,7 @@ def link(name, overhead_s=0.0, bytes_per_s=1.0):
         ("psum", 8, 8, {"links": link("node", bytes_per_s=0)}, "times of at least 0 and a bandwidth above 0"),
         ("pbroadcast", 8, 8, {"source": 8}, "pbroadcast: source must be a rank from 0 to 7, got 8"),
         ("ppermute", 8, 8, {"perm": [(0, 9)]}, r"ppermute: perm must have destinations from 0 to 7, got \[9\]"),
+        ("moe.combine", 8, 8, {}, "moe.combine is explained for GPUs only: pass platform='cuda'"),
         ("pmax", operand(8, jnp.complex64), 8, {}, "pmax: x has element type complex64, which has no order"),
     ],
 )

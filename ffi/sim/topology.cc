@@ -119,10 +119,12 @@ double Topology::HopS(int32_t rank) const {
 }
 
 std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {
-  if (lost_.empty() || (!Lost(src) && !Lost(dst))) return {src, dst};
-  // One local index for both domains, so that the relays are on one rail.
+  if (lost_.empty()) return {src, dst};
   const auto locals = static_cast<int32_t>(cluster_.levels[0].ranks);
   const int32_t src_domain = src / locals * locals, dst_domain = dst / locals * locals;
+  const bool changes_rails = Rails() && cluster_.levels.size() == 2;  // as in RouteBetween
+  if (!Lost(src) && !Lost(dst) && !(changes_rails && Lost(src_domain + dst % locals))) return {src, dst};
+  // One local index for both domains, so that the relays are on one rail.
   for (int32_t i = 0; i < locals; ++i) {
     const int32_t local = (std::max(src % locals, dst % locals) + 1 + i) % locals;
     if (!Lost(src_domain + local) && !Lost(dst_domain + local)) return {src_domain + local, dst_domain + local};

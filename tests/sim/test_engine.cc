@@ -185,55 +185,5 @@ TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and 
   }
 }
 
-TEST_CASE("transfers that share a link get max-min fair rates") {
-  // Links of 1 and 2 bytes per second. The first transfer uses the first link, the second both, the third the second.
-  Workload workload;
-  workload.links = {{{}, 1}, {{}, 2}};
-  workload.uses = {{0, 1}, {0, 1}, {1, 1}, {1, 1}};
-  workload.routes = {{0, 1, 1}, {1, 2, 1}, {3, 1, 2}};
-  Rates rates(workload, 3);
-  std::vector<int64_t> finish_ps(3, 0);
-  const auto update = [&](int64_t now_ps) {
-    rates.Update(now_ps, [&](int32_t slot, int64_t time_ps) { finish_ps[static_cast<size_t>(slot)] = time_ps; });
-  };
-  constexpr int64_t kSecond = 1'000'000'000'000;
-  for (int32_t slot = 0; slot < 3; ++slot) rates.Start(slot, slot, 3, 0);
-  update(0);  // 0.5, 0.5, 1.5
-  CHECK(finish_ps == (std::vector<int64_t>{6 * kSecond, 6 * kSecond, 2 * kSecond}));
-  rates.Finish(2);
-  update(2 * kSecond);  // nothing changes for the others
-  CHECK(finish_ps == (std::vector<int64_t>{6 * kSecond, 6 * kSecond, 2 * kSecond}));
-  rates.Finish(0);
-  update(4 * kSecond);  // of the second transfer 1 byte is left, which now has the first link alone
-  CHECK(finish_ps[1] == 5 * kSecond);
-}
-
-TEST_CASE("rounding of weights leaves no rate undetermined") {
-  // Three transfers of weights 0.1, 0.2 and 0.3 fill a link; 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not 0 in floating
-  // point. Another transfer uses a second link, which a limited one joins to the first.
-  Workload workload;
-  workload.links = {{{}, 1}, {{}, 103}};
-  workload.uses = {{0, 0.1}, {0, 0.2}, {0, 0.3}, {1, 1}, {1, 60}};
-  workload.routes = {{0, 1, 10}, {1, 1, 5}, {2, 2, 1.0 / 0.3}, {4, 1, 1.7}};
-  Rates rates(workload, 4);
-  std::vector<int64_t> finish_ps(4, 0);
-  for (int32_t slot = 0; slot < 4; ++slot) rates.Start(slot, slot, 1, 0);
-  rates.Update(0, [&](int32_t slot, int64_t time_ps) { finish_ps[static_cast<size_t>(slot)] = time_ps; });
-  for (int32_t slot = 0; slot < 3; ++slot) {  // 1 / 0.6 each
-    CheckClose("shared", static_cast<double>(finish_ps[static_cast<size_t>(slot)]), 0.6e12, 1e-9);
-  }
-  CheckClose("alone", static_cast<double>(finish_ps[3]), 60e12 / (103 - 1 / 0.6), 1e-9);
-}
-
-TEST_CASE("ranks that read from one rank share its link") {
-  const Cluster cluster = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 5, 4e11, 1e-6)});
-  Request request = OnGpus(Collective::kPermute, cluster, 5, 1 << 24, 0);
-  request.source_of = {-1, 0, 0, 0, 0};
-  const Simulation found = Run(*FindAlgorithm(Collective::kPermute, "direct"), request, cluster, Fidelity::kFull);
-  const double bytes = 4.0 * (1 << 24);
-  CheckClose("fan-out", found.time_s, 2e-6 + 4e-7 + 4 * bytes / 4e11, 1e-9);
-  CHECK(found.bounds.bottleneck == "nvlink out");
-}
-
 }  // namespace
 }  // namespace jaxcomm

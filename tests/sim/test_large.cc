@@ -13,55 +13,7 @@
 namespace jaxcomm {
 namespace {
 
-// Domains of two ranks, leaves of `leaf`.
-Cluster Tree(LevelKind second, int64_t leaf, int64_t ranks, double taper) {
-  Cluster cluster;
-  cluster.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6), MakeLevel("leaf", second, leaf, 5e10, 2e-6),
-                    MakeLevel("spine", LevelKind::kFatTree, ranks, 1, 1.5e-6, taper)};
-  cluster.self = {3e-7, 1.5e12, 0};
-  cluster.memory_bytes_per_s = 3e12;
-  cluster.concurrent_bytes = 20000;
-  return cluster;
-}
-
-void SameInFull(const Algorithm& algorithm, const Request& request, const Cluster& cluster) {
-  const auto run = [&](Fidelity fidelity) {
-    return ValueOf(Simulate(algorithm, request, 4, cluster, fidelity, 10'000'000));
-  };
-  const Simulation full = run(Fidelity::kFull), folded = run(Fidelity::kFolded);
-  const std::string name = std::string(Name(request.collective)) + " " + algorithm.name;
-  CheckClose(name, folded.time_s, full.time_s, 2e-7);  // the engine rounds each time to a picosecond
-  CheckClose(name + " alpha", folded.bounds.alpha_s, full.bounds.alpha_s, 2e-7);
-  CheckClose(name + " beta", folded.bounds.beta_s, full.bounds.beta_s, 1e-9);
-  CheckClose(name + " wait", folded.wait_s, full.wait_s, 1e-6);
-  CHECK(folded.bounds.bottleneck == full.bounds.bottleneck);
-  for (const LinkLoad& load : full.links) {
-    for (const LinkLoad& other : folded.links) {
-      if (other.name == load.name) CheckClose(load.name, other.bytes, load.bytes, 1e-9);
-    }
-  }
-}
-
 const Collective kRings[] = {Collective::kAllReduce, Collective::kAllGather, Collective::kReduceScatter};
-
-TEST_CASE("rounds of long rings repeat") {
-  for (Collective collective : kRings) {
-    const Algorithm& ring = *FindAlgorithm(collective, "ring");
-    for (const auto& [block, chunk] : {std::pair{256 * 8, 0}, {256 * 40000, 20000}}) {
-      const int64_t count = collective == Collective::kAllReduce ? block : block / 256;
-      for (LevelKind second : {LevelKind::kRails, LevelKind::kFatTree}) {
-        for (double taper : {1.0, 8.0}) {
-          const Cluster tree = Tree(second, 8, 128, taper);
-          SameInFull(ring, OnGpus(collective, tree, 128, count, chunk), tree);
-        }
-      }
-      Cluster flat = Tree(LevelKind::kRails, 8, 128, 1);
-      flat.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 256, 4e11, 1e-6)};
-      flat.arena = true;
-      for (int64_t ranks : {64, 128}) SameInFull(ring, OnGpus(collective, flat, ranks, count, chunk), flat);
-    }
-  }
-}
 
 TEST_CASE("long rings of random levels take the time of all rounds") {
   // In a few, the rounds change after more groups than are simulated; the error stays below a thousandth.
@@ -93,6 +45,11 @@ TEST_CASE("long rings of random levels take the time of all rounds") {
     const Simulation found = run(0), all = run(1);
     extended += found.num_ops != all.num_ops ? 1 : 0;
     CheckClose("random ring", found.time_s, all.time_s, 1e-3);
+    CheckClose("alpha", found.bounds.alpha_s, all.bounds.alpha_s, 1e-3);
+    CheckClose("beta", found.bounds.beta_s, all.bounds.beta_s, 1e-9);
+    CheckClose("wait", found.wait_s, all.wait_s, 1e-2);
+    CHECK(found.bounds.bottleneck == all.bounds.bottleneck && found.links.size() == all.links.size());
+    for (size_t i = 0; i < all.links.size(); ++i) CheckClose("link", found.links[i].bytes, all.links[i].bytes, 1e-9);
     inexact += std::abs(found.time_s - all.time_s) > 1e-6 * all.time_s ? 1 : 0;
   }
   CHECK(extended > 60);

@@ -1,12 +1,13 @@
 """Clusters as TOML: those of the package are complete, and errors name file and key."""
 
+import dataclasses
 import math
 
 import pytest
 
 from jaxcomm.simulate import Cluster, ClusterError
 from jaxcomm.simulate.cluster import toml
-from jaxcomm.simulate.cluster.toml_table import ORIGINS
+from jaxcomm.simulate.cluster.toml_table import BYTES, FLOPS, ORIGINS, RATES, TIMES
 
 
 def parse(text, file):
@@ -51,22 +52,6 @@ spine = { ranks = 4096, kind = "fat_tree", taper = 2, latency = 1.5, origin = "g
 """
 
 
-def test_units_and_origins():
-    cluster = parse(TEXT, "two.toml")
-    nvlink, leaf, spine = cluster.levels
-    assert nvlink.bytes_per_s == pytest.approx(450e9 * 0.8)
-    assert leaf.bytes_per_s == pytest.approx(2 * 50e9)
-    assert (nvlink.latency_s, leaf.latency_s, spine.latency_s) == pytest.approx((1e-6, 2e-6, 1.5e-6))
-    assert cluster.copy == pytest.approx((0.3e-6, 560e9))
-    assert (cluster.launch_s, cluster.sync_overhead_s, cluster.channels) == (2e-6, 5e-6, 32)
-    assert spine.taper == 2
-    # Transfers over the spine pass the adapters, so they cost as much to start.
-    assert spine.overhead_s == leaf.overhead_s == 1e-6
-    assert cluster.origins["leaf.overhead"] == "measured: somewhere"
-    assert cluster.origins["device.hbm"] == "datasheet: a source"
-    assert "leaf.overhead: measured: somewhere" in str(cluster)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -86,6 +71,8 @@ def test_units_and_origins():
         ('kind = "rails"', 'kind = "torus"', r"leaf.kind: got 'torus', expected one of switch, rails"),
         ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("hbm = 3350", "hbm = 3350\nflops_efficiency = 1.5", r"device.flops_efficiency: got 1.5, .* at most 1"),
+        ("efficiency = 0.8", "efficiency = 1.01", r"nvlink.efficiency: got 1.01, expected more than 0 and at most 1"),
+        ("efficiency = 0.8", "efficiency = 0", r"nvlink.efficiency: got 0, expected more than 0 and at most 1"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
         ('name = "two levels"', "", r"two.toml: name: is missing"),
         ("[[level]]\nspine", "[[level]]\nother = 1\nspine", r"level 3: expected one table with the name of the level"),
@@ -96,6 +83,39 @@ def test_errors_name_file_and_key(old, new, message):
     assert TEXT.count(old) == 1
     with pytest.raises(ClusterError, match=message):
         parse(TEXT.replace(old, new), "two.toml")
+
+
+def test_units():
+    scales = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+    for units, ends in ((RATES, {"B/s": 1, "b/s": 1 / 8}), (TIMES, {"s": 1}), (FLOPS, {"flop/s": 1})):
+        for name, scale in units.items():
+            assert any(
+                scale == pytest.approx(scales[name.removesuffix(end)] * ends[end]) for end in ends if name.endswith(end)
+            )
+    assert BYTES == {"GB": 1e9, "GiB": 2**30}
+
+
+def test_a_whole_cluster_by_hand():
+    cluster = parse(TEXT.replace("latency = 1.5,", "latency = 1.5, overhead = 3, routing = 'ecmp', paths = 4,"), "t")
+    assert [dataclasses.astuple(level) for level in cluster.levels] == [
+        ("nvlink", "switch", 8, pytest.approx(360e9), math.inf, 1e-6, 0, 1, 1, 1, 0, 0, 1),
+        ("leaf", "rails", 256, 100e9, math.inf, 2e-6, 1e-6, 1, 1, 1, 0, 0, 1),
+        ("spine", "fat_tree", 4096, math.inf, math.inf, 1.5e-6, 3e-6, 1, 1, 2, 4, 0, 1),
+    ]
+    found = {key: value for key, value in vars(cluster).items() if key not in ("levels", "origins", "compute")}
+    assert found == {
+        "name": "two levels", "device": "H100", "memory_bytes": math.inf, "memory_bytes_per_s": 3350e9,
+        "copy": (0.3e-6, 560e9), "launch_s": 2e-6, "sync_overhead_s": 5e-6, "channels": 32,
+        "channel_bytes_per_s": 20.6e9, "ll": None, "faults": (),
+    }  # fmt: skip
+    assert parse(TEXT, "two.toml").levels[2].overhead_s == 1e-6  # transfers over the spine pass the adapters
+    assert cluster.origins["device.hbm"] == "datasheet: a source"
+    assert "leaf.overhead: measured: somewhere" in str(cluster)
+    assert dataclasses.astuple(cluster.compute)[:4] == (989e12, 0.7, 0.8, 1e-6)
+    ll = 'll = 2\nll_overhead = 3\nll_latency = "4 ns"\nlaunch = 2'
+    assert parse(TEXT.replace("launch = 2", ll), "t").ll == pytest.approx((3e-6, 2e9, 4e-9))
+    flow = parse(TEXT.replace("nics = 2", "flow = 7\nnics = 2").replace('nics = "d', 'flow = "guess"\nnics = "d'), "t")
+    assert [level.flow_bytes_per_s for level in flow.levels] == [math.inf, 7e9, 7e9]  # the spine is behind the leaf
 
 
 @pytest.mark.parametrize("name", Cluster.names())

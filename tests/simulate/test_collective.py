@@ -1,14 +1,13 @@
 """collective(): times on clusters, from the plans that jaxcomm executes."""
 
-import dataclasses
-import json
+import collections
 import re
 
 import jax
 import numpy as np
 import pytest
 
-from jaxcomm.simulate import Cluster, cli, collective
+from jaxcomm.simulate import Cluster, collective
 
 
 def _operand(num_bytes):
@@ -30,6 +29,7 @@ def test_a_large_exchange_in_a_domain_takes_the_time_in_the_reason(symmetric):
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
     assert found.bottleneck.startswith("nvlink") and found.why.startswith("nvlink")
     assert found.interval[0] < found.time_s < found.interval[1]
+    assert found.origins == collections.Counter(origin.split(":")[0] for origin in cluster.origins.values())
     assert "no measurement of jaxcomm" in str(found)
 
 
@@ -41,6 +41,8 @@ def test_beyond_max_steps_bounds_and_time_stay(op):
     assert full.channels > 1 and modelled.steps == 0
     assert modelled.bound_beta_s == pytest.approx(full.bound_beta_s, rel=0.1)
     assert modelled.time_s == pytest.approx(full.time_s, rel=0.1)
+    assert modelled.bound_alpha_s == collective(op, x, 16, cluster=cluster, fidelity="bounds").bound_alpha_s > 0
+    assert modelled.why.startswith("cost model, in which transfers do not share links: ")
 
 
 def test_a_ragged_exchange_moves_each_byte_once():
@@ -54,30 +56,16 @@ def test_a_ragged_exchange_moves_each_byte_once():
     assert found.time_s == pytest.approx((size + block) / cluster.copy[1] + found.bound_beta_s, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "message"), [(None, "slices travel by XLA"), ("direct", "inside a node of GPUs")]
-)
-def test_a_ragged_exchange_between_nodes_has_no_plan(algorithm, message):
-    with pytest.raises(ValueError, match=f"ragged_all_to_all: .*{message}"):
-        collective("ragged_all_to_all", _operand(1 << 20), 16, cluster=Cluster.load("dgx-h100"), algorithm=algorithm)
-
-
 def test_taper_slows_what_crosses_the_spine_only():
     """all_to_all between 64 domains needs (n - 256) m taper / beta; one domain needs no spine."""
-    size = 512 * 512 << 10
-    times, bounds = [], []
+    bounds, block_s = [], (1 << 20) / (50e9 * 0.97)
     for name in ("dgx-h100", "dgx-h100-taper2", "dgx-h100-taper4"):
         cluster = Cluster.load(name)
-        found = collective("all_to_all", _operand(size), 512, cluster=cluster, algorithm="hierarchical")
-        least = collective("all_to_all", _operand(size), 512, cluster=cluster, fidelity="bounds")
-        times.append(found.time_s)
+        least = collective("all_to_all", _operand(512 << 20), 512, cluster=cluster, fidelity="bounds")
+        assert least.time_s is None
         bounds.append(least.bound_beta_s)
-        assert least.time_s is None and least.bound_beta_s <= found.time_s
-        inside = collective("all_to_all", _operand(size), 8, cluster=cluster)
-        assert "spine" not in " ".join(inside.utilisation)
-    assert times[0] < times[1] < times[2]
-    block, adapter = size / 512, 50e9 * 0.97
-    assert bounds == pytest.approx([(512 - 8) * block / adapter, 256 * block * 2 / adapter, 256 * block * 4 / adapter])
+        assert "spine" not in " ".join(collective("all_to_all", _operand(1 << 20), 8, cluster=cluster).utilisation)
+    assert bounds == pytest.approx([(512 - 8) * block_s, 256 * block_s * 2, 256 * block_s * 4])
 
 
 @pytest.mark.parametrize("op", ["psum", "all_gather", "psum_scatter", "pbroadcast", "ppermute", "barrier"])
@@ -87,21 +75,6 @@ def test_folded_is_full(op):
     folded, full = (collective(op, x, 144, cluster=cluster, fidelity=f) for f in ("folded", "full"))
     assert folded.time_s == pytest.approx(full.time_s, rel=1e-9)
     assert folded.ranks_simulated <= full.ranks_simulated
-
-
-def test_a_thread_block_uses_one_plane():
-    """With one thread block, a transfer gets a quarter of the adapter; with 32 of them, all planes."""
-    flat, planes = Cluster.load("dgx-h100"), Cluster.load("planes-h100")
-    x = _operand(64 << 20)
-    perm = [(rank, (rank + 8) % 16) for rank in range(16)]
-    times = {
-        sms: [
-            collective("ppermute", x, 16, cluster=cluster, perm=perm, max_sms=sms).time_s for cluster in (flat, planes)
-        ]
-        for sms in (1, 32)
-    }
-    assert times[1][1] == pytest.approx(4 * times[1][0], rel=0.05)  # less the time to start each chunk
-    assert times[32][1] == pytest.approx(times[32][0])
 
 
 @pytest.mark.parametrize(
@@ -122,22 +95,3 @@ def test_bad_arguments(arguments, message):
     call = {"op": "psum", "x": _operand(256), "axis_sizes": 8, "cluster": Cluster.load("dgx-h100")} | arguments
     with pytest.raises(ValueError, match=message):
         collective(call.pop("op"), call.pop("x"), call.pop("axis_sizes"), **call)
-
-
-def test_the_command_prints_time_band_bounds_and_reason(capsys):
-    command = ["collective", "psum", "--bytes", "64KiB..128KiB", "--ranks", "8,72", "--cluster", "gb200-nvl72"]
-    assert cli.main(command) == 0
-    text = capsys.readouterr().out
-    for part in ("psum of 65536 bytes", "psum of 131072 bytes", "among 72 ranks", "interval", "bounds", "limited by"):
-        assert part in text
-    assert cli.main([*command, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["ranks"], row["bytes"]) for row in rows] == [(8, 1 << 16), (8, 1 << 17), (72, 1 << 16), (72, 1 << 17)]
-
-
-def test_the_summary_has_both_bounds_and_the_busiest_links():
-    found = collective("all_to_all", _operand(64 << 20), 8, cluster=Cluster.load("dgx-h100"))
-    shares = [f"{bound_s / found.time_s:.0%}" for bound_s in (found.bound_beta_s, found.bound_alpha_s)]
-    assert re.findall(r"\d+%", found.why) == shares and shares[0] != shares[1]
-    shown = str(dataclasses.replace(found, utilisation={f"link {i}": 1 - i / 10 for i in range(6)}))
-    assert re.findall(r"link (\d) +busy +(\S+)", shown) == [(str(i), f"{100 - 10 * i}.0%") for i in range(4)]

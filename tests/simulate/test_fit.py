@@ -6,7 +6,7 @@ import pytest
 
 from jaxcomm._measure import least_squares
 from jaxcomm.simulate.nccl import hardware
-from tools.simulator import holdouts, intervals, measured, parameters
+from tools.simulator import holdouts, intervals, parameters
 from tools.simulator.fit import fit
 from tools.simulator.priors import PRIORS
 
@@ -56,13 +56,6 @@ def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
     np.testing.assert_allclose(found.variance, np.diag(inverse), rtol=1e-2)
 
 
-def test_a_measured_point_returns_itself(tmp_path):
-    source = _domain(tmp_path / "t.csv", noise=0.3)
-    found = fit(source).predict(source)
-    np.testing.assert_allclose(np.exp(found.log_time), measured.times(source), rtol=1e-9)
-    assert set(found.evidence) == {"measured"}
-
-
 KERNEL = {"note": "lib=MSCCL++; algo=one"}
 NAMED = {
     "nccl": [
@@ -95,16 +88,6 @@ def test_a_prediction_names_what_it_rests_on(tmp_path, table):
     found = fit(rows).predict(made.read(tmp_path / "q.csv", [row for row, _ in NAMED[table]]))
     assert list(found.evidence) == [evidence for _, evidence in NAMED[table]]
     assert np.isfinite(found.log_time).all()
-
-
-@pytest.mark.deadline(60)
-def test_the_interval_holds_80_percent_of_rows_left_out(tmp_path):
-    """Noise that the model has not seen: 600 points, 20 % of them left out."""
-    rows = made.sweep(DENSE, (4, 8, 18, 36, 72), [2**k for k in range(10, 34)])
-    source = made.timed(tmp_path / "t.csv", rows, TRUTH, noise=0.1)
-    held_out = holdouts.predict(source, "points")
-    share = intervals.coverage(held_out, np.array([row.size for row in source.rows]))
-    assert len(held_out) == 125 and 0.68 <= share <= 0.92
 
 
 @pytest.mark.parametrize(

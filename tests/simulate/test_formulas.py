@@ -1,12 +1,15 @@
 """Formulas and rules of jaxcomm.simulate.nccl and of the laboratory: closed formulas, worked by hand."""
 
+import importlib.resources
 import itertools
+import json
 
 import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate.nccl import formulas, rules
+from jaxcomm.simulate import Cluster
+from jaxcomm.simulate.nccl import formulas, predict, rules
 from tools.simulator import forms
 from tools.simulator.priors import PRIORS
 from tools.simulator.rows import features
@@ -94,6 +97,37 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
     assert made.features_of(tmp_path, **row).bytes[0] == pytest.approx(64 * 100 * copies)
     combine = made.features_of(tmp_path, **{**row, "op": "ep_combine"}).bytes[0]
     assert combine == pytest.approx(64 * k * 100 * (n - 1) / n)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "op", "name", "ranks", "size", "library"),
+    [
+        ("domain", "H100", "psum", "all_reduce", 8, 1 << 20, "2.27"),
+        ("domain", "H100", "all_gather", "all_gather", 4, 8 << 10, "2.28"),
+        ("cluster", "H100", "psum_scatter", "reduce_scatter", 64, 1 << 26, "2.28"),
+        ("domain", "H100", "ppermute", "collective_permute", 2, 1 << 16, "2.29"),
+        ("domain", "H100", "all_to_all", "all_to_all", 8, 1 << 20, "2.28"),
+        ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.28.3"),
+        ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.29"),
+        ("domain", "GB200", "psum", "all_reduce", 18, 1 << 30, "2.28"),
+        ("cluster", "GB200", "all_gather", "all_gather", 144, 144 << 13, "2.28"),
+    ],
+)
+def test_a_prediction_is_that_of_the_row_of_a_table(tmp_path, form, kind, op, name, ranks, size, library):
+    """The cluster is read as tools.simulator reads a row; parameters and quantiles come from the file itself."""
+    row = {"op": name, "ranks": ranks, "bytes": size, "note": f"lib=NCCL {library}"}
+    row |= {"hardware": "8x H100", "ranks_per_node": 8} if kind == "H100" else {}
+    q = made.features_of(tmp_path, interconnect="NVLink; 400 Gb/s InfiniBand per GPU", **row)
+    data = json.loads(importlib.resources.files(predict.__package__).joinpath("data/parameters.json").read_text())
+    evidence, values = data["parameters"][form][kind]
+    quantiles = data["intervals"][evidence][sum(size >= edge for edge in (1 << 16, 1 << 20, 1 << 26))]
+    times = formulas.FORMS[form](q, values)[0] * 1e-6 * np.exp([0, *quantiles])
+    operand = size // ranks if op == "all_gather" else size
+    loaded = Cluster.load({"H100": "dgx-h100", "GB200": "gb200-nvl72"}[kind], {"leaf.efficiency": "1"})
+    found = predict.predict(op, operand, ranks, loaded, f"nccl-{library}")
+    assert (found.time_s, *found.interval) == pytest.approx(tuple(times))
+    given = found.name, found.op, found.ranks, found.bytes, found.evidence
+    assert given == (f"nccl-{library}", op, ranks, operand, evidence) and f"evidence    {evidence}" in str(found)
 
 
 def test_channels_start_at_32_over_the_ranks_and_double(tmp_path):

@@ -47,11 +47,10 @@ def test_shares_by_hand():
 
 
 def test_the_command(capsys):
-    command = ["goodput", "--ranks", "16384", "--mtbf", "5y", "--checkpoint", "1min", "--restart", "10min"]
-    assert cli.main(command) == 0
-    expected = goodput(16384, mtbf_s=5 * 365.25 * 86400, checkpoint_s=60, restart_s=600)
-    text = capsys.readouterr().out
-    assert f"goodput     {expected.share:.2%}" in text and "none is measured" in text
+    command = ["goodput", "--ranks", "16384", "--mtbf", "5y", "--checkpoint", "1min", "--restart", "9s"]
+    assert cli.main([*command, "--detect", "0.01d"]) == 0
+    expected = goodput(16384, mtbf_s=5 * 365.25 * 86400, checkpoint_s=60, restart_s=9, detect_s=864)
+    assert capsys.readouterr().out == f"{expected}\n" and "none is measured" in str(expected)
     assert cli.main([*command, "--interval", "1h"]) == 0
     assert "every 3600 s of work" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm.simulate import Cluster, StepError, cli, step, step_of_hlo
 from jaxcomm.simulate.step import hlo, hlo_text
 from jaxcomm.simulate.step.jaxpr import Reader
-from jaxcomm.simulate.step.tasks import Exchange, Kernel, Loop
+from jaxcomm.simulate.step.tasks import Kernel, Loop
 
 H100 = Cluster.load("dgx-h100")
 
@@ -50,24 +50,6 @@ def test_a_compiled_program_has_the_collectives_of_its_jaxpr():
     assert {c.site.split(":")[0] for c in found.collectives} == {"test_hlo.py"}
     assert found.communication_s == pytest.approx(traced.communication_s)
     assert any("no pairs of start and done" in note for note in found.notes)
-
-
-def test_automatic_sharding_has_the_collectives_of_tensor_and_data_parallelism():
-    """A column-parallel and a row-parallel product: one sum over `model` forward, gradients summed over `data`."""
-    batch, wide, hidden = 64, 64, 128
-
-    def loss(x, w1, w2):
-        return ((jnp.tanh(x @ w1) @ w2) ** 2).sum()
-
-    args = (_struct((batch, wide), "data"), _struct((wide, hidden), None, "model"),
-            _struct((hidden, wide), "model", None))  # fmt: skip
-    compiled = jax.jit(jax.grad(loss, (1, 2))).lower(*args).compile()
-    found = step_of_hlo(compiled.as_text(), cluster=H100, mesh=SIZES)
-    own = {(axes, ranks): sum(row[3] * row[4] for row in _rows(found) if row[1:3] == (axes, ranks))
-           for axes, ranks in {row[1:3] for row in _rows(found)}}  # fmt: skip
-    assert own == {(("model",), 4): 4 * batch // 2 * wide, (("data",), 2): 4 * 2 * wide * hidden // 4}
-    # Five products of the same operations, each on an eighth of the data.
-    assert found.flops == 5 * 2 * batch * wide * hidden / 8
 
 
 def _conv(a, b, padding="VALID", strides=(1, 1), **options):
@@ -138,25 +120,6 @@ def test_groups_are_named_by_the_axes_of_the_mesh(groups, place):
     )  # fmt: skip
 
 
-def test_pairs_of_start_and_done_run_beside_computation():
-    """The product needs p only; the sum needs the result of the exchange, and the plain collective blocks."""
-    _, block = _block(
-        P0,
-        f"%s = (bf16[1024,1024], bf16[2048,1024]) all-gather-start(bf16[1024,1024] %p), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0)",  # noqa: E501
-        "%d = bf16[1024,1024] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
-        "%e = bf16[2048,1024] all-gather-done(%s)",
-        f"%r = bf16[1024,1024] reduce-scatter(%e), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add",  # noqa: E501
-        "ROOT %t = bf16[1024,1024] add(%r, %d)",
-    )
-    assert [(type(t.work).__name__, t.needs) for t in block.tasks] == [
-        ("Exchange", ()), ("Kernel", ()), ("Exchange", (0, 1)), ("Kernel", (1, 2)),
-    ]  # fmt: skip
-    assert [(e.op, e.count, e.asynchronous) for e in block.exchanges()] == [
-        ("all_gather", 1 << 20, True), ("psum_scatter", 2 << 20, False),
-    ]  # fmt: skip
-    assert (block.tasks[1].work.flops, block.tasks[1].work.bytes) == (2.0 * 1024**3, 3 * 2 * 1024**2)
-
-
 def test_ragged_and_several_operands():
     _, block = _block(
         P0,
@@ -184,43 +147,6 @@ def test_permutations_name_the_fewest_axes(pairs, axes, perm):
     _, block = _block(P0, start, "ROOT %d = bf16[1024,1024] collective-permute-done(%s)")
     (found,) = block.exchanges()
     assert (found.op, found.axes, found.perm, found.count) == ("ppermute", axes, perm, 1 << 20)
-
-
-LOOP = (
-    ADD
-    + """
-%body (t: (s32[], bf16[1024,1024])) -> (s32[], bf16[1024,1024]) {
-  %t = (s32[], bf16[1024,1024]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %x = bf16[1024,1024] get-tuple-element(%t), index=1
-  %r = bf16[1024,1024] all-reduce(%x), channel_id=1, use_global_device_ids=true, replica_groups={}, to_apply=%max
-  ROOT %u = (s32[], bf16[1024,1024]) tuple(%i, %r)
-}
-
-%max (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %m = f32[] maximum(%a, %b)
-}
-
-%cond (t: (s32[], bf16[1024,1024])) -> pred[] {
-  %t = (s32[], bf16[1024,1024]) parameter(0)
-  ROOT %c = pred[] constant(true)
-}
-"""
-)
-
-
-def test_loops_have_their_known_length():
-    config = ', backend_config={"known_trip_count":{"n":"12"},"s":"a,}(b"}'
-    lines = ["%z = s32[] constant(0)", "%t = (s32[], bf16[1024,1024]) tuple(%z, %p)"]
-    loop = "%w = (s32[], bf16[1024,1024]) while(%t), condition=%cond, body=%body"
-    tail = "ROOT %g = bf16[1024,1024] get-tuple-element(%w), index=1"
-    reader, block = _block(P0, *lines, loop + config, tail, more=LOOP)
-    assert [(t.work.trips, next(t.work.blocks[0].exchanges()).op) for t in block.tasks] == [(12, "pmax")]
-    assert not any("length of a while loop" in note for note in reader.notes)
-    reader, block = _block(P0, *lines, loop, tail, more=LOOP)
-    assert block.tasks[0].work.trips == 1 and any("set while_trips" in note for note in reader.notes)
 
 
 def test_branches_are_alternatives():
@@ -274,6 +200,22 @@ def test_library_calls_have_the_operations_of_their_product():
     _, block = _block(P0, f"ROOT %g = {gemm}")
     (task,) = block.tasks
     assert isinstance(task.work, Kernel) and task.work.flops == 2.0 * 1024**3 and task.work.dtype == "bfloat16"
+    assert (task.work.name, task.work.bytes) == ("__cublas$gemm", 3 * 2 * 1024**2 + 32 * 1024**2)
+    of_batch = gemm.replace('["0"],"lhs_b', '["1"],"lhs_b').replace('batch_dimensions":[]', 'batch_dimensions":["0"]')
+    (task,) = _block("%p = bf16[8,32,64] parameter(0)", f"ROOT %g = {of_batch}")[1].tasks
+    assert task.work.flops == 2 * 8 * 32 * 64 * 64
+
+
+def test_collectives_name_their_place():
+    tables = 'FileNames\n1 "/home/b/train.py"\n2 "/home/b/model.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+    tables += "1 {file_name_id=1 function_name_id=1 line=3}\n2 {file_name_id=2 function_name_id=1 line=7 end_line=8}\n"
+    tables += "\nStackFrames\n1 {file_location_id=1}\n2 {file_location_id=2 parent_frame_id=1}\n\n"
+    source = 'source_file="/home/a/train.py" source_line=12'
+    expected = {source: "train.py:12", "stack_frame_id=2": "model.py:7", "stack_frame_id=9": "jit(f)/psum"}
+    for metadata, site in expected.items():
+        line = f'{REDUCE}, metadata={{op_name="jit(f)/psum" {metadata}}}'
+        (found,) = step_of_hlo(_text(P0, line).replace(HEAD, HEAD + tables), cluster=H100).collectives
+        assert found.site == site
 
 
 def test_types_have_their_bytes():
@@ -345,5 +287,3 @@ def test_the_command_reads_a_file(tmp_path, capsys):
     assert "(device 8)" in out and "psum" in out and "compared" in out
     assert cli.main([*command, "--mesh", "a=3"]) == 2
     assert "x.hlo: the program has 8 devices" in capsys.readouterr().err
-    assert cli.main(["step", "--hlo", str(tmp_path / "none"), "--cluster", "dgx-h100"]) == 2
-    assert isinstance(next(_block(P0, REDUCE)[1].exchanges()), Exchange)

@@ -115,11 +115,15 @@ def test_slices_outside_of_fusions_move_their_part():
     size = 2 * 1024**2
     for line, moved in (
         ("%s = bf16[1,1024,1024] slice(%w), slice={[0:1],[0:1024],[0:1024]}", 2 * size),
+        ("%s = bf16[1,1024,1024] dynamic-slice(%w, %i, %i, %i), dynamic_slice_sizes={1,1024,1024}", 2 * size + 3 * 4),
+        ("%s = bf16[4,1024,1024] gather(%w, %l), offset_dims={1,2}", 2 * 4 * size + 16),
+        ("%s = bf16[16,1024,1024] scatter(%w, %l, %x), to_apply=%add", 3 * size + 16),
+        ("%s = (bf16[1,1024,1024], bf16[1,1024,1024], u32[]) copy-start(%x)", 2 * size),
         ("%s = bf16[16,1024,1024] dynamic-update-slice(%w, %x, %i, %i, %i)", 2 * size),
         ("%s = bf16[16,1024,1024] negate(%w)", 32 * size),
         ("%s = s32[] add(%i, %i)", None),
     ):
-        _, found = block(stack, update, "%i = s32[] constant(0)", line)
+        _, found = block(stack, update, "%i = s32[] constant(0)", "%l = s32[4] parameter(2)", line)
         assert [task.work.bytes for task in found.tasks] == ([] if moved is None else [moved])
 
 
@@ -157,7 +161,7 @@ def test_collectives_of_a_condition_count():
         assert [(c.op, c.axes, c.bytes) for c in found.collectives] == [("psum", ("data",), 4 * 512 * 512)] * len(
             found.collectives
         )
-        assert sum(c.count for c in found.collectives) == 6
+        assert sum(c.count for c in found.collectives) == 6 and any("set while_trips" in note for note in found.notes)
 
 
 def test_a_program_in_bfloat16_keeps_its_types():

@@ -5,7 +5,6 @@ import pytest
 from jaxcomm.simulate import Cluster
 from jaxcomm.simulate.step.tasks import Exchange, Kernel
 from tools.simulator import megatron
-from tools.simulator.__main__ import main
 
 S, V = 2048, 51200
 
@@ -45,14 +44,6 @@ def test_communication_is_that_of_the_paper():
     assert count(selective) == {"all_gather": [x // 8] * 6, "psum_scatter": [x] * 4}
 
 
-def test_waves_of_tiles():
-    """An example of NVIDIA's guide: 98 tiles of 256 x 128 in one wave of 108; then one tile more than a wave."""
-    assert megatron._waves(1792, 1792) == pytest.approx(108 / 98)
-    assert megatron._waves(256 * 109, 128) == pytest.approx(216 / 109)
-    assert megatron._waves(256 * 108, 128) == 1
-    assert megatron._waves(128, 128) == pytest.approx(2 * 108)
-
-
 def test_the_errors_stay_as_small_as_they_are(capsys):
     """The mean misses the target of 5 %. All predictions are too short."""
     cluster = Cluster.load("dgx-a100")
@@ -65,13 +56,3 @@ def test_the_errors_stay_as_small_as_they_are(capsys):
             row.layers_s + row.head_s + row.bubble_s + row.messages_s + row.optimizer_s
         )  # fmt: skip
         assert (row.bubble_s > 0) == (row.run.stages > 1)
-
-
-def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
-    report = tmp_path / "steps.md"
-    assert main(["validate-steps", "--report", str(report)]) == 0
-    out = capsys.readouterr().out
-    assert out == report.read_text() and out.count("| full |") == out.count("| selective |") == 4
-    assert "of 5 % and 12 % is missed" in out
-    assert main(["validate-steps", "--strict"]) == 1
-    assert main(["validate-steps", "--cluster", "none"]) == 2

@@ -1,5 +1,6 @@
 """Two streams: times of small programs that can be drawn by hand."""
 
+import functools
 import itertools
 import random
 
@@ -74,13 +75,25 @@ def test_no_order_beats_the_lower_bound_and_none_is_slower_than_serial(seed):
     make = random.Random(seed)
     tasks = []
     for index in range(40):
-        needs = tuple(sorted(make.sample(range(index), min(index, make.randrange(3)))))
-        kind = make.choice([_kernel, _exchange, lambda t, *n: _exchange(t, *n, asynchronous=False)])
+        needs = tuple(sorted(make.sample(range(index), min(index, make.randrange(1 + seed % 3)))))
+        kind = make.choice([_kernel, _exchange] * (1 + seed % 4) + [functools.partial(_exchange, asynchronous=False)])
         tasks.append(kind(make.randrange(5), *needs))
     found = _run(*tasks)
     assert found.least_s <= found.time_s <= found.serial_s
+    paths = []  # the longest chain that ends with each task
+    for task in tasks:
+        length = task.work.flops if isinstance(task.work, Kernel) else task.work.count
+        paths.append(length + max((paths[need] for need in task.needs), default=0))
+    kernels = [run for run in found.runs if isinstance(run.task.work, Kernel)]
+    exchanges = [run for run in found.runs if isinstance(run.task.work, Exchange)]
+    busy = [sum(run.end_s - run.start_s for run in runs) for runs in (kernels, exchanges)]
+    assert (found.path_s, found.compute_s, found.communication_s, found.serial_s) == (max(paths), *busy, sum(busy))
+    hidden = {s for run in kernels for s in range(int(run.start_s), int(run.end_s))}
+    alone = [len(set(range(int(run.start_s), int(run.end_s))) - hidden) for run in exchanges]
+    assert [run.exposed_s for run in exchanges] == alone and found.exposed_s == sum(alone)
     ends = {id(run.task): run for run in found.runs}
     for task in tasks:
         assert all(ends[id(tasks[need])].end_s <= ends[id(task)].start_s for need in task.needs)
-    kernels = [run for run in found.runs if isinstance(run.task.work, Kernel)]
-    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(kernels))
+    for runs in (kernels, exchanges):
+        spans = sorted((run.start_s, run.end_s) for run in runs)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))

@@ -38,18 +38,6 @@ def test_predict_keeps_rows_order_and_cells(tmp_path, capsys):
     assert "in.csv:3: declined: unknown hardware 'TPU v5e'" in error and error.count("\n") == 1
 
 
-def test_validate_prints_and_writes_the_table(tmp_path, capsys):
-    made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8, 18, 72), SIZES), TRUTH, noise=0.02)
-    report = tmp_path / "errors.md"
-    assert main(["validate", str(tmp_path / "t.csv"), "--hold-out", "points", "larger", "--report", str(report)]) == 0
-    out = capsys.readouterr().out
-    assert out == report.read_text()
-    lines = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in out.splitlines() if line[:1] == "|"}
-    rows = [("points", "all"), ("points", "above"), ("points, formulas alone", "all"), ("larger", "from 1 MiB")]
-    assert lines.issuperset(rows)
-    assert "The 80 % interval of points holds" in out
-
-
 def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
     """Times without any order: nothing can predict them."""
     random = np.random.default_rng(0)

@@ -56,33 +56,12 @@ def test_a_table_to_predict_needs_no_times(tmp_path):
         measured.read(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        ("8x H100 per node (p5.48xlarge)", "H100"),
-        ("GB300-class NVL72 (sm_103)", "GB300"),
-        ("GB200 NVL72, 20 racks", "GB200"),
-        ("NDm A100 v4", "A100"),
-        ("8x MI355X-class (gfx950)", "MI355X"),
-        ("TPU v5e", None),
-    ],
-)
-def test_hardware_is_recognised(name, device):
-    found = hardware.device(name)
-    assert (found and found.name) == device
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", 100),
-        ("NVLink3 + 400 Gb/s EFA per node", 6.25),
-        ("NVLink4 + 8x 400 Gb/s InfiniBand per node", 50),
-        ("NVLink4 + InfiniBand", 50),  # H100's usual adapter
-    ],
-)
-def test_network_rates_are_read_per_rank(tmp_path, text, rate):
-    row = {"hardware": "8x H100", "interconnect": text, "ranks": "16", "ranks_per_node": "8"}
-    found = made.read(tmp_path / "t.csv", [row]).rows[0]
-    device = hardware.device(found.hardware)
-    assert rows.nic_rate(found, device) == rate
+def test_hardware_and_network_rates_are_recognised(tmp_path):
+    names = {"8x H100 per node (p5.48xlarge)": "H100", "GB300-class NVL72 (sm_103)": "GB300", "NDm A100 v4": "A100",
+             "GB200 NVL72, 20 racks": "GB200", "8x MI355X-class (gfx950)": "MI355X"}  # fmt: skip
+    assert {name: hardware.device(name).name for name in names} == names and hardware.device("TPU v5e") is None
+    rates = {"2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled": 100, "NVLink4 + InfiniBand": 50,
+             "NVLink3 + 400 Gb/s EFA per node": 6.25, "NVLink4 + 8x 400 Gb/s InfiniBand per node": 50}  # fmt: skip
+    row = {"hardware": "8x H100", "ranks": "16", "ranks_per_node": "8"}
+    found = made.read(tmp_path / "t.csv", [row | {"interconnect": text} for text in rates]).rows
+    assert [rows.nic_rate(one, hardware.device(one.hardware)) for one in found] == list(rates.values())

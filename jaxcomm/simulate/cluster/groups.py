@@ -1,6 +1,7 @@
 """The part of a cluster that a group of ranks sees, while all groups of a call communicate at once."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -133,6 +134,14 @@ def relays(cluster: Cluster) -> dict[int, int]:
         if not left:
             raise ClusterError(f"{cluster.name}: all adapters of the domain of rank {rank} are lost")
         found[rank] = left[0]
+    if len(cluster.levels) == 2 and cluster.levels[1].kind == "rails":  # no switch joins two rails
+        gone: dict[int, set[int]] = {}
+        for rank in lost:
+            gone.setdefault(rank // inner, set()).add(rank % inner)
+        for one, other in itertools.combinations(sorted(gone), 2):
+            if len(gone[one] | gone[other]) == inner:
+                domains = f"the domains of ranks {one * inner} and {other * inner}"
+                raise ClusterError(f"{cluster.name}: {domains} have no rail left in common")
     return found
 
 

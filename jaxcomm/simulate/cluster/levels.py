@@ -52,7 +52,7 @@ class Compute:
       efficiency: share of the peak that products reach.
       memory_efficiency: share of the memory bandwidth that kernels reach.
       kernel_s: start of a kernel.
-      origins: origin of each figure.
+      origins: origin of each figure, by "device.key".
     """
 
     flops_per_s: float

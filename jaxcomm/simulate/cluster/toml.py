@@ -11,6 +11,13 @@ from jaxcomm.simulate.cluster.levels import KINDS, Compute, Level
 from jaxcomm.simulate.cluster.toml_table import BYTES, FLOPS, RATES, TIMES, ClusterError, Table, parse_number, unknown
 
 
+def _share(table: Table, key: str, default: float) -> float:
+    value = table.figure(key, {}, default)
+    if not 0 < value <= 1:
+        raise table.error(key, f"got {value:g}, expected more than 0 and at most 1")
+    return value
+
+
 def _level(table: Table, name: str, number: int) -> Level:
     ranks = table.take("ranks", int)
     kind = table.take("kind", str)
@@ -21,7 +28,7 @@ def _level(table: Table, name: str, number: int) -> Level:
     values: dict[str, Any] = {"latency_s": table.figure("latency", TIMES)}
     if number < 2:
         nics = table.figure("nics", {}, 1.0, 1.0) if number == 1 else 1.0
-        rate = table.figure("bandwidth", RATES) * nics * table.figure("efficiency", {}, 1.0)
+        rate = table.figure("bandwidth", RATES) * nics * _share(table, "efficiency", 1.0)
         values |= {"bytes_per_s": rate, "overhead_s": table.figure("overhead", TIMES, 0.0)}
         if "flow" in table.values:
             values["flow_bytes_per_s"] = table.figure("flow", RATES)
@@ -55,16 +62,13 @@ _COMPUTE = {"flops_efficiency": 0.7, "hbm_efficiency": 0.8, "kernel_overhead": 1
 
 def _compute(device: Table) -> Compute | None:
     peak = device.figure("flops_bf16", FLOPS, 0.0)
-    units: dict[str, Mapping[str, float]] = {"kernel_overhead": TIMES}
-    values = {key: device.figure(key, units.get(key, {}), default) for key, default in _COMPUTE.items()}
-    for key in ("flops_efficiency", "hbm_efficiency"):
-        if not 0 < values[key] <= 1:
-            raise device.error(key, f"got {values[key]:g}, expected more than 0 and at most 1")
+    of_flops, of_memory = (_share(device, key, _COMPUTE[key]) for key in ("flops_efficiency", "hbm_efficiency"))
+    kernel_s = device.figure("kernel_overhead", TIMES, _COMPUTE["kernel_overhead"])
     if not peak:
         return None
-    keys = ("flops_bf16", *_COMPUTE)
-    origins = {key: device.origins.get(f"device.{key}", "guess: default of the simulator") for key in keys}
-    return Compute(peak, values["flops_efficiency"], values["hbm_efficiency"], values["kernel_overhead"], origins)
+    keys = [f"device.{key}" for key in ("flops_bf16", *_COMPUTE)]
+    origins = {key: device.origins.get(key, "guess: default of the simulator") for key in keys}
+    return Compute(peak, of_flops, of_memory, kernel_s, origins)
 
 
 def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
@@ -76,7 +80,7 @@ def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
     if len(path) != 2 or path[0] not in tables:
         raise ClusterError(f"{file}: {key}: {unknown(key, [f'{name}.KEY' for name in tables])}")
     table, name = tables[path[0]], path[1]
-    table[name] = {"true": True, "false": False}.get(value, parse_number(value))
+    table[name] = parse_number(value)
     origin = table.get("origin")
     if isinstance(origin, str):
         origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)

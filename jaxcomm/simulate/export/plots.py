@@ -113,7 +113,7 @@ def steps(path: str, title: str, found: Mapping[str, Step]) -> None:
     """A bar for each prediction: computation, and communication without computation. The text has the interval."""
     figure, axes = _axes(1.5 + 0.45 * len(found), title)
     steps = list(found.values())
-    scale, unit = _bars(axes, [name or "as given" for name in found], 1.2 * max(step.time_s for step in steps))
+    scale, unit = _bars(axes, [name or "as given" for name in found], 1.6 * max(step.time_s for step in steps))
     rest = [(step.time_s - step.exposed_s) / scale for step in steps]
     exposed = [step.exposed_s / scale for step in steps]
     axes.barh(range(len(steps)), rest, 0.6, label="computation")
