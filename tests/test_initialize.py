@@ -221,13 +221,13 @@ def test_the_environment_is_enough_and_arguments_override_it(calls, monkeypatch)
     assert (kwargs["process_id"], kwargs["num_processes"], kwargs["local_device_ids"]) == (3, 4, [2, 3])
     assert told(calls, "relay")[0] == "gpu07"
     calls.clear()
-    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "1")
     assert distributed.initialize("[fe80::1]:80", num_processes=8, process_id=5, local_device_ids=[0, 1]) == 8
     _, kwargs = told(calls, "jax")
     assert (kwargs["process_id"], kwargs["num_processes"], kwargs["local_device_ids"]) == (5, 8, [0, 1])
     assert told(calls, "relay") == ("fe80::1", "80")
     assert kwargs["coordinator_bind_address"] == "[fe80::1]:80"
     calls.clear()
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "1")
     distributed.initialize()
     assert told(calls, "jax")[1]["local_device_ids"] is None, "JAX reads JAX_LOCAL_DEVICE_IDS"
     calls.clear()
