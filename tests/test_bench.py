@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import ml_dtypes
@@ -19,7 +20,7 @@ from jax import lax
 
 import jaxcomm
 from jaxcomm import bench
-from jaxcomm._measure import collectives, timing
+from jaxcomm._measure import collectives, size_text, timing
 from jaxcomm._measure.collectives import COLLECTIVES
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm.bench import cli, sweep
@@ -55,7 +56,9 @@ def test_both_libraries_agree_with_the_oracles(arguments, tmp_path):
     status, run = check("--begin", "256", "--end", "1K", "--chain", "3", *arguments, path=tmp_path / "r.json")
     assert status == 0
     assert {r["op"] for r in run["records"]} == set(COLLECTIVES)
-    assert [(r["wrong"], r["baseline_wrong"]) for r in run["records"]] == [(0, 0)] * len(run["records"])
+    for r in run["records"]:
+        size = collectives.make_size(COLLECTIVES[r["op"]], r["size_bytes"], 4, r["ranks"])
+        assert (r["wrong"], r["baseline_wrong"], r["count"]) == (0, 0, size.count)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,17 @@ def test_sweep_of_sizes():
     assert sweep.sizes(256, 256_000, 10) == [256, 2560, 25_600, 256_000]  # log(1000, 10) < 3
 
 
+def test_texts_of_sizes():
+    sizes = {"4096": 4096, "64K": 1 << 16, "64 kib": 1 << 16, "64KB": 64_000, "2M": 2 << 20, "1TB": 10**12, "7b": 7}
+    assert {text: size_text.parse(text) for text in sizes} == sizes
+    assert size_text.parse_list("3K,1M..5MiB") == (3 << 10, 1 << 20, 2 << 20, 4 << 20)
+    shown = {1023: "1023 B", 1 << 10: "1 KiB", 1_500_000: "1.431 MiB", 3 << 30: "3 GiB", 1 << 40: "1 TiB"}
+    assert {size: size_text.text(size) for size in shown} == shown
+    for text in ("0", "17T", "K", "1 2", "-1", "4M..1M"):
+        with pytest.raises(size_text.SizeError, match=r"expected (a number of bytes|the smaller size first: 1M\.\.4M)"):
+            size_text.parse_list(text)
+
+
 # Measuring.
 def test_sides_take_turns():
     seen = []
@@ -196,9 +210,11 @@ def test_times_of_a_record_are_medians_and_p99_of_one_op(tmp_path, monkeypatch):
     """The copy limit is no chain."""
     found = {name: timing.Times(us * np.arange(1.0, 102)) for name, us in (("ours", 3), ("lax", 6), ("limit", 1))}
     monkeypatch.setattr(timing, "alternate", lambda sides, **_: {name: found[name] for name in sides})
+    real, limits = timing.CopyLimit, []
+    monkeypatch.setattr(timing, "CopyLimit", lambda *args, fresh: limits.append((*args, fresh)) or real(*args, fresh))
     out = tmp_path / "r.json"
     arguments = ["--op", "psum", "--end", "256", "--mode", "chain", "--chain", "3", "--json", str(out)]
-    assert bench.main(arguments) == 0
+    assert bench.main(arguments) == 0 and limits == [(8, 256, False)]
     (r,) = json.loads(out.read_text())["records"]
     names = ("time_us", "p99_us", "baseline_time_us", "baseline_p99_us", "limit_us", "reps", "chain")
     assert [r[name] for name in names] == [51, 100, 102, 200, 51, 101, 3]
@@ -210,6 +226,19 @@ def test_copy_limit_copies(fresh):
         assert limit.measure_us() > 0
         if not fresh:
             assert (limit._results == 1).all()
+        limit._work = lambda thread: 9 - thread
+        assert limit.measure_us() == 9  # of the slowest thread
+
+
+def test_times_of_copies_and_calls(monkeypatch):
+    """1 MiB is copied 32 times; a call ends with its result."""
+    clock, times = [0], iter((0, 32_000))
+    with monkeypatch.context() as patch, timing.CopyLimit(1, 1 << 20, fresh=False) as limit:
+        patch.setattr(timing.time, "perf_counter_ns", lambda: next(times))
+        assert limit.measure_us() == 1
+    result = types.SimpleNamespace(block_until_ready=lambda: clock.append(5000))
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: clock[-1])
+    assert timing.stopwatch(lambda x: result, None)() == 5
 
 
 # Records and reports.
@@ -221,7 +250,7 @@ def test_a_run_leaves_json_and_tables(tmp_path, capsys, monkeypatch):
     run = json.loads(out.read_text())
     assert run["command"] == f"python -m jaxcomm.bench {' '.join(arguments)} --json {out}"
     assert run["versions"]["jax"] == jax.__version__
-    assert run["machine"]["cores"] == timing.cores()
+    assert run["machine"]["cores"] == timing.cores() and run["environment"]["JAX_PLATFORMS"] == "cpu"
     assert run["parameters"]["ranks"] == 8
     assert [(r["op"], r["mode"], r["size_bytes"]) for r in run["records"]] == [
         *((op, mode, size) for op in ("psum", "pbroadcast") for mode in ("call", "chain") for size in (1024, 4096)),
@@ -276,4 +305,3 @@ def test_command(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("2 measurements, 0 wrong elements")
-    assert "4 CPU devices as 4" in done.stdout

@@ -17,10 +17,12 @@ def test_a_line_has_the_columns_of_its_header():
         "versions": {"python": "3", "jax": "1", "jaxlib": "2", "jaxcomm": "0"},
         "parameters": {"chain": 16, "isolate": False, "axes": "8"},
     }  # fmt: skip
-    *_, titles, units = report.header(run, 8, 1).splitlines()
+    *above, titles, units = report.header(run, 8, 1).splitlines()
+    assert (above[2][-11:], above[4][2:33]) == ("time per op", "limit: 2 threads copy 8 buffers")
     line = report.line(records.Record(**RECORD))
     ends = {"size": "1024", "count": "256", "time": "20.00", "busbw": "1234.50", "p99": "30.00", "reps": "30"}
     ends |= {"other": "100.00", "other p99": "150.00", "other/ours": "5.00", "ours/limit": "2.00", "#wrong": "0"}
+    ends["algbw"] = "0.05"
     for title, value in ends.items():
         end = titles.index(f" {title} " if title != "reps" else " reps") + len(title) + 1
         assert line[:end].endswith(f" {value}"), title

@@ -85,15 +85,9 @@ def test_this_machine():
         assert line in str(found)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ("-m", "jaxcomm.info"),
-        pytest.param(("-c", "import jaxcomm.info; print(jaxcomm.info())"), marks=pytest.mark.full),
-    ],
-)
-def test_one_name_for_command_function_and_module(program):
-    done = subprocess.run((sys.executable, "-W", "error", *program), capture_output=True, text=True, timeout=120)
+def test_command():
+    command = (sys.executable, "-W", "error", "-m", "jaxcomm.info")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     titles = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities", "collectives"]

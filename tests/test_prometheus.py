@@ -78,4 +78,8 @@ def test_a_ring_that_somebody_has_removed(tmp_path, monkeypatch):
     writer.write()
     ring.parent.mkdir()
     writer.write()
-    assert set(values(ring.with_name(f"{ring.name}.prom").read_text())) >= {'jaxcomm_late_ranks{process="3"}'}
+    file = ring.with_name(f"{ring.name}.prom")
+    assert set(values(file.read_text())) >= {'jaxcomm_late_ranks{process="3"}'}
+    file.unlink()
+    writer.write_if_due()
+    assert not file.exists()

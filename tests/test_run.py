@@ -222,7 +222,8 @@ def test_timeout(launch, tmp_path):
     script = f"{FAMILY}\n    if rank: time.sleep(1000)"
     status, _, errors = finish(launch(script, "-n", "3", "--timeout", "3"))
     assert status == 124
-    assert re.fullmatch("jaxcomm.run: --timeout 3 reached by rank (0, )?1, 2", *errors)  # on a busy machine by 0 too
+    # On a busy machine by 0 too; other lines follow if a rank does not end soon.
+    assert re.fullmatch("jaxcomm.run: --timeout 3 reached by rank (0, )?1, 2", errors[0])
     assert_family_is_gone(tmp_path, 3)
 
 

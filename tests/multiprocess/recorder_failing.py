@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import jax
 from attempts import VICTIM, program, say
@@ -26,24 +25,6 @@ def crossed_groups():
         run()
 
 
-def never_joined():
-    """The last process does not know the call."""
-    program(psum)()
-    say("acts")
-    if LATE:
-        time.sleep(1000)
-    program(lambda x: jaxcomm.pmax(x, "i"))()
-
-
-def raises_before_the_call():
-    run = program(psum)
-    run()
-    say("acts")
-    if LATE:
-        raise KeyError("secret")
-    run()
-
-
 def one_iteration_less():
     run = program(psum)
     for _ in range(5 - LATE):
@@ -58,4 +39,4 @@ def the_next_part_of_the_program():
     sys.stdin.readline()
 
 
-SCENARIOS = {f.__name__: f for f in (crossed_groups, never_joined, raises_before_the_call, one_iteration_less)}
+SCENARIOS = {f.__name__: f for f in (crossed_groups, one_iteration_less)}

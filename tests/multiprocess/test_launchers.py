@@ -1,6 +1,5 @@
 """docs/guide/clusters.md against real launchers: runs the commands and the script of the page."""
 
-import json
 import os
 import pathlib
 import re
@@ -82,16 +81,6 @@ def test_launcher(tmp_path, title, launcher, address):
         assert "JAX_COORDINATOR" not in command
     status, said, output = start(command, tmp_path, folders, **as_root)
     assert (status, said) == (0, EXPECTED), output
-
-
-@pytest.mark.full
-def test_selftest(tmp_path):
-    """tests/test_selftest.py runs the same checks in one process."""
-    command = "python -m jaxcomm.run -n 2 --devices 2 -m jaxcomm.selftest --json selftest.json --sizes 1K"
-    status, _, output = start(command, tmp_path)
-    assert status == 0 and output.count("# PASSED") == 1, output
-    found = json.loads((tmp_path / "selftest.json").read_text())
-    assert (found["processes"], found["devices"]) == (2, 4) and all(row["wrong"] == 0 for row in found["rows"])
 
 
 def test_kubernetes_manifest_agrees_with_itself():

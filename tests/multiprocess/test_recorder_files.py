@@ -6,6 +6,8 @@ Where a test needs more processes, it changes what one process has recorded.
 import dataclasses
 import json
 import os
+import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from ranks import DEADLINE_S, free_address
 
 import jaxcomm
 from jaxcomm import recorder
-from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _report, _runs, _stragglers, _top, _verdict
+from jaxcomm.recorder import _chrome, _cli, _file, _html, _links, _pytorch, _report, _runs, _stragglers, _top, _verdict
 
 
 def run(code, folder, **environment):
@@ -52,7 +54,7 @@ def folder(tmp_path_factory):
         "    f(jnp.ones((2, 8))).block_until_ready()\n"
         "    raise KeyError\n"
         "s, = jaxcomm.recorder.stats().sites\n"
-        "print(s.op, s.calls, s.bytes, s.ranks, 0 < s.seconds, 0 <= s.waiting_seconds <= s.seconds)\n"
+        "print(s.op, s.calls, s.bytes, s.ranks, s.seconds, s.waiting_seconds)\n"
         "import urllib.request\n"
         "url = f'http://127.0.0.1:{jaxcomm.recorder.serve()}/metrics'\n"
         "page = urllib.request.urlopen(url, timeout=60)\n"
@@ -67,7 +69,8 @@ def folder(tmp_path_factory):
 
 def test_counters(folder):
     lines = (folder / "out").read_text().splitlines()
-    assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) True True"
+    (site,) = _file.read(next(folder.glob("*.ring"))).sites
+    assert lines[0] == f"psum 11 {11 * 8 * 4} (0, 1) {site.time_ns / 1e9} {site.waiting_ns / 1e9}"
     assert lines[1].startswith("text/plain; version=0.0.4")
     labels = [line for line in lines if line.startswith("jaxcomm_calls_total{")]
     assert len(labels) == 1 and labels[0].endswith(" 11") and 'op="psum"' in labels[0]
@@ -130,27 +133,24 @@ def in_states(run, states, alive_s=()):
     return run
 
 
-def test_a_dead_process_explains_failures_after_its_end(folder):
-    """Both were killed. The clock of the second host is ahead by 1000 s."""
-    for death_s, failure_s in ((1005, 6), (1007, 6)):
-        run = rings_of(folder, [[{"phase": "failed", "key": 5, "ended_ns": failure_s * 10**9}], []])
-        in_states(run, KILLED, (9, death_s))
-        for offset_ns in ({0: 0, 1: -1000 * 10**9}, {0: 1000 * 10**9, 1: 0}):
-            run.offset_ns = offset_ns
-            died_first = _verdict._Diagnosis(run, 1.0).died_first(1, 0, run.rings[0].calls[0])
-            assert died_first == (death_s - 1000 < failure_s)
-
-
 S, MIB = 10**9, 1 << 20
 
 
-def gathers(algorithm, processes, key, seconds):
-    """An all_gather of blocks of 1 MiB over two ranks of each process. All but the first enter it after 2 s."""
-    group = _file.Group(processes, tuple(range(2 * processes)), tuple(rank // 2 for rank in range(2 * processes)))
+def gathers(algorithm, of_ranks, key, seconds):
+    """An all_gather of blocks of 1 MiB. All processes but the first enter it after 2 s. Each clock is 100 s ahead."""
+    processes, n = sorted(set(of_ranks)), len(of_ranks)
+    group = _file.Group(len(processes) * n, tuple(range(n)), of_ranks)
     site = {"text": "all_gather at a.py:1 (f)", "algorithm": algorithm, "group": group}
-    counts = {"input_count": MIB // 4, "output_count": 2 * processes * MIB // 4}
-    times = {"running_ns": 0, "ended_ns": (2 + seconds) * S, "key": key, "site": site, **counts}
-    return [{**times, "arrived_ns": 0, "started_ns": (2 if process else 1) * S} for process in range(processes)]
+    same = {"input_count": MIB // 4, "output_count": n * MIB // 4, "key": key, "site": site}
+    times = "arrived_ns", "started_ns", "running_ns", "ended_ns"
+    at_s = [(0, 1, 2 if process else 1, 2 + seconds) for process in processes]
+    return [same | {name: (100 * p + s) * S for name, s in zip(times, at_s[p], strict=True)} for p in processes]
+
+
+def links_of(folder, calls, processes):
+    run = rings_of(folder, calls, processes)
+    run.offset_ns = {process: -100 * process * S for process in run.rings}
+    return _links.find(run)
 
 
 def test_links(folder):
@@ -159,25 +159,25 @@ def test_links(folder):
     On a ring of n ranks, a rank sends n - 1 blocks to the next one. Between two processes of two ranks, each rank sends
     its block to two others.
     """
-    around = [gathers("ring", 3, key, seconds) for key, seconds in ((11, 40), (12, 10), (13, 1))]  # median: 10 s
-    run = rings_of(folder, zip(*around, strict=True), num_processes=3)
-    (link,) = _links.find(run)
+    three = (0, 0, 1, 1, 2, 2)
+    around = [gathers("ring", three, key, seconds) for key, seconds in ((11, 40), (12, 10), (13, 1))]  # median: 10 s
+    (link,) = links_of(folder, zip(*around, strict=True), 3)
     expected = jaxcomm.explain("all_gather", jax.ShapeDtypeStruct((MIB // 4,), jnp.float32), 6, algorithm="ring",
                                scope="node")  # fmt: skip
     assert (link.pairs, link.calls, link.bytes_per_s) == (((0, 1), (0, 2), (1, 2)), 3, 5 * MIB / 10)
     assert link.predicted_bytes_per_s == pytest.approx(5 * MIB / expected.predicted_time_s)
-    assert "0-1, 0-2, 1-2 (not told apart): at least 0.000524 GB/s" in str(link)
 
-    around = gathers("ring", 3, 11, 10)
+    around = gathers("ring", three, 11, 10)
     around[2] |= {"waiting_rank": 4, "waiting_peer": 3}  # it waits for process 1
-    two = gathers("direct", 2, 21, 1)
-    run = rings_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], num_processes=3)
-    slow, unknown, fast = _links.find(run)
+    two = gathers("direct", (0, 0, 1, 1), 21, 1)
+    slow, unknown, fast = links_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], 3)
     assert (slow.pairs, slow.waited, slow.bytes_per_s) == (((1, 2),), 1, 5 * MIB / 10)
     assert (unknown.pairs, unknown.waited) == (((0, 2),), 0)
     assert (fast.pairs, fast.algorithm, fast.bytes_per_s) == (((0, 1),), "direct", 4 * MIB)
-    for run in (rings_of(folder, [[around[0]]], num_processes=3), rings_of(folder, [[{"key": 1}]], 1)):
-        assert not _links.find(run)  # files of other processes are missing; a process has no links
+    (uneven,) = links_of(folder, [[one] for one in gathers("direct", (0, 0, 1, 2), 11, 1)], 3)
+    assert (len(uneven.pairs), uneven.bytes_per_s) == (3, MIB)  # of a process with two ranks, pairs send two blocks
+    for calls, processes in (([[around[0]]], 3), ([[{"key": 1}]], 1)):
+        assert not links_of(folder, calls, processes)  # files of other processes are missing; a process has no links
 
 
 FAILED = {"phase": "failed", "key": 5, "arrived_ns": 10 * S, "ended_ns": 12 * S}
@@ -210,7 +210,10 @@ CAUSES = {
 
 @pytest.mark.parametrize(("one", "other", "states", "alive_s", "hosts", "expected"), CAUSES.values(), ids=CAUSES)
 def test_cause(folder, one, other, states, alive_s, hosts, expected):
-    run = in_states(rings_of(folder, [one, other]), states, alive_s)
+    ahead_s = 1000 if hosts and alive_s else 0  # the clock of the second process
+    other = [{k: v + ahead_s * S if k.endswith("_ns") and v else v for k, v in call.items()} for call in other]
+    run = in_states(rings_of(folder, [one, other]), states, [alive + ahead_s * p for p, alive in enumerate(alive_s)])
+    run.offset_ns[1] = -ahead_s * S
     for process in range(2):
         run.rings[process].header["node"] = str(process if hosts else 0)
     (finding,) = _verdict.diagnose(run, window_s=60 if alive_s else 0)
@@ -269,38 +272,6 @@ def test_a_later_call_of_the_group_follows_a_failure(folder):
     for calls, expected in (([failed, done], []), ([done, failed], [2])):
         diagnosis = _verdict._Diagnosis(rings_of(folder, [calls, []]), 1.0)
         assert [call.number for call in diagnosis.last_failures(0)] == expected
-
-
-def test_stragglers_by_hand(folder):
-    """Three processes; in the second call, one has not recorded it. The clock of the last one is 10 s ahead."""
-
-    def started(key, at_s):
-        return {"phase": "done", "key": key, "started_ns": at_s * 10**9}
-
-    calls = [[started(1, 1), started(2, 20)], [started(1, 3), started(2, 30)], [started(1, 12)]]
-    run = rings_of(folder, calls, 3)
-    run.offset_ns[2] = -10 * 10**9
-    (found,) = _stragglers.find(run)
-    assert (found.process, found.last, found.calls, found.waiting_s) == (1, 1, 1, 2 + 1)
-
-
-def test_clocks_by_the_calendar(folder):
-    """Without common calls: the second host has started 50 s later and its clock shows 7 s."""
-    run = rings_of(folder, [[], []])
-    for process, (unix_s, own_s) in enumerate([(1000, 3), (1050, 7)]):
-        run.rings[process].header |= {"started_unix_ns": unix_s * 10**9, "started_ns": own_s * 10**9}
-    run.rings[1].header["kernel"] = "another boot:1"
-    assert _runs._offsets(run.rings, []) == {0: 0, 1: (50 - 4) * 10**9}
-
-
-def test_rates(folder):
-    """11 calls of 32 bytes in 2 s."""
-    run, before = _runs.find(folder), _runs.find(folder)
-    assert _top.snapshot(run, before, elapsed_s=2, window_s=1).processes[0].calls_per_s == 0
-    before.rings[0].path = folder / "earlier"  # of another program in the same folder
-    (row,) = _top.snapshot(run, before, elapsed_s=2, window_s=1).processes
-    assert (row.ranks, row.state, row.call) == ((0, 1), "ended (exit)", "")
-    assert (row.calls_per_s, row.bytes_per_s) == (5.5, 176)
 
 
 def test_report_of_a_real_trace_and_of_another_file(folder, tmp_path, capsys):
@@ -372,37 +343,13 @@ def test_the_ring_keeps_the_latest_calls(folder):
         assert ring.last_dropped(ring.sites[0].group) == 7
 
 
-def test_analysis_of_a_program_that_has_ended(folder):
-    report = recorder.analyze(folder)
-    assert report.verdict == "ok" and json.loads(report.json())["findings"][0]["verdict"] == "ok"
-
-
 def test_page(folder, tmp_path):
-    """One file, well formed, with a bar for each part of each call; texts of programs are escaped."""
+    """One file, well formed, with a bar for each part of each call."""
     page = tmp_path / "page.html"
     assert _cli.main(["analyze", str(folder), "--html", str(page)]) == 0
     root = ElementTree.fromstring(page.read_text().partition("</head>")[2].removesuffix("</html>\n"))
     assert root.find("h1/span").text == "ok" and not re.search(r"https?://|src=", page.read_text())
-    (title, *_), bars = root.findall("svg/text"), root.findall("svg/rect")
-    assert title.text == "process 0 (ranks 0-1), ended (exit)"
-    widths = [float(bar.get("x")) + float(bar.get("width")) for bar in bars]
-    assert len(bars) == 8 and max(widths) == pytest.approx(_html.WIDTH, abs=1.1)
-    assert "psum at" in bars[0].find("title").text and ", done" in bars[0].find("title").text
-    run, report = _runs.find(folder), recorder.analyze(folder)
-    run.rings[0].calls[-1:] = [dataclasses.replace(run.rings[0].calls[-1], phase="running", ended_ns=0)]
-    note = dataclasses.replace(report, notes=("<script>",))
-    text = _html.page(note, run)
-    assert "<script>" not in text and "&lt;script&gt;" in text and 'fill="var(--bad)"' in text
-
-
-def test_export_for_pytorch(folder, tmp_path):
-    assert _cli.main(["export", str(folder), "--out", str(tmp_path)]) == 0
-    dump = json.loads((tmp_path / "json" / "1.json").read_text())
-    (group,) = dump["pg_config"].values()
-    assert dump["version"] == "2.10" and group["ranks"] == "[0, 1]"
-    assert [entry["collective_seq_id"] for entry in dump["entries"]] == [8, 9, 10, 11]
-    assert {entry["profiling_name"] for entry in dump["entries"]} == {"nccl:all_reduce"}
-    assert (tmp_path / "rank_0").exists()
+    assert len(root.findall("svg/rect")) == 8 and root.find("svg/text").text.endswith(", ended (exit)")
 
 
 def jumped(data):
@@ -436,15 +383,6 @@ def test_the_readable_part_is_used(folder, tmp_path, edit, status, note, capsys)
     assert len(said.err.splitlines()) == status
 
 
-def test_the_latest_of_two_runs(folder, tmp_path):
-    run(CALLS, tmp_path)
-    ring = next(folder.glob("*.ring"))
-    (tmp_path / ring.name).write_bytes(ring.read_bytes())
-    report = recorder.analyze(tmp_path)
-    assert any("has 2 runs; this is the latest" in note for note in report.notes)
-    assert report.num_processes == 1
-
-
 def test_without_recorder_and_with_a_full_disk(tmp_path):
     """The program works; a folder that cannot hold the file is one warning."""
     done = run(CALLS + "print(jaxcomm.recorder.stats().sites)", "")
@@ -459,6 +397,100 @@ def test_the_default_folder_keeps_the_files_of_failures(tmp_path):
     ends_well = run(CALLS, None, TMPDIR=str(tmp_path))
     (folder,) = tmp_path.glob("jaxcomm-recorder-*")
     assert ends_well.returncode == 0 and not list(folder.iterdir())
-    run(CALLS + "raise KeyError", None, TMPDIR=str(tmp_path))
+    run(CALLS + "raise KeyError('secret')", None, TMPDIR=str(tmp_path))
     assert _file.read(next(folder.glob("*.ring"))).state == "ended (KeyError)"
     assert recorder.analyze(folder).verdict == "ok"
+
+
+GATHER = {"text": "all_gather at a.py:7 (f)", "algorithm": "ring", "calls": 4, "failed": 1, "bytes": 6_000_000}
+NAMES = "arrived_ns", "started_ns", "running_ns", "ended_ns"
+
+
+def made(number, phase, *at_s, **more):
+    """A call of six ranks: times of arrival, start, run and end."""
+    times = {name: int(at * S) for name, at in zip(NAMES, at_s, strict=True)}
+    counts = {"input_count": 1024, "output_count": 6144, "sequence": number}
+    return times | counts | {"phase": phase, "key": number, "site": GATHER, "arrived": (), **more}
+
+
+DONE, ENTERED = made(5, "done", 1, 2, 3, 7, arrived=(2, 3)), made(6, "entry barrier", 8, 9, 0, 0)
+HANGS = made(5, "running", 8, 9, 0, 0, iteration=3)
+BEFORE = {**HANGS, "key": 4, "sequence": 4, "input_count": 8}
+ARRIVES = made(8, "arriving", 19, 0, 0, 0, key=0, arrived=(2,))
+# Calls of three processes, states, the window, headers, and errors; then the clock of process 1 is 100 s ahead.
+FINDINGS = {
+    "dead, and no file": ([[], []], ("unknown", "dead"), 60, {}, {}),
+    "all are dead": ([[], [], []], ("dead",) * 3, 1, {}, {}),
+    "versions": ([[], [], []], ("dead",) * 3, 1, {"version_text": "212"}, {}),
+    "idle": ([[made(5, "done", 0, 0, 0, at)] for at in (8, 5, 2)], ("unknown",) * 3, 12, {}, {}),
+    "not idle": ([[made(5, "done", 0, 0, 0, at)] for at in (8, 5, 2)], ("unknown",) * 3, 13, {}, {}),
+    "in flight": ([[ENTERED, HANGS]] * 3, ("unknown",) * 3, 13, {}, {}),
+    "no call": ([[HANGS], [HANGS], []], ("unknown",) * 3, 1, {}, {}),
+    "an earlier call": ([[HANGS], [HANGS], [made(4, "done", 6, 6, 0, 7)]], ("unknown",) * 3, 1, {}, {}),
+    "another shape": ([[HANGS], [BEFORE], [HANGS]], ("unknown",) * 3, 1, {}, {}),
+    "equal calls": ([[HANGS], [{**HANGS, "key": 4}], [HANGS]], ("unknown",) * 3, 1, {}, {1: [(S, "why")]}),
+    "a device is missing": ([[], [{**ARRIVES, "arrived_ns": S}], []], ("unknown",) * 3, 1, {}, {}),
+    "a link": ([[HANGS]] * 3, ("unknown",) * 3, 1, {"node": "001"}, {}),
+    "no progress": ([[HANGS]] * 3, ("unknown",) * 3, 1, {"node": "000"}, {}),
+    "errors": ([[HANGS], [HANGS], [HANGS]], ("unknown",) * 3, 1, {}, {0: [(2 * S, "late")], 1: [(101 * S, "early")]}),
+}
+
+
+def by_hand(folder, calls_of, states=("unknown",) * 3, headers=(), errors=()):
+    run = in_states(rings_of(folder, calls_of, 3), states[: len(calls_of)], (20,) * len(calls_of))
+    run.offset_ns = {process: -100 * S * (process == 1 and bool(errors)) for process in run.rings}
+    group = _file.Group(1, tuple(range(6)), (0, 0, 1, 1, 2, 2))
+    for process, ring in run.rings.items():
+        ring.header |= {"host": f"host{process // 2}", "pid": process, "started_ns": 0, "node": "0"}
+        ring.header |= {name: text[process] for name, text in dict(headers).items()}
+        ring.errors, ring.sequences = dict(errors).get(process, []), {1: 3}
+        ring.sites = [] if process == 2 else [dataclasses.replace(ring.sites[0], group=group, **GATHER)]
+    return run
+
+
+def texts(folder, tmp_path):
+    """By title."""
+    run = by_hand(folder, [[], [DONE, ENTERED, ARRIVES], []])
+    run.offset_ns[1] = S
+    trace = json.loads(_chrome.trace(run.rings[1], 0, {0: "0", 1: "0", 2: "1"}))
+    _pytorch.export(run, tmp_path)
+    dumps = [json.loads((tmp_path / "json" / "3.json").read_text()), pickle.loads((tmp_path / "rank_2").read_bytes())]
+    yield "trace", "\n".join(json.dumps(line) for line in (*trace["traceEvents"], trace["otherData"]))
+    yield "export", "\n".join(json.dumps(line) for dump in dumps for line in (dump["pg_config"], *dump["entries"]))
+    older, newer = made(8, "running", 5, 6, 7, 0, iteration=3), made(9, "running", 15, 15, 15, 0)
+    now, before = (by_hand(folder, [[newer, older], [{**older, **ARRIVES}]]) for _ in range(2))
+    before.rings[0].sites[0] = dataclasses.replace(before.rings[0].sites[0], calls=1, failed=0, bytes=2_000_000)
+    for window_s, state in ((10, "unknown"), (16, "unknown"), (16, "dead")):
+        now.rings[1].__dict__["state"] = state
+        yield f"top, {window_s} s, {state}", str(_top.snapshot(now, before, 2, window_s))
+    before.rings[0].path = folder / "earlier"  # of another program in the same folder
+    yield "top of another program", str(_top.snapshot(now, before, 2, 10))
+    for title, (calls_of, states, window_s, headers, errors) in FINDINGS.items():
+        findings = _verdict.diagnose(by_hand(folder, calls_of, states, headers, errors), window_s)
+        yield title, "\n".join(str(dataclasses.astuple(finding)) for finding in findings)
+    finding = _verdict.Finding(_verdict.Verdict.NEVER_JOINED, (2,), (5, 4), (0, 1, 2), ("<line>",))
+    stacks = {2: "\n".join(f"endpoint 'a' waits: open of 'b': {s} s" for s in (50.0, 9.9))}
+    yield "transfers", str(_verdict.in_transfers([finding], stacks, 10))
+    started = [[(1, 1), (2, 9), (3, 4)], [(1, 3), (2, 7), (3, 1), (5, 1)], [(1, 2), (2, 2), (3, 1)]]
+    sites = {3: {"site": {**GATHER, "text": "b"}}}
+    calls = [[made(n, "done", 0, at, 0, 0, **sites.get(n, {})) for n, at in process] for process in started]
+    stragglers = _stragglers.find(by_hand(folder, calls))
+    link = recorder.Link(((0, 1), (1, 2)), "psum at a.py:1 (f)", "ring", 7, 2e9, 4e9, 3)
+    report = recorder.Report(
+        "never joined", (finding,), (*stragglers,) * 2, (link,) * 6, {2: "a\nb"}, ("odd",), 3, (0, 1)
+    )
+    yield "report", f"{report}\n{json.dumps(json.loads(report.json()))}"
+    shown = by_hand(folder, [[made(8, "done", 9, 10, 12, 14)], [], [made(9, "running", 110, 115, 115, 0)]])
+    shown.offset_ns[2], shown.rings[2].header["alive_ns"] = -100 * S, 120 * S
+    yield "page", _html.page(report, shown).partition("</head>")[2].replace("><", ">\n<")
+    ends = [[(1, 1), (2, 2), (3, 3)], [(1, 101), (2, 103), (3, 190), (5, 0)], []]
+    rings = by_hand(folder, [[made(n, "done", 0, 0, 0, at) for n, at in of] for of in ends]).rings
+    for process, ring in rings.items():
+        ring.header |= {"kernel": f"{process}:1", "started_unix_ns": (1000 + 50 * process) * S}
+    yield "clocks", f"{_runs._offsets(rings, notes := [])}\n" + "\n".join(notes)
+
+
+def test_texts(folder, tmp_path):
+    """Whole texts, of calls written by hand. Those of the file were checked by hand, too."""
+    found = "".join(f"## {title}\n{text}\n" for title, text in texts(folder, tmp_path))
+    assert found == pathlib.Path(__file__).with_name("recorder_texts.txt").read_text()

@@ -58,6 +58,7 @@ struct Rows {
   const RecordedGroup& group(int64_t i) const {
     return reinterpret_cast<const RecordedGroup*>(text.data() + at.groups)[i];
   }
+  const RecorderHeader& header() const { return *reinterpret_cast<const RecorderHeader*>(text.data()); }
   std::string Text(uint64_t offset, uint64_t bytes) const { return text.substr(at.texts + offset, bytes); }
   std::string text;
   const RecorderOffsets at{kCalls};
@@ -102,7 +103,7 @@ TEST_CASE("a call that stays open outlives the ring; the others are the latest, 
     }
   }
   CHECK(num_open == 1 && sequences.size() == kCalls && sequences.count(251) == 1 && sequences.count(1) == 1);
-  CHECK(rows.group(0).next_sequence == 251);
+  CHECK(rows.group(0).next_sequence == 251 && rows.header().num_groups == 1 && rows.header().num_sites == 1);
   CHECK(rows.site(0).calls == 200 && rows.site(0).failed == 50 && rows.site(0).bytes == 200 * 8 * 4);
   CHECK(rows.site(0).waiting_ns <= rows.site(0).time_ns);
   CHECK(rows.Text(rows.group(0).ranks, rows.group(0).ranks_bytes) == "0-2,5");
@@ -181,12 +182,20 @@ TEST_CASE("how far a call has come, and for whom it waits; a later call in its r
   open.SetPhase(CallPhase::kExitBarrier);
   CHECK(with_key(7) == CallPhase::kExitBarrier);
   open.End(true);
-  const Rows ended;
-  for (const RecordedCall& call : ended) {
-    if (call.key != 7) continue;
-    CHECK(ended.site(site).waiting_ns == call.running_ns - call.arrived_ns && call.running_ns > call.started_ns);
-    CHECK(ended.site(site).time_ns == call.ended_ns - call.arrived_ns);
+  for (const bool ok : {true, false}) {  // the failed one counts no time
+    const CallRecord record = Begin(site, 1);
+    record.Started(8);
+    record.End(ok);
   }
+  const Rows ended;
+  uint64_t time_ns = 0, waiting_ns = 0;
+  for (const RecordedCall& call : ended) {
+    if (call.site != site || call.phase != static_cast<uint32_t>(CallPhase::kDone)) continue;
+    time_ns += call.ended_ns - call.arrived_ns;
+    waiting_ns += (call.key == 7 ? call.running_ns : call.started_ns) - call.arrived_ns;
+    CHECK(call.key != 7 || call.running_ns > call.started_ns);
+  }
+  CHECK(ended.site(site).time_ns == time_ns && ended.site(site).waiting_ns == waiting_ns);
   for (int64_t i = 1; i <= kCalls; ++i) Begin(site, i).End(true);
   const Rows rows;
   for (const RecordedCall& call : rows) {
@@ -207,15 +216,18 @@ TEST_CASE("the thread shows that the process lives, copies the file after an err
     CHECK(Recorder::Clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  const auto header = [](const Rows& rows) { return reinterpret_cast<const RecorderHeader*>(rows.text.data()); };
   const Rows rows;
   const auto* error = reinterpret_cast<const RecordedError*>(rows.text.data() + rows.at.errors);
-  CHECK(std::string(error->text) == "why" && error->run_id == 7 && error->at_ns >= header(rows)->started_ns);
+  CHECK(std::string(error->text) == "why" && error->run_id == 7 && error->at_ns >= rows.header().started_ns);
   CHECK(error[1].run_id == 1 && std::string(error[1].text) == cut.substr(0, sizeof(error->text) - 1));
-  CHECK(header(rows)->num_errors == kNumRecordedErrors + 1 && header(rows)->pid == getpid());
+  CHECK(rows.header().num_errors == kNumRecordedErrors + 1 && rows.header().pid == getpid());
+  std::ifstream fields("/proc/self/stat");
+  std::string field;
+  for (int i = 1; i <= 22; ++i) fields >> field;
+  CHECK(std::to_string(rows.header().process_start_ticks) == field);
   for (;;) {
     const Rows now;
-    if (header(now)->alive_ns > header(rows)->alive_ns && header(now)->alive_unix_ns > header(rows)->alive_unix_ns)
+    if (now.header().alive_ns > rows.header().alive_ns && now.header().alive_unix_ns > rows.header().alive_unix_ns)
       break;
     CHECK(Recorder::Clock::now() < deadline);
   }
@@ -265,6 +277,10 @@ TEST_CASE("one call site has a row per algorithm, program and group") {
   const Rows rows;
   CHECK(rows.Text(rows.site(site).algorithm, rows.site(site).algorithm_bytes) == "another");
   CHECK(rows.group(static_cast<int64_t>(rows.site(site).group)).next_sequence == 41);
+  for (const RecordedCall& call : rows) {
+    if (call.site == site && call.sequence == 40) CHECK(call.arrived_mask == 0 && call.run_id == 7 && call.dtype == 0);
+    if (call.site == site && call.sequence == 41) CHECK(call.iteration == 1 && call.output_count == 16);
+  }
 }
 
 TEST_CASE("full tables of names leave later sites out") {
