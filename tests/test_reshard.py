@@ -1,5 +1,6 @@
 """reshard(): values of random arrays, what is not copied, options, and errors that move nothing."""
 
+import functools
 import io
 import math
 import random
@@ -164,6 +165,22 @@ def test_explain_counts_the_elements_that_a_rank_lacks():
     assert (between.bytes["node"], between.bytes["network"]) == (6 * 4, 8 * 4)
     with pytest.raises(ValueError, match="reshard: shardings must be the old and the new one, got None"):
         jaxcomm.explain("reshard", x)
+
+
+@pytest.mark.parametrize("op", ["reshard_in", "reshard_in_start"])
+def test_explain_has_the_call_of_the_program(monkeypatch, op):
+    """Of uneven shards, which their arrays hold with gaps, and of ranks without one."""
+    calls, resolve = [], plan.resolve
+    monkeypatch.setattr(plan, "resolve", lambda *given, **rows: calls.append(given[:5]) or resolve(*given, **rows))
+    source = jaxcomm.RankSharding(np.arange(8)[::-1].reshape(2, 4), ("p", "q"), P("p", "q"))
+    sides = source, jaxcomm.RankSharding(np.array([3, 5, 1]), ("r",), P(None, "r"))
+    f = functools.partial(getattr(jaxcomm, op), axis_name="r", source=sides[0], destination=sides[1], shape=(5, 10))
+    f = jax.shard_map(f, mesh=mesh(range(8), r=8), in_specs=P("r"), out_specs=P("r"))
+    jax.jit(f).lower(jax.ShapeDtypeStruct((24, 3), "int4"))
+    jaxcomm.explain(op, jax.ShapeDtypeStruct((5, 10), "int4"), 8, shardings=sides)
+    (_, made, *rest), (_, told, *others) = calls[:2]
+    names = ("group_size", "sources", "destinations", "input_shape", "output_shape", "asynchronous")
+    assert rest == others and all(np.array_equal(made[name], told[name]) for name in names)
 
 
 @pytest.mark.parametrize(("max_bytes", "programs"), [(None, 1), (128, 2), (64, 3), (1, 3)])
