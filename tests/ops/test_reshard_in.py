@@ -202,8 +202,12 @@ def test_an_axis_of_vmap():
         ({"source": P("z")}, ValueError, r"source must name each axis of \('a', 'b'\) .* got P\('z'"),
         ({"destination": P("a", "a")}, ValueError, "destination must name each axis"),
         ({"destination": P(None, None, "a")}, ValueError, "more entries than an array of 2 dimensions"),
-        ({"source": RankSharding(np.array([0, 8]), ("r",), P("r"))}, ValueError, "integers from 0 to 7, got"),
-        ({"source": RankSharding(np.array([1, 1]), ("r",), P("r"))}, ValueError, "different integers"),
+        *(
+            ({"source": RankSharding(np.array(ranks), ("r",), P("r"))}, ValueError, "different integers from 0 to 7")
+            for ranks in ([0, 8], [-1, 0], [1, 1], [0.0, 1.0])
+        ),
+        ({"source": RankSharding(np.array([0]), ("r", "s"), P("r"))}, ValueError, r"over ranks of shape \(1,\)"),
+        ({"shape": (4.0, 8)}, TypeError, "reshard_in: shape must be an integer, got 4.0"),
         ({"shape": (5, 8)}, ValueError, r"array of shape \(5, 8\) has shape \(3, 8\) by source .* got \(4, 8\)"),
         ({"source": "a"}, TypeError, "source must be a jax.sharding.PartitionSpec or a RankSharding, got 'a'"),
         ({"algorithm": "ring"}, ValueError, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),
