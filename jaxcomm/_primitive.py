@@ -52,8 +52,6 @@ def reshape_alone(x: Any, shape: tuple) -> Any:
 
 def _transpose_rule(transpose, cotangent, x, *after, call: Call, **params):
     rest = [_compat.ad.Zero(a.aval) if _compat.ad.is_undefined_primal(a) else None for a in after]
-    if type(cotangent) is _compat.ad.Zero:
-        return [_compat.ad.Zero(x.aval), *rest]
     return [transpose(cotangent, x.aval, call=call, **params), *rest]
 
 

@@ -35,6 +35,16 @@ OPS = {
 GROUPED = [op for op in OPS if op not in ("ppermute", "pbroadcast")]
 
 
+def ragged(x, y, axes):
+    return OURS.ragged_all_to_all(x, y, *[jnp.zeros(4, int)] * 4, axis_name=axes)
+
+
+MOVES = {
+    "reshard_in": lambda x, axes: OURS.reshard_in(x, axes, P("gpu"), P()),
+    "ragged_all_to_all": lambda x, axes: ragged(x, x, axes),
+}
+
+
 def fails(error, match, body, mesh):
     with pytest.raises(error, match=match):
         jax.jit(on_ranks(body, mesh)).lower(X)
@@ -56,8 +66,10 @@ def test_axis_names_that_are_not_bound(op, mesh):
         NameError, match=f"{op}: axis_name 'gpu' is not bound here: there is no enclosing jax.shard_map"
     ):
         jax.jit(lambda x: OPS[op](x, "gpu")).lower(X[0])
-    message = rf"{op}: axis_name 'model' is not bound here: the axes of the enclosing shard_map are"
-    fails(NameError, message, lambda x: OPS[op](x, "model"), mesh)
+    message = rf"{op}: axis_name 'model' is not bound here: the axes of the enclosing shard_map are \('gpu',\)"
+    with pytest.raises(NameError, match=message):
+        f = jax.shard_map(lambda x: OPS[op](x, "model"), mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"gpu"})
+        jax.jit(f).lower(X[0])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -107,22 +119,14 @@ def test_what_excludes_groups(mesh):
     fails(NotImplementedError, message, call, mesh)
 
 
-def test_dimensions_sharded_over_an_explicit_axis():
-    """Splitting or joining such a dimension on each device separately would give wrong values."""
-    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
-    for op, arguments, name in (
-        (OURS.all_to_all, {"split_axis": 1, "concat_axis": 0}, "split_axis"),
-        (OURS.all_to_all, {"split_axis": 0, "concat_axis": 1}, "concat_axis"),
-        (OURS.all_gather, {"axis": 1}, "axis"),
-        (OURS.psum_scatter, {"scatter_dimension": 1}, "scatter_dimension"),
-    ):
-        with jax.set_mesh(mesh):
-            x = jax.device_put(np.zeros((32, 8), np.float32), P("gpu", "node"))
-            call = functools.partial(op, axis_name="gpu", tiled=True, **arguments)
-            f = jax.shard_map(call, in_specs=P("gpu"), out_specs=P("gpu"), axis_names={"gpu"})
-            message = f"{op.__name__}: dimension {name}=1 is sharded over the explicit mesh axis 'node'; reshard it"
-            with pytest.raises(ValueError, match=message):
-                jax.jit(f).lower(x)
+def test_what_an_axis_of_vmap_excludes(mesh):
+    x, groups = np.zeros((4, 16, 6), np.float32), [[0, 1], [2, 3]]
+    calls = [(op, "axis_index_groups", lambda x, op=op: OPS[op](x, "v", axis_index_groups=groups)) for op in GROUPED]
+    for op in ("all_gather", "psum_scatter", "ppermute"):
+        calls.append((op, r"further axes, got \('gpu', 'v'\)", lambda x, op=op: OPS[op](x, ("gpu", "v"))))
+    for op, what, call in calls:
+        message = f"{op}: an axis of vmap can't be combined with {what}"
+        fails(NotImplementedError, message, lambda _, call=call: jax.vmap(call, axis_name="v")(x), mesh)
 
 
 def test_sizes_that_do_not_divide(mesh):
@@ -155,11 +159,27 @@ def test_numbers_that_are_traced_or_out_of_range(mesh, name):
         fails(ValueError, message, lambda x, number=number: call(x[:, :4], number), mesh)
 
 
+def test_dimensions_sharded_over_an_explicit_axis():
+    """Splitting or joining such a dimension on each device separately would give wrong values."""
+    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    calls = {f"{name}=1": functools.partial(call, axis=1) for name, call in DIMENSIONS.items()}
+    calls["reshard_in: x.shape=1"] = lambda x: MOVES["reshard_in"](x, "gpu")
+    calls["ragged_all_to_all: operand=0"] = lambda x: ragged(x.T, jnp.zeros((8, 8)), "gpu")
+    calls["ragged_all_to_all: output=0"] = lambda x: ragged(jnp.zeros((8, 8)), x.T, "gpu")
+    for name, call in calls.items():
+        with jax.set_mesh(mesh):
+            x = jax.device_put(np.zeros((32, 8), np.float32), P("gpu", "node"))
+            f = jax.shard_map(call, in_specs=P("gpu"), out_specs=P("gpu"), axis_names={"gpu"})
+            message = f"{name.replace(': ', ': dimension ')} is sharded over the explicit mesh axis 'node'; reshard it"
+            with pytest.raises(ValueError, match=message):
+                jax.jit(f).lower(x)
+
+
 def test_element_types(mesh):
     fails(TypeError, "pmax: x has element type complex64, which has no order", lambda x: OURS.pmax(x + 1j, "gpu"), mesh)
     message = "psum_scatter: x has element type bool, which can't be summed"
     fails(TypeError, message, lambda x: OURS.psum_scatter(x > 0, "gpu", tiled=True), mesh)
-    for op, call in OPS.items():
+    for op, call in (OPS | MOVES).items():
         keys = lambda x, call=call: call(jax.random.split(KEY, 4), "gpu")  # noqa: E731
         fails(TypeError, f"{op}: x has element type key", keys, mesh)
 
@@ -176,8 +196,9 @@ def test_bad_permutations_and_sources(mesh):
     for perm in (None, [0, 1], 5):
         fails(TypeError, "ppermute: perm must be a list", lambda x, p=perm: OURS.ppermute(x, "gpu", p), mesh)
     fails(TypeError, "pbroadcast: source must be an integer", lambda x: OURS.pbroadcast(x, "gpu", 1.5), mesh)
-    message = "pbroadcast: source must be a rank from 0 to 3, got 4"
-    fails(ValueError, message, lambda x: OURS.pbroadcast(x, "gpu", 4), mesh)
+    for source in (4, -1):
+        message = f"pbroadcast: source must be a rank from 0 to 3, got {source}"
+        fails(ValueError, message, lambda x, source=source: OURS.pbroadcast(x, "gpu", source), mesh)
 
 
 def test_what_has_no_arrays_and_no_derivative(mesh):

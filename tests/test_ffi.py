@@ -128,12 +128,8 @@ def test_handlers_learn_why_there_are_no_windows(mesh, windows, monkeypatch):
         ({"operand_windows": [-1]}, ValueError, r"operand_windows must be different numbers from 0 on, got [-1]"),
         ({"result_windows": [1, 1]}, ValueError, "result_windows must be different numbers from 0 on, got [1, 1]"),
         *(
-            (
-                {"operand_windows": numbers},
-                TypeError,
-                f"operand_windows must be a sequence of integers, got {numbers!r}",
-            )
-            for numbers in ([0.0], 0, "0", [True], [np.True_], [None])
+            ({"operand_windows": wrong}, TypeError, f"operand_windows must be a sequence of integers, got {wrong!r}")
+            for wrong in ([0.0], 0, "0", [True], [np.True_], [None])
         ),
         ({"operand_windows": range(8)}, ValueError, "a call can have 8 windows, got 9"),
     ],

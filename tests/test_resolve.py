@@ -74,12 +74,21 @@ def backend(op, algorithm, platform, setting, measured):
     return "rows" if platform == "cuda" and op == "ragged_all_to_all" else "plan"
 
 
+def assert_same_call(made, told, what):
+    """Arguments of plan.resolve. The lowering alone has strides and the reduction, and data of a barrier."""
+    for name in made[1].keys() & told[1].keys() - ({"ranks_per_node", "algorithm"} if "cuda" in what else set()):
+        assert np.array_equal(made[1][name], told[1][name]), f"{what}: {name}"
+    assert made[0] == told[0] and (made[0] == "barrier" or made[2:] == told[2:]), what
+
+
 def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
     draw = random.Random(20261124)
     machine = plan.gpu_machine()
     monkeypatch.setattr(collectives.sim, "machine_of", lambda cluster, ranks: machine)
     starts = [f"{op}_start" for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")]
     seen = dict.fromkeys(("xla", "composition", "plan", "rows", "error"), 0)
+    calls, resolve = [], plan.resolve
+    monkeypatch.setattr(plan, "resolve", lambda *given, **rows: calls.append(given[:5]) or resolve(*given, **rows))
     for _ in range(900):
         op = draw.choice([*NATIVE, *starts])
         platform = draw.choice(["cpu", "cpu", "cuda", "cuda", "tpu"])
@@ -97,6 +106,7 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         given = {"algorithm": algorithm, "max_sms": max_sms}
         shape = {"platform": platform, "ranks_per_node": 8} if platform == "cuda" else {}  # GPUs of one host
         given_to_explain = {**given, **EXPLAINED.get(op.removesuffix("_start"), {}), **shape}
+        calls.clear()
         try:
             found = lowered(mesh, op, x, platform, **given)
         except (ValueError, NotImplementedError) as error:
@@ -122,7 +132,9 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         if platform == "cuda" and algorithm is None and setting is None:  # the record names the plan
             assert found.reason.startswith("measured as faster than XLA's own collective on these GPUs"), what
             given["algorithm"] = algorithm = "direct"
+        made, first = calls[-1 if op == "ragged_all_to_all" else 0], len(calls)
         told = jaxcomm.explain(op, x, (2, 4), **given_to_explain)
+        assert_same_call(made, calls[first], what)
         assert (told.algorithm, told.reason, told.sms) == (found.algorithm, found.reason, found.num_channels), what
         assert told.protocol == (found.protocol if found.ll else "steps"), what
         request, same = found.request, told._request
@@ -133,6 +145,7 @@ def test_lowering_explain_and_the_simulator_agree(mesh, monkeypatch):
         if platform == "cuda" and not str(algorithm).startswith("multimem"):  # clusters have no NVLink SHARP
             source, perm = (EXPLAINED.get(op.removesuffix("_start"), {}).get(name) for name in ("source", "perm"))
             timed, _, _ = collectives.resolve(op, x, 8, GPUS, source=source or 0, perm=perm, **given)
+            assert_same_call(made, calls[-1], what)
             names = ["backend", "algorithm", "num_channels"]
             assert [getattr(timed, name) for name in names] == [getattr(found, name) for name in names], what
             for field in fields:

@@ -104,8 +104,18 @@ def test_pending_sums_are_scattered(rng):
     def loss(w, x):
         return jnp.sum((x @ gather(w)) ** 2)[None]
 
+    def columns(x):
+        pending = jax.lax.pcast(x, "gpu", to="unreduced")
+        kept = OURS.psum_scatter(pending, "gpu", scatter_dimension=1, tiled=True)
+        return jnp.concatenate([kept, OURS.psum_scatter(pending[:, :8], "gpu", scatter_dimension=-1)[:, None]], 1)[None]
+
     P = jax.sharding.PartitionSpec
     with jax.set_mesh(mesh), jax.enable_x64(True):
         f = jax.shard_map(loss, in_specs=(P("gpu"), P("gpu")), out_specs=P("gpu"))
         got = jax.jit(jax.grad(lambda w, x: jnp.sum(f(w, x))))(jax.device_put(w, P("gpu")), jax.device_put(x, P("gpu")))
+        blocks = rng.integers(-9, 9, (24, 16)).astype(np.float32)
+        found = jax.jit(jax.shard_map(columns, in_specs=P("gpu"), out_specs=P("gpu")))(jax.device_put(blocks, P("gpu")))
     np.testing.assert_allclose(np.asarray(got), 2 * x.T @ (x @ w), rtol=1e-12)
+    total = blocks.reshape(8, 3, 16).sum(0)
+    want = [np.concatenate([total[:, 2 * r : 2 * r + 2], total[:, r : r + 1]], 1) for r in range(8)]
+    np.testing.assert_array_equal(found, want)

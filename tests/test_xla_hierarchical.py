@@ -170,10 +170,3 @@ def test_one_collective_where_there_are_no_two_levels(mesh, monkeypatch):
     finally:
         monkeypatch.undo()
         _config.config.cache_clear()
-
-
-def test_what_has_no_plan_and_no_composition(mesh):
-    with pytest.raises(ValueError, match=r"algorithm 'xla_hierarchical' runs .asked for.; it has no plan"):
-        jaxcomm.explain("psum", jax.ShapeDtypeStruct((8,), "float32"), (2, 4), algorithm=NAME)
-    with pytest.raises(ValueError, match=r"barrier: unknown algorithm 'xla_hierarchical'"):
-        run(lambda x: OURS.barrier(x, "gpu", algorithm=NAME), mesh, np.ones(8, np.float32))

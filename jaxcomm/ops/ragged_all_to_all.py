@@ -147,8 +147,6 @@ def _jvp(primals, tangents, *, call):
     operand, output, table = primals
     result = all_to_all_v_p.bind(operand, output, table, call=call)
     moved, kept, _ = tangents
-    if type(moved) is type(kept) is _compat.ad.Zero:
-        return result, _compat.zero_tangent(result)
     moved, kept = (_compat.ad.instantiate_zeros(t) for t in (moved, kept))
     return result, exchange(moved, kept, table, call=call)
 

@@ -132,6 +132,7 @@ PYTHON_TESTS = {
     "jaxcomm/_cost_params.py": "tests/plan/test_cost.py tests/test_calibrate.py tests/test_explain.py",
     "jaxcomm/_topology.py": "tests/test_explain.py tests/test_lowering.py tests/test_distributed.py",
     "jaxcomm/ops/psum.py": f"tests/ops/test_psum.py tests/ops/test_pmax.py tests/ops/test_options_of_ops.py {OPS}",
+    "jaxcomm/ops/_shards.py": "tests/ops/test_reshard_in.py tests/test_reshard.py",
     "jaxcomm/ops/": f"tests/ops/test_{{0}}.py tests/ops/test_options_of_ops.py {OPS}",
     "jaxcomm/matmul/": "tests/matmul",
     "jaxcomm/moe/": "tests/moe",

@@ -42,17 +42,6 @@ class TestBarrier(contract.Contract):
         for step in range(4):
             assert max(entered[r, step] for r in range(8)) <= min(left[r, step] for r in range(8))
 
-    def test_axes_of_vmap_are_left_out(self, mesh, rng):
-        x = self.integers(rng, block=(2, 6))
-
-        def body(x, axes):
-            return jax.vmap(lambda x: OURS.barrier(x, axes), axis_name="i")(x)
-
-        for axes, calls in (("i", 0), (("gpu", "i"), 1), ("gpu", 1)):
-            f = jax.jit(on_ranks(lambda x, axes=axes: body(x, axes), mesh))
-            assert f.lower(x).as_text().count("@jaxcomm_barrier(") == calls
-        assert_same(run(lambda x: body(x, ("gpu", "i")), mesh, x), x)
-
     def test_gradient_does_not_wait(self, mesh, rng):
         x = self.integers(rng)
         text = jax.jit(on_ranks(jax.grad(lambda x: jnp.sum(OURS.barrier(x, "gpu"))), mesh)).lower(x).as_text()

@@ -16,7 +16,8 @@ import numpy as np
 import pairwise
 import pytest
 import reference
-from harness import OURS, value
+from harness import OURS, assert_same, on_ranks, value
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,7 +36,7 @@ ARGUMENTS = {
         lambda n: ({"axis": -2, "tiled": True}, (3, 2)),
         lambda n: ({"axis": 0}, (2, 3)),
         lambda n: ({"axis": -1}, (2,)),
-        lambda n: ({"axis": 1, "to": "invarying"}, (2,)),
+        lambda n: ({"axis": 1, "tiled": True, "to": "invarying"}, (2, 3)),
     ],
     "psum_scatter": [
         lambda n: ({"scatter_dimension": 0, "tiled": True}, (2 * n, 3)),
@@ -59,6 +60,7 @@ ARGUMENTS = {
 }
 SUMS = ("psum", "pmean", "psum_scatter")
 ORDERED = ("pmax", "pmin")  # no derivatives
+EQUAL = ("psum", "pmean", *ORDERED)  # on all ranks of one group
 STARTED = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "psum_scatter")
 ONE_AXIS = ("all_gather", "ppermute", "psum_scatter")  # if it is an axis of vmap
 OPTIONS = {
@@ -68,7 +70,7 @@ OPTIONS = {
     "mesh": ["vma", "no_vma", "explicit", "partly_auto", "partly_explicit"],
     "algorithm": ["chosen", "any", "xla", "xla_hierarchical"],
     "dtype": ["float32", "bfloat16", "float64", "complex64", "int8"],
-    "batch": ["alone", "first", "last", "constant", "named", "unbatched"],
+    "batch": ["alone", "middle", "constant", "named", "named_last", "unbatched"],
     "within": ["call", "jit", "scan", "cond"],
     "calls": ["at_once", "started", "after"],
     "operand": ["varies", "same"],
@@ -142,12 +144,12 @@ class Expected:
         return self.value(np.abs(x), add), self.vjp(np.abs(ct), np.abs(self.matrix))
 
 
-NAMED = ("named", "unbatched")  # the batch is an axis of the call; the operand is the same along it
+NAMED = ("named", "named_last", "unbatched")  # the batch is an axis of the call; the operand is the same along it
 BATCHES = {
     "alone": [[1]],
-    "first": np.eye(2),
-    "last": np.eye(2),
+    "middle": np.eye(2),
     "named": np.eye(2),
+    "named_last": np.eye(2),
     "unbatched": np.eye(2),
     "constant": [[1], [2]],
 }  # fmt: skip
@@ -159,25 +161,73 @@ def batched(kind, f, x):
         return f(x[0])[None]
     if kind == "constant":
         return jax.vmap(lambda s: f(s * x[0]))(jnp.array([1, 2], x.dtype))
-    if kind == "last":
-        return jnp.moveaxis(jax.vmap(f, -1, -1)(jnp.moveaxis(x, 0, -1)), -1, 0)
+    if kind == "middle":
+        return jnp.moveaxis(jax.vmap(f, 1, -1)(jnp.moveaxis(x, 0, 1)), -1, 0)
+    if kind == "named_last":
+        return jax.vmap(f, -1, axis_name="v")(jnp.moveaxis(x, 0, -1))
     if kind == "unbatched":
         return jax.vmap(lambda _: f(x[0]), axis_name="v")(jnp.arange(2))
     return jax.vmap(f, axis_name="v" if kind == "named" else None)(x)
 
 
-def called(kind, op, x, *args, **kwargs):
+def called(kind, op, x, axis_name, **kwargs):
     if kind == "at_once":
-        return getattr(OURS, op)(x, *args, **kwargs)
-    after = {"wide": jnp.cos(x), "rest": [x[:1] != 0, 3.0]} if kind == "after" else ()
-    return getattr(OURS, f"{op}_start")(x, *args, after=after, **kwargs).done(after=after)
+        y = getattr(OURS, op)(x, axis_name, **kwargs)
+    else:
+        after = {"wide": jnp.cos(x), "rest": [x[:1] != 0, 3.0]} if kind == "after" else ()
+        y = getattr(OURS, f"{op}_start")(x, axis_name, after=after, **kwargs).done(after=after)
+    equal = kwargs.get("to") == "invarying" or (op in EQUAL and "axis_index_groups" not in kwargs)
+    varying, tracked = (jax.typeof(z).manual_axis_type.varying for z in (y, lax.axis_index(axis_name)))
+    assert varying & tracked == (frozenset() if equal else tracked)
+    return y
 
 
 def pytest_generate_tests(metafunc):
+    if "case" not in metafunc.fixturenames:
+        return
     # Ops with the same arguments share a table.
     tables = [("psum", "pmean", "pmax", "pmin", "barrier"), *((op,) for op in ARGUMENTS if len(ARGUMENTS[op]) > 1)]
     options = [{"op": ops, "arguments": range(len(ARGUMENTS[ops[0]])), **OPTIONS} for ops in tables]
     pairwise.parametrize(metafunc, options, allowed)
+
+
+@jax.custom_vjp
+def unread(x):
+    """The identity. Its cotangent is a symbolic zero."""
+    return x
+
+
+unread.defvjp(lambda x: (x, None), lambda _, ct: (None,))
+
+
+@pytest.mark.parametrize("calls", ["at_once", "started"])
+def test_an_axis_of_vmap_alone(rng, calls):
+    """Which needs no shard_map."""
+    for op in ARGUMENTS if calls == "at_once" else STARTED:
+        arguments, block = ARGUMENTS[op][0](4)
+        x = rng.integers(-9, 9, (4, *block, 2)).astype(np.float32)
+        f = functools.partial(called, calls, op, axis_name=("v",), **arguments)
+        got = jax.jit(jax.vmap(f, 1, 1, axis_name="v", axis_size=4))(x.swapaxes(0, 1)).swapaxes(0, 1)
+        assert_same(got, reference.on_mesh(getattr(reference, op), x, {"v": 4}, ("v",), **arguments))
+
+
+@pytest.mark.parametrize("calls", ["at_once", "started"])
+def test_results_without_cotangents(mesh, calls):
+    """Their transposes have no calls."""
+    ops = [op for op in ARGUMENTS if op not in ORDERED and (calls == "at_once" or op in STARTED)]
+
+    def loss(x):
+        found = [OURS.reshard_in(x, "gpu", P("gpu"), P())]
+        found.append(OURS.ragged_all_to_all(x, x, *[jnp.zeros(4, int)] * 4, axis_name="gpu"))
+        for op in ops:
+            arguments, block = ARGUMENTS[op][0](4)
+            found.append(called(calls, op, jnp.full((*block, 1), x[0]), ("gpu",), **arguments))
+        return x.sum() + sum(unread(y).sum() for y in found)
+
+    x = np.ones((8, 3), np.float32)
+    f = jax.jit(on_ranks(jax.grad(loss), mesh, check_vma=False))
+    assert_same(value(f(x)), x)
+    assert "@jaxcomm_" not in f.lower(x).as_text()
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
@@ -189,7 +239,8 @@ def test_options(rng, case, number):
     sizes = {"gpu": SIZES["gpu"]} if partly else SIZES
     axes = case["axes"]
     if kind in NAMED:  # not all ops take it together with other axes
-        axes = ("v",) if op in ONE_AXIS else ("v", *axes) if number % 2 else (*axes, "v")
+        alone = op in ONE_AXIS or number % 3 == 0
+        axes = ("v",) if alone else ("v", *axes) if number % 3 == 1 else (*axes, "v")
     virtual = {**sizes, "v": 2} if kind in NAMED else sizes
     n = math.prod(virtual[a] for a in axes)
     more = {}
@@ -260,7 +311,9 @@ def test_options(rng, case, number):
 
     with pairwise.environment(mesh, dtype):
         operands = place(x, P() if same else ranks), place(dx, P() if same else ranks), ct
-        got = value(jax.jit(program, donate_argnums=(0, 1) if case["donated"] else ())(*operands))
+        got = jax.jit(program, donate_argnums=(0, 1) if case["donated"] else ())(*operands)
+    assert case["mesh"] != "partly_explicit" or "node" in jax.tree.leaves(got)[0].sharding.spec
+    got = value(got)
     if not derivable:
         assert op == "pmean" or got.dtype == x.dtype
         eps = 4 * jnp.finfo(got.dtype).eps if op == "pmean" else 0

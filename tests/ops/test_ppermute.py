@@ -29,12 +29,6 @@ class TestPpermute(values.Arguments, contract.Contract):
         }
         return {(3, 5): [{"perm": perm} for perm in permutations.values()]}
 
-    def test_ranks_have_the_order_of_the_axes(self, mesh, rng):
-        """jax.lax numbers them in the order of the mesh, or raises."""
-        x, axes, more = self.integers(rng), ("gpu", "node"), {"perm": [(0, 1), (5, 2), (3, 7)]}
-        got = run(lambda x: [self.call(OURS, x, axes, algorithm=a, **more) for a in (None, "xla")], mesh, x)
-        assert_same(got, [self.oracle(x, mesh.shape, axes, **more)] * 2)
-
     def test_group_of_one(self, mesh, rng):
         """The result is not always the operand: a rank that receives nothing gets zeros."""
         x, alone = self.integers(rng), collective.make_mesh({"one": 1, "gpu": 8})

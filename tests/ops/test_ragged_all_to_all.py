@@ -30,7 +30,7 @@ OPTIONS = {
     "vectors": ["int32", "int8", "uint32", "int64"],
     "per_pair": [1, 3],
     "slices": ["apart", "overlap"],
-    "batch": ["alone", "rows", "operand", "output", "all", "cotangents"],
+    "batch": ["alone", "nothing", "rows", "operand", "output", "all", "cotangents"],
     "within": list(pairwise.WITHIN),
     "width": [2, 0],
     "donated": [False, True],
@@ -80,7 +80,8 @@ def test_options(rng, case, number):
     def batched(x, y, v):
         call = lambda x, y, *v: ragged.call(x, y, v, case["axes"], **more)  # noqa: E731
         if size == 1:
-            return call(x[0], y[0], *(w[0] for w in v))[None]
+            one = lambda _: call(x[0], y[0], *(w[0] for w in v))  # noqa: E731
+            return jax.vmap(one)(jnp.arange(1)) if batch == "nothing" else one(0)[None]
         x, at_x = (x[0], None) if of_x == 1 else (jnp.moveaxis(x, 0, 1), 1)
         y, at_y = (y[0], None) if of_y == 1 else (y, 0)
         v, at_v = ([w[0] for w in v], None) if of_v == 1 else (v, 0)
@@ -126,15 +127,6 @@ def test_options(rng, case, number):
     for i in range(2 if batch == "cotangents" else 1):
         for g, want, bound in zip(got[2:], pulled(cts64[:, i]), pulled(np.abs(cts64[:, i])), strict=True):
             pairwise.assert_close(g[:, i], want, 4 * float(jnp.finfo(dtype).eps) * bound, "vjp")
-
-
-@pytest.mark.parametrize("algorithm", [None, *OURS.algorithms("ragged_all_to_all")])
-def test_several_slices_in_one_program(line, rng, algorithm):
-    program = jax.jit(on_ranks(lambda x, y, *v: ragged.call(x, y, v, "gpu", algorithm=algorithm), line))
-    for _ in range(4):
-        vectors, rows, to_rows = ragged.slices(rng, 8, 3)
-        x, start = (rng.integers(-99, 99, (8, r, 5)).astype(np.int16) for r in (rows, to_rows))
-        assert_same(value(program(x, start, *vectors)), expected(x, start, vectors))
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(d, marks=FULL[d != "float32"]) for d in collective.ALL_DTYPES])
@@ -269,16 +261,10 @@ def test_offsets_of_empty_slices_are_ignored(line):
         ({"operand": jnp.zeros(())}, "operand and output must have rows of one shape"),
         ({"output": jnp.zeros(4, jnp.int32)}, "must have one element type, got float32 and int32"),
         ({"send_sizes": jnp.zeros(8)}, "send_sizes must have integers, got element type float32"),
-        (
-            {"recv_sizes": jnp.zeros((1, 8), int)},
-            "recv_sizes must have one dimension and at least one slice, got shape",
-        ),
+        ({"recv_sizes": jnp.zeros((1, 8), int)}, "recv_sizes must have one dimension and at least one slice"),
         ({"input_offsets": jnp.zeros(0, int)}, "input_offsets must have one dimension and at least one slice"),
         ({"output_offsets": jnp.zeros(16, int)}, "output_offsets has 16 slices, but input_offsets has 8"),
-        (
-            dict.fromkeys(ragged.VECTORS, jnp.zeros(9, int)),
-            "the 9 slices of input_offsets cannot be divided among the 8",
-        ),
+        (dict.fromkeys(ragged.VECTORS, jnp.zeros(9, int)), "the 9 slices of input_offsets cannot be divided among"),
         ({"algorithm": "ring"}, "unknown algorithm 'ring'; pass one of direct, pairwise, xla"),
         ({"axis_index_groups": [[0, 1]]}, "axis_index_groups must have each index"),
     ],

@@ -123,7 +123,10 @@ SPECS = [P(), P("a"), P("b", "a"), P(None, ("b", "a"))]
 @pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 @pytest.mark.parametrize("source", SPECS, ids=str)
 def test_as_jit_with_shardings(mesh, source, check_vma):
-    """Values and gradients are those of an identity whose shardings XLA changes. The program has no XLA collective."""
+    """Values and cotangents are those of an identity whose shardings XLA changes. There is no collective of XLA.
+
+    Types tell that all copies of x get the sum of the cotangents by the same transfer.
+    """
     x = jax.device_put(np.arange(128.0, dtype=np.float32).reshape(8, 16), NamedSharding(mesh, source))
     w = np.random.default_rng(0).integers(-8, 8, x.shape).astype(np.float32)
 
@@ -136,28 +139,17 @@ def test_as_jit_with_shardings(mesh, source, check_vma):
     def theirs(x):
         return [jax.lax.with_sharding_constraint(x * x, NamedSharding(mesh, spec)) for spec in SPECS]
 
-    def loss(f):
-        return jax.jit(jax.value_and_grad(lambda x: sum(jnp.sum(y * w * (i + 1)) for i, y in enumerate(f(x)))))
+    def pulled(f):
+        return jax.jit(lambda x, cts: jax.vjp(f, x)[1](cts)[0])
 
-    compiled = jax.jit(ours).lower(x).compile()
+    cts = [jax.device_put(w * (i + 1), NamedSharding(mesh, spec)) for i, spec in enumerate(SPECS)]
+    compiled, back = jax.jit(ours).lower(x).compile(), pulled(ours).lower(x, cts).compile()
     for got, wanted, spec in zip(compiled(x), jax.jit(theirs)(x), SPECS, strict=True):
         assert got.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
         same(got, wanted)
-    assert not re.findall(COLLECTIVES, compiled.as_text())
-    for got, wanted in zip(loss(ours)(x), loss(theirs)(x), strict=True):
-        same(got, wanted)
-
-
-def test_gradients_under_types_need_no_collective_of_xla(mesh):
-    """All copies of x get the sum of the cotangents by the same transfer."""
-
-    def body(x, v):
-        return jax.vjp(lambda x: reshard_in(x, AXES, P("a"), P(None, "b")), x)[1](v)[0]
-
-    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("a"), P(None, "b")), out_specs=P("a")))
-    x = np.arange(32.0, dtype=np.float32).reshape(4, 8)
-    same(f(x, 3 * x), 3 * x)
-    assert not re.findall(COLLECTIVES, f.lower(x, x).compile().as_text())
+    same(back(x, cts), pulled(theirs)(x, cts))
+    for program in (compiled, back) if check_vma else (compiled,):
+        assert not re.findall(COLLECTIVES, program.as_text())
 
 
 def test_transformations(mesh):
@@ -194,10 +186,14 @@ def test_an_axis_of_vmap():
     for i, rank in enumerate([3, 0, 2]):
         rows[rank, : len(x[3 * i : 3 * i + 3])] = x[3 * i : 3 * i + 3]
     move = functools.partial(reshard_in, axis_name="v", source=source, destination=destination, shape=x.shape)
-    got = jax.vmap(move, axis_name="v")(rows)
+    got = jax.vmap(move, 1, 2, axis_name="v")(rows.swapaxes(0, 1))
     wanted = np.zeros((4, 7, 2), np.int32)
     wanted[1], wanted[0] = x[:, :2], x[:, 2:]
-    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(got, np.moveaxis(wanted, 0, 2))
+    # The same operand on all ranks: the ranks 2 and 3 have its rows, and every rank gets the whole.
+    pair = RankSharding(np.array([2, 3]), ("r",), P("r"))
+    got = jax.vmap(lambda _: reshard_in(x[:4], "v", pair, P()), axis_name="v")(rows)
+    np.testing.assert_array_equal(got, np.tile(x[:4], (4, 2, 1)))
 
 
 @pytest.mark.parametrize(
@@ -206,8 +202,12 @@ def test_an_axis_of_vmap():
         ({"source": P("z")}, ValueError, r"source must name each axis of \('a', 'b'\) .* got P\('z'"),
         ({"destination": P("a", "a")}, ValueError, "destination must name each axis"),
         ({"destination": P(None, None, "a")}, ValueError, "more entries than an array of 2 dimensions"),
-        ({"source": RankSharding(np.array([0, 8]), ("r",), P("r"))}, ValueError, "integers from 0 to 7, got"),
-        ({"source": RankSharding(np.array([1, 1]), ("r",), P("r"))}, ValueError, "different integers"),
+        *(
+            ({"source": RankSharding(np.array(ranks), ("r",), P("r"))}, ValueError, "different integers from 0 to 7")
+            for ranks in ([0, 8], [-1, 0], [1, 1], [0.0, 1.0])
+        ),
+        ({"source": RankSharding(np.array([0]), ("r", "s"), P("r"))}, ValueError, r"over ranks of shape \(1,\)"),
+        ({"shape": (4.0, 8)}, TypeError, "reshard_in: shape must be an integer, got 4.0"),
         ({"shape": (5, 8)}, ValueError, r"array of shape \(5, 8\) has shape \(3, 8\) by source .* got \(4, 8\)"),
         ({"source": "a"}, TypeError, "source must be a jax.sharding.PartitionSpec or a RankSharding, got 'a'"),
         ({"algorithm": "ring"}, ValueError, "unknown algorithm 'ring'; pass one of direct, hierarchical, xla"),

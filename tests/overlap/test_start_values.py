@@ -26,7 +26,8 @@ def test_trees_empty_arrays_constants_and_groups_of_one(mesh, rng):
 
     def body(library, x):
         tree = {"a": x, "b": (x[:0], jnp.sin(1.0))}
-        return library.psum(tree, "gpu"), library.psum(2, "gpu"), library.ppermute(tree, "node", [(0, 1)])
+        more = tree | {"c": x.astype(jnp.int4)}
+        return library.psum(tree, "gpu"), library.psum(2, "gpu"), library.ppermute(more, "node", [(0, 1)])
 
     def alone(library, x):
         return [call(library, op, x, "one") for op in OPS if op not in ("ppermute", "pbroadcast")]
