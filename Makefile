@@ -196,7 +196,7 @@ run-native:
 WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_report.py \
   test_run.py test_headers.py test_includes.py test_contract.py test_layout.py test_mutation.py test_shards.py \
   multiprocess/test_launchers.py
-EVERY_MODEL := test_scripts.py test_moe.py test_moe_command.py test_moe_options.py
+EVERY_MODEL := test_scripts.py test_moe_step.py test_moe_command.py test_moe_options.py
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
   multiprocess/test_bench_processes.py multiprocess/test_strangers.py \
   $(filter-out $(EVERY_MODEL:%=models/%),$(patsubst tests/%,%,$(wildcard tests/models/test_*.py)))

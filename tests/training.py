@@ -18,7 +18,7 @@ from models.moe.train import Run  # noqa: E402
 
 OPTIONS = {
     "layers": 1, "width": 16, "heads": 2, "hidden": 16, "batch": 8, "seq": 16, "steps": 12, "warmup": 2,
-    "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 1, "save_every": 3, "sample": 8, "prompt": "def",
+    "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 2, "save_every": 3, "sample": 8, "prompt": "def",
     "data": str(ROOT / "models"),
 }  # fmt: skip
 TINY = Config(**OPTIONS)

@@ -259,12 +259,14 @@ TEST_CASE("rows reach their slots and come back") {
   for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
     for (const auto& [n, nodes] : {std::pair(1, 1), {3, 1}, {3, 3}, {4, 2}, {6, 2}, {6, 3}, {8, 4}, {10, 5}, {16, 2}}) {
       for (const auto& [tokens, choices] : {std::pair(0, 2), {1, 1}, {7, 3}, {5, 8}}) {
+        row_count = tokens == 7 && n < 10 ? 259 : 5;  // a payload with long rows is read once for several ranks
         const int64_t per_rank = 1 + static_cast<int64_t>(random() % 3);
         CheckAll(DrawRouting(static_cast<Kind>(k), n, tokens, choices, per_rank, 1 + random() % 4, random), nodes,
                  random);
       }
     }
   }
+  row_count = 5;
 }
 
 // Two processes of a node, or of a host whose ranks are those of several nodes, read from each other. The rows of a
@@ -319,26 +321,30 @@ TEST_CASE("numbers of rows that another process does not have are passed over") 
 
 // A peer that aborts may free its buffers at any time. Rank 0 reads the rows of rank 2 for both ranks of its process,
 // and rank 1 those of rank 3.
-TEST_CASE("a dispatch of unreadable memory does not finish") {
+TEST_CASE("a dispatch or combine of unreadable memory does not finish") {
   if (!Node::AllowSingleCopy()) return;
   std::mt19937 random(10);
   Setup setup;
   setup.locals = 4;
   const Routed c = DrawRouting(Kind::kUniform, 4, 6, 3, 2, 1, random);
-  const auto program = MakeProgram(Collective::kDispatch, setup, c);
-  const Rows x = Draw(4, c.tokens * row_count, random);
+  const Rows x = Draw(4, c.slots * row_count, random);
   const size_t bytes = x[0].size() * sizeof(float);
   void* const gone = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(gone != MAP_FAILED);
-  const std::vector<int32_t> index(c.order[0].size());
-  for (const int32_t dead : {2, 3}) {
-    Rows got(4, std::vector<float>(c.slots * row_count));
+  const std::vector<int32_t> first(c.order[0].size());
+  for (const auto& [collective, dead] : {std::pair(Collective::kDispatch, 2),
+                                         {Collective::kDispatch, 3},
+                                         {Collective::kCombine, 2},
+                                         {Collective::kCombine, 3}}) {
+    const auto program = MakeProgram(collective, setup, c);
+    Rows got = x;
     std::vector<RankBuffers> buffers(4);
     std::vector<std::vector<std::atomic<uint32_t>>> signals;
     for (int32_t r = 0; r < 4; ++r) {
       buffers[r].input = r == dead ? static_cast<const char*>(gone) : reinterpret_cast<const char*>(x[r].data());
       buffers[r].output = reinterpret_cast<char*>(got[r].data());
-      buffers[r].index = index.data();
+      buffers[r].index = (collective == Collective::kDispatch ? first : c.slot[r]).data();
+      buffers[r].expert = c.ids[r].data();
       buffers[r].local = r < 2;
       buffers[r].input_pid = r < 2 ? 0 : getpid();
       signals.emplace_back(4);

@@ -77,7 +77,8 @@ def test_vmap_twice(rng):
             jax.vmap(jax.vmap(scatter, (None, 0)))(stack(y), stack(stack(u))),
             jax.vmap(jax.vmap(gather), (0, None))(stack(stack(x)), stack(w)),
             jax.vmap(jax.vmap(scatter), (0, None))(stack(stack(y)), stack(u)),
-            jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4)),
+            jax.vmap(lambda s: (gather(x * s, (w, w * s)), gather(x, (w, w * s))))(jnp.arange(1.0, 4)),
+            jax.vmap(lambda a: jax.vjp(lambda w: gather(a, w), w)[1](y @ u))(stack(x)),  # of one cotangent
         )
 
     against_lax(program, rng, rtol=1e-4)

@@ -74,12 +74,17 @@ def test_sums_of_bfloat16(rng):
         _, pull = jax.vjp(gathers(algorithm="ring"), x, u)
         _, of_wide = jax.vjp(gathers(algorithm="ring", preferred_element_type=jnp.float32), x, u)
         wide = 257 * operands[-1]  # not a bfloat16
-        return scatters(algorithm="ring")(y, u), pull(ct)[1], of_wide(wide)[1]
+        half, of = u // 2, [gathers(algorithm=name) for name in ("ring", "unfused")]
+        two = [jax.vjp(lambda x, f=f: f(x, (half, -half)), x)[1]((ct, ct - ct % 2))[0] for f in of]
+        return scatters(algorithm="ring")(y, u), pull(ct)[1], of_wide(wide)[1], two
 
     def rounded(a):
         return np.float32(a.astype(jnp.bfloat16))
 
-    sums, dw, dw_of_wide = run(body, line_of(n), x, y, u, ct)
+    sums, dw, dw_of_wide, two = run(body, line_of(n), x, y, u, ct)
+    # Of two terms, each of which bfloat16 does not have. It has their sum.
+    small = np.einsum("rmf,rkf->mk", ct % 2, u // 2).reshape(n, m, k).astype(jnp.bfloat16)
+    assert_same(two, [small, small])
     exact = np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct)
     assert_same(dw, exact.astype(jnp.bfloat16))
     assert_same(dw_of_wide, (257 * exact).astype(jnp.bfloat16))

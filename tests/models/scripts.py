@@ -117,14 +117,9 @@ def _one_device(config, steps):
 def train_one_device(steps, config):
     """(losses, norms of the gradients) of the same model without any collective, by optax alone."""
     if not getattr(config, "experts", 0):  # the same for all scripts and layouts
-        config = tp.Config(**{**SIZES, "clip": config.clip, "layers": config.layers}, layout="1x1")
+        given = {name: getattr(config, name) for name in (*SIZES, "clip")}
+        config = tp.Config(**given, layout="1x1")
     return _one_device(config, steps)
-
-
-def loss_of_one_device(config):
-    """The loss of the first parameters, on the whole batch."""
-    graphdef, _, init = lm.structure(config)
-    return jax.jit(lambda: lm.loss(nnx.merge(graphdef, init()), tokens(config)))()
 
 
 def gradients_of_one_device(config):

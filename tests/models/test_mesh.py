@@ -11,16 +11,6 @@ from models.mesh import train
 full = pytest.mark.full
 
 
-def test_an_evaluation_has_one_sum_of_losses():
-    """The prediction's; that of the balancing loss is not needed."""
-    config = tiny("mesh", layout="1x2x1x1", experts=2, microbatches=1)
-    program = scripts.program(config)
-    found = scripts.collectives(program.evaluate, jax.eval_shape(program.init)[0], scripts.tokens(config))
-    assert found.pop("all_reduce") == 1
-    of_experts = {"dispatch", "combine", "moe_check", "moe_count", "moe_place", "moe_slices"}
-    assert found.keys() == {"all_gather", *of_experts}
-
-
 @pytest.mark.parametrize("experts", [0, 4])
 def test_each_rank_holds_its_share_of_the_state(experts):
     """Matrices and optimiser state in 8 parts; an expert on one rank of its stage."""
@@ -49,11 +39,3 @@ def test_an_evaluation_without_the_pipeline_has_the_same_loss(tmp_path, experts,
         found[layout] = run.evaluate()["heldout_bits_per_byte"]
         run.checkpoints.close()
     assert found[""] == pytest.approx(found["1x2x1x2"], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("layout", "text"), [("1x2x2x1", "tensor 2"), ("1x1x1x2", "4 ranks"), ("2x1x1x2", "one for each stage")]
-)
-def test_a_layout_of_evaluations_has_the_same_ranks(layout, text):
-    with pytest.raises(ValueError, match=text):
-        tiny("mesh", layout="2x1x1x2", microbatches=2, eval_layout=layout)

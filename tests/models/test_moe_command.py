@@ -4,8 +4,8 @@ import dataclasses
 import math
 import os
 import pathlib
+import signal
 import sys
-import time
 import types
 from unittest import mock
 
@@ -19,29 +19,29 @@ from models.lm import data, distributed
 from models.lm import train as lm
 from models.moe import train
 
+SPEED = TINY.batch * TINY.seq  # tokens per s of a step that takes a second
+
 
 def test_text_must_fill_a_window_and_the_byte_after_it(tiny, monkeypatch):
-    class Loaded(Exception):
-        pass
-
-    def load(*arguments):
-        raise Loaded(*arguments)
-
-    monkeypatch.setattr(data, "load", load)
-    with pytest.raises(Loaded) as loaded:
+    monkeypatch.setattr(data, "load", mock.Mock(side_effect=StopIteration))
+    with pytest.raises(StopIteration):
         train.Run(tiny)
-    assert loaded.value.args == (tiny.data, tiny.heldout, tiny.seq + 1)
+    data.load.assert_called_once_with(tiny.data, tiny.heldout, tiny.seq + 1)
+
+
+def record(step):
+    return {"step": step, "loss": 1 / step, "dropped": step % 2, "tokens_per_s": round(SPEED / step, 1)}
 
 
 class Run(train.Run):
-    """A run whose steps take no time."""
+    """Continues after step 3 and 10 s. Step s takes s seconds of its clock, and nothing else takes time."""
 
     def __init__(self, out, leads=True, **options):
         self.config = dataclasses.replace(TINY, **options)
-        self.out, self.leads, self.begin = pathlib.Path(out), leads, time.monotonic()
+        self.out, self.leads, self.begin, self.clock = pathlib.Path(out), leads, 0, 10
         self.state = ({"x": np.zeros(3)},)
-        self.train_text = self.heldout_text = b"text"
-        self.step, self.records, self.did = 0, [], []
+        self.train_text, self.heldout_text = b"text", b"held out"
+        self.step, self.records, self.did = 3, [record(step) for step in (1, 2, 3)], []
         self.checkpoints = types.SimpleNamespace(close=lambda: self.did.append("close"))
 
     def any_process(self, flag):
@@ -49,7 +49,11 @@ class Run(train.Run):
 
     def advance(self):
         self.step += 1
-        return {"loss": 1.0 / self.step, "dropped": self.step % 2}
+        self.clock += self.step
+        return {"loss": self.loss(self.step), "dropped": self.step % 2}
+
+    def loss(self, step):
+        return 1 / step
 
     def log(self, **record):
         self.records.append({"step": self.step, **record})
@@ -69,22 +73,69 @@ class Run(train.Run):
 
 
 @pytest.mark.parametrize(("terminal", "leads"), [(True, True), (True, False), (False, True)])
-def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, monkeypatch, terminal, leads):
-    bars = mock.MagicMock()
+def test_progress_and_results_of_the_first_process(tmp_path, monkeypatch, capsys, terminal, leads):
+    """A bar on a terminal, else a line at most every 10 s. Losses and speeds are those of the last 20 steps."""
+    bars, run = mock.MagicMock(), Run(tmp_path, leads, steps=25, eval_every=2, save_every=3)
     monkeypatch.setattr(lm, "tqdm", bars)
+    monkeypatch.setattr(lm, "time", types.SimpleNamespace(monotonic=lambda: run.clock))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    run = Run(tmp_path, leads, steps=5, eval_every=2, save_every=3)
-    summary = lm.train(run)
+    summary, steps = lm.train(run), range(4, 26)
     options, bar = bars.call_args.kwargs, bars.return_value
-    assert (options["total"], options["initial"], bar.update.call_count) == (5, 0, 5)
+    assert (options["total"], options["initial"], bar.update.call_count) == (25, 3, 22)
     assert options["disable"] == (not (terminal and leads))
-    texts = [call.args[0].split(",")[0] for call in bar.set_postfix_str.call_args_list]
-    assert texts == [f"loss {1 / step:.3f}" for step in range(1, 6)]
+    speeds = {step: np.median([SPEED / s for s in range(max(1, step - 19), step + 1)]) for step in steps}
+    texts = {step: f"loss {1 / step:.3f}, {speeds[step]:,.0f} tokens/s" for step in steps}
+    assert [call.args[0] for call in bar.set_postfix_str.call_args_list] == list(texts.values())
+    first = (
+        "3 parameters, 8 experts per layer: node 2 x gpu 4 on cpu devices in 1 processes, collectives of jaxcomm; 4 "
+        "bytes of text, 8 held out. The first step compiles."
+    )
+    said, done = [first], []
+    for step in steps:
+        if not terminal and step not in (4, 5, 7, 9):  # the steps before have taken 4, 9, 7 and 9 s since the last line
+            said.append(f"step {step}: {texts[step]}")
+        if step % 2 == 0:
+            said.append(f"step {step}: held-out 2.000 bits per byte")
+            done.append(f"evaluate {step}")
+        done += [f"save {step}"] * (step % 3 == 0)
+    assert capsys.readouterr().out.splitlines() == said * leads
     # The last step is saved and evaluated once, with any intervals.
-    ended = ["evaluate 2", "save 3", "evaluate 4", "save 5", "close", "evaluate 5"]
-    assert run.did == ended + ["plot"] * leads
-    assert summary["train_loss"] == pytest.approx(np.mean([1 / step for step in range(1, 6)]))
-    assert (summary["steps"], summary["sample"], summary["train_dropped"]) == (5, b"sample", 0.6)
+    assert run.did == [*done, "save 25", "close", "evaluate 25", *["plot"] * leads]
+    assert run.records == [record(step) for step in range(1, 26)]
+    loss = np.mean([1 / step for step in range(6, 26)])
+    assert summary == {
+        "steps": 25, "train_loss": pytest.approx(loss), "tokens_per_s": pytest.approx(speeds[25]), "seconds": 10 + 319,
+        "train_dropped": 13 / 25, "heldout_bits_per_byte": 2.0, "heldout_dropped": 0.5, "sample": b"sample",
+    }  # fmt: skip
+    assert ", ".join(run.report(summary)) == (
+        f"25 steps, training loss {loss:.3f} ({loss / math.log(2):.3f} bits per byte), held-out 2.000 bits per byte, "
+        f"52.00% of the choices dropped (50.00% held-out), {speeds[25]:.0f} tokens/s, 329 s. Files: {tmp_path}/"
+        "{checkpoints,config.json,loss.png,metrics.jsonl,sample.txt}"
+    )
+    assert capsys.readouterr().out == "--- sample ---\nsample\n--- end of sample ---\n"
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path):
+    run = Run(tmp_path)
+    run.loss = lambda step: math.nan if step == 6 else 1.0
+    with pytest.raises(FloatingPointError, match="loss nan at step 6: try a smaller --lr"):
+        lm.train(run)
+    assert run.records[-1]["step"] == 6 and run.did == ["evaluate 4"]
+
+
+def test_a_second_interrupt_stops_at_once():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), distributed.Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt.asked
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with distributed.Interrupt():
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):

@@ -2,12 +2,13 @@
 
 import dataclasses
 import pathlib
+import types
 
 import jax
 import numpy as np
 import plain
 import pytest
-from training import TINY
+from training import TINY, flags
 
 from models.lm.train import make_mesh
 from models.moe import decode, generate, train
@@ -54,15 +55,29 @@ def test_sampled_text_does_not_depend_on_the_mesh():
     assert continued(config, [b"def"] * 9, 20, seed=1)[1] != texts
 
 
-def test_the_command_continues_a_run_and_prints_the_speed(alone, capsys):
+def test_the_command_continues_a_run_and_prints_the_speed(alone, capsys, monkeypatch):
+    """The second text of each batch takes 3 s, and the first one, which compiles, 1 s and 100 s."""
     out, _, summary = alone
+    times = iter([0, 1, 1, 4, 4, 104, 104, 107])
+    monkeypatch.setattr(generate, "time", types.SimpleNamespace(perf_counter=lambda: next(times)))
     options = ["--out", str(out), "--tokens", str(TINY.sample), "--temperature", str(TINY.temperature)]
     texts = generate.main([*options, "--batch", "1", "9"])
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in printed[:2]] == [["batch", "1:"], ["batch", "9:"]]
-    assert all("tokens/s" in line and "on 2x4 cpu devices" in line for line in printed[:2])
     assert len(texts) == 9 and texts[0] == summary["sample"]
-    assert texts[0].decode(errors="replace") in "\n".join(printed)
+    steps, text = len(TINY.prompt) + TINY.sample - 1, texts[0].decode(errors="replace")
+    speeds = [
+        f"batch {n}: {n * steps / 3:.0f} tokens/s, {1000 * 3 / steps:.2f} ms per step, on 2x4 cpu devices\n"
+        for n in (1, 9)
+    ]
+    assert capsys.readouterr().out == f"{speeds[0]}{speeds[1]}--- text ---\n{text}\n--- end of text ---\n"
+
+
+def test_options_replace_those_of_the_run(tmp_path):
+    dataclasses.replace(TINY, batch=16).save(tmp_path / "config.json")
+    given = {"prompt": "x", "temperature": 0.5, "layout": "1x4", "comm": "lax"}
+    config, options = generate.parse([*flags(out=tmp_path, **given), "--batch", "2", "3"])
+    assert (options.batch, options.tokens, options.out) == ([2, 3], 200, str(tmp_path))
+    assert config == dataclasses.replace(TINY, batch=TINY.experts, **given)
+    assert generate.parse(flags(out=tmp_path))[0] == dataclasses.replace(TINY, batch=TINY.experts, temperature=0.0)
 
 
 def test_wrong_options_are_named(tmp_path, capsys):

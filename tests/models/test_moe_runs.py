@@ -14,6 +14,7 @@ import pytest
 from training import OPTIONS, TINY, flags, metrics, train_here
 
 import jaxcomm
+from models.lm import comm as comm_lib
 from models.lm import config as config_lib
 from models.lm import data
 from models.lm import train as lm
@@ -73,7 +74,8 @@ def test_evaluation_equals_that_of_one_device(alone):
     """On evenly spaced windows of the held-out text, with the last saved parameters."""
     out, run, summary = alone
     text = run.heldout_text
-    starts = [(len(text) - TINY.seq - 1) * i // (TINY.batch - 1) for i in range(TINY.batch)]
+    count = TINY.eval_batches * TINY.batch
+    starts = [(len(text) - TINY.seq - 1) * i // (count - 1) for i in range(count)]
     tokens = np.stack([text[start : start + TINY.seq + 1] for start in starts]).astype(np.int32)
     params = jax.device_put(jax.device_get(run.state[0]), jax.devices()[0])
     found = jax.jit(plain.metrics, static_argnums=(2, 3))(params, tokens, TINY, None)
@@ -111,17 +113,17 @@ def test_each_step_uses_other_windows():
 
 
 def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
+    """Files of an earlier run are not continued without --resume."""
     out = tmp_path / "run"
+    (out / "checkpoints" / "99").mkdir(parents=True)
+    (out / "metrics.jsonl").write_text('{"step": 99, "loss": 1}\n')
     options = {**OPTIONS, "data": text_folder, "out": out, "steps": 25, "eval_every": 100, "save_every": 100}
     assert lm.main(train.Config, train.build, flags(**options), train.Run) == 0
     values = [record["loss"] for record in metrics(out) if "loss" in record]
     assert len(values) == 25
     assert np.mean(values[-3:]) < 0.75 * values[0]
-    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert checkpoints(out) == [25]
-    printed = capsys.readouterr().out
-    for part in ("25 steps", "held-out", "0.00% of the choices dropped (0.00% held-out)", "tokens/s", str(out)):
-        assert part in printed.splitlines()[-1]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("25 steps, training loss ")
     sample = (out / "sample.txt").read_bytes()
     assert sample.startswith(b"def") and len(sample) == 3 + TINY.sample
     options = json.loads((out / "config.json").read_text())
@@ -142,8 +144,10 @@ def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
 def test_direct_sums_need_one_node(ranks, asked, chosen, monkeypatch):
     """Nodes can't read each other's memory. The hierarchical plan of equal nodes adds in the order of one process."""
     monkeypatch.setattr(jaxcomm, "topology", lambda: types.SimpleNamespace(ranks=ranks))
-    monkeypatch.setattr(jaxcomm, "psum", lambda x, axes, algorithm: algorithm)
-    assert train.load_comm(dataclasses.replace(TINY, psum=asked)).psum(0, "i") == chosen
+    for name in comm_lib.SUMS:
+        monkeypatch.setattr(jaxcomm, name, lambda x, axes, algorithm: algorithm)
+    found = train.load_comm(dataclasses.replace(TINY, psum=asked))
+    assert {getattr(found, name)(0, "i") for name in comm_lib.SUMS} == {chosen}
 
 
 def test_windows_reach_both_ends_of_the_text():

@@ -12,13 +12,6 @@ from models.lm import model as lm
 full = pytest.mark.full
 
 
-def test_loss_of_one_round_is_that_of_one_device():
-    """The last stage counts no loss before it has the first microbatch. With several rounds, no loss is due then."""
-    config = tiny("pp", layout="2x1", layers=2, rounds=1, microbatches=2)
-    found = scripts.program(config).evaluate(scripts.first_state(config)[0], scripts.tokens(config))["loss"]
-    assert float(found) == pytest.approx(float(scripts.loss_of_one_device(config)), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("script", "options"),
     [

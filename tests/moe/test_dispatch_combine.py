@@ -56,15 +56,6 @@ def test_pytrees_per_choice_and_sizes(line, rng):
             assert_same(back, {n: np.where(here[n], v, np.zeros_like(v)).astype(v.dtype) for n, v in x.items()})
 
 
-def test_padding_stays_zero_next_to_nan(line, rng):
-    ids = ids_of("holes", rng, 8, 5, 2, 16)
-    x = np.full((8, 5, 3), np.nan, np.float32)
-    slot, _, capacity = oracle.route(ids, 16, align=8)
-    rows = run(lambda i, x: through(i, x, experts=16, align=8)[0], line, ids, x)
-    assert_same(rows, oracle.dispatch(x, ids, slot, capacity, 16))
-    assert (rows == 0).any()
-
-
 @pytest.mark.parametrize("reduce", ["node", "home"])
 @pytest.mark.parametrize(("dtype", "algorithm"), [("bfloat16", None), ("complex64", "direct"), ("complex64", None)])
 def test_order_of_sums(mesh, rng, dtype, algorithm, reduce):
@@ -110,16 +101,32 @@ def test_weights_of_float32_keep_their_digits(line, rng):
 
 
 def test_gradients_of_rows_round_once(line, rng):
-    """The product of a cotangent in bfloat16 and a weight in float32."""
+    """The product of a cotangent in bfloat16 and a weight in float32. Some leaves have no tangent or no cotangent."""
     ids = ids_of("uniform", rng, 8, 16, 1, 16)
     x, ct = (rng.standard_normal((8, 16, 4)).astype(jnp.bfloat16) for _ in range(2))
     weights = rng.standard_normal(ids.shape).astype(np.float32)
 
     def body(ids, x, w, ct):
-        return jax.vjp(lambda x: through(ids, x, w, experts=16)[1], x)[1](ct)[0]
+        def f(x, unused):
+            r = moe.route(ids, "gpu", num_experts=16)
+            return moe.combine(moe.dispatch([ids, 0 * x, x, unused, x], r)[2], r, w)
+
+        return jax.vjp(f, x, x)[1](ct)
 
     want = (ct.astype(np.float32) * weights).astype(jnp.bfloat16)
-    assert_same(run(body, line, ids, x, weights, ct), want, bits=True)
+    assert_same(run(body, line, ids, x, weights, ct), (want, np.zeros_like(want)), bits=True)
+
+
+def test_complex_weights(line, rng):
+    ids = ids_of("uniform", rng, 8, 4, 2, 16)
+    x, w, ct = (pairwise.elements(rng, shape, "complex64")[0] for shape in ((8, 4, 3), (8, 4, 2), (8, 4, 3)))
+
+    def body(ids, x, w, ct):
+        y, pull = jax.vjp(lambda x, w: through(ids, x, w, experts=16)[1], x, w)
+        return y, *pull(ct)
+
+    factor, of_w = w.sum(2, keepdims=True), np.repeat((x * ct).sum(2, keepdims=True), 2, 2)
+    assert_same(run(body, line, ids, x, w, ct), (x * factor, ct * factor, of_w), rtol=1e-5)
 
 
 @pytest.mark.parametrize("slot", [0, 2])
@@ -134,17 +141,6 @@ def test_a_row_beside_those_of_a_rank_is_refused(line, slot):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"row {slot} of expert 0 does not belong to this rank"):
         run(body, line, ids, np.ones((8, 1, 2), np.float32))
-
-
-def test_gradient_of_small_floats_is_refused(line):
-    ids, x = np.zeros((8, 2, 1), np.int32), np.ones((8, 2, 4), np.float32)
-
-    def body(ids, x):
-        f = lambda x: through(ids, x.astype(jnp.float8_e4m3fn), experts=8)[1].astype(jnp.float32).sum()  # noqa: E731
-        return jax.grad(f)(x)
-
-    with pytest.raises(TypeError, match="a gradient of float8_e4m3fn would be rounded"):
-        run(body, line, ids, x)
 
 
 @pytest.mark.parametrize(("field", "dtype"), [("table", jnp.float32), ("slot", jnp.int8)])
@@ -187,6 +183,9 @@ def batched(call):
         (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros(4)), ValueError, "weights must have shape .4, 2., got"),
         (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2), int)), TypeError, "weights must have floats"),
         (lambda r: moe.combine(jnp.zeros((64, 2), int), r, jnp.zeros((4, 2))), TypeError, "rows must have floats"),
+        (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.ones((4, 2), complex)), TypeError, "weights are complex"),
+        (lambda r: jax.grad(lambda x: moe.dispatch(x, r).astype(float).sum())(jnp.ones(4, "float8_e4m3fn")),
+         TypeError, "dispatch at .* a gradient of float8_e4m3fn would be rounded"),
         (
             lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2)), per_choice=True),
             ValueError,

@@ -1,11 +1,13 @@
 """route_and_dispatch: places, rows and errors, against loops of NumPy and route()."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from harness import OURS, assert_same, run
+from harness import OURS, assert_same, on_ranks, run
 from oracle import ids_of
 from test_routing import FIELDS, check
 
@@ -38,18 +40,28 @@ def test_routing_and_payloads_of_several_types(line, rng, options, kind):
     assert_same(rows, {name: oracle.dispatch(v, ids, slot, capacity, 16) for name, v in x.items()}, bits=True)
 
 
-def test_every_rank_reports_an_overflow_and_unknown_experts(line, rng):
-    ids = np.zeros((8, 4, 2), np.int32)
-    x = np.ones((8, 4, 3), np.float32)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 0 gets 64 rows, but capacity is 63"):
-        both(line, ids, x, 8, capacity=63)
-    ids[5, 1, 1] = 8
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 5 has 1 expert ids that are not below num_experts=8"):
-        both(line, ids, x, 8)
-    ids[5, 1, 1] = 7
-    both(line, ids, x, 8, capacity=63)  # the next call works
-
-
 def test_one_shot_drops_nothing(line):
     with pytest.raises(ValueError, match="needs on_overflow='raise'"):
         both(line, np.zeros((8, 4, 2), np.int32), np.ones((8, 4, 3), np.float32), 8, on_overflow="drop")
+
+
+def test_transfers_of_all_functions_and_derivatives_have_the_options_of_the_call(line):
+    def body(ids, x):
+        r = moe.route(ids, "gpu", num_experts=8)
+
+        def f(x, **how):
+            rows = [moe.dispatch_quantized(x, r, **how), moe.dispatch(x, r, **how)]
+            for overflow in ("raise", "drop"):
+                rows.append(moe.route_and_dispatch(x, ids, "gpu", num_experts=8, on_overflow=overflow, **how)[0])
+            return [jnp.sum(moe.combine(y, r, jnp.ones((2, 1)), **how)) for y in rows]
+
+        def total(x):
+            return jnp.sum(jnp.stack(f(x, algorithm="direct", max_sms=3) + f(x, max_sms=3)))
+
+        return jax.value_and_grad(total)(x), jax.jvp(total, (x,), (x,))
+
+    args = jax.ShapeDtypeStruct((8, 2, 1), jnp.int32), jax.ShapeDtypeStruct((8, 2, 4), jnp.float32)
+    text = jax.jit(on_ranks(body, line)).lower(*args).as_text()
+    calls = re.findall(r"custom_call @jaxcomm_((?:dispatch|combine)\b.*)", text)
+    assert all("max_sms = 3 " in call for call in calls)
+    assert len(calls) == 2 * sum('algorithm = "direct"' in call for call in calls) >= 64

@@ -140,7 +140,7 @@ PYTHON_TESTS = {
     "jaxcomm/info/": "tests/test_info.py",
     "jaxcomm/": "tests/test_{0}.py",
     "models/lm/": "tests/models/test_moe_options.py tests/models/test_moe_command.py tests/models/test_scripts.py",
-    "models/moe/": "tests/models/test_moe_step.py tests/models/test_moe.py tests/models/test_moe_runs.py",
+    "models/moe/": "tests/models/test_moe_step.py tests/models/test_moe_runs.py",
 }
 
 
