@@ -247,6 +247,9 @@ TEST_CASE("reads of two leases take turns") {
   callback.Leave();
   CHECK(WaitFor(*reader, reads[0]).ok() && reader->Progress(reads[1]).first > 2 * kSize);
   CHECK(WaitFor(*reader, reads[1]).ok());  // it writes there
+  reader->Disconnect(opened.peer);
+  WaitUntil([&] { return source->stats().num_leases == 0; });
+  CHECK(source->stats().source.expired == 0);
 }
 
 // The endpoint's thread is in a callback, so the waiting thread gets the answer, without memory from some step on.
@@ -331,20 +334,23 @@ TEST_CASE("an open with a read that fails counts once") {
   check("x", piece, Code::kLost);
 }
 
-TEST_CASE("a read goes to the next source if the first one was just disconnected") {
+TEST_CASE("a read goes to the next source that was not disconnected, also later") {
   const std::shared_ptr<Endpoint> reader = Make("reader", false);
   std::vector<int32_t> memory(10, 7), into(10);
   const Piece piece{0, {{0}, {10}}};
   std::vector<std::shared_ptr<Endpoint>> sources;
   std::vector<ReadSource> from;
-  for (const char* const name : {"first", "second"}) {
+  for (const char* const name : {"first", "second", "third", "last"}) {
     sources.push_back(Make(name, false));
-    const Opened opened(*sources.back(), *reader, Version(1, memory));
+    Exposure exposure = Version(1, memory);
+    exposure.ready = {name[0] == 'l'};
+    const Opened opened(*sources.back(), *reader, std::move(exposure));
     from.push_back({opened.peer, opened.lease, {piece}, {piece}});
   }
-  InCallback callback(*reader, *sources[1], from[1].peer, 1, memory);  // else its thread would notice
-  reader->Disconnect(from[0].peer);
+  InCallback callback(*reader, *sources[3], from[3].peer, 1, memory);  // else its thread would notice
+  for (const size_t i : {0, 2}) reader->Disconnect(from[i].peer);
   const std::shared_ptr<Call> read = reader->Read({from}, {ArrayOf(into)})[0];
+  reader->Disconnect(from[1].peer);
   callback.Leave();
   CHECK(WaitFor(*reader, read).ok() && into == memory);
 }

@@ -182,7 +182,7 @@ def test_tickets_are_for_one_pull(pair):
         transfer.pull(reader, other.ticket, reader.allocate(1))
     forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
-    assert not forever.done
+    assert not forever.done and pair[0].stats()["leases_expired"] == 1
     with pytest.raises(transfer.NotFound):
         transfer.pull(reader, late.ticket, reader.allocate(1))
     with pytest.raises(transfer.NotFound):

@@ -24,8 +24,6 @@ import jaxcomm
 from jaxcomm import transfer
 from jaxcomm.transfer._endpoint import Limit
 
-LEASE_S = 4.0  # renewed three times as often: a slow machine must not let it expire
-
 
 @pytest.fixture
 def reader():
@@ -94,7 +92,7 @@ def test_a_reader_of_pages_that_is_stopped(shared_memory):
 
     It asks for a longer lease than the source grants.
     """
-    limits = transfer.Limits(lease_s=600.0, max_lease_s=LEASE_S)
+    limits = transfer.Limits(lease_s=600.0, max_lease_s=4.0)  # a slow machine must not let it expire before
     with offered(shared_memory, limits) as (endpoint, pool, pages, offer), job(decode, shared_memory, 600.0) as reader:
         reader.send(offer.ticket)
         assert reader.receive() == "layer 0"
@@ -234,6 +232,7 @@ def test_the_limit_of_a_call_is_that_of_all_its_waits(reader, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             lease.wait(read, Limit(LIMIT_S))
         signal.signal(signal.SIGUSR1, default)
+        assert not read.done
         late = Limit(LIMIT_S)
         late._ends -= LIMIT_S
         with pytest.raises(transfer.TransferTimeout, match=rf"within {LIMIT_S} s \(timeout_s\)"):
