@@ -223,7 +223,6 @@ def test_memory_is_used_again_once_nobody_has_it(pair):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar_counts_all_bytes_once(pair, monkeypatch, terminal):
-    """Of two arrays with a read each."""
     bars, x = mock.MagicMock(), np.ones(1 << 18)
     bar = bars.return_value.__enter__.return_value
     bar.n = 0  # always: the bar is told the whole amounts
