@@ -281,9 +281,10 @@ void Reader::OnLost(int peer, const std::string& why) {
 }
 
 std::vector<WaitingCall> Reader::Waiting() const {
+  const auto now = Clock::now();
   std::vector<WaitingCall> waiting;
   for (const auto& [id, call] : calls_) {
-    const std::chrono::duration<double> seconds = Clock::now() - call->began;
+    const std::chrono::duration<double> seconds = now - call->began;
     waiting.push_back(
         {call->peer, call->answer, call->key, call->version, seconds.count(), call->received_bytes, call->total_bytes});
   }

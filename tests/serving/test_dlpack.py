@@ -10,8 +10,8 @@ def test_views_of_fetched_arrays_share_memory_and_survive_donation():
     values = np.arange(1024, dtype=np.float32)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with (
-        transfer.Endpoint("a", secret="secret of the tests") as a,
-        transfer.Endpoint("b", secret="secret of the tests") as b,
+        transfer.Endpoint("a", secret="the least secret") as a,
+        transfer.Endpoint("b", secret=b"the least secret") as b,
     ):
         transfer.publish(a, "weights", {"x": values, "y": values}, 1)
         fetched = transfer.fetch(b, transfer.Group(a.address), "weights", 1, {"x": None, "y": device}).result()

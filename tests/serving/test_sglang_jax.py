@@ -75,7 +75,7 @@ def test_caches_arrive_in_another_sharding_until_they_are_released(managers):
     with pytest.raises(ValueError, match=r"float32\(4, 6\), expected int32\(4, 6\)"):
         decode(managers, "first", np.int32)
     wrapper.release("first")
-    with pytest.raises(transfer.VersionGone):
+    with pytest.raises(transfer.VersionGone, match="'first' version 0 of endpoint 'prefill'"):
         decode(managers, "first", np.float32)
     np.testing.assert_array_equal(decode(managers, "second", np.float32)["kv"], -values)
     with pytest.raises(transfer.NotFound):

@@ -107,8 +107,9 @@ def test_a_round_swaps_once(integration, endpoints):
 
     async def run():
         metadata = await source.prepare_weight_sync(request_of(1))
-        offered = [(v.name, v.shape, v.item_size) for v in metadata[0].variables]
-        assert offered == [("['scale']", (1,), 4), ("['up']", (12, 2), 4)]
+        await source.prepare_weight_sync(request_of(2))  # the version before stays
+        offered = [tuple(vars(each).values()) for each in metadata[0].variables]
+        assert offered == [("['scale']", (1,), (1,), (0,), 4), ("['up']", (12, 2), (1, 1), (1, 0), 4)]
         request, worker = request_of(1, metadata), sampler.worker
         await worker.pre_weight_sync(request)
         await worker.weight_sync(request)

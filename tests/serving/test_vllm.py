@@ -80,7 +80,7 @@ def load(vllm, engine, name, prompt, params, local_tokens=0):
     """Loaded tokens and number of invalid blocks. Whatever was loaded, the cache is right in the end."""
     request = engine.request(name, prompt, params)
     loaded, invalid = engine.load(request, local_tokens)
-    assert invalid in (set(), set(request.blocks))
+    assert invalid in (set(), set(request.blocks)) and not engine.worker.get_block_ids_with_load_errors()
     for layer, got in enumerate(engine.blocks(request.blocks, len(prompt))):
         np.testing.assert_array_equal(got, vllm.toy.cache_of(prompt, layer), err_msg=f"{name} layer {layer}")
     engine.free += request.blocks
@@ -89,10 +89,11 @@ def load(vllm, engine, name, prompt, params, local_tokens=0):
 
 def test_decode_loads_what_prefill_has_computed(vllm, engines):
     """Other block sizes and devices. The pool of the prefill engine has pages for one long prompt only."""
-    prefill = engines("kv_producer", 4, jax.devices()[:4], pool_pages=8)
+    prefill = engines("kv_producer", 4, jax.devices()[:4], pool_pages=8, listen="127.0.0.2:0")
     decode = engines("kv_consumer", 8, jax.devices()[4:6])
     prompts = {"a": list(range(3, 32)), "b": list(range(40, 69)), "c": [5, 4, 3]}
     params = {"a": prefill.prefill(prefill.request("a", prompts["a"]))}
+    assert params["a"]["remote_address"].startswith("tcp://127.0.0.2:")
     prefill.until(lambda: prefill.worker.worker._pool.num_free == 0)
     params["b"] = prefill.prefill(prefill.request("b", prompts["b"]))  # waits for the pages of the first one
     assert load(vllm, decode, "a", prompts["a"], params["a"]) == (29, 0)
@@ -102,6 +103,20 @@ def test_decode_loads_what_prefill_has_computed(vllm, engines):
     params["c"] = prefill.prefill(prefill.request("c", prompts["c"]))
     assert load(vllm, decode, "c", prompts["c"], params["c"]) == (3, 0)
     assert (decode.worker.worker._pool.num_free, len(decode.free), len(prefill.free)) == (24, 24, 24)
+
+
+def test_what_is_offered_when_a_request_ends(vllm, engines):
+    producer, consumer = engines("kv_producer", 4, jax.devices()[:1]), engines("kv_consumer", 4, jax.devices()[:1])
+    capped, stopped = "FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"
+    ends = (producer, capped, 8, 8), (producer, capped, 11, 10), (producer, stopped, 10, 0), (consumer, capped, 10, 0)
+    for engine, status, computed, tokens in ends:
+        request = engine.request("a", list(range(10)))
+        request.num_computed_tokens, request.status.name = computed, status
+        offers, params = engine.scheduler.request_finished(request, [5, 6, 7, 8])
+        assert (offers, params and params["remote_tokens"]) == (tokens > 0, tokens or None)
+        for want in ([([5, 6, 7][: -(-tokens // 4)], tokens)] if tokens else [], []):  # once
+            sends = engine.scheduler.build_connector_meta(None).sends.values()
+            assert [(send.blocks, send.tokens) for send in sends] == want
 
 
 def test_what_is_here_before_is_not_loaded(vllm, engines):

@@ -52,16 +52,6 @@ def replica(pipe, shards_of=_weights._shards):
         pipe.recv()
 
 
-def prefill(pipe, shared_memory):
-    """Offers a page whose first layer is ready. Its second one never is."""
-    with transfer.Endpoint("prefill", secret=SECRET, shared_memory=shared_memory) as endpoint:
-        pool = transfer.PagePool(endpoint, LAYOUT, 4)
-        offer = transfer.offer(pool, pool.allocate(1), streamed=True)
-        offer.mark_ready(0)
-        pipe.send(offer.ticket)
-        pipe.recv()
-
-
 def large_offer(endpoint, streamed=False):
     """Pages with other numbers in each element and layer."""
     pool = transfer.PagePool(endpoint, LARGE, 2)

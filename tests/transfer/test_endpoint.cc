@@ -1,7 +1,10 @@
 // Endpoints of one process under threads that publish, read, cancel, withdraw and disconnect at random.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
@@ -128,9 +131,9 @@ TEST_CASE("an endpoint whose Unix socket is not found costs one descriptor") {
   const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
   std::string address = source->address();
   address.back() = address.back() == '0' ? '1' : '0';
-  const int64_t before = Descriptors();
+  const int64_t most = Descriptors() + 20;
   for (int i = 0; i < 40; ++i) reader->Disconnect(ValueOf(reader->Connect(address)));
-  WaitUntil([&] { return Descriptors() <= before + 20; });
+  WaitUntil([&] { return Descriptors() <= most; });
 }
 
 // The writer frees the memory of a version as soon as it is not in use. Readers check each array that they get.
@@ -201,22 +204,52 @@ TEST_CASE("many rounds [full]") {
   Churn(true, 2000);
 }
 
-TEST_CASE("a read waits for its array to be ready, and a callback runs without the lock") {
+TEST_CASE("a read waits for all of its arrays to be ready until its first deadline; a callback runs without the lock") {
   const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
   std::vector<int32_t> memory(10, 7), into(10);
   Exposure exposure = Version(1, memory);
-  exposure.ready = {false};
+  exposure.arrays.resize(3, exposure.arrays[0]);
+  exposure.ready = {true, false, false};
   const Opened opened(*source, *reader, std::move(exposure));
-  const Piece piece{0, {{2}, {5}}};
-  const std::shared_ptr<Call> read = opened.Read(into, piece, piece);
+  const Piece first{0, {{2}, {5}}}, second{1, {{6}, {7}}}, third{2, {{0}, {1}}}, to_second{0, {{6}, {7}}};
+  const auto reads = reader->Read({{{opened.peer, opened.lease, {first, second}, {first, to_second}}},
+                                   {{opened.peer, opened.lease, {first, third}, {first, to_second}}}},
+                                  {ArrayOf(into)});
   std::atomic<bool> called{false};
-  reader->Then(read, std::chrono::steady_clock::time_point::max(),
-               [&](const Call& call) { called = call.error.ok() && read->done; });
-  CHECK(!reader->Wait(read, 0.05));
-  source->MarkReady(opened.id, 0);
-  CHECK(WaitFor(*reader, read).ok());
-  CHECK((into == std::vector<int32_t>{0, 0, 7, 7, 7, 0, 0, 0, 0, 0}));
+  reader->Then(reads[0], std::chrono::steady_clock::time_point::max(),
+               [&](const Call& call) { called = call.error.ok() && reads[0]->done; });
+  const auto now = std::chrono::steady_clock::now();
+  for (const int limit_ms : {500'000, 60, 600'000}) {
+    reader->Then(reads[1], now + std::chrono::milliseconds(limit_ms), [](const Call&) {});
+  }
+  CHECK(!reader->Wait(reads[0], 0.05) && into == std::vector<int32_t>(10));
+  source->MarkReady(opened.id, 1);
+  CHECK(WaitFor(*reader, reads[0]).ok());
+  CHECK((into == std::vector<int32_t>{0, 0, 7, 7, 7, 0, 7, 0, 0, 0}));
   WaitUntil([&] { return called.load(); });
+  const Error error = WaitFor(*reader, reads[1]);
+  CHECK(error.code == Code::kTimeout && error.text == "no answer within the limit of the program");
+}
+
+// The reader's thread is in a callback until the source has both requests.
+TEST_CASE("reads of two leases take turns") {
+  const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);
+  constexpr int64_t kSize = 4 << 20;
+  std::vector<int32_t> memory(kSize, 7), into(2 * kSize);
+  const Opened opened(*source, *reader, Version(1, memory));
+  const std::shared_ptr<Call> open = reader->Open(opened.peer, "x", 1, 60000);
+  CHECK(WaitFor(*reader, open).ok());
+  InCallback callback(*reader, *source, opened.peer, 1, memory);
+  const Piece from{0, {{0}, {kSize}}}, after{0, {{kSize}, {2 * kSize}}};
+  const auto reads = reader->Read(
+      {{{opened.peer, opened.lease, {from}, {from}}}, {{opened.peer, open->lease, {from}, {after}}}}, {ArrayOf(into)});
+  WaitUntil([&] { return source->stats().source.reads == 2; });
+  callback.Leave();
+  CHECK(WaitFor(*reader, reads[0]).ok() && reader->Progress(reads[1]).first > 2 * kSize);
+  CHECK(WaitFor(*reader, reads[1]).ok());  // it writes there
+  reader->Disconnect(opened.peer);
+  WaitUntil([&] { return source->stats().num_leases == 0; });
+  CHECK(source->stats().source.expired == 0);
 }
 
 // The endpoint's thread is in a callback, so the waiting thread gets the answer, without memory from some step on.
@@ -301,21 +334,25 @@ TEST_CASE("an open with a read that fails counts once") {
   check("x", piece, Code::kLost);
 }
 
-TEST_CASE("a read goes to the next source if the first one was just disconnected") {
+TEST_CASE("a read goes to the next source that was not disconnected, also later") {
   const std::shared_ptr<Endpoint> reader = Make("reader", false);
   std::vector<int32_t> memory(10, 7), into(10);
   const Piece piece{0, {{0}, {10}}};
   std::vector<std::shared_ptr<Endpoint>> sources;
   std::vector<ReadSource> from;
-  for (const char* const name : {"first", "second"}) {
+  for (const char* const name : {"first", "second", "third", "last"}) {
     sources.push_back(Make(name, false));
-    const Opened opened(*sources.back(), *reader, Version(1, memory));
+    Exposure exposure = Version(1, memory);
+    exposure.ready = {name[0] == 'l'};
+    const Opened opened(*sources.back(), *reader, std::move(exposure));
     from.push_back({opened.peer, opened.lease, {piece}, {piece}});
   }
-  InCallback callback(*reader, *sources[1], from[1].peer, 1, memory);  // else its thread would notice
-  reader->Disconnect(from[0].peer);
+  InCallback callback(*reader, *sources[3], from[3].peer, 1, memory);  // else its thread would notice
+  for (const size_t i : {0, 2}) reader->Disconnect(from[i].peer);
   const std::shared_ptr<Call> read = reader->Read({from}, {ArrayOf(into)})[0];
   callback.Leave();
+  WaitUntil([&] { return sources[2]->stats().num_leases == 0; });  // the reader's thread has noticed
+  reader->Disconnect(from[1].peer);
   CHECK(WaitFor(*reader, read).ok() && into == memory);
 }
 
@@ -333,6 +370,32 @@ TEST_CASE("a page that is used again ends the read") {
   CHECK(WaitFor(*reader, opened.Read(into, piece, piece)).code == Code::kRevoked);
 }
 
+constexpr size_t kTouchedBytes = 64 << 10;
+char* touched = nullptr;
+int64_t touched_generation = 4;
+
+void UseAgain(int) {
+  __atomic_store_n(&touched_generation, 5, __ATOMIC_RELEASE);
+  mprotect(touched, kTouchedBytes, PROT_READ);
+}
+
+TEST_CASE("a page that is used again while it is packed ends the read") {
+  const std::shared_ptr<Endpoint> source = Make("source", false), reader = Make("reader", false);
+  touched = MemoryPool::Get().Take(kTouchedBytes);
+  std::vector<int32_t> memory, into(10);
+  Exposure exposure = Version(1, memory);
+  exposure.arrays = {{touched, 4, {10}, {4}, -1, {}}};
+  exposure.generations = &touched_generation;
+  exposure.expected = {{0, 4}};
+  const Opened opened(*source, *reader, std::move(exposure));
+  struct sigaction act{};
+  act.sa_handler = UseAgain;
+  act.sa_flags = static_cast<int>(SA_RESETHAND);
+  CHECK(sigaction(SIGSEGV, &act, nullptr) == 0 && mprotect(touched, kTouchedBytes, PROT_NONE) == 0);
+  const Piece piece{0, {{0}, {10}}};
+  CHECK(WaitFor(*reader, opened.Read(into, piece, piece)).code == Code::kRevoked && touched_generation == 5);
+}
+
 // Else an array of a page would keep the memory of a large one.
 TEST_CASE("memory is used again for as many bytes, and for no fewer") {
   MemoryPool& pool = MemoryPool::Get();
@@ -343,6 +406,13 @@ TEST_CASE("memory is used again for as many bytes, and for no fewer") {
   CHECK(pool.Take(8 << 20) == large);
   pool.Give(large, 8 << 20);
   pool.Give(small, 4096);
+  std::vector<char*> blocks(5);
+  for (char*& block : blocks) block = pool.Take(64 << 20);
+  for (char* const block : blocks) pool.Give(block, 64 << 20);
+  for (char* const block : blocks) {
+    unsigned char resident = 0;
+    CHECK((mincore(block, 4096, &resident) == 0) == (block != blocks[0]));  // 256 MiB stay
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -10,16 +11,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jobs import LARGE, LIMIT_S, SECRET, Link, halves_of, job, large_offer, large_prefill, replica, replicated
+from test_pages import LAYOUT, check, write
 from test_weights import wait_until
 
 from jaxcomm import transfer
 from jaxcomm.transfer import _plan, _weights
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
-
-
-def received_bytes(endpoint):
-    return sum(n for name, n in endpoint.stats().items() if name.endswith("received_bytes"))
 
 
 def test_what_follows_the_first_elements_of_a_box():
@@ -58,7 +56,7 @@ def test_a_writer_that_is_killed_while_it_sends(sent_bytes, shards_of):
             link.mend()
             for name, x in future.result().items():
                 np.testing.assert_array_equal(x, tree[name])
-            assert received_bytes(reader) == sum(x.nbytes for x in tree.values()), "what has arrived is not sent again"
+            assert reader.stats()["tcp_received_bytes"] == sum(x.nbytes for x in tree.values()), "no byte comes twice"
             assert reader.stats()["failures_timeout"] == 0
             again = transfer.fetch(reader, group, "weights", "latest", here).result()
             np.testing.assert_array_equal(again["v"], tree["v"])
@@ -68,17 +66,15 @@ def test_a_writer_that_is_killed_while_it_sends(sent_bytes, shards_of):
 def test_a_writer_without_a_part_takes_over_in_a_planned_fetch():
     """Both writers have the same shards, so the plan of the first fetch reads everything from the first one."""
     tree = replicated()
-    size_bytes = sum(x.nbytes for x in tree.values())
     with (
         transfer.Endpoint("reader", secret=SECRET, shared_memory=False) as reader,
         transfer.Endpoint("second", secret=SECRET) as second,
         job(replica) as first,
     ):
         transfer.publish(second, "weights", tree, 1)
-        with contextlib.closing(Link(first.receive(), size_bytes + 5 * 2**20)) as link:
+        with contextlib.closing(Link(first.receive(), sum(x.nbytes for x in tree.values()) + 5 * 2**20)) as link:
             group = transfer.Group([link.address, second.address])
             here = {"v": None, "w": None}
-            # Whoever has it keeps its memory from the second fetch, which would find the right values there.
             earlier = transfer.fetch(reader, group, "weights", 1, here, timeout_s=LIMIT_S).result()
             (plan,) = reader._plans.values()
             assert [len(of_writer) for of_writer in plan.reads] == [1, 0]
@@ -142,6 +138,39 @@ def test_writers_that_are_lost_before_the_fetch(monkeypatch, planned):
             fetched(3)
 
 
+def test_watch_yields_the_version_that_all_writers_have():
+    first, second, reader = (transfer.Endpoint(name, secret=SECRET) for name in ("first", "second", "reader"))
+    with first, second, reader:
+        for writer, versions in ((first, [1]), (second, [1, 2, 3])):
+            for version in versions:
+                transfer.publish(writer, "x", {"w": np.full(3, version)}, version, keep=3)
+        for addresses in ([first.address, second.address], [second.address, first.address]):
+            assert next(transfer.watch(reader, transfer.Group(addresses), "x", timeout_s=60)) == 1
+        transfer.publish(first, "x", {"w": np.full(3, 2)}, 2)
+        assert next(transfer.watch(reader, transfer.Group(addresses), "x", after=1, timeout_s=60)) == 2
+        for lost in addresses:  # a firewall has ended an idle connection
+            reader._native.disconnect(reader._peers[lost])
+        assert next(transfer.watch(reader, transfer.Group(addresses), "x", after=1, timeout_s=60)) == 2
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            later = thread.submit(next, transfer.watch(reader, transfer.Group(addresses), "x", after=3))
+            wait_until(reader.waiting)
+            second.close()
+            with pytest.raises(transfer.PeerLost, match="watch: 'x' of endpoint 'second'"):
+                later.result()
+
+
+def test_a_reader_that_no_longer_watches_ends_no_other_watch():
+    """Both readers give their watches the same number."""
+    writer, first, second = (transfer.Endpoint(name, secret=SECRET) for name in ("writer", "first", "second"))
+    with writer, first, second, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        group = transfer.Group(writer.address)
+        found = thread.submit(next, transfer.watch(first, group, "x", timeout_s=60))
+        with pytest.raises(transfer.TransferTimeout, match=r"watch: 'x' of endpoint 'writer' .*within 0\.5 s"):
+            next(transfer.watch(second, group, "x", timeout_s=0.5))
+        transfer.publish(writer, "x", {"w": np.zeros(3)}, 4)
+        assert found.result() == 4
+
+
 @contextlib.contextmanager
 def pool_of():
     with transfer.Endpoint("decode", secret=SECRET, shared_memory=False) as endpoint:
@@ -154,10 +183,6 @@ def check_layer(pool, pages, layer):
     np.testing.assert_array_equal(pool.arrays[layer][pages], want)
 
 
-def through(link, ticket):
-    return f"{link.address}#{ticket.partition('#')[2]}"
-
-
 def test_a_source_of_pages_that_is_killed_while_it_sends():
     """A layer of which a part has arrived begins again at the other source of these heads, also inside a program."""
     with (
@@ -165,9 +190,9 @@ def test_a_source_of_pages_that_is_killed_while_it_sends():
         transfer.Endpoint("second", secret=SECRET) as second,
         job(large_prefill) as first,
     ):
-        ticket, other = first.receive(), large_offer(second)
-        with contextlib.closing(Link(ticket.partition("#")[0], 3 * 2**20)) as link:
-            pull = transfer.pull(pool, [through(link, ticket), other.ticket], pages)
+        (address, ticket), other = first.receive().split("#"), large_offer(second)
+        with contextlib.closing(Link(address, 3 * 2**20)) as link:
+            pull = transfer.pull(pool, [f"{link.address}#{ticket}", other.ticket], pages)
             insert = jax.jit(functools.partial(transfer.insert, layout=LARGE))
             with concurrent.futures.ThreadPoolExecutor(1) as thread:
                 inserted = thread.submit(insert, np.zeros(LARGE.shape(2), np.int32), pull.handle, np.arange(2), 1)
@@ -181,6 +206,29 @@ def test_a_source_of_pages_that_is_killed_while_it_sends():
                 check_layer(pool, pages, layer)
             assert reader.stats()["failures_lost"] == 0
         wait_until(lambda: other.done)
+
+
+def test_heads_of_a_lost_source_come_from_one_that_has_them():
+    """Sources of the first heads, of the last ones and of all, with other page sizes. The second one is lost."""
+    layouts = [dataclasses.replace(LAYOUT.of_rank(i % 2, 2), page_tokens=2 + i) for i in range(3)]
+    layouts[2] = dataclasses.replace(layouts[2], own_heads=None)
+    with contextlib.ExitStack() as stack:
+        reader, *sources = (stack.enter_context(transfer.Endpoint(name, secret=SECRET)) for name in "rabc")
+        offers = []
+        for source, layout in zip(sources, layouts, strict=True):
+            pool = transfer.PagePool(source, layout, 12)
+            pages = pool.allocate(-(-21 // layout.page_tokens))
+            write(pool, pages, 21)
+            offers.append(transfer.offer(pool, pages, tokens=21, streamed=True))
+        pool = transfer.PagePool(reader, LAYOUT, 8)
+        pages = pool.allocate(6)
+        pull = transfer.pull(pool, [offer.ticket for offer in offers], pages)
+        sources[1].close()
+        for layer in range(3):
+            offers[0].mark_ready(layer)
+            offers[2].mark_ready(layer)
+        pull.wait(timeout_s=LIMIT_S)
+        check(pool, pages, 0, 21)
 
 
 @pytest.mark.parametrize("error", [transfer.PeerLost, transfer.TransferTimeout])

@@ -1,11 +1,6 @@
 // Peers that do not know the secret, or that know it and break the protocol: by hand, and at random with mutated frames
 // whose tags are valid, to a source and to a reader.
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -17,16 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "../check.h"
+#include "peer.h"
 #include "transfer/endpoint.h"
-#include "transport/tcp_connection.h"
 
 namespace jaxcomm {
 namespace {
 
 constexpr int64_t kCount = 1000;
 constexpr double kLimitS = 120;
-const std::string kSecret = "a secret of tests only";
 
 TcpNetwork::Options Named(const std::string& name) {
   TcpNetwork::Options options;
@@ -35,121 +28,8 @@ TcpNetwork::Options Named(const std::string& name) {
   options.host = "127.0.0.1";
   options.port = "0";
   options.shared_memory = false;
-  options.max_strangers = 64;
   return options;
 }
-
-sockaddr_in Loopback(int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  return address;
-}
-
-// A connection that speaks the protocol, with its own code for the handshake and the tags.
-class Peer {
- public:
-  Peer(int fd, bool client) : fd_(fd), client_(client) {
-    const timeval limit = {60, 0};
-    CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
-  }
-  ~Peer() { close(fd_); }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
-
-  static int Dial(const std::string& address) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const sockaddr_in to = Loopback(std::stoi(ValueOf(EndpointAddress::Parse(address)).port));
-    CHECK(fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
-    return fd;
-  }
-
-  bool Receive(void* data, size_t bytes) { return recv(fd_, data, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes); }
-  void SendBytes(const std::string& bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  // Waits until the other side closes the connection. False if it does not.
-  bool Ends() {
-    char data[4096];
-    ssize_t got = 0;
-    while ((got = recv(fd_, data, sizeof data, 0)) > 0) continue;
-    return got == 0 || errno == ECONNRESET;
-  }
-  void Drain() {
-    shutdown(fd_, SHUT_WR);
-    Ends();
-  }
-
-  Proof ProofFor(const EndpointAddress& server, const Hello& hello, uint32_t version = kProtocolVersion,
-                 const std::string& secret = kSecret) {
-    Proof proof{};
-    proof.hello = hello;
-    proof.hello.version = version;
-    std::fill(std::begin(proof.hello.nonce), std::end(proof.hello.nonce), 7);
-    proof.server_incarnation = server.incarnation;
-    std::memcpy(proof.name, "fuzz", 4);
-    server.name.copy(proof.server_name, sizeof proof.server_name);
-    const Digest tag = Hmac(secret).Of("client" + Said(hello, proof));
-    std::copy(tag.begin(), tag.end(), proof.tag);
-    return proof;
-  }
-  void ProveAsClient(const std::string& address) {
-    Hello hello;
-    Reply reply;
-    CHECK(Receive(&hello, sizeof hello));
-    const Proof proof = ProofFor(ValueOf(EndpointAddress::Parse(address)), hello);
-    SendBytes({reinterpret_cast<const char*>(&proof), sizeof proof});
-    CHECK(Receive(&reply, sizeof reply) && reply.answer == Answer::kAccepted);
-    SetKey(hello, proof);
-  }
-  bool ProveAsServer() {
-    Hello hello{{'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'}, kProtocolVersion, 0, {}};
-    SendBytes({reinterpret_cast<const char*>(&hello), sizeof hello});
-    Proof proof;
-    if (!Receive(&proof, sizeof proof)) return false;
-    Reply reply{Answer::kAccepted, kProtocolVersion, {}};
-    const Digest tag = Hmac(kSecret).Of("server" + Said(hello, proof));
-    std::copy(tag.begin(), tag.end(), reply.tag);
-    SendBytes({reinterpret_cast<const char*>(&reply), sizeof reply});
-    SetKey(hello, proof);
-    return true;
-  }
-  // With a tag that is right for what is sent. Returns the bytes.
-  std::string SendFrame(const Header& from, const std::string& payload) {
-    Header header = from;
-    Hmac mac = key_;
-    const uint64_t numbers[2] = {sent_++, client_ ? 1U : 0U};
-    mac.Update(numbers, sizeof numbers);
-    mac.Update(&header, offsetof(Header, tag));
-    if ((header.frame.kind & kBulkFlag) == 0) mac.Update(payload.data(), payload.size());
-    const Digest digest = mac.Finish();
-    std::copy_n(digest.begin(), sizeof header.tag, header.tag);
-    std::string bytes = std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
-    SendBytes(bytes);
-    return bytes;
-  }
-  Frame ReceiveFrame(std::string* payload) {
-    Header header;
-    CHECK(Receive(&header, sizeof header));
-    payload->resize(header.frame.bytes);
-    CHECK(Receive(payload->data(), payload->size()));
-    return header.frame;
-  }
-
- private:
-  static std::string Said(const Hello& hello, const Proof& proof) {
-    return std::string(reinterpret_cast<const char*>(&hello), sizeof hello) +
-           std::string(reinterpret_cast<const char*>(&proof), offsetof(Proof, tag));
-  }
-  void SetKey(const Hello& hello, const Proof& proof) {
-    const Digest key = Hmac(kSecret).Of("connection" + Said(hello, proof));
-    key_ = Hmac(std::string(key.begin(), key.end()));
-  }
-
-  const int fd_;
-  const bool client_;
-  Hmac key_;
-  uint64_t sent_ = 0;
-};
 
 struct Message {
   uint32_t kind;
@@ -426,20 +306,73 @@ void FuzzSource(unsigned seed, int connections) {
   pair.CheckItServes();
 }
 
+// Where a reader takes a peer for a source.
+struct Server {
+  Server() {
+    sockaddr_in own = Loopback(0);
+    socklen_t bytes = sizeof own;
+    CHECK(bind(listener, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 && listen(listener, 16) == 0 &&
+          getsockname(listener, reinterpret_cast<sockaddr*>(&own), &bytes) == 0);
+    address = "tcp://127.0.0.1:" + std::to_string(ntohs(own.sin_port)) + "/fuzz/0000000000000000/";
+  }
+  ~Server() { close(listener); }
+  int Accept() const { return accept(listener, nullptr, nullptr); }
+
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  const std::shared_ptr<Endpoint> reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
+  std::string address;
+};
+
+TEST_CASE("a reader says what is wrong with a server") {
+  const Server server;
+  Hello other = kHello, newer = kHello;
+  other.magic[7] = 'U';
+  newer.version = 9;
+  const auto why = [&](const Hello& hello, Answer answer, uint32_t version, const std::string& secret) {
+    const std::shared_ptr<Call> open = server.reader->Open(ValueOf(server.reader->Connect(server.address)), "x", 1, 9);
+    Peer peer(server.Accept(), false);
+    peer.ProveAsServer(hello, answer, version, secret);
+    CHECK(server.reader->Wait(open, kLimitS) && server.reader->ErrorOf(open).code == Code::kLost);
+    return server.reader->ErrorOf(open).text;
+  };
+  constexpr uint32_t kOwn = kProtocolVersion;
+  const std::string version = "it speaks version 9 of the protocol, this endpoint " + std::to_string(kOwn);
+  CHECK(why(other, Answer::kAccepted, kOwn, kSecret) == "it is no endpoint of jaxcomm");
+  CHECK(why(newer, Answer::kAccepted, kOwn, kSecret) == version);
+  CHECK(why(kHello, Answer::kWrongVersion, 9, kSecret) == version);
+  CHECK(why(kHello, static_cast<Answer>(9), kOwn, kSecret) == "it sent an unknown answer");
+  CHECK(why(kHello, Answer::kAccepted, kOwn, "another") == "it does not know the secret of this endpoint");
+}
+
+TEST_CASE("a source answers no call of another one, nor with a wrong tag") {
+  const Server server;
+  Endpoint& reader = *server.reader;
+  std::vector<int32_t> into(1);
+  const Piece all{0, {{0}, {1}}};
+  const int first = ValueOf(reader.Connect(server.address)), second = ValueOf(reader.Connect(server.address));
+  Peer asked(server.Accept(), false), other(server.Accept(), false);
+  const std::shared_ptr<Call> open = reader.Open(first, "x", 1, 5000);
+  const std::shared_ptr<Call> read = reader.Read({{{first, 5, {all}, {all}}}}, {ArrayOf(into)})[0];
+  const std::shared_ptr<Call> own = reader.Read({{{second, 5, {all}, {all}}}}, {ArrayOf(into)})[0];
+  CHECK(asked.ProveAsServer() && other.ProveAsServer());
+  const std::string opened = Bytes(int64_t{1}, int64_t{5000}, uint8_t{0}) + Text("");
+  other.SendFrame(HeaderOf(kOpenedFrame, opened, open->id, 5), opened);
+  other.SendFrame(HeaderOf(kDataFrame | kBulkFlag, "data", read->id), "data");
+  other.SendFrame(HeaderOf(kEndFrame, "", read->id, 4), "");
+  other.SendFrame(HeaderOf(kDataFrame | kBulkFlag, "data", own->id), "data", 1);
+  CHECK(reader.Wait(own, kLimitS) && reader.ErrorOf(own).text == "it sent a frame with a wrong tag");
+  CHECK(!open->done && !read->done && into[0] == 0);
+}
+
 // A source that answers an open and a read with mutated frames. What the reader takes for whole must be whole.
 void FuzzReader(unsigned seed, int connections) {
-  const auto reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in own = Loopback(0);
-  socklen_t bytes = sizeof own;
-  CHECK(bind(listener, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 && listen(listener, 16) == 0 &&
-        getsockname(listener, reinterpret_cast<sockaddr*>(&own), &bytes) == 0);
-  const std::string address = "tcp://127.0.0.1:" + std::to_string(ntohs(own.sin_port)) + "/fuzz/0000000000000000/";
+  const Server server;
+  const std::shared_ptr<Endpoint>& reader = server.reader;
   Mutator mutator(seed);
   int whole = 0;
   for (int i = 0; i < connections; ++i) {
-    const int number = ValueOf(reader->Connect(address));
-    Peer peer(accept(listener, nullptr, nullptr), false);
+    const int number = ValueOf(reader->Connect(server.address));
+    Peer peer(server.Accept(), false);
     CHECK(peer.ProveAsServer());
     const std::shared_ptr<Call> open = reader->Open(number, "x", kLatest, 5000);
     std::vector<int32_t> into(kCount, 0);
@@ -486,7 +419,6 @@ void FuzzReader(unsigned seed, int connections) {
     }
   }
   CHECK(whole >= connections / 4);
-  close(listener);
 }
 
 TEST_CASE("a source survives mutated requests") { FuzzSource(1, 600); }

@@ -112,14 +112,8 @@ def test_layers_arrive_as_they_are_ready(pair):
         pull.wait(layer)
         check(reader, own, 0, 8, [layer])
     assert not pull.done and not offer.done
-    for pool, used, user in ((source, pages, "an offer of 2 cache pages"), (reader, own, "a pull")):
-        unused = pool.allocate(1)
-        with pytest.raises(ValueError, match=f"in {user}, which has not ended"):
-            pool.free(unused + used)
-        assert pool.num_free == 5, "nothing is freed before an error"
-        pool.free(unused)
     offer.mark_ready(2)
-    pull.wait()
+    pull.wait(2)  # ends the lease, of 30 s
     wait_until(lambda: offer.done)
     source.free(pages)
     reader.free(own)
@@ -138,9 +132,10 @@ def test_pages_with_several_users_stay_until_all_have_ended(pair):
     for each in later:
         each.revoke()
         wait_until(lambda each=each: each.done)
-    for pool, used, user in ((source, pages, "an offer"), (reader, own, "a pull")):
-        with pytest.raises(ValueError, match=f"in {user}.*, which has not ended"):
-            pool.free(used)
+    for pool, used, user in ((source, pages, "an offer of 2 cache pages"), (reader, own, "a pull")):
+        with pytest.raises(ValueError, match=f"in {user}, which has not ended"):
+            pool.free(pool.allocate(1) + used)
+        assert pool.num_free == 5, "nothing is freed before an error"
     for layer in range(3):
         first.mark_ready(layer)
     pull.wait()
@@ -148,7 +143,7 @@ def test_pages_with_several_users_stay_until_all_have_ended(pair):
     wait_until(lambda: first.done)
     source.free(pages)
     reader.free(own)
-    assert source.num_free == reader.num_free == 8
+    assert source.num_free == reader.num_free == 7
 
 
 @pytest.mark.parametrize("end", ["revoke", "cancel", "both", "close reader", "close source"])
@@ -187,7 +182,7 @@ def test_tickets_are_for_one_pull(pair):
         transfer.pull(reader, other.ticket, reader.allocate(1))
     forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
-    assert not forever.done
+    assert not forever.done and pair[0].stats()["leases_expired"] == 1
     with pytest.raises(transfer.NotFound):
         transfer.pull(reader, late.ticket, reader.allocate(1))
     with pytest.raises(transfer.NotFound):
@@ -229,19 +224,28 @@ def test_bad_input(pair):
     for skip in (-4, 3, 4.0):
         with pytest.raises(ValueError, match="pull: skip_tokens must be"):
             transfer.pull(reader, "", [], skip_tokens=skip)
+    transfer.pull(reader, transfer.offer(source, pages).ticket, [], skip_tokens=16).wait()  # more than there are
     with pytest.raises(ValueError, match="there are no tickets"):
         transfer.pull(reader, [], reader.allocate(1))
-    for own in (dict(dim=16), dict(layers=2), dict(dtype=np.int64), dict(kv=1)):
+    for own in (dict(dim=16), dict(layers=2), dict(dtype=np.int64), dict(kv=1), dict(heads=2)):
         values = {"layers": 3, "heads": 4, "dim": 8, "dtype": np.int32, "page_tokens": 4, **own}
         pool = transfer.PagePool(pair[1], transfer.PageLayout(**values), 8)
         with pytest.raises(transfer.Refused, match="the source has"):
             transfer.pull(pool, transfer.offer(source, pages).ticket, pool.allocate(3))
-    half = transfer.PagePool(pair[0], LAYOUT.of_rank(0, 2), 8)
+    halves = half, _ = [transfer.PagePool(pair[0], LAYOUT.of_rank(rank, 2), 8) for rank in range(2)]
+    for counts in ((8, 7), (7, 8)):  # in any order: the rest of a page would be read from one of them only
+        tickets = [transfer.offer(p, p.allocate(2), tokens=n).ticket for p, n in zip(halves, counts, strict=True)]
+        with pytest.raises(transfer.Refused, match="other numbers of tokens"):
+            transfer.pull(reader, tickets, reader.allocate(2))
     with pytest.raises(transfer.Refused, match=r"heads \[0, 4\) are not in the tickets, which have \[\(0, 2\)\]"):
         transfer.pull(reader, transfer.offer(half, half.allocate(1)).ticket, reader.allocate(1))
     with pytest.raises(ValueError, match="cannot be split"):
         LAYOUT.of_rank(0, 3)
-    for wrong in (dict(order=("page",)), dict(layers=0), dict(heads=2.0), dict(kv=True), dict(own_heads=(1, 1))):
+    for size, width in ((2, 2), (8, 1)):  # of 8 ranks for 4 heads, neighbours have the same one
+        begins = [rank * 4 // size for rank in range(size)]
+        assert [LAYOUT.of_rank(rank, size).own_heads for rank in range(size)] == [(i, i + width) for i in begins]
+    for wrong in (dict(order=("page",)), dict(layers=0), dict(heads=2.0), dict(kv=True), dict(own_heads=(1, 1)),
+                  dict(own_heads=(0, 2)), dict(own_heads=(-1, 1)), dict(dim=0), dict(page_tokens=0)):  # fmt: skip
         with pytest.raises(ValueError, match=r"PageLayout: .* must"):
             transfer.PageLayout(**{"layers": 1, "heads": 1, "dim": 1, "dtype": np.int8, **wrong})
 
@@ -281,6 +285,8 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
         assert (np.delete(got, [9, 2], 1) == -1).all()
     pull.wait()
     wait_until(lambda: offer.done)
+    jax.block_until_ready(prefill(jnp.stack(filled.arrays), np.int32(offer.handle), np.array([6, 2])))  # too late
+    np.testing.assert_array_equal(canonical(source, 0)[:, offer._pages], canonical(filled, 0)[:, [5, 1]])
 
 
 @pytest.mark.parametrize("failed", [0, 1, None])
@@ -324,15 +330,20 @@ def test_programs_fail_with_the_pull(pair):
     offer = transfer.offer(source, source.allocate(1), streamed=True)
     own = reader.allocate(1)
     pull = transfer.pull(reader, offer.ticket, own)
-    for pages, layer, match in (([4], 0, "cache page 4 of a cache of 4"), ([0], 3, r"layer must be in \[0, 3\)")):
-        for program in (run, masked):  # errors of the program itself are not masked
-            with pytest.raises(jax.errors.JaxRuntimeError, match=match):
-                jax.block_until_ready(program(cache(), pull.handle, np.array(pages), layer))
     with pytest.raises(jax.errors.JaxRuntimeError, match="no answer within the limit of the program"):
         run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
     sent = source.allocate(1)
     source.arrays[0][sent] = np.random.default_rng(1).integers(10, 1 << 20, source.arrays[0][sent].shape)
     arrived, ended = (transfer.pull(reader, transfer.offer(source, sent).ticket, reader.allocate(1)) for _ in range(2))
+    arrived.wait()
+    sizes = r"pages of \(2, 2, 4, 4, 8, 4 bytes\) of the cache for pages of \(2, 1, 4, 4, 8, 4 bytes\)"
+    for each, pages, layer, match in (
+        (pull, [4], 0, "cache page 4 of a cache of 4"), (pull, [-1], 0, "cache page -1 of a cache of 4"),
+        (pull, [0], 3, r"layer must be in \[0, 3\), got 3"), (arrived, [0, 1], 0, sizes),
+    ):  # fmt: skip
+        for program in (run, masked):  # errors of the program itself are not masked
+            with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+                jax.block_until_ready(program(cache(), each.handle, np.array(pages), layer))
     pull.cancel()
     ended._end()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.transfer: insert: the pull has ended"):
@@ -347,5 +358,8 @@ def test_programs_fail_with_the_pull(pair):
     reader.free(own)
     with pytest.raises(jax.errors.JaxRuntimeError, match="its pages are free"):
         run(cache(), pull.handle, np.array([0]), 1).block_until_ready()
-    with pytest.raises(ValueError, match="insert: cache must have shape"):
-        run(jnp.zeros((3, 3)), pull.handle, np.array([0]), 0)
+    for wrong in (jnp.zeros((3, 3)), jnp.zeros(LAYOUT.shape(4), jnp.float32)):
+        with pytest.raises(ValueError, match=r"insert: cache must have shape \(-1, .* int32, got .* and float32"):
+            run(wrong, pull.handle, np.array([0]), 0)
+    with pytest.raises(ValueError, match="insert: timeout_s must be a number"):
+        transfer.insert(cache(), pull.handle, np.array([0]), 0, layout=LAYOUT, timeout_s=-1)

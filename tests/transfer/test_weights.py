@@ -5,14 +5,16 @@ import itertools
 import math
 import pathlib
 import re
-import threading
+import sys
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tqdm
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jobs import open_lease
@@ -20,8 +22,8 @@ from jobs import open_lease
 import jaxcomm
 from jaxcomm import transfer
 from jaxcomm.recorder._prometheus import text
-from jaxcomm.transfer import _arrays
-from jaxcomm.transfer._endpoint import Limit
+from jaxcomm.transfer import _arrays, _plan, _weights
+from jaxcomm.transfer._endpoint import Limit, _interface, _key_of
 
 SECRET = "a secret of tests only"
 SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
@@ -49,13 +51,16 @@ def numbers(shape, dtype):
     return (np.arange(np.prod(shape)) % 113).astype(dtype).reshape(shape)
 
 
-def test_any_sharding_to_any_other(pair):
-    """The second fetch is by the plan of the first one."""
+def test_any_sharding_to_any_other(pair, monkeypatch):
+    """The second fetch is by the plan of the first one. The last ones have several reads of a few pieces each."""
     x = numbers((16, 24), np.float32)
     here, there = MESHES
     cases = list(itertools.product(SPECS, SPECS))
     shardings = {str(i): NamedSharding(there, spec) for i, (_, spec) in enumerate(cases)}
-    for version in (1, 2):
+    for version in (1, 2, 3, 4):
+        if version == 3:
+            monkeypatch.setattr(_plan, "_PIECES_PER_READ", 7)
+            pair[1]._plans.clear()
         values = {str(i): x * version + i for i in range(len(cases))}
         tree = {i: jax.device_put(values[i], NamedSharding(here, cases[int(i)][0])) for i in values}
         transfer.publish(pair[0], "x", tree, version)
@@ -90,19 +95,8 @@ def test_elements_of_64_bits_are_what_jax_makes_of_them(pair):
             np.testing.assert_array_equal(got, x.astype(got.dtype))
 
 
-def test_each_element_is_sent_once(pair):
-    """Four replicas at the source, and two at the reader on one process."""
-    x = jax.device_put(numbers((64, 64), np.float32), NamedSharding(MESHES[0], P()))
-    transfer.publish(pair[0], "x", x, 1)
-    fetch(pair, 1, NamedSharding(MESHES[1], P("a")))
-    sent, received = pair[0].stats(), pair[1].stats()
-    assert received["shared_memory_received_bytes"] + received["tcp_received_bytes"] == x.nbytes
-    for network in ("shared_memory", "tcp"):
-        assert received[f"{network}_received_bytes"] == sent[f"{network}_sent_bytes"]
-
-
 def test_versions_are_exact(pair):
-    source, _ = pair
+    source, reader = pair
     for version in (3, 5, 6):
         transfer.publish(source, "x", {"w": np.full(9, version)}, version, keep=2)
     for version in (5, 6):
@@ -121,6 +115,10 @@ def test_versions_are_exact(pair):
     transfer.retire(source, "x", 6)
     with pytest.raises(transfer.VersionGone):
         fetch(pair, 6, None)
+    assert fetch(pair, "latest", None)["['w']"][0] == 5
+    assert next(transfer.watch(reader, transfer.Group(source.address), "x", timeout_s=60)) == 5
+    failures = {name: n for name, n in reader.stats().items() if name.startswith("failures_") and n}
+    assert failures == {"failures_gone": 2, "failures_unknown": 2} and source.stats()["requests_refused"] == 4
 
 
 def test_the_plan_of_an_earlier_fetch_holds_for_equal_manifests_only(pair):
@@ -138,7 +136,7 @@ def test_the_plan_of_an_earlier_fetch_holds_for_equal_manifests_only(pair):
     wait_until(lambda: pair[0].stats()["leases"] == 0)
 
 
-def test_a_plan_is_for_one_structure_and_one_group(pair):
+def test_a_plan_is_for_one_structure_and_one_group(pair, monkeypatch):
     """Fetches that differ in this alone."""
     x, sharding = numbers((8, 6), np.int32), NamedSharding(MESHES[1], P("b"))
     transfer.publish(pair[0], "x", {"w": x}, 1)
@@ -155,24 +153,29 @@ def test_a_plan_is_for_one_structure_and_one_group(pair):
         group = transfer.Group([pair[0].address, second.address])
         got = transfer.fetch(pair[1], group, "x", 1, sharding).result()["['w']"]
         assert {0, 1} == set(np.unique(got - x)), "each writer sends a part"
+    before = list(pair[1]._plans)
+    monkeypatch.setattr(_weights, "_MOST_PLANS", len(before))
+    fetch(pair, 1, None)
+    assert list(pair[1]._plans)[:-1] == before[1:], "the oldest one makes room"
 
 
 def test_the_recorder_has_the_counters_of_endpoints(pair):
     source, reader = pair
     transfer.publish(source, "x", np.zeros(500_000), 1)
     fetch(pair, 1, None)
-    waiting = threading.Thread(target=lambda: next(transfer.watch(reader, transfer.Group(source.address), "y")))
-    waiting.start()
-    wait_until(lambda: reader.waiting())
+    for name in ("y", "z"):
+        reader._native.watch(reader._peer(source.address), _key_of(name), -1)
     found = next(each for each in jaxcomm.recorder.stats().transfers if each.endpoint == "reader")
-    assert re.fullmatch(r"watch of 'y' at endpoint 'source' \(incarnation .*\): \d+\.\d s$", found.waiting[0])
-    assert found.counters == reader.stats() and sum(found.histograms["read"]) == sum(found.histograms["open"]) == 1
+    for name, waiting in zip("yz", found.waiting, strict=True):  # the longest first
+        assert re.fullmatch(rf"watch of '{name}' at endpoint 'source' \(incarnation .*\): \d+\.\d s", waiting)
+    assert found.counters == reader.stats()
+    for name, counts in found.histograms.items():
+        time_us = found.counters[f"{name}_us"]  # of the only one
+        assert [(sum(counts[: i + 1]) > 0) for i in range(36)] == [time_us < 2**i for i in range(36)]
     stages = sum(found.counters[f"read_{stage}_us"] for stage in ("wait", "wire", "place", "commit"))
     assert 0 <= found.counters["read_us"] - stages <= 4, "each is rounded down"
     assert found.traffic == reader.traffic() and sum(found.traffic["source"].values()) == 4_000_000
     assert sum(count for path, count in source.traffic()["reader"].items() if "_sent_" in path) == 4_000_000
-    transfer.publish(source, "y", np.zeros(1), 1)
-    waiting.join()
     assert 'jaxcomm_transfer_leases_granted_total{process="0",endpoint="source"} 1' in text(jaxcomm.recorder.stats(), 0)
 
 
@@ -188,40 +191,18 @@ def test_several_writers_share_the_work_and_agree_on_a_version(pair):
         np.testing.assert_array_equal(fetched[""], x + 1)  # the newest version that both have
         sent = [sum(n for k, n in each.stats().items() if k.endswith("sent_bytes")) for each in (pair[0], second)]
         assert sent == [x.nbytes // 2] * 2
-        transfer.publish(second, "x", jnp.zeros((64, 65), jnp.int32), 2)
-        with pytest.raises(transfer.Refused, match="'x' has other arrays at endpoint 'second'"):
-            transfer.fetch(pair[1], group, "x", 2, sharding).result()
+        others = jnp.zeros((64, 65), jnp.int32), jnp.zeros((64, 64), jnp.uint32), {"w": jnp.asarray(x)}
+        for version, other in enumerate(others, 3):
+            transfer.publish(pair[0], "x", x, version)
+            transfer.publish(second, "x", other, version)
+            with pytest.raises(transfer.Refused, match="'x' has other arrays at endpoint 'second'"):
+                transfer.fetch(pair[1], group, "x", version, sharding).result()
+        transfer.publish(pair[0], "x", x, 6)  # retires the version that the other one has
+        future = transfer.fetch(pair[1], group, "x", "latest", sharding)
+        wait_until(lambda: pair[1].stats()["failures_gone"] > 0)
+        transfer.publish(second, "x", x, 6)
+        np.testing.assert_array_equal(future.result()[""], x)
     wait_until(lambda: pair[0].stats()["leases"] == 0)
-
-
-def test_fetches_beside_publishes_never_mix(pair):
-    """The arrays of a version hold its number only."""
-    source, reader = pair
-    stop, sharding = threading.Event(), NamedSharding(MESHES[0], P("a"))
-
-    def step():
-        for version in itertools.count(1):
-            x = np.full((2, 200_000), version, np.int32)
-            transfer.publish(source, "x", {"v": x, "w": jax.device_put(x, sharding)}, version)
-            if stop.wait(0.001):
-                return
-
-    thread = threading.Thread(target=step)
-    thread.start()
-    try:
-        next(transfer.watch(reader, transfer.Group(source.address), "x", timeout_s=60))
-        seen = []
-        for _ in range(30):
-            tree = fetch(pair, "latest", {"v": None, "w": sharding})
-            values = np.unique(np.concatenate([np.asarray(x).ravel() for x in tree.values()]))
-            assert len(values) == 1, f"a mix of versions {values}"
-            seen.append(values[0])
-        assert seen == sorted(seen) and len(set(seen)) > 1
-    finally:
-        stop.set()
-        thread.join()
-    assert len(source._kept) <= 2, "arrays of old versions stay"
-    assert reader.stats()["leases"] == 0
 
 
 def test_memory_is_used_again_once_nobody_has_it(pair):
@@ -232,6 +213,7 @@ def test_memory_is_used_again_once_nobody_has_it(pair):
     assert other.ctypes.data != place, "a view has it"
     del view
     assert _arrays.empty((1000, 300), np.int32).ctypes.data == place
+    assert all(_arrays.empty((n,), np.int8).ctypes.data % 64 == 0 for n in range(1, 50)), "else JAX copies it"
     for version in (1, 2):
         transfer.publish(pair[0], "x", np.full((300, 1000), version), version, keep=2)
     sharding = NamedSharding(MESHES[0], P("a"))
@@ -239,36 +221,51 @@ def test_memory_is_used_again_once_nobody_has_it(pair):
     assert [np.unique(tree[""]).tolist() for tree in trees] == [[1], [2], [2], [1]]
 
 
-def test_donation_of_a_published_array_copies(pair):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_counts_all_bytes_once(pair, monkeypatch, terminal):
+    bars, x = mock.MagicMock(), np.ones(1 << 18)
+    bar = bars.return_value.__enter__.return_value
+    bar.n = 0  # always: the bar is told the whole amounts
+    monkeypatch.setattr(tqdm, "tqdm", bars)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setattr(_weights, "_BAR_EVERY_S", 0)
+    monkeypatch.setattr(_plan, "_PIECES_PER_READ", 1)
+    transfer.publish(pair[0], "x", [x, x], 1)
+    fetch(pair, 1, None)
+    amounts = [call.args[0] for call in bar.update.call_args_list]
+    assert amounts == sorted(amounts) and amounts[-1:] == [2 * x.nbytes] * terminal
+    assert not terminal or bars.call_args.kwargs["total"] == 2 * x.nbytes
+
+
+def test_donations_and_snapshots_are_copies(pair):
     """XLA keeps what the endpoint holds, so a step that updates its weights in place does not change the version."""
-    x = jax.device_put(numbers((256, 256), np.float32), NamedSharding(MESHES[0], P("a")))
-    want = np.array(x)
+    want = numbers((256, 256), np.float32)
+    x, host = jax.device_put(want.copy(), NamedSharding(MESHES[0], P("a"))), want.copy()
     transfer.publish(pair[0], "x", x, 1)
+    transfer.publish(pair[0], "x", host, 2, snapshot=True, keep=2)
     jax.jit(lambda y: y + 1, donate_argnums=0)(x).block_until_ready()
-    np.testing.assert_array_equal(fetch(pair, 1, None)[""], want)
-
-
-def test_a_snapshot_is_a_copy(pair):
-    x = numbers((100,), np.int64)
-    transfer.publish(pair[0], "x", x, 1, snapshot=True)
-    want, x[:] = x.copy(), -1
-    np.testing.assert_array_equal(fetch(pair, 1, None)[""], want)
+    host[:] = -1
+    for version in (1, 2):
+        np.testing.assert_array_equal(fetch(pair, version, None)[""], want)
 
 
 def test_revoking_ends_leases(pair):
     source, reader = pair
-    transfer.publish(source, "x", np.zeros(1000), 1)
-    lease = open_lease(reader, source.address)
-    transfer.retire(source, "x", 1)
-    assert source._kept, "the lease keeps the memory"
-    transfer.retire(source, "x", 1)
+    for version in (1, 2):
+        transfer.publish(source, "x", np.zeros(1000), version, keep=2)
+    lease, *revoked = (open_lease(reader, source.address, version=version) for version in (1, 2, 2))
+    for version in (1, 1, 2):
+        transfer.retire(source, "x", version, revoke=version == 2)
+    assert len(source._kept) == 1, "the lease keeps the memory"
     into = np.ones(1000)
     whole = [(0, (0,), (1000,))]
     lease.wait(lease.read(whole, whole, [_argument(into)]), Limit(10))
     assert not into.any()
-    source._native.withdraw(next(iter(source._kept)), True)
-    with pytest.raises(transfer.Revoked, match=r"test: 'x' version 1 of endpoint 'source' .*took it back"):
-        lease.wait(lease.read(whole, whole, [_argument(into)]), Limit(10))
+    for each in revoked:
+        with pytest.raises(transfer.Revoked, match=r"test: 'x' version 2 of endpoint 'source' .*took it back"):
+            each.wait(each.read(whole, whole, [_argument(into)]), Limit(10))
+    assert (source.stats()["leases_revoked"], reader.stats()["failures_revoked"]) == (2, 2)
+    lease.close()
     wait_until(lambda: not source._kept)
 
 
@@ -277,10 +274,11 @@ def test_leases_are_renewed_without_the_interpreter(pair):
     transfer.publish(source, "x", np.zeros(10), 1)
     limits = transfer.Limits(lease_s=0.5)
     with transfer.Endpoint("short", secret=SECRET, limits=limits) as reader:
-        open_lease(reader, source.address)
+        for _ in range(2):
+            open_lease(reader, source.address)
         ctypes.PyDLL(None).usleep(1_500_000)  # holds the lock of the interpreter
-        assert source.stats()["leases"] == 1, "its endpoint renews the lease"
-        assert source.stats()["leases_renewed"] >= 2
+        assert source.stats()["leases"] == 2, "its endpoint renews the leases"
+        assert source.stats()["leases_renewed"] >= 4
     wait_until(lambda: source.stats()["leases"] == 0)
 
 
@@ -300,7 +298,7 @@ def test_boxes_outside_are_refused(pair):
     transfer.publish(source, "x", np.zeros((4, 4)), 1)
     lease = open_lease(reader, source.address)
     into = np.zeros((9, 9))
-    outside = [((0, 0), (4, 5)), ((-1, 0), (2, 2)), ((3, 0), (2, 4)), ((0,), (2,)), ((0, 0), (2**40, 2**40))]
+    outside = [((0, 0), (4, 5)), ((-1, 0), (2, 2)), ((3, 0), (2, 4)), ((0,), (2,)), ((0, 0, 0), (1, 1, 1))]
     for array, (begin, end) in [*((0, box) for box in outside), (7, ((0, 0), (1, 1)))]:
         read = lease.read([(array, begin, end)], [(0, (0, 0), (1, 1))], [_argument(into)])
         with pytest.raises(transfer.Refused, match=r"in dimension|of an array|no array 7"):
@@ -324,8 +322,8 @@ def test_more_than_the_host_has(pair, tmp_path):
 def test_wrong_trees_and_shardings(pair):
     transfer.publish(pair[0], "x", {"w": np.zeros((3, 4)), "b": np.zeros(4)}, 1)
     sharding = NamedSharding(MESHES[0], P("a"))
-    with pytest.raises(transfer.Refused, match=r"missing \[\"\['b'\]\"\]"):
-        fetch(pair, 1, {"w": None})
+    with pytest.raises(transfer.Refused, match=r"structure of 'x': missing \[\"\['b'\]\"\], unknown \[\"\['c'\]\"\]"):
+        fetch(pair, 1, {"w": None, "c": None})
     with pytest.raises(transfer.Refused, match=r"the sharding of 'x'\['w'\] does not fit shape \(3, 4\)"):
         fetch(pair, 1, {"w": sharding, "b": None})
     group = transfer.Group(pair[0].address)
@@ -389,3 +387,5 @@ def test_endpoints_that_cannot_be(arguments, message):
 def test_limits_that_cannot_be(field, value):
     with pytest.raises(ValueError, match=f"Limits: {field} must be an? (integer|number)"):
         transfer.Limits(**{field: value})
+    transfer.Limits(lease_s=1e-3, max_lease_s=1e9, connections=10**6, transfers=1)
+    assert _interface("listen", "[::1]:65535") == ("::1", "65535")
