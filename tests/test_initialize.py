@@ -366,7 +366,41 @@ def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch):
     assert leave(2, {}) == (0, ["exit/2", "detached", "closed"])
 
 
-def test_a_script_that_never_calls_it(monkeypatch, capsys):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-    bootstrap.warn_if_alone.__wrapped__()
-    assert "8 devices seen, 16 expected in 2 processes: call jaxcomm" in capsys.readouterr().err
+NEVER_CALLED = """
+import jax, jaxcomm
+jax.make_mesh((8,), ("ranks",))
+"""
+ENDS = """
+import sys, time
+import jax
+from jaxcomm import distributed
+from jaxcomm._processes import kv_store
+distributed.initialize()
+rank, late = jax.process_index(), int(sys.argv[1])
+if rank == late:
+    time.sleep(1.5)  # the other has long come to its end
+    print("still served", kv_store.kv_agree("late", "yes"), flush=True)
+else:
+    print("ends", flush=True)
+    sys.exit(3)
+"""
+
+
+def run(tmp_path, script, *arguments):
+    (tmp_path / "script.py").write_text(script)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(OURS)} | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxcomm.run", "-n", "2", "--devices", "4", "--timeout", "100", "script.py"]
+    return subprocess.run([*command, *arguments], cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=200)
+
+
+def test_a_script_that_never_calls_it(tmp_path):
+    done = run(tmp_path, NEVER_CALLED)
+    assert done.returncode == 1 and "4 devices seen, 8 expected in 2 processes: call jaxcomm." in done.stderr
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_normal_end_waits_for_all(tmp_path, late):
+    """Otherwise, jaxcomm.run would end the late process when the other one returns 3."""
+    done = run(tmp_path, ENDS, str(late))
+    assert done.returncode == 3, done.stderr
+    assert set(done.stdout.splitlines()) == {f"[{1 - late}] ends", f"[{late}] still served yes"}

@@ -1,10 +1,12 @@
-"""Transfers to processes of a job."""
+"""Transfers from and to processes of a job."""
 
+import contextlib
 import subprocess
 import sys
 
 import numpy as np
-from jobs import LIMIT_S, SECRET
+from jobs import LIMIT_S, SECRET, open_lease
+from ranks import environment, free_address
 
 from jaxcomm import transfer
 
@@ -38,6 +40,29 @@ for names in endpoints:
             free.set()
             print("said", name, said, flush=True)
 """
+COLLECTIVE_JOB = f"""
+import sys
+import jax
+import numpy as np
+import jaxcomm
+from jax.sharding import Mesh, PartitionSpec
+from jaxcomm import transfer
+
+jaxcomm.distributed.initialize()
+mesh, spec = Mesh(jax.devices(), ("i",)), PartitionSpec("i")
+psum = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec()))
+assert psum(np.ones(2))[0] == 2
+with transfer.Endpoint("trainer", secret={SECRET!r}) as endpoint:
+    transfer.publish(endpoint, "weights", {{"w": np.full(9, 1.0)}}, 1)
+    print(endpoint.address, flush=True)
+    sys.stdin.readline()
+    try:
+        psum(np.ones(2)).block_until_ready()
+    except Exception as error:
+        transfer.publish(endpoint, "weights", {{"w": np.full(9, 2.0)}}, 2)
+        print(error, flush=True)
+    sys.stdin.readline()
+"""
 
 
 def test_all_processes_have_the_error_of_the_one_that_chooses(tmp_path):
@@ -58,3 +83,25 @@ def test_all_processes_have_the_error_of_the_one_that_chooses(tmp_path):
         assert "TransferTimeout jaxcomm.transfer: fetch: 'busy' of endpoint 'source'" in said[4], said
         assert "waited 0.5 s" in said[4], said
         assert "Refused" in said[3] and "does not fit shape (7,)" in said[3], said
+
+
+def test_an_endpoint_outlives_the_coordinator_of_its_job(tmp_path):
+    """Its collectives fail, but readers that have a lease, and those that come later, get what it publishes."""
+    path = tmp_path / "job.py"
+    path.write_text(COLLECTIVE_JOB)
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(transfer.Endpoint("reader", secret=SECRET))
+        coordinator, jobs = free_address(), []
+        for rank in range(2):
+            variables = environment(rank, 2, coordinator, JAXCOMM_TIMEOUT_S=str(LIMIT_S))
+            job = subprocess.Popen([sys.executable, path], env=variables, stdin=-1, stdout=-1, text=True)
+            jobs.append(stack.enter_context(job))
+            stack.callback(job.kill)
+        address = [job.stdout.readline().strip() for job in jobs][1]
+        lease = open_lease(reader, address, "weights")
+        jobs[0].kill()
+        jobs[1].stdin.write("\n")
+        jobs[1].stdin.flush()
+        assert "process 0" in jobs[1].stdout.readline()
+        assert transfer.fetch(reader, transfer.Group(address), "weights", "latest", None).result()["['w']"].sum() == 18
+        lease.close()

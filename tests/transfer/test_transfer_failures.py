@@ -87,6 +87,18 @@ def offered(shared_memory, limits=None):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared_memory", "tcp"])
+def test_a_reader_of_pages_that_is_killed(shared_memory):
+    """Its lease of 600 s ends with the connection."""
+    with offered(shared_memory) as (endpoint, pool, pages, offer), job(decode, shared_memory, 600.0) as reader:
+        reader.send(offer.ticket)
+        assert reader.receive() == "layer 0" and not offer.done
+        reader.kill()
+        wait_until(lambda: offer.done, LIMIT_S)
+        pool.free(pages)
+        assert endpoint.stats()["leases"] == endpoint.stats()["leases_expired"] == 0
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared_memory", "tcp"])
 def test_a_reader_of_pages_that_is_stopped(shared_memory):
     """Its lease expires, and the pages get other content. Later it gets an error, never this content.
 
@@ -228,8 +240,8 @@ def test_the_limit_of_a_call_is_that_of_all_its_waits(reader, monkeypatch):
         assert limits[2] is limits[3] is not limits[4] is limits[5], "each version has a limit of its own"
         ((lease, read),) = pull._reads[1]
         default = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             lease.wait(read, Limit(LIMIT_S))
         signal.signal(signal.SIGUSR1, default)
         assert not read.done
@@ -337,9 +349,15 @@ def test_another_secret_and_nobody(reader):
             transfer.Group(addresses)
 
 
+def loopback():
+    """Of IPv6, if this machine has it."""
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return "[::1]:0"
+
+
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_closed_endpoint_does_nothing_in_silence(reader, planned):
-    with transfer.Endpoint("source", secret=SECRET, listen="[::1]:0") as source:
+    with transfer.Endpoint("source", secret=SECRET, listen=loopback()) as source:
         transfer.publish(source, "weights", np.zeros(4), 1)
         pool = transfer.PagePool(source, LAYOUT, 4)
         pages, here = pool.allocate(1), transfer.PagePool(reader, LAYOUT, 4)
