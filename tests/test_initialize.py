@@ -46,6 +46,7 @@ OURS = ("JAX_", "OMPI_", "PMI", "MPI_", "SLURM_", "CUDA_VISIBLE", "RANK", "WORLD
         (SLURM | {"JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "gpu07:7")),
         (TORCHRUN, (3, 4, 1, 2, "node1:29400")),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, (3, 4, 1, 2, "node1:29401")),
+        (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True", "JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "node1:7")),
         (TORCHRUN | {"MASTER_ADDR": "fe80::1", "JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "[fe80::1]:7")),
         (KUBERNETES, (3, 4, None, None, "hello-0.hello:29500")),
         (BY_HAND, (3, 4, None, None, "node1:29500")),

@@ -40,15 +40,16 @@ def results(library, x, axes, **more):
 @pytest.mark.parametrize("axes", [("gpu",), AXES], ids=str)
 def test_groups_on_nodes_that_the_placement_finds(mesh, line, rng, monkeypatch, axes, groups):
     monkeypatch.setattr(placement, "ranks_per_node_for_xla", lambda *_: 2)
-    x = rng.integers(-3, 4, (8, 24, 3)).astype(np.float32)
+    x = rng.integers(-3, 4, (8, 24, 5)).astype(np.float32)
     more = {} if groups is None else {"axis_index_groups": groups}
+    assert collectives(lowered("psum", line, ("gpu",), **more), 2, groups) == OPS["psum"][1]
+    monkeypatch.setattr(_xla_hierarchical, "_MIN_CHUNK_BYTES", 64)  # the values are those of uneven chunks
 
     def body(x):
         return [results(library, x, axes, **more) for library in (OURS, LAX)]
 
     got, want = run(body, line if len(axes) == 1 else mesh, x, check_vma=False)
     assert_same(got, want, bits=True)
-    assert collectives(lowered("psum", line, ("gpu",), **more), 2, groups) == OPS["psum"][1]
 
 
 def test_varying_types_and_special_values(mesh):

@@ -143,17 +143,12 @@ def test_permutations_share_links_fairly(seed):
         levels, n, links, loads = cluster.levels, cluster.ranks, _Links(cluster), collections.Counter()
         to, programs = draw.sample(range(n), n), [[] for _ in range(n)]
         for own in range(n):
-            slow = max(
-                fault.slow if (fault.level, fault.index) == ("", own) else 1 for fault in (*cluster.faults, Fault())
-            )
+            slow = max([1, *(fault.slow for fault in cluster.faults if (fault.level, fault.index) == ("", own))])
             for src, dst, level in ((to.index(own), own, 0), (own, to[own], 1)):
                 if (src // links.inner == dst // links.inner) != (level == 0):
                     continue
-                limit = (
-                    min(cluster.channel_bytes_per_s, levels[0].flow_bytes_per_s)
-                    if level == 0
-                    else levels[1].bytes_per_s
-                )
+                inside = min(cluster.channel_bytes_per_s, levels[0].flow_bytes_per_s)
+                limit = levels[1].bytes_per_s if level else inside
                 if level and len(levels) > 2 and src // levels[1].ranks != dst // levels[1].ranks:
                     level = 2
                 overhead_s, limit = (levels[level].overhead_s, limit) if src != dst else cluster.copy
