@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/combine_rows.h"
+#include "../../ffi/cpu/token_sums.h"
 #include "../../ffi/include/jaxcomm/small_float.h"
 #include "../check.h"
 
@@ -59,6 +60,24 @@ TEST_CASE("sums of rows, node by node") {
   Compare<uint16_t, float>(DType::kBF16, BFloat16::Decode, BFloat16::Encode);
   Compare<uint16_t, float>(DType::kF16, Float16::Decode, Float16::Encode);
   CHECK(FindCombine(DType::kS32) == nullptr && FindCombine(DType::kF8E4M3FN) == nullptr);
+}
+
+TEST_CASE("the nodes of a token are added in their order, wherever the own one is") {
+  const float rows[] = {1e8f, -1e8f, 0.5f, 1, 2};
+  const int ends[] = {1, 2, 3, 5};  // of the nodes
+  for (const int own_node : {-1, 3}) {
+    Program program;
+    program.row_count = 1;
+    program.tokens.row_bytes = sizeof(float);
+    program.tokens.combine = FindCombine(DType::kF32);
+    TokenSums sums(program, 4, own_node);
+    for (int node = 0, row = 0; node < 4; ++node) {
+      for (; row < ends[node]; ++row) sums.AddRow(reinterpret_cast<const char*>(&rows[row]), 0, nullptr);
+      sums.EndNode();
+    }
+    float y = 0;
+    CHECK(sums.EndToken(reinterpret_cast<char*>(&y)) && sums.Flush() && y == 3.5f);
+  }
 }
 
 }  // namespace

@@ -168,6 +168,8 @@ TEST_CASE("ranks of a node share its link to other nodes") {
   CheckTime("all", CostOf(direct, request, 4, machine).time_s, 4 * 8 * (7e-6 + 4000 / 5e8));
   // The cost of one rank assumes that it has a fourth of the link.
   CheckTime("one", CostOf(direct.build(request, 5), request.geometry, 4, machine).time_s, 8 * (7e-6 + 4 * 4000 / 5e8));
+  CheckTime("too large to simulate", CostOf(direct, AskApart(Collective::kAllToAll, 375, 8, 1000), 4, machine).time_s,
+            8 * 374 * (7e-6 + 8 * 4000 / 5e8));
   // In one address space there is no such link.
   const Request together = Ask(Collective::kAllToAll, 3, 4, 1000);
   CheckTime("one address space", CostOf(direct, together, 4, machine).time_s, 8 * (7e-6 + 4000 / 5e8));

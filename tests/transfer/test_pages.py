@@ -180,6 +180,9 @@ def test_tickets_are_for_one_pull(pair):
     other = transfer.offer(source, pages, reader="somebody")
     with pytest.raises(transfer.Refused, match="the ticket is for 'somebody'"):
         transfer.pull(reader, other.ticket, reader.allocate(1))
+    with transfer.Endpoint("somebody", secret=SECRET) as endpoint:
+        own = transfer.PagePool(endpoint, LAYOUT, 8)
+        transfer.pull(own, other.ticket, own.allocate(1)).wait()
     forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
     assert not forever.done and pair[0].stats()["leases_expired"] == 1
