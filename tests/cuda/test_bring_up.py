@@ -35,6 +35,7 @@ def test_the_programs_of_replaced_communicators(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.deadline(900)
 @pytest.mark.parametrize("name", [name for name in bring_up.RUNGS if name != "cliques"])
 def test_all_rungs(name, tmp_path):
     status, record, text = climb(name, tmp_path, "--platform", "cpu", "--patience", "10")

@@ -59,4 +59,4 @@ def test_contract_holds_between_processes(case, tmp_path, request):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     ends = re.findall(r"^\[\d+\] (\d+) passed", done.stdout, re.MULTILINE)
-    assert len(ends) == processes and len(set(ends)) == 1 and int(ends[0]) > 150
+    assert len(ends) == processes and len(set(ends)) == 1 and int(ends[0]) > 90
