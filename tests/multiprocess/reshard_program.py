@@ -50,6 +50,7 @@ def values():
     pairs = [(over(devices, P("a")), over(devices[::-1], columns)), (over(devices, columns), over(devices[::-1], P()))]
     # Hosts forward chunks, in place and strided: whole copies to all others, and of halves to all.
     pairs += [(over(devices[:1], P()), over(devices[1:], P())), (over(devices[:2], columns), over(devices, P()))]
+    pairs += [(over(devices[:2], columns), over(devices[len(devices) // 2 :], columns))]  # 3 x 2 devices: uneven cells
     for source, target in pairs:
         resharding.check(jaxcomm.reshard(resharding.place(x, source), target), x, target)
     if jax.process_count() == 2:

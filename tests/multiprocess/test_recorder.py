@@ -71,6 +71,8 @@ def test_hangs(start, capsys):
             assert recorder.analyze(folders[scenario], window_s=window_s).verdict == HANGS[scenario][0]
     # So they do if a process was killed later, which had noticed the death of the other one.
     run = _runs.find(folders["crossed_groups"])
+    done = [(p, c) for p, ring in run.rings.items() for c in ring.calls if c.phase == "done"]
+    assert done and all([*call.arrived] == call.group.ranks_of(process) for process, call in done)
     run.rings[0].header["alive_ns"] -= 5 * 10**9
     calls, ended_ns = run.rings[1].calls, run.rings[1].header["alive_ns"]
     calls[-1] = dataclasses.replace(calls[-1], phase="failed", ended_ns=ended_ns)

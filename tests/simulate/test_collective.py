@@ -75,6 +75,10 @@ def test_folded_is_full(op):
     folded, full = (collective(op, x, 144, cluster=cluster, fidelity=f) for f in ("folded", "full"))
     assert folded.time_s == pytest.approx(full.time_s, rel=1e-9)
     assert folded.ranks_simulated <= full.ranks_simulated
+    if op == "ppermute":
+        pairs = {"cluster": Cluster.load("dgx-h100"), "perm": [(0, 1), (2, 3)]}  # of 8 ranks: unequal roles
+        waits = [collective(op, _operand(64 << 20), 8, fidelity=f, **pairs).wait_s for f in ("folded", "full")]
+        assert waits[0] == pytest.approx(waits[1], rel=1e-9) and waits[0] > 0
 
 
 @pytest.mark.parametrize(
