@@ -350,9 +350,8 @@ def test_another_secret_and_nobody(reader):
 
 
 def loopback():
-    """Of IPv6, if this machine has it."""
     with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        return "[::1]:0"
+        return "[::1]:0"  # if this machine has IPv6
 
 
 @pytest.mark.parametrize("planned", [False, True])
