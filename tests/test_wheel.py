@@ -85,15 +85,14 @@ def test_first_example(jax, python, wheel, tmp_path):
     assert pathlib.Path(files[1], "jaxcommConfig.cmake").exists()
 
 
+@pytest.mark.parametrize("python", ["newest"], indirect=True)  # jax for CUDA 13 needs Python 3.12
 def test_package_of_the_cuda_module(python, wheel, tmp_path):
     cuda = build("wheel-cuda", python, tmp_path, "CUDA_ARCHITECTURES=90-virtual")
     fresh = environment(python, tmp_path / "env", wheel)
     run(UV, "pip", "install", "-q", "--no-deps", "--python", fresh, cuda)
     program = "from jaxcomm import _native; print(_native.cuda().__name__, sorted(_native.cuda().cuda_targets())[0])"
     assert output(fresh, program, tmp_path) == "jaxcomm_cuda13._cuda jaxcomm_all_gather\n"
-    # GIN for each of these versions of NCCL.
-    assert output(fresh, "from jaxcomm import _native; print(_native.cuda().built()['gin'])", tmp_path) == (
-        "2.32.3, 2.30.7, 2.29.7\n"
-    )
+    versions = output(fresh, "from jaxcomm import _native; print(_native.cuda().built()['gin'])", tmp_path)
+    assert versions == "2.32.3, 2.30.7, 2.29.7\n"  # of NCCL
     requires = output(fresh, "import importlib.metadata as m; print(m.requires('jaxcomm-cuda13'))", tmp_path)
     assert "'jaxcomm==0.1.0'" in requires and "nvidia-nccl-cu13==" in requires
