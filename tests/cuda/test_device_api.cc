@@ -151,6 +151,7 @@ void TestMissingRank(uint64_t seed, int32_t size, int32_t blocks, unsigned threa
       CHECK(report.state == device::Report::kComplete && report.call_id == 7 && report.step == 42);
       CHECK(report.rank == 2 + 4 * r && report.peer == 2 + 4 * (size - 1));
       CHECK(report.channel >= 0 && report.channel < channels && report.expected == 1 && report.seen == 0);
+      CHECK(report.time_ns >= begin + timeout_ns && report.time_ns <= emulation::NowNs());
       for (int32_t channel = 0; channel < channels; ++channel) {
         CHECK(node.counters.sent[r][channel * size + size - 1] == 1);
       }
@@ -210,6 +211,9 @@ TEST_CASE("a missing signal with a tag") {
     emulation::Launch(1, 1, 1, FirstSeed() + kind, [&] {
       device::Polls polls;
       uint64_t value = 0;
+      // One signal with the last tag has come.
+      reinterpret_cast<uint64_t*>(node.counters.pads)[(kTags - 1) * 2 + 1] = 1;
+      CHECK(device::TryWait(comm, device::Channel(0, kTags - 1), 1));
       // On another channel, each signal is found, with whichever source the search begins.
       for (int32_t i = 0; i < kTags * kTags; ++i) {
         ++reinterpret_cast<uint64_t*>(node.counters.pads)[(kTags + i % kTags) * 2 + 1];
@@ -218,17 +222,17 @@ TEST_CASE("a missing signal with a tag") {
       ++reinterpret_cast<uint64_t*>(node.counters.pads)[kTags * 2 + 1];
       CHECK(!device::TryWait(comm, device::Channel(1, 0), 1, 2) && device::TryWait(comm, device::Channel(1, 0), 1));
       if (kind == 0) CHECK(device::WaitAny(comm, 0, kTags, source, 42, 2) == -1);
-      if (kind == 1) CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 1, &value, 42));
+      if (kind == 1) CHECK(!device::WaitValue(comm, device::Channel(0, 2), 1, 2, &value, 42));
       while (kind == 2 && !device::TryWait(comm, device::Channel(0, 2), 1)) {
         if (device::MustStop(comm, device::Channel(0, 2), 1, 42, &polls)) break;
       }
       const device::Report& report = *comm.report;
       CHECK(report.state == device::Report::kComplete && report.step == 42 && report.peer == 6 && report.channel == 0);
-      CHECK(report.expected == 1 && report.seen == 0);
+      CHECK(report.expected == 2 && report.seen == 1);
       // From now on a signal comes too late.
       for (int32_t tag = 0; tag < kTags; ++tag) {
         const device::Channel channel(0, tag);
-        reinterpret_cast<uint64_t*>(node.counters.pads)[tag * 2 + 1] = 1;
+        reinterpret_cast<uint64_t*>(node.counters.pads)[tag * 2 + 1] = 2;
         CHECK(!device::TryWait(comm, channel, 1) && !device::Wait(comm, channel, 1));
         CHECK(!device::WaitValue(comm, channel, 1, 1, &value));
         device::Polls again;
@@ -250,6 +254,7 @@ TEST_CASE("a missing signal with a tag") {
 // one of them do not satisfy waits on the other.
 TEST_CASE("counters in an arena") {
   constexpr int32_t kChannels = 6;
+  CHECK(device::SignalsBytes(1, 1) == 32);  // three words, in whole units of 16 bytes
   for (const int32_t size : {2, 3, 6}) {
     const int64_t words = device::SignalsBytes(size, kChannels, kTags) / 4;
     const Node node(size, 1, words + 8);  // four words around the counters stay as they are
@@ -277,6 +282,10 @@ TEST_CASE("counters in an arena") {
         CHECK(std::count(around, around + 4, 0x5a5a5a5a) == 4);
     }
     node.CheckNoReports();
+    for (int32_t world = -10; world < 4 * size + 10; ++world) {
+      const bool inside = world >= 2 && world < 4 * size && world % 4 == 2;
+      CHECK(node.comms[0].local.Member(world) == (inside ? world / 4 : -1));
+    }
   }
 }
 
@@ -303,8 +312,7 @@ TEST_CASE("puts, gets, barriers and signals of blocks, warps, and several warps"
 
 // The host sees which call runs, and the wait in it, before the wait ends.
 TEST_CASE("how far calls have come") {
-  Node node(3, 2, 4);
-  for (device::Comm& comm : node.comms) comm.num_calls = node.memory.Upload(std::vector<uint64_t>(1));
+  const Node node(3, 2, 4);
   const auto progress = [&](int32_t r) -> const device::Progress& { return node.reports[r].progress; };
   const auto call = [&](int32_t missing) {
     emulation::Launch(2, 3, kWarp, FirstSeed(), [&] {
@@ -379,14 +387,14 @@ TEST_CASE("an exchange of offsets with a missing peer") {
   const auto exchange = [&](int32_t rank) {
     ExchangeOffsets({node.comms[rank], node.window, own.data(), at[rank].data(), kBuffers});
   };
-  emulation::Launch(1, 3, 4, 1, [&] {
+  emulation::Launch(1, 3, 2, 1, [&] {  // fewer threads than ranks
     if (blockIdx.y != 1) exchange(static_cast<int32_t>(blockIdx.y));
   });
   own[0].in_window = 77;
   for (const int32_t r : {0, 2}) {
     const device::Report& report = node.reports[r];
     CHECK(report.state == device::Report::kComplete && report.step == kOffsetExchange && report.peer == 2 + 4);
-    CHECK(report.channel == kChannel && report.rank == 2 + 4 * r);
+    CHECK(report.channel == kChannel && report.rank == 2 + 4 * r && at[r][2 - r] == 0);
     // Otherwise the plan would use the buffers of another run.
     CHECK(*node.comms[r].abort_flag != 0);
     // A CUDA graph may be replayed: it writes nothing and signals nobody.

@@ -161,25 +161,25 @@ TEST_CASE("a channel that has aborted neither puts nor signals") {
     const uint64_t begin = emulation::NowNs();
     cluster.Launch(1, 1, seed, [&](int32_t rank, const ncclDevComm& nccl_comm) {
       const device::Gin gin(cluster.handles[rank], nccl_comm);
-      if (rank == 1) {
-        CHECK(!gin.Wait(0, 0, 7));
+      if (rank == 0) {
+        CHECK(!gin.Wait(0, 1, 7));
         const uint64_t ended = emulation::NowNs();
-        gin.Signal(0, 0);
-        CHECK(!gin.Put(0, 0, 0, 0, 1) && !gin.Wait(0, 0, 8) && !gin.Flush(0));
+        gin.Signal(0, 1);
+        CHECK(!gin.Put(0, 1, 0, 0, 1) && !gin.Wait(0, 1, 8) && !gin.Flush(0));
         CHECK(emulation::NowNs() - ended < kGinTimeoutNs / 2);
         return;
       }
       int puts = 0;
-      while (puts < 40 && gin.Put(0, 1, 0, 0, 1)) ++puts;
+      while (puts < 40 && gin.Put(0, 0, 0, 0, 1)) ++puts;
       CHECK(puts == device::Gin::kMostPuts && !gin.Flush(0));
     });
     CHECK(emulation::NowNs() - begin < 4 * kGinTimeoutNs);
-    CHECK(cluster.handles[1].puts[0] == 0 && cluster.network.num_posted({0, 1, 0}) == 0);
-    const device::Report& sender = cluster.reports[0];
-    CHECK(sender.state == device::Report::kComplete && sender.step == device::kFlushStep && sender.peer == 0);
+    CHECK(cluster.handles[0].puts[0] == 0 && cluster.network.num_posted({0, 0, 1}) == 0);
+    const device::Report& sender = cluster.reports[1];
+    CHECK(sender.state == device::Report::kComplete && sender.step == device::kFlushStep && sender.peer == 1);
     CHECK(sender.expected == 1 && sender.seen == 0);
-    const device::Report& receiver = cluster.reports[1];
-    CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.peer == 0);
+    const device::Report& receiver = cluster.reports[0];
+    CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.peer == 1);
   }
 }
 

@@ -78,10 +78,10 @@ TEST_CASE("offsets exchange") {
       if (threadIdx.x == 0) mine[0] = {10 * call + rank, 1000}, mine[1] = {-10 * call - rank, 2000};
       memory_model::EndKernel();
       int64_t* const found = at + 2 * kRanks * rank;
-      ExchangeOffsets({comm, table, mine, found, 2});
+      ExchangeOffsets({comm, table, mine, found, call == 2 ? 1 : 2});
       memory_model::EndKernel();
       Require(found[1 - rank] == 1000 + 10 * call + 1 - rank, "offset of another call");
-      Require(found[kRanks + 1 - rank] == 2000 - 10 * call - 1 + rank, "offset of another call");
+      Require(call == 2 || found[kRanks + 1 - rank] == 2000 - 10 * call - 1 + rank, "offset of another call");
       memory_model::EndKernel();
     }
   });

@@ -411,6 +411,21 @@ void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats, bo
 TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
 
 #if !defined(__CUDACC__)
+// Also infinities, NaN and large numbers, which no random operand has.
+TEST_CASE("sums of all pairs of 8-bit floats") {
+  for (const DType dtype : kTypes) {
+    if (dtype < DType::kF16 || ItemBytes(dtype) != 1) continue;
+    const AnyFloat8 codec(dtype);
+    for (int pair = 0; pair < 1 << 16; ++pair) {
+      const auto a = static_cast<uint8_t>(pair >> 8), b = static_cast<uint8_t>(pair);
+      const void* const sources[] = {&a, &b};
+      uint8_t expected;
+      FindReduce(dtype, ReduceOp::kSum)(&expected, sources, 2, 1);
+      CHECK(codec.Encode(codec.Decode(a) + codec.Decode(b)) == expected);
+    }
+  }
+}
+
 TEST_CASE("calls through the switch in a row") { TestSizes(FirstSeed(), {2, 5}, 3, true); }
 
 TEST_CASE("a missing or late rank") {

@@ -35,6 +35,8 @@ struct Drawn {
   std::vector<MoeFields> fields;
   std::vector<Bytes> x, y;     // brought and taken
   std::vector<uint64_t> late;  // polls before the call begins
+
+  int32_t NumChannels() const { return args[0].num_channels; }
 };
 
 // The buffers of a call. `channels`: as many as the row has pieces of 128 bytes, at most this number.
@@ -72,12 +74,8 @@ void Launch(const std::vector<Drawn*>& calls, const Group& group, unsigned threa
     shared = std::max(shared, static_cast<size_t>(RouteAndDispatchSharedBytes(drawn->args[0])));
   }
   const auto run = [&] {
-    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
-    if (rank == missing) return;
-    RunInOrder(calls, ended[rank], [&](Drawn& drawn) {
+    RunInOrder(calls, ended, missing, [](Drawn& drawn, int32_t rank, int32_t channel) {
       const RouteAndDispatchArgs& args = drawn.args[rank];
-      if (channel >= args.num_channels) return;
-      BeLate(drawn.late[rank]);
       RunAndSpoil(args, channel, drawn.x[rank], drawn.y[rank],
                   [&] { RouteAndDispatchCall(args, channel, device::DynamicShared()).Run(); });
     });
@@ -247,6 +245,7 @@ TEST_CASE("ids of experts that do not exist") {
   for (const int32_t unknown : {1, 4}) {
     Group group(2, 2);
     Drawn drawn = Small(group, 1, 4, 0, unknown);
+    for (RouteAndDispatchArgs& args : drawn.args) args.capacity = 1;  // and too few slots
     CheckRefused(group, drawn, kUnknownExperts, 1, unknown, 4,
                  "rank 1 has " + std::to_string(unknown) + " expert ids that are not below num_experts=4");
   }

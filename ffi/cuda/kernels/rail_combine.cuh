@@ -146,7 +146,7 @@ class RailCombine : RailCall {
       using Codec = decltype(codec);
       using Acc = typename Codec::Acc;
       const int32_t units = SumUnits<Codec>();
-      const int64_t most = (int64_t{1} << 30) / units;
+      const int64_t most = kMostUnits / units;
       for (choices.first = 0; choices.first < tokens; choices.first += most) {
         const int64_t left = tokens - choices.first;
         Add<Codec>(TokenSums<Acc, ListedChoices>{rows, piece_bytes_, y + choices.first * to_bytes, to_bytes, choices,

@@ -58,6 +58,14 @@ JAXCOMM_DEVICE int32_t FirstEndBehind(const int32_t* ends, int32_t num, int64_t 
   return low;
 }
 
+// Units of one call of CopyMoves, CopyTokens or AddTokens: 31 bits count them. Fewer in the emulation, where calls are
+// small.
+#if defined(__CUDACC__)
+constexpr int64_t kMostUnits = int64_t{1} << 30;
+#else
+constexpr int64_t kMostUnits = emulation::kMostUnits;
+#endif
+
 // Rows of a token that a thread loads before it adds the first.
 constexpr int kRowLoads = 8;
 

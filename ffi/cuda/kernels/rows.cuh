@@ -179,9 +179,9 @@ class RowCall {
     device::AbortChannel(comm_, channel_);
   }
 
-  // Rows that are copied at once. They fit into shared memory, and 31 bits count their units.
+  // Rows that are copied at once. They fit into shared memory, and their units into kMostUnits.
   JAXCOMM_DEVICE int32_t MostRows() const {
-    const int64_t most = (int64_t{1} << 30) / units(), fit = kRowsPerThread * Threads();
+    const int64_t most = kMostUnits / units(), fit = kRowsPerThread * Threads();
     return static_cast<int32_t>(most < fit ? most : fit);
   }
   JAXCOMM_DEVICE int32_t units() const { return static_cast<int32_t>(piece_bytes_ / unit_bytes_); }
@@ -422,7 +422,7 @@ class RowCall {
     using Acc = typename Codec::Acc;
     const int32_t choices = args_.choices_per_row, units = SumUnits<Codec>();
     int64_t most = RowMovesBytes(args_, Threads()) / (choices * static_cast<int64_t>(sizeof(int32_t)));
-    if (most > (int64_t{1} << 30) / units) most = (int64_t{1} << 30) / units;
+    if (most > kMostUnits / units) most = kMostUnits / units;
     for (int64_t first = 0; first < args_.num_rows; first += most) {
       const auto num = static_cast<int32_t>(args_.num_rows - first < most ? args_.num_rows - first : most);
       for (int32_t i = Thread(); i < num * choices; i += Threads()) positions_[i] = Packed(first * choices + i);

@@ -117,9 +117,7 @@ inline std::vector<Bytes> Combined(const DrawnRows& drawn) {
         std::memcpy(to, rows[0], static_cast<size_t>(row));
         continue;
       }
-      std::vector<double> aligned(weights.size() / 4 + 1);
-      std::memcpy(aligned.data(), weights.data(), weights.size());
-      const TokenRows token = {rows.data(), drawn.weighted ? aligned.data() : nullptr, ends.data(), num_nodes};
+      const TokenRows token = {rows.data(), drawn.weighted ? weights.data() : nullptr, ends.data(), num_nodes};
       FindCombine(drawn.dtype)(to, token, drawn.row_count);
     }
   }
@@ -134,33 +132,36 @@ inline std::vector<Bytes> ExpectedOf(const DrawnRows& drawn) {
 template <typename Args, typename Run>
 void RunAndSpoil(const Args& args, int32_t channel, const Bytes& brought, Bytes& taken, const Run& run) {
   auto* const x = const_cast<char*>(args.x);
-  const auto x_bytes = static_cast<int64_t>(brought.size()), y_bytes = static_cast<int64_t>(taken.size());
-  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = brought[i]; });
-  ForPieces(args, channel, y_bytes, [&](int64_t i) { args.y[i] = kUnwritten; });
+  const auto for_pieces = [&](size_t bytes, const auto& f) {  // of this channel
+    for (size_t i = threadIdx.x; i < bytes; i += blockDim.x) {
+      if (static_cast<int64_t>(i) % args.row_bytes / args.piece_bytes == channel) f(i);
+    }
+  };
+  for_pieces(brought.size(), [&](size_t i) { x[i] = brought[i]; });
+  for_pieces(taken.size(), [&](size_t i) { args.y[i] = kUnwritten; });
   __syncthreads();
   run();
   __syncthreads();
-  ForPieces(args, channel, y_bytes, [&](int64_t i) { taken[i] = args.y[i]; });
-  ForPieces(args, channel, x_bytes, [&](int64_t i) { x[i] = kSpoiled; });
+  for_pieces(taken.size(), [&](size_t i) { taken[i] = args.y[i]; });
+  for_pieces(brought.size(), [&](size_t i) { x[i] = kSpoiled; });
 }
 
-// The kernels of a rank, one after the other: each begins once all thread blocks of the previous one have ended.
-// `ended`: thread blocks. run(call): the work of this block, if the call has that many.
+// The kernels of all ranks but `missing`, one after the other: each begins once all thread blocks of the previous one
+// have ended. `ended`: thread blocks, by rank. run(call, rank, channel): the work of this block.
 template <typename Call, typename Run>
-void RunInOrder(const std::vector<Call*>& calls, std::atomic<int32_t>& ended, const Run& run) {
-  for (size_t i = 0; i < calls.size(); ++i) {
-    if (threadIdx.x == 0) {
-      while (ended < static_cast<int32_t>(i * gridDim.x)) emulation::Pause();
+void RunInOrder(const std::vector<Call*>& calls, std::vector<std::atomic<int32_t>>& ended, int32_t missing,
+                const Run& run) {
+  const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+  for (size_t i = 0; i < calls.size() && rank != missing; ++i) {
+    while (threadIdx.x == 0 && ended[rank] < static_cast<int32_t>(i * gridDim.x)) emulation::Pause();
+    __syncthreads();
+    if (channel < calls[i]->NumChannels()) {
+      for (uint64_t polls = calls[i]->late[rank]; polls > 0; --polls) emulation::Pause();
+      run(*calls[i], rank, channel);
     }
     __syncthreads();
-    run(*calls[i]);
-    __syncthreads();
-    if (threadIdx.x == 0) ++ended;
+    if (threadIdx.x == 0) ++ended[rank];
   }
-}
-
-inline void BeLate(uint64_t polls) {
-  for (uint64_t i = 0; i < polls; ++i) emulation::Pause();
 }
 
 }  // namespace cuda

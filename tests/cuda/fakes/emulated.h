@@ -24,11 +24,10 @@ inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
   return {ranks.reports(), ranks.reports() + ranks.n()};
 }
 
-inline Staged StagedOf(Data& data) { return {data.inputs[blockIdx.y].data(), data.outputs[blockIdx.y].data()}; }
-
 template <typename Network>
 void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
-  FillExecuteSpoil(call.args[blockIdx.y], network, StagedOf(data));
+  const unsigned rank = blockIdx.y;
+  FillExecuteSpoil(call.args[rank], network, {data.inputs[rank].data(), data.outputs[rank].data()});
 }
 
 // Ranks of other nodes are reached by GIN, over a network with arbitrary delays, or as if their memory were

@@ -93,7 +93,8 @@ struct Fiber {
   BulkCopies bulk;
 };
 
-constexpr int kWarpThreads = 2;  // small, so that blocks of few threads have several warps
+constexpr int kWarpThreads = 2;       // small, so that blocks of few threads have several warps
+constexpr int64_t kMostUnits = 1024;  // of row_loops.cuh: rows of the tests have fewer
 
 constexpr size_t kStackBytes = 128 << 10;
 

@@ -1,6 +1,6 @@
 // A fake of the part of NCCL's GIN that gin_network.cuh uses, under the same names. Its network guarantees no more than
 // GIN does. A put's source is read late and in parts, and the put arrives later still, in any order. A strong signal
-// arrives after the earlier puts to the same rank on the same context; a weak signal arrives at any time. A counter
+// arrives after the earlier puts to the same rank on the same context. A counter
 // shows that the source has been read, and that the entries in front of the put have left the queue, nothing else. Each
 // context has its own signals and counters, and a queue to each other rank. The fake checks that the queues do not
 // overflow, where NCCL's would wait without a deadline. It also checks that puts and signals are released for a scope
@@ -67,7 +67,7 @@ inline void Acquire([[maybe_unused]] void* token) {
 }
 
 struct Message {
-  enum Kind { kPut, kStrongSignal, kWeakSignal } kind = kPut;
+  enum Kind { kPut, kStrongSignal } kind = kPut;
   uint32_t id = 0;  // id of a put's counter, or of the signal
   const char* src = nullptr;
   char* dst = nullptr;
@@ -225,7 +225,7 @@ class Network {
       for (size_t i = 0; i < queue.messages.size(); ++i) {
         Message& message = *queue.messages[i];
         const bool put = message.kind == Message::kPut;
-        const bool arrives = i < reach && !message.arrived && !(message.kind == Message::kStrongSignal && open);
+        const bool arrives = i < reach && !message.arrived && (put || !open);
         const bool counts = put && (i < reach || Wanted({false, link.context, link.from, message.id}));
         const auto may = [&](bool allowed, Action::What what) {
           if (allowed && !message.busy) possible.push_back({link, &queue, &message, what});
@@ -258,7 +258,7 @@ class Network {
       Copy(message.dst, message.data.data(), message.bytes);
       Release(&action.queue->arrivals);
     } else {
-      if (message.kind == Message::kStrongSignal) Acquire(&action.queue->arrivals);
+      Acquire(&action.queue->arrivals);
       Increase({true, context, to, message.id});
     }
     Release(&message);
@@ -322,13 +322,12 @@ class ncclGin {
     comm_.network->Post({context_, comm_.rank, peer}, std::move(message));
   }
 
-  template <typename Action>
-  void signal(ncclTeam, int peer, Action action, ncclCoopThread = {}, ncclGin_None = {},
+  void signal(ncclTeam, int peer, ncclGin_StrongSignalInc action, ncclCoopThread = {}, ncclGin_None = {},
               cuda::thread_scope given = cuda::thread_scope_thread,
               cuda::thread_scope required = cuda::thread_scope_device) const {
     CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
     gin_fake::Message message;
-    message.kind = Action::kStrong ? gin_fake::Message::kStrongSignal : gin_fake::Message::kWeakSignal;
+    message.kind = gin_fake::Message::kStrongSignal;
     message.id = action.signal;
     comm_.network->Post({context_, comm_.rank, peer}, std::move(message));
   }

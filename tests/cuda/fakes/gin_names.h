@@ -5,7 +5,6 @@
 
 namespace cuda {
 enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
-enum memory_order { memory_order_relaxed, memory_order_acquire };
 }  // namespace cuda
 
 using ncclGinSignal_t = uint32_t;
@@ -29,9 +28,4 @@ struct ncclGin_WeakCounterInc {
 };
 struct ncclGin_StrongSignalInc {
   ncclGinSignal_t signal;
-  static constexpr bool kStrong = true;
-};
-struct ncclGin_WeakSignalInc {
-  ncclGinSignal_t signal;
-  static constexpr bool kStrong = false;
 };

@@ -29,6 +29,7 @@ inline Coordinates Current() {
 #define LITMUS_WARP_THREADS 1
 #endif
 constexpr int kWarpThreads = LITMUS_WARP_THREADS;
+constexpr int64_t kMostUnits = 1024;
 
 using memory_model::Arrive;
 using memory_model::ArriveGroup;

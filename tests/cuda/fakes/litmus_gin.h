@@ -41,19 +41,17 @@ class ncclGin {
     reader.Increment(comm_.counters + action.counter);
   }
 
-  template <typename Action>
-  void signal(ncclTeam, int peer, Action action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
+  void signal(ncclTeam, int peer, ncclGin_StrongSignalInc action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
               cuda::thread_scope required) const {
     memory_model::Require(required == cuda::thread_scope_system, "the network is not part of the GPU");
     memory_model::NicOperation signaller;
-    if (Action::kStrong) signaller.Follow(comm_.arrivals + peer);
+    signaller.Follow(comm_.arrivals + peer);
     signaller.Increment(comm_.signals + peer * static_cast<int64_t>(comm_.num_signals) + action.signal);
   }
 
-  uint64_t readSignal(ncclGinSignal_t signal, int = 64, cuda::memory_order order = cuda::memory_order_acquire) const {
+  uint64_t readSignal(ncclGinSignal_t signal) const {
     return memory_model::Load(comm_.signals + comm_.rank * static_cast<int64_t>(comm_.num_signals) + signal,
-                              memory_model::kSystem,
-                              order == cuda::memory_order_acquire ? memory_model::kAcquire : memory_model::kRelaxed);
+                              memory_model::kSystem, memory_model::kAcquire);
   }
   uint64_t readCounter(ncclGinCounter_t counter) const {
     return memory_model::Load(comm_.counters + counter, memory_model::kSystem, memory_model::kAcquire);

@@ -37,6 +37,7 @@ class LitmusRanks {
     for (int32_t r = 0; r < num_ranks; ++r) {
       device::Comm comm = ranks_.CommOfNode(r);
       comm.ll_slots = slots_.Of(r);
+      comm.num_calls = nullptr;
       comms_.push_back(comm);
       const std::string of = " of rank " + std::to_string(r);
       program.Name(comm.signals.pad.At(comm.local.rank), "pad" + of);

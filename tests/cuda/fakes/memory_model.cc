@@ -224,9 +224,7 @@ void Execution::Append(Word& word, size_t after, uint64_t value, Order order, bo
                      : word.messages[after].key + (word.messages[after + 1].key - word.messages[after].key) / 2;
   if (!last && message.key == word.messages[after].key) std::abort();
   knowledge.view[word.index] = std::max(knowledge.view[word.index], message.key);
-  if (order == kRelease || order == kAcquireRelease) {
-    message.released = std::make_shared<Knowledge>(knowledge);
-  }
+  if (order == kRelease) message.released = std::make_shared<Knowledge>(knowledge);
   if (joined && word.messages[after].released != nullptr) {
     auto both = std::make_shared<Knowledge>(*word.messages[after].released);
     if (message.released != nullptr) both->Join(*message.released);
@@ -242,9 +240,7 @@ void Execution::Observe(Word& word, size_t index, Order order) {
   const Message& message = word.messages[index];
   self.hash = Mix(Mix(Mix(self.hash, word.address), static_cast<uint64_t>(message.writer + 1)), message.number);
   self.knowledge.view[word.index] = std::max(self.knowledge.view[word.index], message.key);
-  if ((order == kAcquire || order == kAcquireRelease) && message.released != nullptr) {
-    self.knowledge.Join(*message.released);
-  }
+  if (order == kAcquire && message.released != nullptr) self.knowledge.Join(*message.released);
 }
 
 // Runs the operation if it has one outcome for good. Otherwise, the thread continues once an outcome has been chosen.

@@ -34,7 +34,7 @@
 namespace memory_model {
 
 enum Scope { kThread, kBlock, kDevice, kSystem };
-enum Order { kRelaxed, kAcquire, kRelease, kAcquireRelease };
+enum Order { kRelaxed, kAcquire, kRelease };
 
 // The position of a thread. The host is a GPU of its own.
 struct Place {
@@ -90,7 +90,7 @@ class Program {
 
 struct Result {
   std::string fault;  // empty if there is none; with the operations that led to it
-  uint64_t num_executions = 0, num_states = 0;
+  uint64_t num_executions = 0;
   bool exhaustive = false;  // false if there were more states than allowed
 };
 

@@ -65,7 +65,6 @@ class Explorer {
       if (!result_.fault.empty()) return result_;
       nodes_.clear();
     } while (learned_);
-    result_.num_states = visited_.size();
     result_.exhaustive = true;
     return result_;
   }

@@ -30,10 +30,7 @@ struct Drawn : DrawnRows {
   bool Crosses(int32_t from, int32_t to) const {
     return rails() && from / ranks_per_node != to / ranks_per_node && from % ranks_per_node == to % ranks_per_node;
   }
-  int64_t SharedBytes(unsigned threads) const {
-    const auto num = static_cast<int32_t>(threads);
-    return rails() ? RailSharedBytes(args[0].rows, num) : RowSharedBytes(args[0].rows, num);
-  }
+  int32_t NumChannels() const { return args[0].rows.num_channels; }
 };
 
 // The buffers of a call with this routing.
@@ -64,19 +61,19 @@ inline void Prepare(GinCluster& cluster, Drawn& drawn, int32_t num_channels, int
   }
 }
 
-// `absent`: a rank that does not run.
+// `missing`: a rank that does not run.
 inline void Launch(GinCluster& cluster, const std::vector<Drawn*>& calls, unsigned threads, uint64_t seed,
-                   int32_t absent = -1) {
+                   int32_t missing = -1) {
   int64_t shared = 0;
   std::vector<std::atomic<int32_t>> ended(cluster.n);
-  for (const Drawn* drawn : calls) shared = std::max(shared, drawn->SharedBytes(threads));
-  const auto body = [&](int32_t rank, const ncclDevComm& nccl_comm) {
-    const auto channel = static_cast<int32_t>(blockIdx.x);
-    if (rank == absent) return;
-    RunInOrder(calls, ended[rank], [&](Drawn& drawn) {
+  for (const Drawn* drawn : calls) {
+    const RowArgs& args = drawn->args[0].rows;
+    const auto num = static_cast<int32_t>(threads);
+    shared = std::max(shared, drawn->rails() ? RailSharedBytes(args, num) : RowSharedBytes(args, num));
+  }
+  const auto body = [&](int32_t, const ncclDevComm& nccl_comm) {
+    RunInOrder(calls, ended, missing, [&](Drawn& drawn, int32_t rank, int32_t channel) {
       const InterNodeRowArgs& args = drawn.args[rank];
-      if (channel >= args.rows.num_channels) return;
-      BeLate(drawn.late[rank]);
       RunAndSpoil(args.rows, channel, drawn.x[rank], drawn.y[rank], [&] {
         if (!drawn.rails()) return RowCall(args.rows, channel, device::DynamicShared()).Run();
         const device::Gin gin(args.gin, nccl_comm);

@@ -27,27 +27,18 @@ JAXCOMM_DEVICE void Spread(const RankArgs& args, const ChannelSlice& slice, cons
   }
 }
 
-// `channel`: the channel whose elements these threads have.
-template <typename Run>
-JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& channel, const Staged& staged,
-                                 const Run& run) {
+template <typename Network>
+JAXCOMM_DEVICE void FillExecuteSpoil(const RankArgs& args, Network& network, const Staged& staged) {
+  const ChannelProgram& channel = args.channels[blockIdx.x];
   char* const input = args.input.At(args.comm.local.rank);
   char* const output = args.output.At(args.comm.local.rank);
   Spread(args, channel.input, [&](int64_t byte) { input[byte] = staged.brought[byte]; });
   Spread(args, channel.output, [&](int64_t byte) { output[byte] = kUnwritten; });
   __syncthreads();
-  run();
+  ChannelExecutor<Network>(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared()).Run();
   __syncthreads();
   Spread(args, channel.output, [&](int64_t byte) { staged.got[byte] = output[byte]; });
   Spread(args, channel.input, [&](int64_t byte) { input[byte] = kSpoiled; });
-}
-
-template <typename Network>
-JAXCOMM_DEVICE void FillExecuteSpoil(const RankArgs& args, Network& network, const Staged& staged) {
-  FillRunSpoil(args, args.channels[blockIdx.x], staged, [&] {
-    ChannelExecutor<Network> executor(args, network, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
-    executor.Run();
-  });
 }
 
 }  // namespace cuda

@@ -76,7 +76,8 @@ class VirtualRanks {
         intra_node_(MakeCounters(memory, n(), geometry.ranks_per_node, num_channels)),
         inter_node_(MakeCounters(memory, n(), n(), num_channels)),
         reports_(memory.Upload(std::vector<device::Report>(n()))),
-        abort_flags_(memory.Upload(std::vector<uint64_t>(n()))) {}
+        abort_flags_(memory.Upload(std::vector<uint64_t>(n()))),
+        num_calls_(memory.Upload(std::vector<uint64_t>(n()))) {}
 
   struct Call {
     RankArgs* args = nullptr;  // by rank
@@ -164,6 +165,7 @@ class VirtualRanks {
     comm.timeout_ns = timeout_ns_;
     comm.report = reports_ + rank;
     comm.abort_flag = abort_flags_ + rank;
+    comm.num_calls = num_calls_ + rank;
     return comm;
   }
 
@@ -174,6 +176,7 @@ class VirtualRanks {
   const Counters inter_node_;
   device::Report* const reports_;
   uint64_t* const abort_flags_;  // of a GPU per rank
+  uint64_t* const num_calls_;
 };
 
 // The LL slots of a group of one node.
@@ -197,12 +200,15 @@ class VirtualSlots {
   std::vector<uint64_t*> epochs_;  // by rank
 };
 
-// Ends the test if a rank has other results than expected, or has aborted. `what` and the seed draw the call again.
+// Ends the test if a rank has other results than expected, has not told the host that its calls have ended, or has
+// aborted. `what` and the seed draw the call again.
 inline void CheckRank(bool same, const device::Report& report, const std::string& what, int32_t rank, uint64_t seed,
                       size_t place) {
-  if (same && report.state == device::Report::kNone) return;
+  const device::Progress& progress = report.progress;
+  const bool ended = progress.ended > 0 && progress.ended == progress.begun >> 32;
+  if (same && ended && report.state == device::Report::kNone) return;
   std::fprintf(stderr, "%s, seed %llu, call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n", what.c_str(),
-               static_cast<unsigned long long>(seed), place, rank, same ? "aborted" : "has other results",
+               static_cast<unsigned long long>(seed), place, rank, same ? "did not end" : "has other results",
                static_cast<unsigned long long>(report.state), report.step, report.peer);
   std::exit(1);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "../../../ffi/cuda/kernels/route_and_dispatch.cuh"
@@ -14,11 +15,8 @@ namespace cuda {
 struct MoeFields {
   std::vector<int32_t> slot, expert, group_sizes, group_counts, demand, dropped, table;
 
-  bool operator==(const MoeFields& other) const {
-    return slot == other.slot && expert == other.expert && group_sizes == other.group_sizes &&
-           group_counts == other.group_counts && demand == other.demand && dropped == other.dropped &&
-           table == other.table;
-  }
+  auto All() const { return std::tie(slot, expert, group_sizes, group_counts, demand, dropped, table); }
+  bool operator==(const MoeFields& other) const { return All() == other.All(); }
 };
 
 inline RouteAndDispatchShape ShapeOf(const Routed& routed, int32_t align, int32_t slots, int64_t row_bytes) {

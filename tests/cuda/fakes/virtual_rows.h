@@ -134,15 +134,5 @@ inline std::vector<std::vector<int32_t>> DrawIds(int32_t n, int32_t tokens, int3
   return ids;
 }
 
-// Calls f(byte) for every byte of this channel's pieces in a buffer, spread over the threads.
-#if JAXCOMM_HAS_DEVICE
-template <typename Args, typename F>
-void ForPieces(const Args& args, int32_t channel, int64_t bytes, const F& f) {
-  for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) {
-    if (i % args.row_bytes / args.piece_bytes == channel) f(i);
-  }
-}
-#endif
-
 }  // namespace cuda
 }  // namespace jaxcomm
