@@ -198,7 +198,7 @@ void TestCalls(uint64_t seed, int32_t size) {
   std::mt19937_64 random(seed);
   constexpr int64_t kHidden[] = {1, 7, 32, 61, 128, 130};
   constexpr int64_t kTokens[] = {0, 1, 2, 5, 16};
-  constexpr unsigned kBlocks[] = {1, 2, 3, 8, 33, 64};
+  constexpr unsigned kBlocks[] = {1, 2, 3, 8, 33, 70};
   const auto num_channels = static_cast<int32_t>(1 + random() % 3);
   const int64_t widest = kHidden[random() % std::size(kHidden)];
   const auto row_bytes = static_cast<int64_t>(widest * sizeof(typename Codec::Storage));

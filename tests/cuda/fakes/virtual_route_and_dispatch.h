@@ -33,16 +33,9 @@ inline RouteAndDispatchShape ShapeOf(const Routed& routed, int32_t align, int32_
 
 // Of the same sizes, with -7 everywhere: no result has it.
 inline MoeFields UnwrittenFields(const RouteAndDispatchShape& shape, int32_t n) {
-  const auto choices = static_cast<size_t>(shape.tokens * shape.choices),
-             local = static_cast<size_t>(shape.num_experts / n);
-  const auto some = [](size_t count) { return std::vector<int32_t>(count, -7); };
-  return {some(choices),
-          some(choices),
-          some(local),
-          some(local),
-          some(1),
-          some(1),
-          some(static_cast<size_t>(n) * static_cast<size_t>(shape.num_experts))};
+  const auto some = [](int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), -7); };
+  const std::vector<int32_t> choices = some(shape.tokens * shape.choices), local = some(shape.num_experts / n);
+  return {choices, choices, local, local, some(1), some(1), some(n * shape.num_experts)};
 }
 
 inline MoeFields FieldsOf(const Routed& routed, const RouteAndDispatchShape& shape, int32_t rank) {
