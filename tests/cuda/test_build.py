@@ -27,16 +27,18 @@ def report(build, source):
     return (build / "CMakeFiles" / "_cuda.dir" / f"{source}.o.ptxas").read_text()
 
 
-def test_imports_alone():
-    """The module imports without a driver, JAX or other libraries of NVIDIA."""
+def test_imports_alone(wheels):
+    """The module imports without a driver, JAX or other libraries of NVIDIA. NCCL is loaded when it is asked for."""
     program = (
         "import importlib.util as u, sys; s = u.spec_from_file_location('_cuda', sys.argv[1]); "
         "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.built(), m.driver_version() >= 0); "
-        "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line])"
+        "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line]); "
+        "print(m.nccl(sys.argv[2]), m.nccl('') == m.nccl(sys.argv[2]))"
     )
-    built, loaded = run(sys.executable, "-I", "-c", program, MODULE.origin).splitlines()
+    nccl = wheels / "nccl" / "lib" / "libnccl.so.2"
+    built, loaded, found = run(sys.executable, "-I", "-c", program, MODULE.origin, nccl).splitlines()
     assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23203, 'gin': '2.32.3', 'architectures': '[^']+'\} True", built)
-    assert loaded == "[]"
+    assert loaded == "[]" and found == f"{{'path': '{nccl}', 'version': 23203}} True"
 
 
 def test_installed_nccl_is_the_one_of_the_headers():

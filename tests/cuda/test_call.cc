@@ -194,12 +194,6 @@ TEST_CASE("an all_to_all of small fragments copies its operand whole") {
   CHECK(staged(9, 0) && staged(9, 1 << 20) && staged(8, 1 << 10) && !staged(9, 1 << 10));
 }
 
-TEST_CASE("a channel for each 16 KiB of a block") {
-  CHECK(NumChannels(0, 8) == 1 && NumChannels((32 << 10) - 1, 8) == 1);
-  CHECK(NumChannels(32 << 10, 8) == 2 && NumChannels(96 << 10, 8) == 6);
-  CHECK(NumChannels(1 << 30, 8) == 8 && NumChannels(1 << 30, 0) == 1);
-}
-
 // Only calls that request multimem use it.
 TEST_CASE("calls by multimem") {
   const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count,

@@ -36,6 +36,7 @@ ALONE_TEST_CASE("calls share a communicator") {
       // An arena that is too small keeps its address for the calls that use it. Together, the old ones take less memory
       // than the newest one.
       const int64_t of_small = bytes;
+      CHECK(bytes == 32 << 20);
       CHECK(communicator->Reserve(bytes + 1, &large, &bytes).ok() && rank.num_allocations == before + 1);
       CHECK(bytes >= 2 * of_small);
       CHECK(large.base != small.base);

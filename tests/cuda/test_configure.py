@@ -106,9 +106,3 @@ def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
     assert (status == 0) == (older != "13.1"), output
     assert f"-- With jaxcomm._cuda: {found} for 80-real;90-real;100-real;120; headers of NCCL 23203 in" in output
     assert f"{wheels}/nccl/include" in output
-
-
-def test_without_the_cuda_module(configure, wheels):
-    status, output = configure("-DJAXCOMM_CUDA=OFF", python_path=wheels.parent)
-    assert status == 0
-    assert "jaxcomm._cuda" not in output

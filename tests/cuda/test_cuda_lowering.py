@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 
 import jax
 import numpy as np
@@ -41,28 +42,11 @@ TARGETS = {
 }
 
 
-class Gpu:
-    """The attributes of a GPU that lowering reads; two GPUs per process."""
-
-    platform = "gpu"
-
-    def __init__(self, number):
-        self.process_index, self.local_hardware_id = divmod(number, 2)
-
-
 def gpus(count):
-    """A mesh of these GPUs."""
-
-    class Mesh(jax.sharding.Mesh):
-        def __new__(cls):
-            return object.__new__(cls)
-
-        def __init__(self):
-            pass
-
-        devices = np.array([Gpu(i) for i in range(count)])
-
-    return Mesh()
+    """A mesh of GPUs, with the attributes that lowering reads; two GPUs per process."""
+    numbers = (divmod(i, 2) for i in range(count))
+    found = [types.SimpleNamespace(platform="gpu", process_index=p, local_hardware_id=d) for p, d in numbers]
+    return object.__new__(type("Mesh", (jax.sharding.Mesh,), {"devices": np.array(found)}))
 
 
 def lowered(f, mesh, platforms=("cuda",)):
@@ -245,14 +229,3 @@ def test_a_group_of_one_is_called_only_when_an_algorithm_is_asked_for(op):
     assert "jaxcomm_" not in lowered(f, one).replace("jit_jaxcomm", "")
     text = lowered(functools.partial(f, algorithm="direct"), one)
     assert len(re.findall(r"custom_call @jaxcomm_", text)) == 1
-
-
-def test_one_program_for_both_platforms(mesh):
-    """Each call has its own attributes. The lowering rule for GPUs does not affect the rule for CPUs."""
-    text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh, platforms=("cpu", "cuda"))
-    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
-    assert sorted(re.findall(r"ranks_per_node = (\d)", text)) == ["4", "8"]
-    assert text.count("processes = ") == 1
-    text = jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu"), mesh)).lower(X).as_text()
-    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 1
-    assert "processes = " in text

@@ -131,7 +131,7 @@ struct Site {
 };
 
 GpuCallState* CallAt(const std::string& site, bool asynchronous, const std::string& algorithm = "") {
-  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, 2, algorithm));
+  GpuCallState* const state = StateOf(SpecOf(Collective::kAllReduce, 3, algorithm));
   state->spec.site = site;
   state->spec.asynchronous = asynchronous ? 1 : 0;
   return state;
@@ -140,7 +140,7 @@ GpuCallState* CallAt(const std::string& site, bool asynchronous, const std::stri
 // The values that a call waits for are operands. They are not read.
 ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
   Communicator::Configure(20, 4);
-  auto* world = new World(2);
+  auto* world = new World(3);
   GpuCallState *const started = CallAt("here.py:1", true), *const synchronous = CallAt("here.py:2", false);
   OnRanks(*world, [&](Rank& rank) {
     Site first(*started, rank), second(*synchronous, rank);
@@ -152,7 +152,7 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
     for (Site* const site : {&first, &second}) {
       CHECK(site->Execute().empty());
       fake::Wait(site->stream.handle());
-      CHECK(site->y[0] == 2 && site->y[3] == 8);
+      CHECK(site->y[0] == 3 && site->y[3] == 12);
     }
     second.xla.more = first.xla.more;
     CHECK(Has(second.Execute(), "unexpected number of operands"));
@@ -162,7 +162,7 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
 // XLA reuses the memory of a started call after an error, since it does not run `done`.
 ALONE_TEST_CASE("after an error, work waits for the calls that have been started") {
   Communicator::Configure(20, 4);
-  auto* world = new World(2);
+  auto* world = new World(3);
   GpuCallState *const started = CallAt("here.py:1", true), *const synchronous = CallAt("here.py:2", false);
   OnRanks(*world, [&](Rank& rank) {
     Site first(*started, rank), second(*synchronous, rank);
@@ -173,7 +173,7 @@ ALONE_TEST_CASE("after an error, work waits for the calls that have been started
     CHECK(Has(second.Execute(), "unexpected number of operands"));
     CHECK(second.stream.num_waits == 1);
     fake::Wait(first.stream.handle());
-    CHECK(first.y[0] == 2 && first.y[3] == 8);
+    CHECK(first.y[0] == 3 && first.y[3] == 12);
   });
 }
 
@@ -200,15 +200,15 @@ TEST_CASE("a failure of one lane ends the calls of both") {
   }
 }
 
-// The errors of two ranks, by rank and call, whose first call is their own one and whose second call that of the other
-// rank. change(site): of rank 1.
+// The errors of three ranks, by rank and call. Ranks 0 and 2 make two calls, rank 1 makes them in the other order.
+// change(site): of rank 1.
 template <typename Change>
 std::vector<std::vector<std::string>> ErrorsOf(GpuCallState* of_0, GpuCallState* of_1, const Change& change) {
   Communicator::Configure(20, 4);
   GpuCallState* const states[] = {of_0, of_1};
-  std::vector<std::vector<std::string>> errors(2);
-  OnRanks(*new World(2), [&](Rank& rank) {
-    Site first(*states[rank.rank], rank), second(*states[1 - rank.rank], rank);
+  std::vector<std::vector<std::string>> errors(3);
+  OnRanks(*new World(3), [&](Rank& rank) {
+    Site first(*states[rank.rank % 2], rank), second(*states[1 - rank.rank % 2], rank);
     if (rank.rank == 1) change(first);
     CHECK(first.Initialize().empty() && second.Initialize().empty());  // reported by Execute
     errors[rank.rank] = {first.Execute(), second.Execute()};
@@ -217,17 +217,17 @@ std::vector<std::vector<std::string>> ErrorsOf(GpuCallState* of_0, GpuCallState*
 }
 void Unchanged(Site&) {}
 
-// Processes may have compiled a program in different ways. Both ranks get an error that names both calls, in time.
+// Processes may have compiled a program in different ways. All ranks get an error that names two calls, in time.
 ALONE_TEST_CASE("calls in different orders on two ranks are an error") {
   const std::string names[] = {"all_reduce at first.py:1", "all_reduce at second.py:2"};
   for (const bool both_lanes : {false, true}) {
     const auto errors = ErrorsOf(CallAt("first.py:1", true), CallAt("second.py:2", !both_lanes), Unchanged);
-    for (const int rank : {0, 1}) {
+    for (const int rank : {0, 1, 2}) {
       for (const int call : {0, 1}) {
-        const int own = call == 0 ? rank : 1 - rank;
-        CHECK(Has(errors[rank][call], "different calls, or calls in different orders: rank " +
-                                          std::to_string(1 - rank) + " makes " + names[1 - own] + ", rank " +
-                                          std::to_string(rank) + " makes " + names[own]));
+        const int own = (rank + call) % 2, other = rank == 1 ? 0 : 1;
+        CHECK(Has(errors[rank][call], "different calls, or calls in different orders: rank " + std::to_string(other) +
+                                          " makes " + names[1 - own] + ", rank " + std::to_string(rank) + " makes " +
+                                          names[own]));
       }
     }
   }
@@ -259,8 +259,8 @@ TEST_CASE("the same call with other arguments, elements or sizes on another rank
   for (const auto change : changes) {
     Alone([change] {
       const auto errors = ErrorsOf(CallAt("here.py:1", true, "ring"), CallAt("here.py:1", true, "ring"), change);
-      for (const int rank : {0, 1}) {
-        CHECK(Has(errors[rank][0], "rank " + std::to_string(rank) + " and rank " + std::to_string(1 - rank) +
+      for (const int rank : {0, 1, 2}) {
+        CHECK(Has(errors[rank][0], "rank " + std::to_string(rank) + " and rank " + (rank == 1 ? "0" : "1") +
                                        " make this call with different shapes, types or arguments"));
       }
     });

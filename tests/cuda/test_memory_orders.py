@@ -10,53 +10,36 @@ import pytest
 
 FFI = pathlib.Path(__file__).parents[2] / "ffi"
 
-# Function of the device API or of kernels/bulk_copy.cuh: a call of it, its PTX, and how fakes/litmus.h treats it.
+# Function of the device API or of kernels/bulk_copy.cuh: a call of it, and its PTX.
 ACCESSES = {
-    "LoadAcquire": ("*out = LoadAcquire(word)", "ld.acquire.sys.b64", "an acquire load, system scope"),
-    "StoreRelease": ("StoreRelease(word, *out)", "st.release.sys.b64", "a release store, system scope"),
-    "LoadRelaxed": ("*out = LoadRelaxed(word)", "ld.relaxed.cta.b64", "a relaxed load, block scope"),
-    "StoreRelaxed": ("StoreRelaxed(word, *out)", "st.relaxed.cta.b64", "a relaxed store, block scope"),
-    "StoreToHost": ("StoreToHost(word, *out)", "st.relaxed.sys.b64", "a relaxed store, system scope"),
-    "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.gpu.b64", "a relaxed exchange, device scope"),
-    "FetchAdd": ("*out = FetchAdd(word, 1)", "atom.add.relaxed.cta.u64", "a relaxed sum, block scope"),
-    "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64", "two relaxed loads, system scope"),
-    "StorePair": ("StorePair(word, *out, 0)", "st.relaxed.sys.global.v2.b64", "two relaxed stores, system scope"),
-    "FenceAliases": ("FenceAliases()", "fence.proxy.alias", "an alias fence"),
+    "LoadAcquire": ("*out = LoadAcquire(word)", "ld.acquire.sys.b64"),
+    "StoreRelease": ("StoreRelease(word, *out)", "st.release.sys.b64"),
+    "LoadRelaxed": ("*out = LoadRelaxed(word)", "ld.relaxed.cta.b64"),
+    "StoreRelaxed": ("StoreRelaxed(word, *out)", "st.relaxed.cta.b64"),
+    "StoreToHost": ("StoreToHost(word, *out)", "st.relaxed.sys.b64"),
+    "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.gpu.b64"),
+    "FetchAdd": ("*out = FetchAdd(word, 1)", "atom.add.relaxed.cta.u64"),
+    "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64"),
+    "StorePair": ("StorePair(word, *out, 0)", "st.relaxed.sys.global.v2.b64"),
+    "FenceAliases": ("FenceAliases()", "fence.proxy.alias"),
     "MulticastSum": (
         "*unit = MulticastSum<jaxcomm::arithmetic::Plain<float>>(unit)",
         "multimem.ld_reduce.relaxed.sys.global.add.v4.f32",
-        "plain loads through the alias",
     ),
-    "MulticastStore": (
-        "MulticastStore(unit, *unit)",
-        "multimem.st.relaxed.sys.global.v4.f32",
-        "plain stores through the alias",
-    ),
-    "FenceAsyncGlobal": ("FenceAsyncGlobal()", "fence.proxy.async.global", "an async fence"),
-    "FenceAsyncShared": ("FenceAsyncShared()", "fence.proxy.async.shared::cta", "nothing: the emulation checks it"),
-    "InitBulkBarrier": ("InitBulkBarrier(word)", "mbarrier.init.shared::cta.b64", "a plain store"),
-    "ExpectBytes": (
-        "ExpectBytes(word, 16)",
-        "mbarrier.arrive.expect_tx.shared::cta.b64",
-        "nothing: the emulation checks it",
-    ),
-    "IsPhaseComplete": (
-        "*out = IsPhaseComplete(word, 0)",
-        "mbarrier.try_wait.parity.shared::cta.b64",  # acquire and block scope are its defaults
-        "an acquire load, block scope",
-    ),
-    "LoadBulk": (
-        "LoadBulk(word, unit, 16, word)",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-        "plain accesses in the async proxy, then a release of the mbarrier",
-    ),
+    "MulticastStore": ("MulticastStore(unit, *unit)", "multimem.st.relaxed.sys.global.v4.f32"),
+    "FenceAsyncGlobal": ("FenceAsyncGlobal()", "fence.proxy.async.global"),
+    "FenceAsyncShared": ("FenceAsyncShared()", "fence.proxy.async.shared::cta"),
+    "InitBulkBarrier": ("InitBulkBarrier(word)", "mbarrier.init.shared::cta.b64"),
+    "ExpectBytes": ("ExpectBytes(word, 16)", "mbarrier.arrive.expect_tx.shared::cta.b64"),
+    # Acquire and block scope are its defaults.
+    "IsPhaseComplete": ("*out = IsPhaseComplete(word, 0)", "mbarrier.try_wait.parity.shared::cta.b64"),
+    "LoadBulk": ("LoadBulk(word, unit, 16, word)", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"),
     "StoreBulk": (
         "StoreBulk(unit, word, 16)",
         "cp.async.bulk.global.shared::cta.bulk_group + cp.async.bulk.commit_group",
-        "plain accesses in the async proxy",
     ),
-    "WaitForReads": ("WaitForReads<1>()", "cp.async.bulk.wait_group.read", "the end of the loads of older stores"),
-    "WaitForStores": ("WaitForStores()", "cp.async.bulk.wait_group", "the end of all stores"),
+    "WaitForReads": ("WaitForReads<1>()", "cp.async.bulk.wait_group.read"),
+    "WaitForStores": ("WaitForStores()", "cp.async.bulk.wait_group"),
 }
 # Thread groups: the barriers of AnyOf, which fakes/litmus.h treats as those of a part of the block.
 BARRIERS = {
@@ -109,7 +92,7 @@ def compiled(wheels, tmp_path_factory):
     folder = tmp_path_factory.mktemp("orders")
     kernels = [
         f'extern "C" __global__ void {name}Kernel(uint64_t* word, uint64_t* out, Bytes16* unit) {{ {call}; }}\n'
-        for name, (call, _, _) in ACCESSES.items()
+        for name, (call, _) in ACCESSES.items()
     ]
     kernels += [
         f'extern "C" __global__ void Group{i}Kernel(uint64_t* out) {{ *out = AnyOf({group}, *out != 0); }}\n'

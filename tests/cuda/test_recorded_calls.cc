@@ -124,15 +124,18 @@ ALONE_TEST_CASE("calls of two lanes, and two starts of one line") {
   const File later;
   CHECK(later.Call(3).waiting_rank == 0 && later.Call(3).phase == kRunning);
   RecordedCalls other;
+  spec.op = "psum";
   other.Add(2, spec, 0, 2, 1, DType::kF32, 5, 5);
   other.Look(progress);
-  CHECK(File().Ranks(4) == "0,2");
+  CHECK(File().Ranks(4) == "0,2" && File().Site(4).identity != waiting.Site(3).identity);
+  spec.site = "there.py:1";
   // Rank 1 of its group, and the first one of this process.
   spec.processes = {1, 0, 1, 0};
   RecordedCalls apart;
   apart.Add(2, spec, 0, 0, 1, DType::kF32, 5, 5);
   apart.Look(progress);
   CHECK(File().Ranks(5) == "0,2" && File().Call(5).arrived_mask == 1);
+  CHECK(File().Site(5).identity != File().Site(4).identity);
   progress.begun = uint64_t{4} << 32 | 2;  // nobody looked when the second call ended and when the third one ran
   apart.Look(progress);
   CHECK(File().Call(5).phase == kDone && File().Call(6).sequence == 4 && File().Call(6).phase == kRunning);
@@ -163,6 +166,7 @@ ALONE_TEST_CASE("calls of kernels") {
     }
     fake::Wait(stream.handle());
   });
+  CHECK(communicators[0]->comm().abort_flag != communicators[1]->comm().abort_flag);  // of each GPU
   const File ended = look();
   const uint64_t key = ended.Find(6, 0)->key;
   for (int r = 0; r < kRanks; ++r) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "fakes/machine.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -84,8 +85,11 @@ std::vector<std::string> MakeWithFault(World* world, const Fault& of_rank_1, boo
     if (rank.rank == 1) fault = of_rank_1;
     const StatusOr<Communicator*> made = Get(rank);
     Status status = made.status();
-    const CallSpec spec = SpecOf(Collective::kAllReduce, 2, "ring");
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2, "ring");
     if (status.ok()) status = DeviceCall::Make(spec, **made, DType::kS32, 99, 99).status();
+    spec = SpecOf(Collective::kDispatch, 2, "hierarchical");
+    spec.row_count = spec.choices = 1, spec.num_experts = 2;
+    if (status.ok()) status = DeviceCall::Make(spec, **made, DType::kS32, 9, 9).status();
     errors[rank.rank] = status.message();
     if (rank.rank == 1) *reached = fault.skipped < 0;
     fault = {};
@@ -96,7 +100,7 @@ std::vector<std::string> MakeWithFault(World* world, const Fault& of_rank_1, boo
 // Each operation that one rank performs alone fails once. Then all ranks get an error.
 ALONE_TEST_CASE("a failure on one rank is an error on all") {
   Communicator::Configure(100, 4);
-  for (const auto& [num_nodes, num_expected] : {std::pair{1, 20}, {2, 22}}) {
+  for (const auto& [num_nodes, num_expected] : {std::pair{1, 21}, {2, 23}}) {
     int num_errors = 0;
     for (const char* call : {"kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate",
                              "cudaMemsetAsync", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
@@ -167,6 +171,14 @@ ALONE_TEST_CASE("a GPU that cannot be selected is an error") {
     CHECK(communicator.Reserve(1, &arena, &bytes).ok());
     fault = {"cudaMemsetAsync"};  // an arena of one owner is zero at first
     CHECK(communicator.ReserveFor("mine", 1, &comm).message() == "cudaMemsetAsync: failed");
+    // Peers would wait for the kernel of a call.
+    FakeXla xla(*StateOf(SpecOf(Collective::kAllReduce, 1)), NewStream(), rank.device(), &rank);
+    int32_t x[4] = {}, y[4];
+    xla.Use(x, 4, y, 4);
+    CHECK(xla.Initialize().empty() && Communicator::OwnFailure().ok());
+    fault = {"cudaSetDevice"};
+    CHECK(Has(xla.Execute(), "cudaSetDevice: failed"));
+    CHECK(Has(Communicator::OwnFailure(), "here.py:1: cudaSetDevice: failed"));
   });
 }
 
@@ -177,7 +189,12 @@ ALONE_TEST_CASE("ranks with different programs get an error") {
     Communicator& communicator = *ValueOf(Get(rank));
     device::Window arena;
     int64_t bytes = 0;
-    CHECK(Has(communicator.Reserve(int64_t{40 + 8 * rank.rank} << 20, &arena, &bytes), "their programs differ"));
+    const int64_t own = int64_t{40 + 8 * rank.rank} << 20, other = (int64_t{88} << 20) - own;
+    const Status refused = communicator.Reserve(own, &arena, &bytes);
+    CHECK(refused.code() == StatusCode::kInvalidArgument);  // no failure of the process
+    CHECK(refused.message() == "rank " + std::to_string(1 - rank.rank) + " of the group wants " +
+                                   std::to_string(other) + " bytes for the arena, this one " + std::to_string(own) +
+                                   ": their programs differ");
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.max_sms = 2 + rank.rank;
     for (const int64_t count : {1 << 22, 3000}) {  // a plan, LL messages

@@ -252,6 +252,11 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     const int64_t tokens = kTokens + rank.rank;
     CHECK(Has(made(spec, DType::kF32, tokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
     CHECK(Has(made(spec, DType::kF32, kTokens * kRow, tokens * kRow), "the hash of the shapes of the rows"));
+    const DType dtype = rank.rank == 0 ? DType::kF32 : DType::kF16;
+    CHECK(Has(made(spec, dtype, kTokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
+    spec.choices = 1 + rank.rank;
+    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
+    spec.choices = kChoices;
     spec.row_count = 1024;  // 32 KiB for each rank: the rows of 16 choices in all
     CHECK(ValueOf(MakeRowArgs(spec, DType::kF32, 8 * 1024, 1024, 32)).num_channels == 2);
   });

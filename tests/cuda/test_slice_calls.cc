@@ -161,6 +161,9 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     site.more[0] = {site.y.data(), kOutputRows * kRow, XLA_FFI_DataType_S32};
     CHECK(Has(refused(), "element types or sizes of the operands do not match"));
     site.more[0].dtype = XLA_FFI_DataType_F32;
+    ++site.more[1].count;
+    CHECK(site.Initialize().empty());
+    CHECK(Has(site.Execute(), "a table of 17 integers does not fit a group of 2 ranks"));
     site.more[1].dtype = XLA_FFI_DataType_U32;
     CHECK(Has(refused(), "element types or sizes of the operands do not match"));
     site.more.pop_back();

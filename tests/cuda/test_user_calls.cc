@@ -1,6 +1,8 @@
 // A user's handlers on fakes of XLA, CUDA and NCCL. The test compiles the handlers of examples/fused_rmsnorm without
 // change and calls them stage by stage as XLA does. Their kernel runs emulated.
 #include "user_site.h"
+// Must follow the fakes: see gpu_fake.h.
+#include "../../ffi/cuda/xla/route_and_dispatch_call.h"
 
 namespace jaxcomm {
 namespace {
@@ -107,8 +109,12 @@ ALONE_TEST_CASE("calls of ranks that differ") {
       {differ, [](Site& site, int rank) { site.more_results = rank; }},
       {differ, [](Site& site, int rank) { site.dtype = rank == 0 ? XLA_FFI_DataType_F32 : XLA_FFI_DataType_S32; }},
       {differ, [](Site& site, int rank) { site.own.AddScalar("epsilon", XLA_FFI_DataType_F32, 1.0F + rank); }},
-      {differ, [](Site& site, int rank) { site.operand_windows = {rank}; }},
+      {differ, [](Site& site, int rank) { site.operand_windows = {0, 1 + rank}; }},
       {differ, [](Site& site, int rank) { site.own.AddText("mode", rank == 0 ? "fast" : "slow"); }},
+      {differ,
+       [](Site& site, int rank) {
+         site.own.AddScalar("zero", rank == 0 ? XLA_FFI_DataType_S32 : XLA_FFI_DataType_F32, 0);
+       }},
       {differ, [](Site& site, int rank) { AddOptions(site, rank); }},
       {"rank 0 makes one at", [](Site& site, int rank) { site.target = rank == 0 ? "one" : "other"; }},
       {"makes fused_rmsnorm_F32 at a.py:2", [](Site& site, int rank) { site.site = rank == 0 ? "a.py:1" : "a.py:2"; }},
@@ -207,7 +213,7 @@ ALONE_TEST_CASE("an error of one device is reported by its Execute") {
   }
 }
 
-// The fake of XLA does not query traits. XLA does so when the target is registered.
+// When the target is registered.
 ALONE_TEST_CASE("XLA's queries about handlers") {
   XLA_FFI_Api_Version version = {};
   XLA_FFI_Metadata metadata = {};
@@ -220,8 +226,15 @@ ALONE_TEST_CASE("XLA's queries about handlers") {
   XLA_FFI_CallFrame frame = {};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   frame.extension_start = &extension.extension_base;
-  CHECK(CudaUserInitialize(&frame) == nullptr);
-  CHECK(metadata.api_version.minor_version == XLA_FFI_API_MINOR);
+  // Calls that XLA must not capture into CUDA graphs: asynchronous ones, and those between hosts.
+  for (const auto& [handler, captured] : {std::pair{&CudaUserInitialize, false},
+                                          {&CudaExecute, true},
+                                          {&CudaExecuteEagerly, false},
+                                          {&CudaRouteAndDispatchExecute, true}}) {
+    metadata.traits = 0;
+    CHECK(handler(&frame) == nullptr && metadata.api_version.minor_version == XLA_FFI_API_MINOR);
+    CHECK((metadata.traits == XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) == captured);
+  }
 }
 
 ALONE_TEST_CASE("libraries of other versions") {

@@ -16,14 +16,12 @@ static_assert(XLA_FFI_Extension_Collectives_MajorVersion == xla_abi::kCollective
 static_assert(XLA_FFI_GROUP_FLATTENED_ID == xla_abi::kFlattenedIds, "group mode");
 static_assert(offsetof(XLA_FFI_Api, XLA_FFI_InvokeContext_FindExtension) == xla_abi::kFindExtensionOffset, "function");
 
-SAME_FIELD(XLA_FFI_Extension, struct_size, xla_abi::Extension, struct_size);
 SAME_FIELD(XLA_FFI_Extension, id.extension_type, xla_abi::Extension, type);
 SAME_FIELD(XLA_FFI_Extension, id.major_version, xla_abi::Extension, major_version);
 SAME_FIELD(XLA_FFI_Extension, id.minor_version, xla_abi::Extension, minor_version);
 SAME_FIELD(XLA_FFI_Extension, next, xla_abi::Extension, next);
 
 using Find = XLA_FFI_InvokeContext_FindExtension_Args;
-SAME_FIELD(Find, struct_size, xla_abi::FindExtensionArgs, struct_size);
 SAME_FIELD(Find, extension_start, xla_abi::FindExtensionArgs, extension_start);
 SAME_FIELD(Find, ctx, xla_abi::FindExtensionArgs, context);
 SAME_FIELD(Find, extension_type, xla_abi::FindExtensionArgs, type);

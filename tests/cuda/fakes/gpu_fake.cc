@@ -103,8 +103,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (stream == cudaStreamPerThread) return Fails("cudaStreamQuery") ? cudaErrorLaunchFailure : cudaSuccess;
-  if (IsStopped()) return cudaErrorLaunchFailure;
+  if (Fails("cudaStreamQuery") || (stream != cudaStreamPerThread && IsStopped())) return cudaErrorLaunchFailure;
+  if (stream == cudaStreamPerThread) return cudaSuccess;
   return Of(stream).Drain() ? cudaSuccess : cudaErrorNotReady;
 }
 
