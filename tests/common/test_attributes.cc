@@ -52,26 +52,6 @@ TEST_CASE("a call specification has the values of all attributes") {
   }
 }
 
-// Adds the names of numbers and arrays to a text.
-struct Names {
-  std::string* names;
-  template <typename T>
-  void operator()(const char* name, const T&) const {
-    *names += (names->empty() ? "" : " ") + std::string(name);
-  }
-};
-
-TEST_CASE("every attribute in a row of traits is an attribute of a call") {
-  for (const CollectiveTraits& traits : Collectives()) {
-    CallSpec spec;
-    spec.collective = traits.collective;
-    std::string names;
-    VisitOtherAttributes(spec, Names{&names});
-    const std::string common = "groups processes devices";
-    CHECK(names == common + (*traits.attributes ? " " : "") + traits.attributes);
-  }
-}
-
 TEST_CASE("a missing attribute is named") {
   const auto error_of = [](Collective collective, const Attributes& call) {
     Attributes all;

@@ -17,16 +17,5 @@ TEST_CASE("a prefix keeps the code of an error, and makes no error of success") 
   CHECK(WithPrefix("prefix: ", OkStatus()).ok() && WithPrefix("prefix: ", OkStatus()).message().empty());
 }
 
-TEST_CASE("JAXCOMM_RETURN_IF_ERROR evaluates once, returns the first error and ignores success") {
-  int calls = 0;
-  const auto run = [&](const Status& first) -> Status {
-    JAXCOMM_RETURN_IF_ERROR((++calls, first));
-    JAXCOMM_RETURN_IF_ERROR((++calls, OkStatus()));
-    return UnavailableError("the end");
-  };
-  CHECK(run(OkStatus()).message() == "the end" && calls == 2);
-  CHECK(run(InvalidArgumentError("first")).message() == "first" && calls == 3);
-}
-
 }  // namespace
 }  // namespace jaxcomm

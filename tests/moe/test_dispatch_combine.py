@@ -186,11 +186,10 @@ def batched(call):
         (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.ones((4, 2), complex)), TypeError, "weights are complex"),
         (lambda r: jax.grad(lambda x: moe.dispatch(x, r).astype(float).sum())(jnp.ones(4, "float8_e4m3fn")),
          TypeError, "dispatch at .* a gradient of float8_e4m3fn would be rounded"),
-        (
-            lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2)), per_choice=True),
-            ValueError,
-            "weights cannot be combined with per_choice",
-        ),
+        (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2)), per_choice=True),
+         ValueError, "weights cannot be combined with per_choice"),
+        (lambda r: moe.route_and_dispatch(r, r.slot, "gpu", num_experts=8, algorithm="one_shot", on_overflow="drop"),
+         ValueError, "'one_shot' needs on_overflow='raise', got 'drop'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(line, call, error, message):

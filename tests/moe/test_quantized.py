@@ -139,23 +139,14 @@ def test_gradients_of_small_floats_are_refused(line):
         (lambda: moe.quantize(np.zeros((2, 4), int)), TypeError, "quantize: x must have floats of 16 or 32 bits, got"),
         (lambda: moe.quantize(jnp.zeros(())), ValueError, "quantize: x must have at least one dimension, got ()"),
         (lambda: moe.quantize(jnp.zeros(4), block=0), ValueError, "quantize: block must be positive, got 0"),
-        (
-            lambda: moe.quantize(jnp.zeros(4), dtype="int8"),
-            ValueError,
-            "quantize: dtype must be one of float8_e4m3fn, float8_e5m2, got int8",
-        ),
-        (
-            lambda: moe.quantize(jnp.zeros(4), scale="bfloat16"),
-            ValueError,
-            "quantize: scale must be one of float32, float8_e8m0fnu, got bfloat16",
-        ),
-        (
-            lambda: moe.dequantize(jnp.zeros((2, 129)), jnp.zeros((2, 1)), jnp.float32),
-            ValueError,
-            "dequantize: values of shape (2, 129) in blocks of 128 need scales of shape (2, 2), got (2, 1)",
-        ),
+        (lambda: moe.quantize(jnp.zeros(4), dtype="int8"),
+         ValueError, "quantize: dtype must be one of float8_e4m3fn, float8_e5m2, got int8"),
+        (lambda: moe.quantize(jnp.zeros(4), scale="bfloat16"),
+         ValueError, "quantize: scale must be one of float32, float8_e8m0fnu, got bfloat16"),
+        (lambda: moe.dequantize(jnp.zeros((2, 129)), jnp.zeros((2, 1)), jnp.float32),
+         ValueError, "dequantize: values of shape (2, 129) in blocks of 128 need scales of shape (2, 2), got (2, 1)"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()

@@ -14,16 +14,6 @@ from test_routing import FIELDS, check
 moe = OURS.moe
 
 
-def both(mesh, ids, x, experts, *, algorithm="one_shot", **options):
-    """The fields of the routing and the rows of every rank."""
-
-    def body(ids, x):
-        rows, r = moe.route_and_dispatch(x, ids, "gpu", num_experts=experts, algorithm=algorithm, **options)
-        return {name: getattr(r, name) for name in FIELDS}, rows
-
-    return run(body, mesh, ids, x)
-
-
 @pytest.mark.parametrize("kind", ["holes", "one rank"])
 @pytest.mark.parametrize("options", [{"align": 3}, {"slots": 48}, {"capacity": 48}], ids=str)
 def test_routing_and_payloads_of_several_types(line, rng, options, kind):
@@ -34,15 +24,15 @@ def test_routing_and_payloads_of_several_types(line, rng, options, kind):
         "small": rng.integers(-9, 9, (8, 3, 3)).astype(jnp.bfloat16),
         "wide": rng.standard_normal((8, 3, 2, 3)).astype(np.float32),
     }
-    fields, rows = both(line, ids, x, 16, **options)
+
+    def body(ids, x):
+        rows, r = moe.route_and_dispatch(x, ids, "gpu", num_experts=16, algorithm="one_shot", **options)
+        return {name: getattr(r, name) for name in FIELDS}, rows
+
+    fields, rows = run(body, line, ids, x)
     check(fields, ids, 16, **options)
     slot, _, capacity = oracle.route(ids, 16, **options)
     assert_same(rows, {name: oracle.dispatch(v, ids, slot, capacity, 16) for name, v in x.items()}, bits=True)
-
-
-def test_one_shot_drops_nothing(line):
-    with pytest.raises(ValueError, match="needs on_overflow='raise'"):
-        both(line, np.zeros((8, 4, 2), np.int32), np.ones((8, 4, 3), np.float32), 8, on_overflow="drop")
 
 
 def test_transfers_of_all_functions_and_derivatives_have_the_options_of_the_call(line):

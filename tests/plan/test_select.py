@@ -64,3 +64,11 @@ def test_an_exchange_is_staged_if_numpy_says_that_the_blocks_of_both_arrays_are_
     placement = plan.Placement(ranks_per_node=n)
     found = plan.resolve("all_to_all", attributes, "float32", x.size, y.size, placement, able)
     assert (found.request.staged_count > 0) == all(contiguous)
+
+
+def test_a_plan_that_no_nodes_support_is_refused_as_in_one_node():
+    """NVLink may connect the hosts: of all divisions of 6 GPUs into nodes, the message has the first."""
+    attributes = {"group_size": 6, "ranks_per_node": 6, "algorithm": "recursive_doubling"}
+    call = "all_gather", attributes, "float32", 8, 48, plan.Placement(ranks_per_node=2, found=False)
+    with pytest.raises(ValueError, match="needs a power of two of ranks, got 1 nodes of 6 ranks"):
+        plan.resolve(*call, plan.Capabilities("cuda", setting="plans"))

@@ -417,13 +417,11 @@ TEST_CASE("a copy may come from any replica, and from its own element only") {
   Expect("output [1, 3) of rank 0 is never written", plans({own}, Get(Output(2), Input(0), 2)), request);
   Expect(
       "output [0, 1) of rank 0 ends with the wrong contents: input [2, 3) of rank 1 by rank 0, step 0 (get 1), "
-      "expected input [3, 4) of rank 0 "
-      "or a replica",
+      "expected input [3, 4) of rank 0 or a replica",
       plans({Get(Output(0), Input(1, 2), 1), rest}, Get(Output(2), Input(0), 2)), request);
   Expect(
       "output [1, 2) of rank 2 ends with the wrong contents: input [0, 1) of rank 2 by rank 2, step 0 (copy), expected "
-      "input [1, 2) of rank 0 "
-      "or a replica",
+      "input [1, 2) of rank 0 or a replica",
       plans({own, rest, Put(Output(2), Input(0), 1)}, Copy(Output(2, 1), Input(2), 1)), request);
   Expect("rank 2, step 0 (get 0): output [0, 3) of rank 2 exceeds the buffer of 2 elements",
          plans({own, rest}, Get(Output(2), Input(0), 3)), request);

@@ -1,5 +1,6 @@
 // The engine agrees with the cost model where no link is shared, and keeps the properties of max-min fair sharing.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -152,6 +153,13 @@ TEST_CASE("colour refinement folds what has no symmetry") {
     const Simulation folded = Run(found, request, flat, Fidelity::kFolded);
     CHECK(folded.ranks_simulated == 3);
     CheckClose(algorithm, folded.time_s, Run(found, request, flat, Fidelity::kFull).time_s, 1e-9);
+    // A timeline has the first entries, those of the first rank of each role.
+    const auto timeline_of = [&](int64_t most) {
+      return ValueOf(Simulate(found, request, 4, flat, Fidelity::kFolded, kMaxSteps, most)).timeline;
+    };
+    std::map<int32_t, int64_t> ranks;
+    for (const TimelineEntry& entry : timeline_of(99)) ranks[entry.rank] = entry.ranks;
+    CHECK((ranks == std::map<int32_t, int64_t>{{0, 8}, {1, 8}, {16, 8}}) && timeline_of(5).size() == 5);
   }
 }
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from jaxcomm._core import sim
 from jaxcomm.simulate import Cluster, ClusterError
 from jaxcomm.simulate.cluster import toml
 from jaxcomm.simulate.cluster.toml_table import BYTES, FLOPS, ORIGINS, RATES, TIMES
@@ -116,6 +117,11 @@ def test_a_whole_cluster_by_hand():
     assert parse(TEXT.replace("launch = 2", ll), "t").ll == pytest.approx((3e-6, 2e9, 4e-9))
     flow = parse(TEXT.replace("nics = 2", "flow = 7\nnics = 2").replace('nics = "d', 'flow = "guess"\nnics = "d'), "t")
     assert [level.flow_bytes_per_s for level in flow.levels] == [math.inf, 7e9, 7e9]  # the spine is behind the leaf
+    flow = dataclasses.replace(flow, levels=(*flow.levels[:2], dataclasses.replace(flow.levels[2], overhead_s=3e-6)))
+    node = (0, 4 * 20.6e9, 1e-6)
+    for ranks, network in ((8, node), (256, (1e-6, 7e9, 2e-6)), (512, (3e-6, 7e9, 3.5e-6))):
+        links = [link[1:] for link in sim.machine_of(flow.native(4), ranks).links]
+        assert links == [(*cluster.copy, 0), node, pytest.approx(network)]
 
 
 @pytest.mark.parametrize("name", Cluster.names())

@@ -43,6 +43,8 @@ def test_beyond_max_steps_bounds_and_time_stay(op):
     assert modelled.time_s == pytest.approx(full.time_s, rel=0.1)
     assert modelled.bound_alpha_s == collective(op, x, 16, cluster=cluster, fidelity="bounds").bound_alpha_s > 0
     assert modelled.why.startswith("cost model, in which transfers do not share links: ")
+    most, more = (collective("ppermute", x, 16, cluster=cluster, max_steps=most).steps for most in (8, 7))
+    assert (most, more) == (8, 0)  # a step of each rank of a domain
 
 
 def test_a_ragged_exchange_moves_each_byte_once():
@@ -66,6 +68,12 @@ def test_taper_slows_what_crosses_the_spine_only():
         bounds.append(least.bound_beta_s)
         assert "spine" not in " ".join(collective("all_to_all", _operand(1 << 20), 8, cluster=cluster).utilisation)
     assert bounds == pytest.approx([(512 - 8) * block_s, 256 * block_s * 2, 256 * block_s * 4])
+    assert least.bound_alpha_s == pytest.approx(sum(level.latency_s for level in cluster.levels[1:]))
+    into_second = [(rank, rank + 8) for rank in range(6)]
+    rank_s = (1 << 20) / (50e9 * 0.97 + 450e9 * 0.78)  # over all links of a rank
+    for perm, bound_s, name in ((into_second, 6 / 8 * block_s, "leaf in"), ([(0, 1)], rank_s, "nvlink in")):
+        least = collective("ppermute", _operand(1 << 20), 24, cluster=cluster, perm=perm, fidelity="bounds")
+        assert (least.bound_beta_s, least.bottleneck) == (pytest.approx(bound_s), name)
 
 
 @pytest.mark.parametrize("op", ["psum", "all_gather", "psum_scatter", "pbroadcast", "ppermute", "barrier"])
@@ -75,6 +83,12 @@ def test_folded_is_full(op):
     folded, full = (collective(op, x, 144, cluster=cluster, fidelity=f) for f in ("folded", "full"))
     assert folded.time_s == pytest.approx(full.time_s, rel=1e-9)
     assert folded.ranks_simulated <= full.ranks_simulated
+    if op in ("pbroadcast", "ppermute"):  # one pair of ranks between domains, or a chain from the middle
+        to = [rank // 72 * 72 + (rank + 1) % 72 for rank in range(144)]
+        to[20], to[99] = to[99], to[20]
+        more = {"perm": list(enumerate(to))} if op == "ppermute" else {"source": 77, "algorithm": "ring"}
+        times = [collective(op, x, 144, cluster=cluster, fidelity=f, **more).time_s for f in ("folded", "full")]
+        assert times[0] == pytest.approx(times[1], rel=1e-9)
     if op == "ppermute":
         pairs = {"cluster": Cluster.load("dgx-h100"), "perm": [(0, 1), (2, 3)]}  # of 8 ranks: unequal roles
         waits = [collective(op, _operand(64 << 20), 8, fidelity=f, **pairs).wait_s for f in ("folded", "full")]

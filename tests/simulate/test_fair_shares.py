@@ -20,20 +20,21 @@ Transfer = collections.namedtuple("Transfer", "links limit overhead_s")
 
 
 def _cluster(draw):
-    """Domains, leaves and a spine, or fewer levels; with slow ranks, degraded links and lost adapters."""
+    """Domains, leaves and up to two spines, or fewer levels; with slow ranks, degraded links and lost adapters."""
     rates = lambda count: [draw.choice([1e9, 2e9, 3e9, 5e9]) for _ in range(count)]  # noqa: E731
     times = lambda count: [draw.randrange(9) * 1e-6 for _ in range(count)]  # noqa: E731
-    ranks = np.cumprod(draw.choices([2, 3], k=draw.choice([1, 2, 2, 3, 3]))).tolist()
+    ranks = np.cumprod(draw.choices([2, 3], k=draw.choice([1, 2, 2, 3, 3, 4]))).tolist()
     kind, n, faults = draw.choice(["switch", "rails", "fat_tree"]), ranks[-1], []
     levels = [Level("a", "switch", ranks[0], *rates(2), *times(2))]
     levels += [Level("b", kind, size, *rates(1), np.inf, *times(2)) for size in ranks[1:2]]
-    levels += [Level("c", "fat_tree", n, latency_s=1e-6, taper=draw.choice([0.5, 1, 4])) for _ in ranks[2:]]
+    for name, size in zip("cd", ranks[2:], strict=False):
+        levels.append(Level(name, "fat_tree", size, np.inf, np.inf, *times(2), taper=draw.choice([0.5, 1, 4])))
     if draw.randrange(3):
         faults += [
             Fault(index=rank, slow=slow) for rank, slow in zip(draw.sample(range(n), 2), (2.0, 3.0), strict=True)
         ]
         for number, level in enumerate(levels):
-            count = n if number < 2 else n // ranks[1] * (ranks[0] if kind == "rails" else 1)
+            count = n if number < 2 else n // ranks[number - 1] * (ranks[0] if kind == "rails" and number == 2 else 1)
             for index in draw.sample(range(count), 2):
                 ways = draw.choice([(True, True), (True, False), (False, True)])
                 faults.append(Fault(level.name, index, *ways, draw.choice([0.1, 0.5, 0.7])))
@@ -51,19 +52,24 @@ class _Links:
         self.rails = len(self.levels) > 1 and self.levels[1].kind == "rails"
         self.lost = {fault.index for fault in cluster.faults if fault.capacity == 0}
 
-    def uplink(self, rank):
-        """Of a leaf; with rails, of the rank's switch in it."""
-        leaf = rank // self.levels[1].ranks
-        return leaf * self.inner + rank % self.inner if self.rails else leaf
+    def uplink(self, rank, number=2):
+        """Of a group below level `number`; with rails, of the rank's switch in a leaf."""
+        group = rank // self.levels[number - 1].ranks
+        return group * self.inner + rank % self.inner if self.rails and number == 2 else group
+
+    def uplinks(self, src, dst):
+        return [i for i in range(2, len(self.levels)) if self.uplink(src, i) != self.uplink(dst, i)]
 
     def capacity(self, link):
         name, index = link
         if name == "memory":
             return self.cluster.memory_bytes_per_s
-        level = self.levels["abc".index(name[0])]
+        number = "abcd".index(name[0])
+        level = self.levels[number]
         rate, leaves = level.bytes_per_s, name[2:] in ("out", "up")
-        if name[0] == "c":
-            rate = self.levels[1].ranks // (self.inner if self.rails else 1) * self.levels[1].bytes_per_s / level.taper
+        if number > 1:
+            adapters = self.levels[number - 1].ranks // (self.inner if self.rails and number == 2 else 1)
+            rate = adapters * self.levels[1].bytes_per_s / level.taper
         for fault in self.cluster.faults:
             if (fault.level, fault.index) == (name[0], index) and (fault.out if leaves else fault.inward):
                 rate *= fault.capacity
@@ -85,15 +91,13 @@ class _Links:
         if src // self.inner == dst // self.inner:
             return ([("a out", src), ("a in", dst)] if src != dst else []), 0
         out, into = self.relays(src, dst)
-        latency_s = self.levels[1].latency_s
-        if len(self.levels) > 2 and self.uplink(src) != self.uplink(dst):
-            latency_s += self.levels[2].latency_s
+        latency_s = self.levels[1].latency_s + sum(self.levels[i].latency_s for i in self.uplinks(src, dst))
         hops = [(src, out), (into, dst)]
         if self.rails and len(self.levels) == 2 and out % self.inner != into % self.inner:  # change rails first
             hops.append((out, out := out // self.inner * self.inner + into % self.inner))
         links = [("b out", out), ("b in", into)]
-        if len(self.levels) > 2 and self.uplink(out) != self.uplink(into):
-            links += [("c up", self.uplink(out)), ("c down", self.uplink(into))]
+        for i in self.uplinks(out, into):
+            links += [(f"{'abcd'[i]} up", self.uplink(out, i)), (f"{'abcd'[i]} down", self.uplink(into, i))]
         for one, other in [hop for hop in hops if hop[0] != hop[1]]:
             links += [("a out", one), ("a in", other)]
             latency_s += self.levels[0].latency_s
@@ -149,8 +153,8 @@ def test_permutations_share_links_fairly(seed):
                     continue
                 inside = min(cluster.channel_bytes_per_s, levels[0].flow_bytes_per_s)
                 limit = levels[1].bytes_per_s if level else inside
-                if level and len(levels) > 2 and src // levels[1].ranks != dst // levels[1].ranks:
-                    level = 2
+                while src // levels[level].ranks != dst // levels[level].ranks:
+                    level += 1
                 overhead_s, limit = (levels[level].overhead_s, limit) if src != dst else cluster.copy
                 passed = collections.Counter([*links.between(src, dst)[0], ("memory", src), ("memory", dst)])
                 programs[own].append(Transfer(passed, limit / slow, overhead_s * slow))

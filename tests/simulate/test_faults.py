@@ -102,19 +102,17 @@ def _along(axis, by, size):
     ("fault", "axis", "sizes", "by", "extra"),
     [
         ("leaf[11]=0.5", "data", (4, 8), 1, SIZE / ADAPTER),
-        ("leaf[11].in=0.25", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
         ("leaf[11]=lost", "data", (4, 8), 1, SIZE / ADAPTER),  # ranks 11 and 12 share an adapter
         ("leaf[11]=lost leaf[12]=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),  # a quarter for each
         ("leaf[11]=lost leaf[12]=lost", "data", (4, 8), 1, 2 * SIZE / ADAPTER),  # rank 13 relays both
         ("leaf[9]=lost leaf[11]=lost leaf[12]=lost", "data", (4, 8), 1, 2 * SIZE / ADAPTER),
         ("leaf[11].in=0.25 leaf[11].out=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
         ("leaf[11]=0.5 leaf[20]=0.25 leaf[29]=0.5", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
-        ("spine[13].up=0.5", "data", (64, 8), 32, SIZE / ADAPTER),
+        ("spine[13].up=0.5", "data", (64, 8), 32, SIZE / ADAPTER),  # rail 5 of the second leaf
         ("spine[13].down=0.5", "data", (64, 8), 32, SIZE / ADAPTER),
         ("leaf[11]=0.5", "model", (4, 8), 1, 0),
         ("spine[13]=0.5", "data", (4, 8), 1, 0),  # the mesh has one leaf
         ("nvlink[11]=0.5", "model", (4, 8), 1, SIZE / (450e9 * 0.78)),
-        ("spine[13]=0.5", "data", (64, 8), 32, SIZE / ADAPTER),  # rail 5 of the second leaf
         ("leaf.planes=1", "data", (4, 8), 1, SIZE / (0.97 * 400e9 / 8) / 3),
     ],
 )

@@ -21,9 +21,8 @@ def test_rare_failures_give_young_s_interval():
     assert found.interval_s == pytest.approx((2e9) ** 0.5, rel=1e-3) and found.young_s == (2e9) ** 0.5
     assert 1 - found.share == pytest.approx((2e-9) ** 0.5, rel=1e-3)
     for mtbf_s in (1e5, 1e12, 1e18):  # where digits cancel
-        assert goodput(1, mtbf_s=mtbf_s, checkpoint_s=1e-3, restart_s=0).interval_s == pytest.approx(
-            (2e-3 * mtbf_s) ** 0.5, rel=1e-4
-        )
+        found = goodput(1, mtbf_s=mtbf_s, checkpoint_s=1e-3, restart_s=0)
+        assert found.interval_s == pytest.approx((2e-3 * mtbf_s) ** 0.5, rel=1e-4)
 
 
 def test_failures_during_every_checkpoint_leave_nothing():

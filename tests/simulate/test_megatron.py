@@ -52,7 +52,5 @@ def test_the_errors_stay_as_small_as_they_are(capsys):
     assert len(errors) == 8 and min(errors) >= -0.12 and max(errors) <= 0.05
     assert sum(map(abs, errors)) / 8 <= 0.08
     for row in found:
-        assert row.time_s == pytest.approx(
-            row.layers_s + row.head_s + row.bubble_s + row.messages_s + row.optimizer_s
-        )  # fmt: skip
+        assert row.time_s == pytest.approx(row.layers_s + row.head_s + row.bubble_s + row.messages_s + row.optimizer_s)
         assert (row.bubble_s > 0) == (row.run.stages > 1)
