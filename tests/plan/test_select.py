@@ -64,11 +64,15 @@ def test_an_exchange_is_staged_if_numpy_says_that_the_blocks_of_both_arrays_are_
     placement = plan.Placement(ranks_per_node=n)
     found = plan.resolve("all_to_all", attributes, "float32", x.size, y.size, placement, able)
     assert (found.request.staged_count > 0) == all(contiguous)
+    if not all(contiguous):  # a copy of the operand into the arena, and of the own block
+        assert found.call_cost().self.bytes == x.nbytes + x.nbytes // n
 
 
-def test_a_plan_that_no_nodes_support_is_refused_as_in_one_node():
-    """NVLink may connect the hosts: of all divisions of 6 GPUs into nodes, the message has the first."""
-    attributes = {"group_size": 6, "ranks_per_node": 6, "algorithm": "recursive_doubling"}
-    call = "all_gather", attributes, "float32", 8, 48, plan.Placement(ranks_per_node=2, found=False)
+def test_plans_for_nodes_that_nvlink_or_the_network_connects():
+    """Of all divisions of 6 GPUs into nodes, a message has the first. Combine needs no marks between nodes."""
+    call = "all_gather", {"group_size": 6, "ranks_per_node": 6, "algorithm": "recursive_doubling"}, "float32", 8, 48
     with pytest.raises(ValueError, match="needs a power of two of ranks, got 1 nodes of 6 ranks"):
-        plan.resolve(*call, plan.Capabilities("cuda", setting="plans"))
+        plan.resolve(*call, plan.Placement(ranks_per_node=2, found=False), plan.Capabilities("cuda", setting="plans"))
+    layer = {"group_size": 8, "ranks_per_node": 8, "choices": 8, "num_experts": 3064, "row_count": 4}
+    call = "combine", layer | {"algorithm": "hierarchical"}, "float32", 8 << 17, 8, plan.Placement("process", 4, False)
+    assert plan.resolve(*call, plan.Capabilities("cuda")).backend == "rows"

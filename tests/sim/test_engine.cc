@@ -101,8 +101,9 @@ std::vector<Cluster> Clusters() {
       MakeCluster({domain, MakeLevel("leaf", LevelKind::kRails, 16, 5e10, 2e-6)}),
       MakeCluster({domain, MakeLevel("leaf", LevelKind::kFatTree, 16, 5e10, 2e-6)}),
       MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6),
-                   MakeLevel("leaf", LevelKind::kRails, 8, 5e10, 2e-6),
-                   MakeLevel("spine", LevelKind::kFatTree, 16, 1, 1.5e-6, 2)}),
+                   MakeLevel("leaf", LevelKind::kRails, 4, 5e10, 2e-6),
+                   MakeLevel("spine", LevelKind::kFatTree, 8, 1, 1.5e-6, 2),
+                   MakeLevel("core", LevelKind::kFatTree, 16, 1, 1.5e-6, 3)}),
   };
   return clusters;
 }
@@ -121,8 +122,9 @@ void ForEachAlgorithmOnGpus(int64_t block_count, int64_t chunk_count, Visit visi
 
 TEST_CASE("one rank for all of equal role gives the time of all ranks, with faults too") {
   const std::vector<LinkFault> none, domain = {{0, 3, true, true, 0.5}}, out = {{1, 9, true, false, 0.3}},
-                                     two = {{2, 3, true, true, 0.1}, {1, 0, false, true, 0.7}};
-  for (const auto& faults : {none, domain, out, two}) {
+                                     two = {{2, 3, true, true, 0.1}, {1, 0, false, true, 0.7}},
+                                     lost = {{1, 1, true, true, 0}};
+  for (const auto& faults : {none, domain, out, two, lost}) {
     int folded_cases = 0;
     for (const auto& [block, chunk] : {std::pair{1600, 0}, {160000, 4000}, {3200000, 0}}) {
       ForEachAlgorithmOnGpus(
