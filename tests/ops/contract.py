@@ -5,9 +5,8 @@ derivatives and transformations are in test_options_of_ops.py.
 """
 
 import meshes
-import programs
 import values
 
 
-class Contract(meshes.Meshes, programs.Programs, values.Values):
+class Contract(meshes.Meshes, values.Values):
     pass

@@ -7,13 +7,16 @@ VECTORS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 
 def pack(rng, sizes, gap):
-    """Offsets at which slices of these sizes lie in random order, with gaps of up to `gap` rows."""
+    """Offsets at which slices of these sizes lie in random order, with gaps of up to `gap` rows.
+
+    An empty slice is far outside, which has no effect.
+    """
     offsets, row = np.zeros(len(sizes), np.int32), 0
     for i in rng.permutation(len(sizes)):
         row += rng.integers(gap + 1)
         offsets[i] = row
         row += sizes[i]
-    return offsets
+    return np.where(sizes > 0, offsets, 127)
 
 
 def slices(rng, n, per_pair, *, largest=3, gap=1, overlap=False):

@@ -139,18 +139,22 @@ def test_element_types_and_shapes_of_rows(mesh, rng, dtype, shape):
     assert_same(got, expected(x, start, vectors), bits=True)
 
 
-def test_one_row_sent_to_all_ranks(line):
-    """The case of a replicated batch: its cotangents are added, in the order of ranks."""
+@pytest.mark.parametrize(("dtype", "first"), [("float32", 2.0**24), ("bfloat16", 256.0)])
+def test_one_row_sent_to_all_ranks(line, dtype, first):
+    """The case of a replicated batch: its cotangents are added in float32, in the order of ranks, and rounded once.
+
+    2^24 + 1 rounds down in float32, each time. 256 + 7 * 1 is 264 in bfloat16; rounded after each sum, it stays 256.
+    """
     one = np.ones((8, 8), np.int32)
     vectors = (0 * one, one, np.arange(8, dtype=np.int32)[:, None] * one, one)
-    ct = np.array([[2.0**24, *[1.0] * 7]] * 8, np.float32).T.copy()  # 2^24 + 1 rounds down, each time
+    ct = np.array([[first, *[1.0] * 7]] * 8, np.float32).T.astype(dtype)
 
     def body(ct, *v):
         x = 0 * ct[:1]
-        return jax.vjp(lambda x: ragged.call(x, jnp.zeros(8), v, "gpu"), x)[1](ct)[0]
+        return jax.vjp(lambda x: ragged.call(x, jnp.zeros(8, dtype), v, "gpu"), x)[1](ct)[0]
 
     got = run(body, line, ct, *vectors)
-    assert_same(got, np.add.accumulate(ct, 0, np.float32)[-1][:, None])
+    assert_same(got, np.add.accumulate(ct.astype(np.float32), 0)[-1][:, None].astype(dtype))
 
 
 def test_overlap_behind_an_empty_slice(line):
@@ -194,27 +198,15 @@ WRONG = {
         {"send_sizes": (2, 5, 2)},
         "slice 0 from rank 2 to rank 5: send_sizes is 2 at rank 2 and recv_sizes is 1 at rank 5, expected equal sizes",
     ),
-    "negative size": (
-        {"send_sizes": (2, 5, -1), "recv_sizes": (5, 2, -1)},
-        "slice 0 from rank 2 to rank 5: send_sizes is -1 at rank 2 and recv_sizes is -1 at rank 5, expected at least 0",
-    ),
     "operand exceeded": (
         {"input_offsets": (2, 5, 3)},
         "slice 0 from rank 2 to rank 5: it starts at row 3 of the operand (input_offsets of rank 2), but the "
         "operand has 3 rows; send_sizes is 1 at rank 2 and recv_sizes is 1 at rank 5",
     ),
-    "negative offset": (
-        {"input_offsets": (2, 5, -1)},
-        "it starts at row -1 of the operand (input_offsets of rank 2), but the operand has 3 rows",
-    ),
     "output exceeded": (
         {"output_offsets": (2, 5, 9)},
         "slice 0 from rank 2 to rank 5: it goes to row 9 of the output (output_offsets of rank 2), but the output "
         "has 9 rows; send_sizes is 1 at rank 2 and recv_sizes is 1 at rank 5",
-    ),
-    "size beyond any buffer": (
-        {"send_sizes": (2, 5, 2**31 - 1), "recv_sizes": (5, 2, 2**31 - 1)},
-        "but the operand has 3 rows; send_sizes is 2147483647 at rank 2",
     ),
     "overlap": (
         {"output_offsets": (2, 5, 6)},
@@ -242,16 +234,6 @@ def test_errors_on_all_ranks_show_both_sides(line, case):
         jax.block_until_ready(program(x, start, *vectors.values()))
     assert "jaxcomm: ragged_all_to_all at ragged.py" in str(caught.value)
     assert_same(value(program(x, start, *good)), expected(x, start, good))
-
-
-def test_offsets_of_empty_slices_are_ignored(line):
-    x, start = np.ones((8, 3), np.float32), np.zeros((8, 2), np.float32)
-    far, none = np.full((8, 8), 2**31 - 1, np.int32), np.zeros((8, 8), np.int32)
-    got, gradient = run(
-        lambda x, y, *v: jax.value_and_grad(lambda y: jnp.sum(ragged.call(x, y, v, "gpu")))(y),
-        line, x, start + 1, far, none, far, none,
-    )  # fmt: skip
-    assert_same([got, gradient], [start[:, 0] + 2, start + 1])
 
 
 @pytest.mark.parametrize(

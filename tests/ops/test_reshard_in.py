@@ -177,6 +177,13 @@ def test_transformations(mesh):
     assert not any(map(np.any, zeros))
 
 
+def test_cotangents_of_copies_are_rounded_once(mesh):
+    """256 + 7 * 1 is 264 in bfloat16. Rounded after each sum, it stays 256."""
+    weights = np.array([256, *[1] * 7], jnp.bfloat16)
+    f = on_ranks(lambda x, w: jax.grad(lambda x: jnp.sum(reshard_in(x, AXES, P(AXES), P()) * w))(x), mesh)
+    same(jax.jit(f)(np.ones((8, 1), jnp.bfloat16), weights), np.full((8, 1), 264, jnp.bfloat16))
+
+
 def test_an_axis_of_vmap():
     x = np.arange(7 * 4, dtype=np.int32).reshape(7, 4)
     source, destination = RankSharding(np.array([3, 0, 2]), ("r",), P("r")), RankSharding(

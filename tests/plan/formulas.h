@@ -32,27 +32,17 @@ struct Formula {
 };
 
 constexpr Formula kFormulas[] = {
-    {Collective::kAllToAll, "direct", [](double n, double) { return Chain{n - 1, n - 1, 0}; }},
     {Collective::kAllToAll, "pairwise", [](double n, double) { return Chain{n - 1, n - 1, n - 2}; }},
     {Collective::kAllToAll, "bruck", [](double n, double k) { return Chain{k, k * n / 2, k}; }},
-    {Collective::kAllGather, "direct", [](double n, double) { return Chain{n - 1, n - 1, 0}; }},
     {Collective::kAllGather, "ring", [](double n, double) { return Chain{n - 1, n - 1, n - 2}; }},
     {Collective::kAllGather, "recursive_doubling", [](double n, double k) { return Chain{k, n - 1, k - 1}; }},
-    // All operands in one step.
-    {Collective::kReduceScatter, "direct", [](double n, double) { return Chain{1, n - 1, 0}; }},
     {Collective::kReduceScatter, "recursive_halving", [](double n, double k) { return Chain{k, n - 1, k}; }},
     {Collective::kReduceScatter, "ring", [](double n, double) { return Chain{n - 1, n - 1, n - 1}; }},
-    {Collective::kAllReduce, "direct", [](double n, double) { return Chain{n, 2 * (n - 1) / n, 0}; }},
-    {Collective::kAllReduce, "root", [](double n, double) { return Chain{n, 2 * (n - 1), 0}; }},
-    {Collective::kAllReduce, "one_shot", [](double n, double) { return Chain{1, n - 1, 0}; }},
     {Collective::kAllReduce, "rabenseifner",
      [](double n, double k) { return Chain{2 * k, 2 * (n - 1) / n, 2 * k - 1}; }},
     {Collective::kAllReduce, "recursive_doubling", [](double, double k) { return Chain{k, k, k}; }},
     {Collective::kAllReduce, "ring", [](double n, double) { return Chain{2 * n - 2, 2 * (n - 1) / n, 2 * n - 3}; }},
     {Collective::kAllReduce, "tree", [](double, double k) { return Chain{2 * k, 2 * k, 2 * k - 1}; }},
-    {Collective::kPermute, "direct", [](double, double) { return Chain{1, 1, 0}; }},
-    {Collective::kBroadcast, "direct", [](double n, double) { return Chain{n - 1, n - 1, 0}; }},
-    {Collective::kBroadcast, "scatter_all_gather", [](double n, double) { return Chain{n, 1, 0}; }},
     {Collective::kBroadcast, "tree", [](double, double k) { return Chain{k, k, k - 1}; }},
     {Collective::kBroadcast, "ring", [](double n, double) { return Chain{n - 1, n - 1, n - 2}; }},
     {Collective::kBarrier, "dissemination", [](double, double k) { return Chain{0, 0, k}; }},

@@ -87,7 +87,9 @@ TEST_CASE("copies of at most half a chunk follow a binomial tree") {
     std::vector<std::pair<int64_t, int64_t>> sources(copies + 1), destinations(copies + 1, {0, count});
     std::swap(sources[0], destinations[0]);
     const Request request = AskForRows(1, sources, destinations);
-    Expect("", Build("hierarchical", request), request);
+    const std::vector<Plan> plans = Build("hierarchical", request);
+    Expect("", plans, request);
+    CHECK(plans.back().scratch_count == count);  // a slot for its only message
     CHECK(Near(Rounds(request), 0.25 * CeilLog2(copies + 1)));
   }
 }
@@ -103,6 +105,9 @@ TEST_CASE("owners send what they can while a node receives all") {
   const std::pair<int64_t, int64_t> few = {0, kChunk}, many = {kChunk, 9 * kChunk}, none;
   const Request uneven = AskForRows(1, {few, many, none, none, none}, {none, none, few, few, {0, 9 * kChunk}});
   CHECK(uneven.boxes->chains.depth == 0 && uneven.boxes->chains.busiest == 9 * kChunk);  // the last node receives all
+  // Node 0 has sent both copies when node 2 has received all.
+  const Request exact = AskForRows(1, {few, none, none, {kChunk, 2 * kChunk}}, {none, few, {0, 2 * kChunk}, none});
+  CHECK(exact.boxes->chains.depth == 0);
   // Two owners of a half each and three readers: a port would send 3/2, and sends 1. The readers send the rest.
   const std::pair<int64_t, int64_t> whole = {0, 2 * part};
   const Request halves =
@@ -111,6 +116,30 @@ TEST_CASE("owners send what they can while a node receives all") {
   Expect("", plans, halves);
   const std::vector<int64_t> sent = SentByNode(plans, halves);
   CHECK(*std::max_element(sent.begin(), sent.end()) == 2 * part);
+}
+
+TEST_CASE("cells of two dimensions: their runs, and messages of several pieces") {
+  const Box whole = {{0, 0}, {4, 6}}, left = {{0, 0}, {4, 3}}, right = {{0, 3}, {4, 6}}, top = {{0, 0}, {2, 6}};
+  const Box none = {{1, 1}, {1, 1}};
+  Request request = AskApart(Collective::kReshard, 3, 1, 12, 4);
+  const auto boxes = [&](const std::vector<Box>& from, const std::vector<Box>& to) {
+    return MakeBoxes(from, to, request.geometry);
+  };
+  const auto split = ValueOf(boxes({whole, none, none}, {none, left, none}));
+  CHECK(split->shortest_run == 3 && split->contiguous_outputs && split->direct.moves.size() == 1);
+  const auto joined = ValueOf(boxes({left, right, none}, {whole, left, none}));
+  CHECK(joined->shortest_run == 3 && !joined->contiguous_outputs);
+  // Cells of 6 elements. Messages of 4 for `left`, and `top` lies in memory row by row.
+  request.boxes = ValueOf(boxes({whole, none, none}, {none, left, top}));
+  const std::vector<Plan> plans = Build("direct", request);
+  Expect("", plans, request);
+  CHECK(plans[0].scratch_count == 4 && plans[1].scratch_count == 12 && plans[2].scratch_count == 12);
+  for (const Step& step : plans[0].steps) CHECK(step.kind != StepKind::kPut || step.dst.space == Space::kScratch);
+  Expect("no source has elements [12, 24) of the destination of rank 1",
+         boxes({left, none, none}, {none, whole, none}).status().message());
+  Expect("the source of rank 1 is [-1, 4) in dimension 1",
+         boxes({whole, {{0, -1}, {1, 4}}, none}, {none, none, none}).status().message());
+  CHECK(DecodeBoxes({0, 1, 2}, 1).empty());
 }
 
 TEST_CASE("pieces that part on their way have messages of their own") {

@@ -40,6 +40,10 @@ def numbers(boxes, ndim):
     return [number for box in flat for interval in box for number in interval]
 
 
+def ranges(*intervals):
+    return numbers([interval and [interval] for interval in intervals], 1)
+
+
 def elements(box, shape):
     """The elements of a box, as numbers in the global array."""
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
@@ -92,8 +96,7 @@ def test_plans_are_correct_and_minimal(make, seed):
 
 def test_messages_of_a_pair_spread_over_all_rounds():
     """A rank on a node of its own sends six chunks to one rank and two to another, straight into their outputs."""
-    source, destination = [[(0, 16)], None, None], [None, [(0, 12)], [(12, 16)]]
-    request = plan.reshard_request("network", 3, 1, numbers(source, 1), numbers(destination, 1))
+    request = plan.reshard_request("network", 3, 1, ranges((0, 16), None, None), ranges(None, (0, 12), (12, 16)))
     request.chunk_count = 2
     plans = plan.build(request, "direct")
     puts = [(step.peer, step.count, step.dst.space) for step in plans[0].steps if step.kind == "put"]
@@ -106,22 +109,42 @@ def test_moves_follow_matchings(scope, kind, count):
     """16 ranks, rows to columns: no two ranks put to one rank, or read from it, at the same place of their order."""
     rows, columns = ([[(r, r + 1), (0, 16)] for r in range(16)], [[(0, 16), (r, r + 1)] for r in range(16)])
     request = plan.reshard_request(scope, 16, 8 if scope == "network" else 16, numbers(rows, 2), numbers(columns, 2))
-    peers = [[step.peer for step in p.steps if step.kind == kind] for p in plan.build(request, "direct")]
+    plans = plan.build(request, "direct")
+    peers = [[step.peer for step in p.steps if step.kind == kind] for p in plans]
     assert [len(set(row)) for row in zip(*peers, strict=True)] == [16] * count
+    # Messages to other nodes are on their way while a rank reads from its own one.
+    assert all(next(step.kind for step in p.steps if step.peer >= 0) == kind for p in plans)
 
 
-def test_ranks_of_a_node_share_what_it_receives():
-    """Four ranks of other nodes have a quarter each. Two ranks of the first node want all: each receives a half."""
-    source = [None, None, *([(begin, begin + 8)] for begin in range(0, 32, 8))]
-    request = plan.reshard_request("network", 6, 2, numbers(source, 1), numbers([[(0, 32)]] * 2 + [None] * 4, 1))
-    received = [target for origin, target, count in moves(plan.build(request, "hierarchical")) if origin > 1]
-    assert sorted(received) == [0, 0, 1, 1]
+def test_ranks_of_a_node_share_what_it_receives_and_sends():
+    """Two ranks of the first node want all, or have all, of a half and two quarters: each moves a half."""
+    node, others = ranges((0, 32), (0, 32), *[None] * 4), ranges(None, None, (0, 16), (16, 24), (24, 32), None)
+    for boxes in ((others, node), (node, others)):
+        request = plan.reshard_request("network", 6, 2, *boxes)
+        moved = [0, 0]
+        for origin, target, count in moves(plan.build(request, "hierarchical")):
+            if origin // 2 != target // 2:
+                moved[min(origin, target)] += count
+        assert moved == [16, 16]
 
 
-def test_replicas_send_equally_many_elements():
-    """Not equally many pieces: ranks 0 and 1 have all elements, one rank wants half of them and four the rest."""
-    source = [[(0, 16)], [(0, 16)], *[None] * 5]
-    destination = [None, None, [(0, 8)], *([(begin, begin + 2)] for begin in range(8, 16, 2))]
-    request = plan.reshard_request("node", 7, 7, numbers(source, 1), numbers(destination, 1))
-    sent = [count for origin, _, count in moves(plan.build(request, "direct")) if origin == 0]
-    assert sum(sent) == 8
+REPLICAS = {  # sources, destinations, and what the first ranks send
+    "equally many elements, not pieces": (
+        [(0, 16), (0, 16), *[None] * 5], [None, None, (0, 8), *((i, i + 2) for i in range(8, 16, 2))], [8, 8],
+    ),
+    "what only one rank has comes first, even if smaller": ([(0, 15), (0, 8), None], [None, None, (0, 15)], [7, 8]),
+    "the next rank of two": ([(0, 8), None, (0, 8), None], [None, (0, 8), None, None], [0, 0, 8]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REPLICAS)
+def test_replicas_share_what_they_send(case):
+    source, destination, sent = REPLICAS[case]
+    for scope, locals_, algorithm in (
+        ("node", len(source), "direct"),
+        ("network", 1, "direct"),
+        ("network", 1, "hierarchical"),
+    ):
+        request = plan.reshard_request(scope, len(source), locals_, ranges(*source), ranges(*destination))
+        found = list(moves(plan.build(request, algorithm)))
+        assert [sum(count for origin, _, count in found if origin == rank) for rank in range(len(sent))] == sent

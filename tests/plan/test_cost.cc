@@ -1,5 +1,6 @@
 // Predicted times equal closed formulas, in bytes and seconds.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "../../ffi/plan/cost.h"
@@ -25,27 +26,22 @@ void CheckTime(const char* what, double got_s, double expected_s) {
 }
 
 TEST_CASE("times on one level follow LogGP") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
   for (const Formula& formula : kFormulas) {
     for (int32_t n : {2, 4, 8, 16}) {
-      for (int64_t block_count : {0, 16, 16000}) {
-        const double bytes = 4 * static_cast<double>(block_count);
-        if (bytes == 0 && formula.collective != Collective::kBarrier) continue;
-        const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+      for (int64_t block_count : {16, 16000}) {
         const Algorithm& algorithm = *FindAlgorithm(formula.collective, formula.algorithm);
         const Chain chain = formula.chain(n, std::log2(n));
-        Request request = Ask(formula.collective, 1, n, block_count);
+        const double bytes = 4 * static_cast<double>(block_count);
+        const Request request = Ask(formula.collective, 1, n, block_count);
         CheckTime(formula.algorithm, CostOf(algorithm, request, 4, machine).time_s, chain.time_s(bytes, kNode));
-        const std::string name = formula.algorithm;
-        if (formula.collective == Collective::kPermute) request.source_of[0] = n - 1;
-        if (name != "root" && name != "tree" &&
-            formula.collective != Collective::kBroadcast) {  // all ranks do the same
+        if (formula.collective != Collective::kBroadcast && std::string(formula.algorithm) != "tree") {  // all the same
           CheckTime(formula.algorithm, CostOf(algorithm.build(request, n / 2), request.geometry, 4, machine).time_s,
                     chain.time_s(bytes, kNode));
         }
         // The last message of a rank takes one more latency.
-        const Request apart = AskApart(formula.collective, n, 1, block_count);
-        if (!algorithm.supports(apart)) continue;
-        CheckTime(formula.algorithm, CostOf(algorithm, apart, 4, machine).time_s,
+        CheckTime(formula.algorithm,
+                  CostOf(algorithm, AskApart(formula.collective, n, 1, block_count), 4, machine).time_s,
                   chain.time_s(bytes, kNetwork) + kNetwork.latency_s);
       }
     }
@@ -71,11 +67,12 @@ TEST_CASE("short moves run at once and take one overhead") {
   CheckTime("rounds", CostOf("dissemination", barrier, 4, machine).time_s, 3 * (kNode.overhead_s + kNode.latency_s));
   CheckTime("all", CostOf("direct", barrier, 4, machine).time_s, kNode.overhead_s + kNode.latency_s);
   // Rank 1 forwards two chunks. On one node both waits come first, and the second put takes no overhead.
-  const auto chain_s = [&](int32_t nodes, int64_t chunk) {
-    return CostOf("ring", Ask(Collective::kBroadcast, nodes, 3 / nodes, 2 * chunk, chunk), 4, machine).time_s;
+  const auto chain_s = [&](int32_t nodes, int64_t chunk, int64_t item_bytes = 4) {
+    return CostOf("ring", Ask(Collective::kBroadcast, nodes, 3 / nodes, 2 * chunk, chunk), item_bytes, machine).time_s;
   };
-  CheckTime("chain", chain_s(1, 500), 2 * (3e-6 + 2000 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 2 * 2000 / 2e9);
+  CheckTime("chain", chain_s(1, 1000), 2 * (3e-6 + 4000 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 2 * 4000 / 2e9);
   CheckTime("long", chain_s(1, 1001), 2 * (3e-6 + 4004 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 4004 / 2e9);
+  CheckTime("wide", chain_s(1, 501, 8), 2 * (3e-6 + 4008 / 2e9 + 3e-6) + 5e-6 + 3e-6 + 4008 / 2e9);
   CheckTime("nodes", chain_s(3, 500), 2 * (7e-6 + 2000 / 5e8 + 7e-6) + 2e-5 + 7e-6 + 2000 / 5e8);
   CheckTime("signals", CostOf("direct", AskApart(Collective::kBarrier, 8, 1, 0), 4, machine).time_s,
             7 * kNetwork.overhead_s + 2 * kNetwork.latency_s);
@@ -97,6 +94,41 @@ TEST_CASE("links work at the same time for steps that run at once") {
             2e-6 + 3e-6 + std::max(4000 / 1e9, 4000 / 2e9));
   CheckTime("longer", CostOf("direct", Ask(Collective::kReduceScatter, 1, 2, 2000), 4, machine).time_s,
             2e-6 + 3e-6 + 8000 / 1e9 + 8000 / 2e9);
+}
+
+// A wait for the signal of an item follows the steps that issue the next items, so only each second one takes its time,
+// or each third one if the stages are two items apart.
+TEST_CASE("hierarchical plans hide latencies") {
+  const struct {
+    Collective collective;
+    int64_t parts;                         // of a block; each is cut into chunks
+    std::array<int, 3> network, put, get;  // latencies of other nodes and, by puts or gets, of the node: 1, 2, 5 chunks
+  } kRows[] = {{Collective::kAllToAll, 1, {0, 0, 0}, {1, 2, 5}, {1, 2, 5}},
+               {Collective::kAllGather, 1, {1, 2, 5}, {0, 0, 0}, {1, 2, 5}},
+               {Collective::kReduceScatter, 1, {1, 1, 3}, {0, 0, 0}, {0, 0, 0}},
+               {Collective::kAllReduce, 6, {2, 2, 3}, {0, 0, 0}, {1, 1, 3}},
+               {Collective::kBroadcast, 2, {1, 1, 1}, {1, 1, 1}, {1, 1, 3}}};
+  constexpr LinkModel kLate = {0, 1e30, 1};
+  for (const auto& row : kRows) {
+    for (size_t i = 0; i < 3; ++i) {
+      for (const bool pull : {false, true}) {
+        Request request = AskApart(row.collective, 3, 2, row.parts * std::array{1, 2, 5}[i] * 8, 8);
+        request.geometry.pull = pull;
+        const auto time_s = [&](const LinkModel& node, const LinkModel& network) {
+          return CostOf("hierarchical", request, 4, MakeMachine(kFree, node, network)).time_s;
+        };
+        CheckTime(Name(row.collective), time_s(kFree, kLate), row.network[i] + 1);  // and the last message
+        CheckTime(Name(row.collective), 1 + time_s(kLate, kFree), 1 + (pull ? row.get : row.put)[i]);
+      }
+    }
+  }
+  for (const int32_t nodes : {2, 4, 8, 16}) {  // the largest subtree of nodes comes first
+    CheckTime("tree",
+              CostOf("hierarchical", AskApart(Collective::kBroadcast, nodes, 2, 1000), 4,
+                     MakeMachine(kFree, kFree, {0, 2000, 0}))
+                  .time_s,
+              std::log2(nodes));
+  }
 }
 
 TEST_CASE("copies into and out of an arena take their time") {
@@ -192,8 +224,13 @@ TEST_CASE("ranks that share a processor take turns, but wait at the same time") 
     machine.launch_s = 0.125;
     machine.sync_overhead_s = 0.25;
     const double message_s = 3e-6 + 4000 / 2e9;
-    CheckTime("direct", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
+    const Request exchange = Ask(Collective::kAllToAll, 1, 8, 1000);
+    CheckTime("direct", CostOf("direct", exchange, 4, machine).time_s, 0.375 + sharing * 7 * message_s);
+    CheckTime("one", CostOf(Build("direct", exchange)[5], exchange.geometry, 4, machine).time_s,
               0.375 + sharing * 7 * message_s);
+    // Too large to simulate.
+    CheckTime("large", CostOf("direct", Ask(Collective::kAllToAll, 1, 3000, 1000), 4, machine).time_s,
+              0.375 + sharing * 2999 * message_s);
     // 7 of 8 ranks wait while one works. The time is that of this rank until the work of all ranks takes longer.
     CheckTime("broadcast", CostOf("direct", Ask(Collective::kBroadcast, 1, 8, 1000), 4, machine).time_s,
               0.375 + std::max(1.0, sharing / 8) * 7 * message_s);
@@ -212,6 +249,7 @@ TEST_CASE("an LL exchange has a formula of its own") {
   CheckTime("ll", CostOf("ll", request, 4, machine).time_s, 1e-3 + 3e-6 + 7 * (1e-6 + 4004 / 1e9));
   CheckTime("ll_two_shot", CostOf("ll_two_shot", request, 4, machine).time_s,
             1e-3 + 2 * 5e-6 + 14 * (2e-6 + 4 * 126 / 2e9));  // ceil(1001 / 8) = 126
+  CHECK(CostOf("ll", request, 4, machine).traffic[1].bytes == 7 * 4004);
   const Request alone = Ask(Collective::kAllReduce, 1, 1, 1001);
   CheckTime("alone", CostOf("ll", alone, 4, machine).time_s, 1e-3);
   machine.ll.reset();
@@ -221,12 +259,14 @@ TEST_CASE("an LL exchange has a formula of its own") {
 
 TEST_CASE("costs are of the rank that works most") {
   const Machine machine = MakeMachine(kNode, kNode, kNetwork);
-  Request request = AskApart(Collective::kBroadcast, 8, 1, 1000);
-  request.root = 5;
-  const Cost cost = CostOf("direct", request, 4, machine);
-  CHECK(cost.rank == 5 && cost.steps == 8);
-  CHECK(cost.traffic[2].messages == 7 && cost.traffic[2].bytes == 7 * 4000 && cost.traffic[2].signals == 0);
-  CHECK(cost.traffic[0].messages == 1 && cost.traffic[0].bytes == 4000);
+  for (Request request : {AskApart(Collective::kBroadcast, 8, 1, 1000), Ask(Collective::kBroadcast, 8, 1, 1000)}) {
+    request.root = 5;
+    const Cost cost = CostOf("direct", request, 4, machine);
+    CHECK(cost.rank == 5 && cost.steps == 8);
+    CHECK(cost.traffic[2].messages == 7 && cost.traffic[2].bytes == 7 * 4000 && cost.traffic[2].signals == 0);
+    CHECK(cost.traffic[0].messages == 1 && cost.traffic[0].bytes == 4000);
+  }
+  CHECK(CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).rank == 0);  // the first of equal ones
 }
 
 TEST_CASE("groups too large to simulate take as long as their samples and their longest chain") {
