@@ -1,6 +1,7 @@
 // Active messages that arrive before, during and after a call. The test steps the network.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,13 +21,14 @@ constexpr int64_t kSmall = 16, kLarge = 100'000;  // bytes of an eager payload a
 struct Notes : MessageHandler {
   std::vector<std::string> said;
   std::vector<char> buffer = std::vector<char>(2 * kLarge, '-');
-  bool wanted = true;
+  std::function<void()> meanwhile;  // while it looks for a destination
 
   void* DestinationOf(int32_t, const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                       int64_t bytes) override {
     said.push_back("place of " + std::to_string(bytes) + " for rank " + std::to_string(rank));
+    if (meanwhile) meanwhile();
     CHECK(space == Space::kScratch && offset_bytes + bytes <= static_cast<int64_t>(buffer.size()));
-    return wanted && fingerprint == kFingerprint ? buffer.data() + offset_bytes : nullptr;
+    return fingerprint == kFingerprint ? buffer.data() + offset_bytes : nullptr;
   }
   void OnPutDone() override { said.push_back("landed"); }
   void OnSignal(int32_t from, int32_t to) override {
@@ -252,6 +254,16 @@ TEST_CASE("after the loss of a process, none of its messages waits and none of i
   all.Drain();
   CHECK((other->News() == Said{"signal from 4 to 5"}));  // from the process that is alive
   CHECK(other->buffer[0] == '-');
+  all.Put(2, kLarge, 0, 'a', kFingerprint, kKey + 2);
+  all.Drain();
+  other->meanwhile = [&] {
+    all.fabric.Lose(2);
+    all.Drain();
+  };
+  all.endpoints[1].Register(kKey + 2, other);
+  said = other->News();
+  std::sort(said.begin(), said.end());
+  CHECK((said == Said{"2 lost", "2 lost", "landed", "place of 100000 for rank 5"}));  // it has two keys
 }
 
 TEST_CASE("a call that cannot wait for a payload drops its sender") {
@@ -312,12 +324,14 @@ TEST_CASE("an input is sent from its place, and its call keeps it until then") {
 TEST_CASE("the state of aborted calls that are never entered has a limit") {
   Processes all;
   constexpr uint64_t kKept = 1024;
+  const auto first = std::make_shared<Notes>(), second = std::make_shared<Notes>(), sender = std::make_shared<Notes>();
+  all.endpoints[2].PutInput(1, 100, kFingerprint, all.PlaceOfRank5(), 0, first->buffer.data(), kLarge, sender);
   for (uint64_t key = 100; key <= 100 + kKept; ++key) {
     all.endpoints[0].SendEntered(1, key, kFingerprint, {}, "psum");
     all.endpoints[0].SendAborted(1, key, "had enough");
     all.Drain();
   }
-  const auto first = std::make_shared<Notes>(), second = std::make_shared<Notes>();
+  CHECK(sender->News() == Said{"landed"});  // dropped with the rest
   all.endpoints[1].Register(100, first);
   all.endpoints[1].Register(101, second);
   CHECK(first->said.empty());

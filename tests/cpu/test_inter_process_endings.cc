@@ -18,7 +18,7 @@
 namespace jaxcomm {
 namespace {
 
-// Two processes of a node. Process 1 runs rank 0, and process 0 runs rank 1.
+// Two processes of a node. Process 1 runs rank 6, and process 0 runs rank 7.
 struct Pair {
   World world{2};
   std::mt19937 random{11};
@@ -27,7 +27,10 @@ struct Pair {
   std::shared_ptr<InterProcessCall> calls[2];
 
   explicit Pair(const Algorithm& algorithm, const Request& request, bool single_copy = false)
-      : one(algorithm, request, {1, 0}, single_copy, random) {}
+      : one(algorithm, request, {1, 0}, single_copy, random) {
+    one.first_rank = 6;
+    for (const int p : {0, 1}) world.progress_thread(p).Stop();  // it does not wake by itself
+  }
   static Pair Direct() { return Pair(Named(Collective::kAllGather, "direct"), Exchange(2, 100)); }
   static Pair Ring() { return Pair(Named(Collective::kAllReduce, "ring"), Sum(2, 100)); }
 
@@ -56,6 +59,14 @@ bool Rings(Node& node, const std::function<void()>& action) {
   action();
   node.control_segment().StayAwake();
   return node.control_segment().doorbell.load() != seen;
+}
+
+TEST_CASE("the entry and the signals of another process wake a process") {
+  Pair pair = Pair::Ring();
+  for (const int p : {0, 1}) pair.calls[p] = pair.one.CallOf(pair.world, p, 1000, pair.results);
+  pair.calls[0]->Enter();
+  CHECK(Rings(pair.world.node(0), [&] { pair.calls[1]->Enter(); }));
+  CHECK(!pair.Move(0) && Rings(pair.world.node(0), [&] { CHECK(!pair.Move(1)); }));
 }
 
 TEST_CASE("a call finishes when all others have left, and not before") {
@@ -88,7 +99,7 @@ TEST_CASE("the abort of a peer is detected before it has found the others, befor
     CHECK(Rings(pair.world.node(0), [&] { pair.calls[1]->Fail(kEnough); }));
     CHECK(pair.results.num_ended() == 1);
     CHECK(pair.Move(0));
-    CHECK(Has(pair.results.error(0), phase) && Has(pair.results.error(0), "ranks [0] (process 1) aborted: had enough"));
+    CHECK(Has(pair.results.error(0), phase) && Has(pair.results.error(0), "ranks [6] (process 1) aborted: had enough"));
     CHECK(pair.results.error(1) == "had enough");
   }
 }
@@ -206,13 +217,13 @@ TEST_CASE("a call fails at its deadline, with a grace period while it runs") {
   enum class Phase { kEntry, kRunning, kExit };
   const std::string call = " in call 1000 of 100 elements ", limit = " within 500 s (JAXCOMM_TIMEOUT_S)";
   for (const auto& [phase, why] :
-       {std::pair<Phase, std::string>{Phase::kEntry, "in the entry barrier, ranks [1] (process 0)" + call +
-                                                         "waited for ranks [0] (process 1) in no collective, which "
+       {std::pair<Phase, std::string>{Phase::kEntry, "in the entry barrier, ranks [7] (process 0)" + call +
+                                                         "waited for ranks [6] (process 1) in no collective, which "
                                                          "did not enter the call" +
                                                          limit},
-        {Phase::kRunning, "while running, rank 1" + call + "got no signal from rank 0 (process 1)" + limit},
-        {Phase::kExit, "in the exit barrier, ranks [1] (process 0)" + call +
-                           "waited for ranks [0] (process 1), which did not leave the call" + limit}}) {
+        {Phase::kRunning, "while running, rank 7" + call + "got no signal from rank 6 (process 1)" + limit},
+        {Phase::kExit, "in the exit barrier, ranks [7] (process 0)" + call +
+                           "waited for ranks [6] (process 1), which did not leave the call" + limit}}) {
     const bool running = phase == Phase::kRunning;
     Pair pair = phase == Phase::kExit ? Pair::Direct() : Pair::Ring();
     const auto began = Clock::now();
@@ -236,10 +247,12 @@ struct Nodes {
   Collective1 one;
   Results results{3};
   const Clock::time_point began = Clock::now();
-  const std::shared_ptr<InterProcessCall> call = one.CallOf(world, 0, 1001, results, 500);  // of process 0
+  std::shared_ptr<InterProcessCall> call;  // of process 0, which has rank 6
 
   Nodes(const char* algorithm, int64_t block_count)
       : one(Named(Collective::kAllGather, algorithm), Gather(3, 1, block_count), {0, 1, 2}, false, random, &world, 3) {
+    one.first_rank = 6;
+    call = one.CallOf(world, 0, 1001, results, 500);
     call->Enter();
     Move(*call);
   }
@@ -259,6 +272,7 @@ TEST_CASE("a call that is done waits for its sends until its deadline") {
     return nodes.results.num_ended() == 0 && nodes.world.active_messages(0)->Reachable(1).ok();
   };
   CHECK(waits());
+  CHECK(call->DestinationOf(1, nodes.one.program->fingerprint(), 0, Space::kOutput, 0, 4) != nullptr);
   call->OnLost(7);  // of another call
   for (const int32_t p : {1, 2}) {
     nodes.world.active_messages(p)->SendExited(0, 1001, {nodes.one.program->fingerprint(), 0}, "");
@@ -273,11 +287,16 @@ TEST_CASE("a call that is done waits for its sends until its deadline") {
     call->Check(late + std::chrono::milliseconds(later_ms));
     CHECK(waits());
   }
-  call->Check(late + std::chrono::milliseconds(500));
+  call->OnPutDone();  // after each payload, the next one has as much time
+  for (const int later_ms : {500, 999}) {
+    call->Check(late + std::chrono::milliseconds(later_ms));
+    CHECK(waits());
+  }
+  call->Check(late + std::chrono::milliseconds(1000));
   CHECK(!waits() && nodes.results.num_ended() == 1 && call->over() && !call->failed());
   CHECK(
       nodes.results.error(0) ==
-      "psum at test: in the exit barrier, ranks [1] (process 1), [2] (process 2) did not take their data within 500 s "
+      "psum at test: in the exit barrier, ranks [7] (process 1), [8] (process 2) did not take their data within 500 s "
       "(JAXCOMM_TIMEOUT_S)");
   CHECK(nodes.world.active_messages(0)->Reachable(1).message() == "it did not take its data in time");
 }
@@ -285,12 +304,12 @@ TEST_CASE("a call that is done waits for its sends until its deadline") {
 TEST_CASE("between nodes, the error at the deadline names those that have not left, or are in another call") {
   const std::string prefix = "psum at test: ", limit = " within 500 s (JAXCOMM_TIMEOUT_S)";
   const std::string exit =
-      prefix + "in the exit barrier, ranks [0] (process 0) in call 1001 of 100 elements waited for ";
+      prefix + "in the exit barrier, ranks [6] (process 0) in call 1001 of 100 elements waited for ";
   for (const auto& [ring, exited, error] :
-       {std::tuple{false, false, exit + "ranks [1] (process 1); ranks [2] (process 2), which did not leave the call"},
-        {false, true, exit + "ranks [2] (process 2), which did not leave the call"},
+       {std::tuple{false, false, exit + "ranks [7] (process 1); ranks [8] (process 2), which did not leave the call"},
+        {false, true, exit + "ranks [8] (process 2), which did not leave the call"},
         {true, false,
-         prefix + "while running, rank 0 in call 1001 of 100 elements got no signal from rank 2 (process 2), "
+         prefix + "while running, rank 6 in call 1001 of 100 elements got no signal from rank 8 (process 2), "
                   "which is in pmax,"}}) {
     Nodes nodes(ring ? "ring" : "direct", 100);
     nodes.world.active_messages(2)->SendEntered(0, 2001, {}, {}, "pmax");
@@ -314,8 +333,8 @@ TEST_CASE("a warning on standard error names late processes, again whenever the 
     text = error.text();
   }
   const std::string late =
-      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for "
-      "ranks [0] (process 1) in no collective, which did not enter the call ";
+      "warning: psum at test: in the entry barrier, ranks [7] (process 0) in call 1000 of 100 elements waited for "
+      "ranks [6] (process 1) in no collective, which did not enter the call ";
   const std::string by = "; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
   CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 400 s" + by);  // a late check warns once
   CHECK(pair.results.num_ended() == 0);
@@ -358,8 +377,8 @@ TEST_CASE("unreadable memory of a peer") {
     if (says_why) pair.world.node(1).control_segment().AddFailure(1, "had enough");
     CHECK(pair.Move(0));
     CHECK(pair.results.error(0) ==
-          (says_why ? "psum at test: while running, ranks [0] (process 1) aborted: had enough"
-                    : "psum at test: while running, the memory of ranks [0] (process 1) cannot be read: their process "
+          (says_why ? "psum at test: while running, ranks [6] (process 1) aborted: had enough"
+                    : "psum at test: while running, the memory of ranks [6] (process 1) cannot be read: their process "
                       "has ended"));
     munmap(gone, kCount * sizeof(int32_t));
   }
@@ -424,7 +443,7 @@ TEST_CASE("different programs have different fingerprints") {
                                      {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
     auto program = std::make_shared<Program>(*plain);
     change(*program);
-    return InterProcessProgram(program, {0, 1}, {0, 0}, false, 100, 100).fingerprint();
+    return InterProcessProgram(program, {0, 1}, {0, 1}, false, 100, 100).fingerprint();
   };
   const uint64_t plain = fingerprint([](Program&) {});
   CHECK(plain == fingerprint([](Program&) {}));
@@ -440,11 +459,15 @@ TEST_CASE("different programs have different fingerprints") {
       [](Program& p) { p.input.num_blocks = 2; },
       [](Program& p) { p.input.block_count = 50; },
       [](Program& p) { p.input.contiguous_count = 10; },
+      [](Program& p) { p.output.num_blocks = 2; },
+      [](Program& p) { p.output.block_count = 50; },
+      [](Program& p) { p.output.contiguous_count = 10; },
       [](Program& p) { p.plans[0].scratch_count += 1; },
       [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
       [](Program& p) { p.plans[1].steps[0].peer += 1; },
       [](Program& p) { p.plans[1].steps[0].count += 1; },
       [](Program& p) { p.plans[1].steps[0].dst.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].dst.rank ^= 1; },
       [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
       [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
       [](Program& p) { p.plans[1].steps.pop_back(); },

@@ -317,13 +317,14 @@ TEST_CASE("an error after the time limit of another process also says for whom t
   const char *const late = "no signal within 5 s (JAXCOMM_TIMEOUT_S)", *const limited =
                                                                            "no signal within 5 s (timeout_s)";
   for (const Case& one :
-       {Case{1, late, " aborted; at that time, rank 0 waited for rank 2 (process 2): no signal within"},
-        Case{1, limited, " aborted; at that time, rank 0 waited for rank 2 (process 2): no signal within"},
+       {Case{1, late, " aborted; at that time, rank 6 waited for rank 8 (process 2): no signal within"},
+        Case{1, limited, " aborted; at that time, rank 6 waited for rank 8 (process 2): no signal within"},
         Case{2, late, " aborted: no signal"}, Case{1, "had enough", " aborted: had enough"}}) {
     World world(3, 3);
     std::mt19937 random(5);
     Collective1 ring(Named(Collective::kAllGather, "ring"), Gather(3, 1, 100), Split(3, 3, false), false, random,
                      &world, 3);
+    ring.first_rank = 6;
     Results results(3);
     const auto call = ring.CallOf(world, 0, 1001, results);
     call->Enter();

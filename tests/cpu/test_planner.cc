@@ -66,6 +66,7 @@ TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
     spec.num_experts = 2 * n;
     spec.per_choice = random() % 2;
     spec.home = random() % 2;
+    spec.weighted = random() % 2;
     const int64_t block = random() % 2 == 0 ? random() % 100 : random() % 100'000;
     const auto count = [&](BufferBlocks blocks) {
       return blocks == BufferBlocks::kPerRank ? n * block : blocks == BufferBlocks::kOne ? block : 0;
@@ -73,7 +74,7 @@ TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
     const int64_t rows = traits.OfLists() ? spec.row_count : 1;
     const int64_t input = rows * count(traits.input), output = rows * count(traits.output);
     const NodeResources resources = {static_cast<Scope>(random() % kNumScopes), 2};
-    const DType dtype = random() % 2 == 0 ? DType::kBF16 : DType::kF32;
+    const DType dtype = std::vector{DType::kBF16, DType::kF32, DType::kF64}[random() % 3];
     Capabilities cpu;
     cpu.machine = MachineOf(CostParams::Current(), resources, n, per_node);
     const StatusOr<Resolution> expected = Resolve(spec, {dtype, input, output}, {resources.scope, per_node}, cpu);
@@ -81,6 +82,9 @@ TEST_CASE("drawn calls: the executor runs the plans of the Resolution") {
     CHECK(expected.ok() == program.ok());
     if (!program.ok()) continue;
     ++made;
+    if (traits.SumsTokens()) {
+      CHECK((*program)->tokens.weight_bytes == (spec.weighted == 0 ? 0 : dtype == DType::kF64 ? 8 : 4));
+    }
     const std::vector<Plan> plans = BuildAll(*expected->plan, expected->request);
     CHECK((*program)->plans.size() == plans.size());
     for (size_t r = 0; r < plans.size(); ++r) CHECK(Same((*program)->plans[r], plans[r]));
@@ -118,6 +122,8 @@ TEST_CASE("invalid calls get an error with the reason") {
     CHECK(ErrorOf(spec, 48).find(prefix) == 0 && ErrorOf(spec, 48).find("no such") != std::string::npos);
   }
   const auto make = [](CallSpec bad) { return Rendezvous::Make(std::move(bad)).status().message(); };
+  spec.processes.assign(kRanks, 0);
+  CHECK(make(spec) == "op: this process is not connected to the others; call jaxcomm.register()");
   CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks cannot be split into groups of 3");
   CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks cannot be split into groups of 0");
   spec = SpecOf(Collective::kAllReduce);

@@ -32,11 +32,11 @@ void Prepare() {
   Rendezvous::SetLimits({60, 30});
 }
 
-// Devices are threads. Each arrives at every site of two runs in its own order, without waiting for earlier calls.
+// Devices are threads. Each arrives at every site of four runs in its own order, without waiting for earlier calls.
 // Every output must belong to its own site, run and iteration.
 void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
-  constexpr int kSites = 12, kRuns = 2, kIterations = 5;
+  constexpr int kSites = 12, kRuns = 4, kIterations = 3;
   std::vector<std::shared_ptr<Rendezvous>> sites;
   std::vector<int64_t> counts;
   for (int s = 0; s < kSites; ++s) {

@@ -145,7 +145,7 @@ std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& s
 struct Crossing {
   int64_t entries = 0, rows = 0;
 };
-std::vector<Crossing> Crossings(const Routed& c, const Setup& setup) {
+std::vector<Crossing> Crossings(const Routed& c, const Setup& setup, const std::vector<std::vector<int32_t>>& index) {
   std::vector<Crossing> all;
   for (int32_t r = 0; r < c.n; ++r) {
     for (int32_t node = 0; node < setup.nodes; ++node) {
@@ -155,7 +155,7 @@ std::vector<Crossing> Crossings(const Routed& c, const Setup& setup) {
       for (size_t i = 0; i < c.ids[r].size(); ++i) {
         if (c.ids[r][i] < 0 || c.RankOf(c.ids[r][i]) / setup.locals != node) continue;
         ++crossing.entries;
-        rows.insert(setup.RowOf(c, i));
+        if (index[r][i] >= 0) rows.insert(setup.RowOf(c, i));
       }
       crossing.rows = static_cast<int64_t>(rows.size());
       all.push_back(crossing);
@@ -187,7 +187,7 @@ void CheckRun(Collective collective, const Routed& c, const Setup& setup, const 
   CHECK(!setup.one_host || machine.messages == 0);
   if (setup.one_host) return;
   int64_t bytes = 0, messages = 0;
-  for (const Crossing& crossing : Crossings(c, setup)) {
+  for (const Crossing& crossing : Crossings(c, setup, index)) {
     const int64_t per_entry = Aligned(4 * crossing.entries) * (weights != nullptr ? 2 : 1);
     bytes += setup.hierarchical() ? crossing.rows * RowBytes() + per_entry : crossing.entries * RowBytes();
     messages += crossing.entries > 0;
@@ -215,16 +215,19 @@ void CheckDispatch(const Routed& c, const Setup& setup, std::mt19937& random) {
 void CheckCombine(const Routed& c, const Setup& setup, std::mt19937& random) {
   const Rows rows = Draw(c.n, c.slots * row_count, random), weights = Draw(c.n, c.tokens * c.choices, random);
   Rows expected(c.n, std::vector<float>(c.tokens * (setup.per_choice ? c.choices : 1) * row_count));
+  auto slots = c.slot;
+  const bool drops = random() % 2 == 0;  // choices whose rows the table still has
   for (int32_t r = 0; r < c.n; ++r) {
     for (size_t i = 0; i < c.ids[r].size(); ++i) {
-      if (c.ids[r][i] < 0) continue;
+      if (drops && random() % 3 == 0) slots[r][i] = -1;
+      if (slots[r][i] < 0) continue;
       for (int64_t k = 0; k < row_count; ++k) {
         const float value = rows[c.RankOf(c.ids[r][i])][c.slot[r][i] * row_count + k];
         expected[r][setup.RowOf(c, i) * row_count + k] += setup.weighted ? weights[r][i] * value : value;
       }
     }
   }
-  CheckRun(Collective::kCombine, c, setup, rows, expected, setup.weighted ? &weights : nullptr, c.slot);
+  CheckRun(Collective::kCombine, c, setup, rows, expected, setup.weighted ? &weights : nullptr, slots);
 }
 
 // Both collectives with both algorithms, as rows of tokens and of choices, with and without weights.

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "../../ffi/common/dtype.h"
@@ -76,6 +77,7 @@ TEST_CASE("the folder does not exist, or a file is there already: an error, and 
   struct stat info;
   CHECK(stat(Started().path().c_str(), &info) == 0 && (info.st_mode & 0777) == 0600);
   CHECK(Layout(INT32_MAX).size() < kLayoutBytes);  // the description fits into the file
+  CHECK(CallRecord::ArrivedBit(63) == uint64_t{1} << 63 && CallRecord::ArrivedBit(64) == 0);
 }
 
 TEST_CASE("a call that stays open outlives the ring; the others are the latest, with numbers by group") {
@@ -272,18 +274,41 @@ TEST_CASE("one call site has a row per algorithm, program and group") {
   CHECK(sites.size() == 8 && sites.count(Recorder::kNoSite) == 0);
   const uint32_t site = *sites.begin();
   Started().SetAlgorithm(site, "another");
-  Started().Begin(site, 7, 0, 0, 8, 16, Recorder::Clock::now(), 40).End(true);  // a sequence that others have chosen
+  const uint64_t text_bytes = Rows().header().text_bytes;
+  Started().SetAlgorithm(site, "another");
+  const Recorder::Clock::time_point arrived(std::chrono::nanoseconds(5));
+  Started().Begin(site, 7, 0, 0, 8, 16, arrived, 40).End(true);  // a sequence that others have chosen
   Begin(site, 1).End(true);
   const Rows rows;
   CHECK(rows.Text(rows.site(site).algorithm, rows.site(site).algorithm_bytes) == "another");
+  CHECK(rows.header().text_bytes == text_bytes);
   CHECK(rows.group(static_cast<int64_t>(rows.site(site).group)).next_sequence == 41);
   for (const RecordedCall& call : rows) {
-    if (call.site == site && call.sequence == 40) CHECK(call.arrived_mask == 0 && call.run_id == 7 && call.dtype == 0);
-    if (call.site == site && call.sequence == 41) CHECK(call.iteration == 1 && call.output_count == 16);
+    if (call.site != site) continue;
+    if (call.sequence == 40)
+      CHECK(call.arrived_mask == 0 && call.arrived_ns == 5 && call.run_id == 7 && call.dtype == 0);
+    if (call.sequence == 41) CHECK(call.iteration == 1 && call.output_count == 16);
+  }
+}
+
+TEST_CASE("64 open calls in a row stay, and a ring full of open calls takes another one") {
+  for (const auto& [num_open, num_more, num_counted] : {std::tuple(64, 200, 264u), {101, 0, 100u}}) {
+    const uint32_t site = Started().AddSite("psum at e.py:" + std::to_string(num_open), "", 15, 26, {0}, {0});
+    std::vector<CallRecord> open;
+    for (int i = 0; i < num_open; ++i) open.push_back(Begin(site, i));
+    for (int i = 0; i < num_more; ++i) Begin(site, i).End(true);
+    for (const CallRecord& record : open) record.End(true);
+    CHECK(Rows().site(site).calls == num_counted);
   }
 }
 
 TEST_CASE("full tables of names leave later sites out") {
+  CHECK(Started().AddSite(std::string(kMaxTextBytes, 'x'), "", 1, 22, {0}, {0}) == Recorder::kNoSite);
+  const auto num_groups = static_cast<int>(Rows().header().num_groups);
+  for (int i = num_groups; i <= kMaxRecordedGroups; ++i) {
+    const uint32_t site = Started().AddSite("psum at g.py:1", "", 1, 1000 + i, {i}, {0});
+    CHECK((site == Recorder::kNoSite) == (i == kMaxRecordedGroups));
+  }
   uint32_t site = 0;
   for (int i = 0; i <= kMaxRecordedSites; ++i) {
     const std::string name = "psum at c.py:" + std::to_string(i);
