@@ -18,6 +18,7 @@
 
 #include "../../ffi/cpu/hand_over.h"
 #include "../../ffi/cpu/process_context.h"
+#include "../recorder/rows.h"
 #include "participants.h"
 
 namespace jaxcomm {
@@ -147,6 +148,7 @@ TEST_CASE("runs and iterations of a call site are distinguished") {
 
 TEST_CASE("groups of a call site are distinguished, each in its own order") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
+    Started();
     CallSpec spec = Spec(Collective::kAllGather, 4, 2, "all_gather");
     spec.groups = {0, 2, 3, 1};  // process 0 has ranks 0 and 1
     spec.processes = {0, 1, 1, 0};
@@ -163,6 +165,22 @@ TEST_CASE("groups of a call site are distinguished, each in its own order") {
     }
     low.Expect({10, 12});
     high.Expect({13, 11});
+    // The recorder has both, the second one too as of its own ranks and devices of this process.
+    const RecordedRows rows;
+    for (const uint64_t i : {0, 1}) {
+      const RecordedGroup& group = rows.group(static_cast<int64_t>(i));
+      CHECK(rows.Text(group.ranks, group.ranks_bytes) == (i == 0 ? "0,2" : "3,1"));
+      CHECK(rows.Text(group.processes, group.processes_bytes) == (i == 0 ? "0*1,1*1" : "1*1,0*1"));
+      CHECK(rows.site(i).group == i && rows.site(i).calls == 1 && rows.site(i).bytes == 4);
+      CHECK(rows.site(i).algorithm_bytes > 0 && rows.begin()[i].arrived_mask == 1);
+    }
+    meet();
+    if (p == 1) return;
+    Rendezvous::SetLimits({0.2, 60});
+    Part alone(1, 2);
+    alone.Arrive(*site, 101, 1);
+    CHECK(ErrorOf(alone.counter).find("ranks [1] (process 0) in all_gather") != std::string::npos);
+    CHECK(alone.counter.errors()[0].find("waited for ranks [3] (process 1) in no ") != std::string::npos);
   });
 }
 

@@ -2,16 +2,13 @@
 // different orders.
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "../../ffi/recorder/recorder.h"
+#include "../recorder/rows.h"
 #include "world.h"
 
 namespace jaxcomm {
@@ -151,11 +148,7 @@ TEST_CASE("a worker does the work of a large asynchronous call") {
 
 // The file of the flight recorder has ranks. The group of this call begins at rank 6.
 TEST_CASE("the recorder names the rank that waits and its peer, not their positions") {
-  char folder[] = "/tmp/jaxcomm-test-waits-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  constexpr int64_t kCalls = 8;
-  Recorder& recorder = Recorder::Get();
-  CHECK(recorder.Start(std::string(folder) + "/ring", kCalls, {}).ok());
+  Recorder& recorder = Started();
   World world(2);
   std::mt19937 random(15);
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(2, 100), {0, 1}, false, random);
@@ -169,16 +162,11 @@ TEST_CASE("the recorder names the rank that waits and its peer, not their positi
   while (waits->Advance() == InterProcessCall::AdvanceResult::kMoved) {
   }
   waits->Check(Clock::now());
-  const std::string copy = recorder.path() + ".copy";
-  CHECK(recorder.Dump(copy).ok());
-  std::ifstream file(copy, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  const auto& call = *reinterpret_cast<const RecordedCall*>(bytes.data() + RecorderOffsets(kCalls).calls);
-  CHECK(call.waiting_rank == 1 + 6 && call.waiting_peer == 1 + 7);  // 0: none
+  const RecordedRows rows;
+  CHECK(rows.begin()->waiting_rank == 1 + 6 && rows.begin()->waiting_peer == 1 + 7);  // 0: none
   world.progress_thread(0).Add(waits);
   world.progress_thread(1).Add(late);
   CHECK(results.WaitFor(2) && results.error(0).empty() && results.error(1).empty());
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

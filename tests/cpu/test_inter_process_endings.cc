@@ -66,7 +66,7 @@ TEST_CASE("the entry and the signals of another process wake a process") {
   for (const int p : {0, 1}) pair.calls[p] = pair.one.CallOf(pair.world, p, 1000, pair.results);
   pair.calls[0]->Enter();
   CHECK(Rings(pair.world.node(0), [&] { pair.calls[1]->Enter(); }));
-  CHECK(!pair.Move(0) && Rings(pair.world.node(0), [&] { CHECK(!pair.Move(1)); }));
+  CHECK(Rings(pair.world.node(1), [&] { CHECK(!pair.Move(0)); }));  // it has not left the call
 }
 
 TEST_CASE("a call finishes when all others have left, and not before") {
@@ -320,6 +320,23 @@ TEST_CASE("between nodes, the error at the deadline names those that have not le
   }
 }
 
+TEST_CASE("between nodes, the error names the process that has failed or is lost") {
+  for (const bool lost : {false, true}) {
+    Nodes nodes("ring", 100);
+    if (lost) {
+      nodes.world.fabric().Lose(2);
+    } else {
+      nodes.world.active_messages(2)->SendRunFailed(0, 1, "had enough");
+    }
+    nodes.Deliver();
+    nodes.call->Check(Clock::now());
+    CHECK(nodes.results.error(0) ==
+          std::string("psum at test: while running, ") +
+              (lost ? "the process of ranks [8] (process 2) cannot be reached: the connection was lost"
+                    : "ranks [8] (process 2) aborted: had enough"));
+  }
+}
+
 TEST_CASE("a warning on standard error names late processes, again whenever the wait has doubled") {
   Pair pair = Pair::Ring();
   pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 600, -1, 100);
@@ -434,59 +451,6 @@ TEST_CASE("payloads and signals of other nodes have valid destinations or are dr
     call->OnPutDone();
     CHECK(results.num_ended() == 1 && results.error(0) == "had enough");
   }
-}
-
-// Programs have different fingerprints if they differ in anything that all processes must agree on.
-TEST_CASE("different programs have different fingerprints") {
-  const auto fingerprint = [](const std::function<void(Program&)>& change) {
-    const auto plain = Program::Make(BuildAll(Named(Collective::kAllReduce, "ring"), Sum(2, 100)), {1, 100, 100},
-                                     {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
-    auto program = std::make_shared<Program>(*plain);
-    change(*program);
-    return InterProcessProgram(program, {0, 1}, {0, 1}, false, 100, 100).fingerprint();
-  };
-  const uint64_t plain = fingerprint([](Program&) {});
-  CHECK(plain == fingerprint([](Program&) {}));
-  const std::vector<std::function<void(Program&)>> changes = {
-      [](Program& p) { p.type = 4; },
-      [](Program& p) { p.item_bytes = 8; },
-      [](Program& p) { p.row_count = 5; },
-      [](Program& p) { p.tokens.choices = 2; },
-      [](Program& p) { p.tokens.experts_per_rank = 2; },
-      [](Program& p) { p.tokens.per_choice = true; },
-      [](Program& p) { p.tokens.rounds_nodes = true; },
-      [](Program& p) { p.tokens.weight_bytes = 8; },
-      [](Program& p) { p.input.num_blocks = 2; },
-      [](Program& p) { p.input.block_count = 50; },
-      [](Program& p) { p.input.contiguous_count = 10; },
-      [](Program& p) { p.output.num_blocks = 2; },
-      [](Program& p) { p.output.block_count = 50; },
-      [](Program& p) { p.output.contiguous_count = 10; },
-      [](Program& p) { p.plans[0].scratch_count += 1; },
-      [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
-      [](Program& p) { p.plans[1].steps[0].peer += 1; },
-      [](Program& p) { p.plans[1].steps[0].count += 1; },
-      [](Program& p) { p.plans[1].steps[0].dst.offset += 1; },
-      [](Program& p) { p.plans[1].steps[0].dst.rank ^= 1; },
-      [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
-      [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
-      [](Program& p) { p.plans[1].steps.pop_back(); },
-      [](Program& p) { p.plans[1].sources.at(0).offset += 1; },
-      [](Program& p) { p.plans[1].sources.at(0).rank ^= 1; },
-      [](Program& p) { std::swap(p.plans[0], p.plans[1]); },
-  };
-  std::vector<uint64_t> all = {plain};
-  for (const auto& change : changes) all.push_back(fingerprint(change));
-  std::sort(all.begin(), all.end());
-  CHECK(std::unique(all.begin(), all.end()) == all.end());
-  // The use of windows must agree, too.
-  Request request = Sum(2, 20'000);
-  request.collective = Collective::kAllGather;
-  std::mt19937 random(11);
-  const Algorithm& direct = Named(Collective::kAllGather, "direct");
-  const Collective1 reads(direct, request, {0, 1}, true, random), copies(direct, request, {0, 1}, false, random);
-  CHECK(!reads.program->windowed(Space::kInput) && copies.program->windowed(Space::kInput));
-  CHECK(reads.program->fingerprint() != copies.program->fingerprint());
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // The buffers of a program between processes that need windows, for plans written by hand.
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/cpu/inter_process_program.h"
+#include "../../ffi/plan/algorithms.h"
 #include "../check.h"
 
 namespace jaxcomm {
@@ -98,6 +101,61 @@ TEST_CASE("a buffer that peers read has a window unless remote reads are possibl
     reduce.sources = {At(0, space), At(0, space)};
     CHECK(!Needs(reduce, space));
   }
+}
+
+// Programs have different fingerprints if they differ in anything that all processes must agree on.
+TEST_CASE("different programs have different fingerprints") {
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry.ranks_per_node = 2;
+  request.block_count = 100;
+  const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, "ring"), request);
+  const auto fingerprint = [&](const std::function<void(Program&)>& change) {
+    const auto plain =
+        Program::Make(plans, {1, 100, 100}, {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
+    auto program = std::make_shared<Program>(*plain);
+    change(*program);
+    return InterProcessProgram(program, {0, 1}, {0, 1}, false, 100, 100).fingerprint();
+  };
+  const uint64_t plain = fingerprint([](Program&) {});
+  CHECK(plain == fingerprint([](Program&) {}));
+  const std::vector<std::function<void(Program&)>> changes = {
+      [](Program& p) { p.type = 4; },
+      [](Program& p) { p.item_bytes = 8; },
+      [](Program& p) { p.row_count = 5; },
+      [](Program& p) { p.tokens.choices = 2; },
+      [](Program& p) { p.tokens.experts_per_rank = 2; },
+      [](Program& p) { p.tokens.per_choice = true; },
+      [](Program& p) { p.tokens.rounds_nodes = true; },
+      [](Program& p) { p.tokens.weight_bytes = 8; },
+      [](Program& p) { p.input.num_blocks = 2; },
+      [](Program& p) { p.input.block_count = 50; },
+      [](Program& p) { p.input.contiguous_count = 10; },
+      [](Program& p) { p.output.num_blocks = 2; },
+      [](Program& p) { p.output.block_count = 50; },
+      [](Program& p) { p.output.contiguous_count = 10; },
+      [](Program& p) { p.plans[0].scratch_count += 1; },
+      [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
+      [](Program& p) { p.plans[1].steps[0].peer += 1; },
+      [](Program& p) { p.plans[1].steps[0].count += 1; },
+      [](Program& p) { p.plans[1].steps[0].dst.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].dst.rank ^= 1; },
+      [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
+      [](Program& p) { p.plans[1].steps.pop_back(); },
+      [](Program& p) { p.plans[1].sources.at(0).offset += 1; },
+      [](Program& p) { p.plans[1].sources.at(0).rank ^= 1; },
+      [](Program& p) { std::swap(p.plans[0], p.plans[1]); },
+  };
+  std::vector<uint64_t> all = {plain};
+  for (const auto& change : changes) all.push_back(fingerprint(change));
+  std::sort(all.begin(), all.end());
+  CHECK(std::unique(all.begin(), all.end()) == all.end());
+  // The use of windows must agree, too.
+  Setting read = Transfer(StepKind::kGet, At(1, Space::kInput), At(0, Space::kOutput));
+  const uint64_t copies = read.Make().fingerprint();
+  read.single_copy = true;
+  CHECK(read.Make().fingerprint() != copies);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ struct Calls {
     if (work) world.progress_thread(process).Add(call);
     return call;
   }
-  Collective1& Make(uint64_t group = 5, const char* algorithm = "direct") {
+  Collective1& Make(uint64_t group = 5, const char* algorithm = "direct", bool numbered = false) {
     Request request = Sum(num_processes, 100);
     request.collective = Collective::kAllGather;
     if (world.active_messages(0) != nullptr) request.geometry = {num_processes, 1, false, true};
@@ -39,6 +39,7 @@ struct Calls {
                                                         Split(num_processes, num_processes, false), false, random,
                                                         &world, num_processes));
     collectives.back()->group = group;
+    collectives.back()->numbered = numbered;
     return *collectives.back();
   }
   Results& Result() {
@@ -77,13 +78,30 @@ TEST_CASE("processes that execute different programs get an error that shows bot
 
 // Two processes in calls of different runs, without progress threads: the test sets the time.
 struct Two {
+  const bool numbered = false;
   World world{2};
   Calls calls{world, 2};
   Results& result = calls.Result();
-  const std::shared_ptr<InterProcessCall> one = calls.Enter(calls.Make(), 0, 1001, 1, result, false);
-  const std::shared_ptr<InterProcessCall> other = calls.Enter(calls.Make(), 1, 2001, 2, result, false);
+  const std::shared_ptr<InterProcessCall> one = Enter(0, 1), other = Enter(1, 2);
   const Clock::time_point began = Clock::now();
+
+  std::shared_ptr<InterProcessCall> Enter(int32_t process, int64_t run) {
+    return calls.Enter(calls.Make(5, "direct", numbered), process, 1000 * run + 1, run, result, false);
+  }
 };
+
+TEST_CASE("of two numbered calls, the earlier one fails at once, and the later one waits") {
+  Two two{true};
+  CheckFrom(*two.other, two.began, 0, 5000);
+  CHECK(two.result.num_ended() == 0);
+  CheckFrom(*two.one, two.began, 0, 500);
+  CHECK(two.result.error(0) ==
+        "psum at test: in the entry barrier, calls do not match: ranks [0] (process 0) are in call "
+        "1001 of 100 elements, ranks [1] (process 1) are in call 2001 of 100 elements, a later call");
+  CheckFrom(*two.other, two.began, 5000, 5500);
+  CHECK(!two.other->failed());
+  two.other->Fail(kEnd);
+}
 
 TEST_CASE("a process may be in another run for almost as long as the wait for the warning") {
   Two two;

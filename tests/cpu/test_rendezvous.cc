@@ -8,9 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <future>
-#include <iterator>
 #include <numeric>
 #include <random>
 #include <string>
@@ -19,7 +17,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/worker_pool.h"
-#include "../../ffi/recorder/recorder.h"
+#include "../recorder/rows.h"
 #include "participants.h"
 #include "standard_error.h"
 
@@ -270,9 +268,7 @@ TEST_CASE("concurrent runs of a call site have separate scratch") {
 TEST_CASE("late devices are named, their run fails, the next run works") {
   Prepare();
   Rendezvous::SetLimits({0.3, 30});
-  char folder[] = "/tmp/jaxcomm-test-late-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  CHECK(Recorder::Get().Start(std::string(folder) + "/ring", 8, {}).ok());
+  Started();
   const std::shared_ptr<Rendezvous> late = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "psum")));
   const std::shared_ptr<Rendezvous> other = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "pmax")));
   std::vector<float> in(10, 1), out(10);
@@ -314,14 +310,9 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
   // The recorder has counted one call of each site as failed, and one as done.
-  const std::string copy = Recorder::Get().path() + ".copy";
-  CHECK(Recorder::Get().Dump(copy).ok());
-  std::ifstream file(copy, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  const auto* const sites = reinterpret_cast<const RecordedSite*>(bytes.data() + RecorderOffsets(8).sites);
-  for (int i = 0; i < 2; ++i) CHECK(sites[i].calls == 1 && sites[i].failed == 1);
+  const RecordedRows rows;
+  for (int i = 0; i < 2; ++i) CHECK(rows.site(i).calls == 1 && rows.site(i).failed == 1);
   while (!std::filesystem::exists(Recorder::Get().path() + ".dump")) std::this_thread::yield();  // after the failure
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("a call site has a limit of its own, and its error names the argument") {
@@ -337,12 +328,14 @@ TEST_CASE("a call site has a limit of its own, and its error names the argument"
   const std::string late =  // of the second group
       "jaxcomm: psum at test_rendezvous.cc: ranks [20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, ... "
       "(19 in all)] did not arrive within ";
+  Started();
   {
     const StandardError error;
     CHECK(site->CheckWaits(began + std::chrono::seconds(499)).empty());
     CHECK(error.text() ==
           "warning: " + late + "400 s of the first of ranks [39]; an error follows after 500 s (timeout_s)\n");
   }
+  while (!std::filesystem::exists(RecorderFolder() + "/trigger")) std::this_thread::yield();
   const auto expired = site->CheckWaits(std::chrono::steady_clock::now() + std::chrono::seconds(500));
   CHECK(expired.size() == 1 && expired[0].first == 3000);
   CHECK(expired[0].second.message() == late + "500 s (timeout_s) of the first of ranks [39]");

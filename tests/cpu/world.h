@@ -122,6 +122,7 @@ struct Collective1 {
   std::vector<int32_t> process_of;
   uint64_t group = 0;  // as in RunAndGroup
   int64_t first_rank = 0;
+  bool numbered = false;
   CallRecord record;
   Values inputs, outputs, expected;
 
@@ -161,6 +162,7 @@ struct Collective1 {
     for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(first_rank + static_cast<int64_t>(r));
     spec.names = std::move(names);
     spec.asynchronous = asynchronous;
+    spec.numbered = numbered;
     spec.record = record;
     spec.wait = BoundedWait(Clock::now(), {timeout_s, warn_s});
     std::vector<RankBuffers> buffers(process_of.size());

@@ -11,30 +11,14 @@
 #include <vector>
 
 #include "../../ffi/common/dtype.h"
-#include "../../ffi/recorder/recorder.h"
 #include "../check.h"
+#include "rows.h"
 
 namespace jaxcomm {
 namespace {
 
-constexpr int64_t kCalls = 100;
-
-std::string Folder() {
-  static const std::string folder = [] {
-    char name[] = "/tmp/jaxcomm-test-recorder-XXXXXX";
-    CHECK(mkdtemp(name) != nullptr);
-    return std::string(name);
-  }();
-  return folder;
-}
-
-// The recorder of this program, started once.
-Recorder& Started() {
-  Recorder& recorder = Recorder::Get();
-  if (!recorder.started())
-    CHECK(recorder.Start(Folder() + "/process-0.ring", kCalls, {0, 1, "1.0", "k", "n", "j"}).ok());
-  return recorder;
-}
+constexpr int64_t kCalls = kRecordedCalls;
+using Rows = RecordedRows;
 
 CallRecord Begin(uint32_t site, int64_t iteration) {
   const CallRecord record =
@@ -43,35 +27,13 @@ CallRecord Begin(uint32_t site, int64_t iteration) {
   return record;
 }
 
-// The rows of a copy of the file.
-struct Rows {
-  Rows() {
-    const std::string path = Folder() + "/copy";
-    CHECK(Started().Dump(path).ok());
-    std::ifstream file(path, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
-    CHECK(static_cast<int64_t>(text.size()) == at.file_bytes);
-    CHECK(unlink(path.c_str()) == 0);
-  }
-  const RecordedCall* begin() const { return reinterpret_cast<const RecordedCall*>(text.data() + at.calls); }
-  const RecordedCall* end() const { return begin() + kCalls; }
-  const RecordedSite& site(int64_t i) const { return reinterpret_cast<const RecordedSite*>(text.data() + at.sites)[i]; }
-  const RecordedGroup& group(int64_t i) const {
-    return reinterpret_cast<const RecordedGroup*>(text.data() + at.groups)[i];
-  }
-  const RecorderHeader& header() const { return *reinterpret_cast<const RecorderHeader*>(text.data()); }
-  std::string Text(uint64_t offset, uint64_t bytes) const { return text.substr(at.texts + offset, bytes); }
-  std::string text;
-  const RecorderOffsets at{kCalls};
-};
-
 TEST_CASE("the folder does not exist, or a file is there already: an error, and nothing is recorded") {
   const Status failed = Recorder::Get().Start("/nowhere/process-0.ring", kCalls, {});
   CHECK(!failed.ok() && failed.message().find("/nowhere/process-0.ring: No such file") != std::string::npos);
   CHECK(!Recorder::Get().started());
   CHECK(Recorder::Get().AddSite("psum at a.py:1", "", 1, 2, {0}, {0}) == Recorder::kNoSite);
   CHECK(!Recorder::Get().Dump("/tmp/never").ok());
-  const std::string path = Folder() + "/exists";
+  const std::string path = RecorderFolder() + "/exists";
   std::ofstream(path) << "text";
   CHECK(!Recorder::Get().Start(path, kCalls, {}).ok());
   struct stat info;
@@ -211,7 +173,7 @@ TEST_CASE("the thread shows that the process lives, copies the file after an err
   for (int i = 0; i < kNumRecordedErrors; ++i) Started().AddError(i, cut);
   Started().AddError(7, "why");  // in the place of the first one
   Started().Trigger();
-  const std::string dump = Started().path() + ".dump", trigger = Folder() + "/trigger";
+  const std::string dump = Started().path() + ".dump", trigger = RecorderFolder() + "/trigger";
   struct stat info;
   const auto deadline = Recorder::Clock::now() + std::chrono::minutes(2);
   while (stat(dump.c_str(), &info) != 0 || stat(trigger.c_str(), &info) != 0) {
