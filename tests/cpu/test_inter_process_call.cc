@@ -54,8 +54,7 @@ void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes) {
               world.progress_thread(p).Add(call);
               if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
             }
-            CHECK(results.WaitFor(num_processes));
-            for (int32_t p = 0; p < num_processes; ++p) CHECK(results.error(p).empty());
+            results.ExpectSuccess();
             CHECK(one.outputs == one.expected);
           }
         }
@@ -97,8 +96,7 @@ void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint6
   }
   for (auto& thread : threads) thread.join();
   for (int c = 0; c < kCalls; ++c) {
-    CHECK(results[c]->WaitFor(num_processes));
-    for (int32_t p = 0; p < num_processes; ++p) CHECK(results[c]->error(p).empty());
+    results[c]->ExpectSuccess();
     CHECK(calls[c]->outputs == calls[c]->expected);
   }
 }
@@ -142,7 +140,7 @@ TEST_CASE("a worker does the work of a large asynchronous call") {
   CHECK(results.WaitFor(1));
   const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
   while (!first->over() && Clock::now() < deadline) first->Advance();
-  CHECK(results.WaitFor(num_processes) && results.error(0).empty() && results.error(1).empty());
+  results.ExpectSuccess();
   CHECK(one.outputs == one.expected);
 }
 
@@ -166,7 +164,7 @@ TEST_CASE("the recorder names the rank that waits and its peer, not their positi
   CHECK(rows.begin()->waiting_rank == 1 + 6 && rows.begin()->waiting_peer == 1 + 7);  // 0: none
   world.progress_thread(0).Add(waits);
   world.progress_thread(1).Add(late);
-  CHECK(results.WaitFor(2) && results.error(0).empty() && results.error(1).empty());
+  results.ExpectSuccess();
 }
 
 }  // namespace

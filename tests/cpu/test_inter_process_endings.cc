@@ -370,6 +370,9 @@ TEST_CASE("late processes are named together with their current calls, and no ot
   CHECK(results.error(0) ==
         "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements waited for ranks [2] "
         "(process 2) in call 2000 of 100 elements, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
+  const auto late = one.CallOf(world, 2, 1000, results);
+  late->Enter();
+  CHECK(Move(*late) && Has(results.error(2), "ranks [0] (process 0) aborted: psum at test: in the entry barrier"));
 }
 
 // Remote reads of large buffers fail if their owner has ended or has aborted and freed them.

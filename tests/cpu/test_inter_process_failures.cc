@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../transport/forked_node.h"
@@ -87,77 +88,6 @@ TEST_CASE("memory of a process that cannot be mapped") {
   with.other.Kill();
 }
 
-// One of three processes of a node never enters. Then it does, and gets the error at once. Its call releases the
-// others' memory. test_call_sites.cc has calls that differ.
-TEST_CASE("a process of a node that is late") {
-  for (int round = 0; round < 2; ++round) {
-    constexpr uint64_t kKey = 1000;
-    World world(3);
-    std::mt19937 random(11);
-    Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, true, random);
-    Results results(3);
-    std::shared_ptr<InterProcessCall> calls[3];
-    const auto enter = [&](int32_t p, double timeout_s) {
-      calls[p] = one.CallOf(world, p, kKey, results, timeout_s);
-      calls[p]->Enter();
-      world.progress_thread(p).Add(calls[p]);
-    };
-    for (const int32_t p : {0, 1}) enter(p, 0.2);
-    CHECK(results.WaitFor(2));
-    int named = 0;
-    for (const int32_t p : {0, 1}) named += Has(results.error(p), "ranks [2] (process 2) in no collective");
-    CHECK(named >= 1);  // the other may have been told
-    enter(2, 60);
-    CHECK(results.WaitFor(3) && Has(results.error(2), "aborted"));
-    // The call is over in all processes, so its slot and block are free.
-    CHECK(calls[0]->Reclaim() || world.node(0).control_segment().Find(kKey) < 0);
-  }
-}
-
-// A process of another node is lost, aborts, or has a different call.
-void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
-  const Algorithm& ring = Named(Collective::kAllReduce, "ring");
-  const auto has_all = [](Results& results, const std::string& part) {
-    for (const int32_t p : {0, 1}) CHECK(Has(results.error(p), part));
-  };
-  const auto request = [](int64_t block_count) {
-    Request flat = Sum(3, block_count);
-    flat.geometry = {3, 1, false, true};
-    return flat;
-  };
-  enum class Kind { kLost, kAborts, kNeverComes, kDisagrees };
-  for (const Kind kind : {Kind::kLost, Kind::kAborts, Kind::kNeverComes, Kind::kDisagrees}) {
-    World world(3, 3, *key);
-    const bool disagrees = kind == Kind::kDisagrees, all_enter = disagrees || kind == Kind::kAborts;
-    // A direct all_gather has no waits, so every process sends its exit message. In a ring, all wait.
-    const bool direct = disagrees && random() % 2;
-    const Algorithm& algorithm = direct ? Named(Collective::kAllGather, "direct") : ring;
-    Request here = request(100), there = request(101);
-    here.collective = there.collective = direct ? Collective::kAllGather : Collective::kAllReduce;
-    Collective1 one(algorithm, here, {0, 1, 2}, false, random, &world, 3);
-    Collective1 other(algorithm, there, {0, 1, 2}, false, random, &world, 3);
-    Results results(3);
-    const uint64_t now = *key = (*key / 1000 + 1) * 1000;
-    for (int32_t p = 0; p < (all_enter ? 3 : 2); ++p) {
-      const double timeout_s = kind == Kind::kNeverComes ? 0.3 : 60;
-      const auto call = (disagrees && p == 2 ? other : one).CallOf(world, p, now, results, timeout_s);
-      call->Enter();
-      if (p == 2 && !disagrees) call->Fail(InvalidArgumentError("had enough"));
-      world.progress_thread(p).Add(call);
-    }
-    if (kind == Kind::kLost) world.fabric().Lose(2);
-    CHECK(results.WaitFor(all_enter ? 3 : 2));
-    if (kind == Kind::kLost) has_all(results, "[2] (process 2)");
-    if (kind == Kind::kAborts) has_all(results, "had enough");
-    if (disagrees) {
-      for (int32_t p = 0; p < 3; ++p) {
-        CHECK(Has(results.error(p), " of 100 elements") && Has(results.error(p), " of 101 elements"));
-      }
-    }
-    for (const int32_t p : {0, 1}) CHECK(!results.error(p).empty());
-  }
-}
-
 // A network of two nodes with so little bandwidth that a large payload takes seconds of virtual time. The test does not
 // advance time that far, so payloads stay in flight.
 struct SlowLink {
@@ -181,15 +111,15 @@ struct SlowLink {
 };
 
 // Two nodes disagree and send large payloads to each other. Both get the error before the payloads could have arrived,
-// fetch none of them, and can run further calls.
+// fetch none of them, and can run further calls. In a ring, a process announces its call while it waits.
 TEST_CASE("nodes that disagree over a slow link") {
   std::mt19937 random(11);
   uint64_t key = 1000;
-  const Algorithm& direct = Named(Collective::kAllGather, "direct");
-  for (const bool late : {false, true}) {
+  for (const auto& [name, late] : {std::pair("direct", false), {"direct", true}, {"ring", false}}) {
+    const Algorithm& algorithm = Named(Collective::kAllGather, name);
     SlowLink slow;
-    Collective1 one(direct, Gather(2, 1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
-    Collective1 other(direct, Gather(2, 1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
+    Collective1 one(algorithm, Gather(2, 1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
+    Collective1 other(algorithm, Gather(2, 1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
     Results results(2);
     key += 1000;
     for (const int32_t p : {0, 1}) {
@@ -291,12 +221,6 @@ void FailuresAreReclaimed(int num_processes, int num_nodes, int num_rounds, int 
     if (round == num_rounds / 2) memories = world.node(0).control_segment().num_memories.load();
   }
   CHECK(world.node(0).control_segment().num_memories.load() <= memories + 1);
-}
-
-TEST_CASE("late, missing and disagreeing nodes") {
-  std::mt19937 random(11);
-  uint64_t key = 1000;
-  for (int round = 0; round < 2; ++round) FailuresBetweenNodes(random, &key);
 }
 
 TEST_CASE("a failure while a payload arrives") {

@@ -70,8 +70,7 @@ TEST_CASE("processes that execute different programs get an error that shows bot
       CHECK(Has(error, "[2] (process 2)"));
     }
     for (int32_t p = 0; p < 3; ++p) calls.Enter(next, p, 3001, 3, after);
-    CHECK(after.WaitFor(3));
-    for (int32_t p = 0; p < 3; ++p) CHECK(after.error(p).empty());
+    after.ExpectSuccess();
     CHECK(next.outputs == next.expected);
   }
 }
@@ -199,8 +198,7 @@ struct Late {
   void Second() {
     CHECK(result.num_ended() == 0);
     calls.Enter(late, 1, 1001, 1, result);
-    CHECK(result.WaitFor(2));
-    for (const int32_t p : {0, 1}) CHECK(result.error(p).empty());
+    result.ExpectSuccess();
     CHECK(late.outputs == late.expected);
   }
 };
@@ -244,7 +242,7 @@ TEST_CASE("a process that is late because it is in another call gets no error") 
     CHECK(others[i]->num_ended() == 0);
     all[i]->Second();
     all[i]->calls.Enter(*all[i]->calls.collectives[1], 0, 2001, cases[i].run, *others[i]);
-    CHECK(others[i]->WaitFor(2) && others[i]->error(0).empty() && others[i]->error(1).empty());
+    others[i]->ExpectSuccess();
     for (const int32_t p : {0, 1}) all[i]->world.progress_thread(p).FailRun(3, kEnd);
     CHECK(alone[i]->WaitFor(cases[i].first_in_other_run || cases[i].second_in_other_runs));
   }
@@ -265,10 +263,7 @@ TEST_CASE("a process that is in the call, and in another one, gets no error whil
   for (Calls& calls : all) {
     calls.Enter(*calls.collectives[0], 2, 1001, 1, *calls.results[0]);
     for (const int32_t p : {0, 2}) calls.Enter(*calls.collectives[1], p, 2001, 2, *calls.results[1]);
-    for (const auto& result : calls.results) {
-      CHECK(result->WaitFor(3));
-      for (int32_t p = 0; p < 3; ++p) CHECK(result->error(p).empty());
-    }
+    for (const auto& result : calls.results) result->ExpectSuccess();
   }
 }
 

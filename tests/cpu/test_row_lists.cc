@@ -8,13 +8,12 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
-#include "../../ffi/cpu/executor.h"
-#include "../../ffi/plan/algorithms.h"
-#include "../../ffi/plan/validate.h"
+#include "../../ffi/cpu/planner.h"
 #include "../../ffi/transport/node.h"
-#include "../check.h"
+#include "participants.h"
 #include "routed.h"
 
 namespace jaxcomm {
@@ -109,34 +108,22 @@ struct Setup {
   int64_t RowOf(const Routed& c, size_t i) const { return static_cast<int64_t>(i) / (per_choice ? 1 : c.choices); }
 };
 
-std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& setup, const Routed& c) {
-  Request request;
-  request.collective = collective;
-  request.geometry = {setup.nodes, setup.locals, setup.nodes == 1 || setup.one_host, setup.pull};
-  request.block_count = 1;
-  const Algorithm* const algorithm = FindAlgorithm(collective, setup.algorithm);
-  CHECK(algorithm != nullptr && algorithm->supports(request));
-  const bool combines = collective == Collective::kCombine;
-  const int64_t payload = c.tokens * (setup.per_choice ? c.choices : 1) * row_count, slots = c.slots * row_count;
-  std::vector<Plan> plans = BuildAll(*algorithm, request);
-  CHECK(Validate(plans, request).ok());
-  auto program =
-      Program::MakeOfLists(std::move(plans), combines ? slots : payload, combines ? payload : slots, row_count, 4, 0);
-  TokenLayout& tokens = program->tokens;
-  tokens.choices = c.choices;
-  tokens.experts_per_rank = c.experts_per_rank;
-  tokens.num_rows = payload / row_count;
-  tokens.num_slots = c.slots;
-  tokens.row_bytes = RowBytes();
-  tokens.per_choice = setup.per_choice;
-  tokens.combines = combines;
-  tokens.hierarchical = algorithm->supports.hierarchical;
-  tokens.num_nodes = setup.nodes;
-  tokens.ranks_per_node = setup.locals;
-  tokens.rounds_nodes = !setup.home && !setup.per_choice;
-  tokens.weight_bytes = setup.weighted ? 4 : 0;
-  tokens.combine = FindCombine(DType::kF32);
-  program->reduce = FindReduce(DType::kF32, ReduceOp::kSum);
+std::shared_ptr<const Program> ProgramOf(Collective collective, const Setup& setup, const Routed& c) {
+  CallSpec spec = Spec(collective, c.n, c.n, "op");
+  spec.algorithm = setup.algorithm;
+  spec.ranks_per_node = setup.locals;
+  spec.row_count = row_count;
+  spec.choices = c.choices;
+  spec.num_experts = c.n * c.experts_per_rank;
+  spec.per_choice = setup.per_choice;
+  spec.home = setup.home;
+  spec.weighted = setup.weighted;
+  NodeResources resources;
+  resources.scope = setup.nodes > 1 && !setup.one_host ? Scope::kNetwork : setup.pull ? Scope::kNode : Scope::kProcess;
+  int64_t input = c.tokens * (setup.per_choice ? c.choices : 1) * row_count, output = c.slots * row_count;
+  if (collective == Collective::kCombine) std::swap(input, output);
+  const auto made = ValueOf(MakeProgram(spec, CostParams::Current(), resources, DType::kF32, input, output));
+  auto program = std::make_shared<Program>(*made);
   program->stream = setup.stream;
   return program;
 }
@@ -177,7 +164,7 @@ Rows Draw(int32_t n, int64_t count, std::mt19937& random) {
 // Runs the collective, and counts what crosses between nodes.
 void CheckRun(Collective collective, const Routed& c, const Setup& setup, const Rows& inputs, const Rows& expected,
               const Rows* weights, const std::vector<std::vector<int32_t>>& index) {
-  NodesOfRanks machine(MakeProgram(collective, setup, c), c);
+  NodesOfRanks machine(ProgramOf(collective, setup, c), c);
   machine.one_host = setup.one_host;
   machine.processes = setup.processes;
   Rows got = expected;
@@ -312,7 +299,7 @@ TEST_CASE("numbers of rows that another process does not have are passed over") 
   Setup setup;
   setup.locals = setup.processes = 2;
   const Routed c = DrawRouting(Kind::kOneExpert, 2, 4, 2, 1, 1, random);  // all rows go to rank 1
-  NodesOfRanks machine(MakeProgram(Collective::kDispatch, setup, c), c);
+  NodesOfRanks machine(ProgramOf(Collective::kDispatch, setup, c), c);
   machine.processes = 2;
   const Rows x = Draw(2, c.tokens * row_count, random);
   Rows got(2, std::vector<float>(c.slots * row_count, -77));
@@ -339,7 +326,7 @@ TEST_CASE("a dispatch or combine of unreadable memory does not finish") {
                                          {Collective::kDispatch, 3},
                                          {Collective::kCombine, 2},
                                          {Collective::kCombine, 3}}) {
-    const auto program = MakeProgram(collective, setup, c);
+    const auto program = ProgramOf(collective, setup, c);
     Rows got = x;
     std::vector<RankBuffers> buffers(4);
     std::vector<std::vector<std::atomic<uint32_t>>> signals;
@@ -378,7 +365,7 @@ TEST_CASE("slots without a row need no memory in results of more than 32 MiB") {
   for (const int64_t more : {1, 0}) {
     Routed c = DrawRouting(Kind::kOneRank, 2, 4, 2, 1, 1, random);
     c.slots = (32 << 20) / RowBytes() + more;
-    NodesOfRanks machine(MakeProgram(Collective::kDispatch, Setup{1, 2}, c), c);
+    NodesOfRanks machine(ProgramOf(Collective::kDispatch, Setup{1, 2}, c), c);
     const Rows x = Draw(2, c.tokens * row_count, random);
     Rows got(2, std::vector<float>(c.slots * row_count, -77));
     auto index = c.order;

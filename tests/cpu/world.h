@@ -2,12 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,6 +18,7 @@
 #include "../check.h"
 #include "../plan/expected.h"
 #include "../transport/memory_network.h"
+#include "participants.h"
 
 namespace jaxcomm {
 
@@ -86,33 +85,24 @@ class Results {
   explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}
   InterProcessCall::Finish For(int process) {
     return [this, process](int64_t, const Status& status) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      CHECK(!ended_[process]);
-      ended_[process] = true;
+      CHECK(!ended_[process].exchange(true));
       errors_[process] = status.message();
-      ++num_ended_;
-      changed_.notify_all();
+      ended_count_.Add(status);
     };
   }
-  bool WaitFor(int count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return num_ended_ >= count; });
-  }
-  int num_ended() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return num_ended_;
-  }
-  std::string error(int process) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return errors_[process];
+  bool WaitFor(int count) { return ended_count_.WaitFor(count); }
+  int num_ended() { return ended_count_.count(); }
+  std::string error(int process) { return errors_[process]; }
+  // In all processes.
+  void ExpectSuccess() {
+    CHECK(WaitFor(static_cast<int>(errors_.size())));
+    for (const std::string& error : errors_) CHECK(error.empty());
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int num_ended_ = 0;
+  Counter ended_count_;
   std::vector<std::string> errors_;
-  std::vector<bool> ended_;
+  std::vector<std::atomic<bool>> ended_;
 };
 
 // One collective over all processes of a world.
