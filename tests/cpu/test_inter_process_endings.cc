@@ -320,20 +320,22 @@ TEST_CASE("between nodes, the error at the deadline names those that have not le
   }
 }
 
-TEST_CASE("between nodes, the error names the process that has failed or is lost") {
-  for (const bool lost : {false, true}) {
+TEST_CASE("between nodes, the error names the process that has failed, is lost or is in another call") {
+  const std::string another =
+      "calls do not match: ranks [6] (process 0) are in call 1001 of 100 elements, ranks [8] (process 2) are in pmax";
+  using Act = std::function<void(World&)>;
+  for (const auto& [act, error] : std::initializer_list<std::pair<Act, std::string>>{
+           {[](World& world) { world.fabric().Lose(2); },
+            "the process of ranks [8] (process 2) cannot be reached: the connection was lost"},
+           {[](World& world) { world.active_messages(2)->SendRunFailed(0, 1, "had enough"); },
+            "ranks [8] (process 2) aborted: had enough"},
+           {[](World& world) { world.active_messages(2)->SendEntered(0, 1001, {}, {}, "pmax"); }, another},
+           {[](World& world) { world.active_messages(2)->SendExited(0, 1001, {}, "pmax"); }, another}}) {
     Nodes nodes("ring", 100);
-    if (lost) {
-      nodes.world.fabric().Lose(2);
-    } else {
-      nodes.world.active_messages(2)->SendRunFailed(0, 1, "had enough");
-    }
+    act(nodes.world);
     nodes.Deliver();
     nodes.call->Check(Clock::now());
-    CHECK(nodes.results.error(0) ==
-          std::string("psum at test: while running, ") +
-              (lost ? "the process of ranks [8] (process 2) cannot be reached: the connection was lost"
-                    : "ranks [8] (process 2) aborted: had enough"));
+    CHECK(nodes.results.error(0) == "psum at test: while running, " + error);
   }
 }
 

@@ -1,7 +1,10 @@
 // Plans over lists (all_to_all_v), by one and by many threads, against rows moved one by one.
 #include <atomic>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../../ffi/cpu/executor.h"
@@ -84,6 +87,28 @@ class Recorder : public RemoteTransport {
   std::vector<const char*> inputs;
 };
 
+// What rank 0 sends to rank 1 of another node.
+Recorder Sent(Collective collective, int64_t block_count, const BlockLayout& layout, int64_t row_count,
+              std::vector<int32_t>& input, const Slices& slices = {}) {
+  Request request;
+  request.collective = collective;
+  request.geometry.num_nodes = 2;
+  request.geometry.all_addressable = false;
+  request.block_count = block_count;
+  auto program = std::make_shared<Program>(*Program::Make(BuildAll(*FindAlgorithm(collective, "direct"), request),
+                                                          layout, layout, sizeof(int32_t), nullptr));
+  program->row_count = row_count;
+  std::vector<int32_t> output(input.size());
+  Recorder recorder;
+  std::vector<RankBuffers> buffers(2);
+  buffers[0].input = reinterpret_cast<const char*>(input.data());
+  buffers[0].output = reinterpret_cast<char*>(output.data());
+  buffers[1].local = false;
+  buffers[1].remote = &recorder;
+  Execution(program, buffers, slices).Work();
+  return recorder;
+}
+
 TEST_CASE("slices that are contiguous at both ends are one message") {
   RaggedCase c;
   c.n = 2;
@@ -96,22 +121,9 @@ TEST_CASE("slices that are contiguous at both ends are one message") {
     c.At(0, 1, 4 + i) = c.At(1, 3, i) = sizes[i];
     c.At(0, 2, 4 + i) = outputs[i];
   }
-  std::vector<int32_t> input(8 * kRow);
-  for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<int32_t>(i);
-  Request request;
-  request.collective = Collective::kAllToAllV;
-  request.geometry.num_nodes = 2;
-  request.geometry.all_addressable = false;
-  request.block_count = 1;
-  const auto program = Program::MakeOfLists(BuildAll(*FindAlgorithm(request.collective, "direct"), request), 8 * kRow,
-                                            10 * kRow, kRow, sizeof(int32_t), 0);
-  Recorder recorder;
-  std::vector<RankBuffers> buffers(2);
-  buffers[0].input = reinterpret_cast<const char*>(input.data());
-  buffers[1].local = false;
-  buffers[1].remote = &recorder;
-  Execution execution(program, buffers, c.slices());
-  CHECK(execution.Work());
+  std::vector<int32_t> input(10 * kRow);
+  std::iota(input.begin(), input.end(), 0);
+  const Recorder recorder = Sent(Collective::kAllToAllV, 1, {1, 10 * kRow, 10 * kRow}, kRow, input, c.slices());
   CHECK((recorder.offsets == std::vector<int64_t>{2 * kRow, 9 * kRow}));
   CHECK((recorder.counts == std::vector<int64_t>{2 * kRow, kRow}));
   CHECK((recorder.first == std::vector<int32_t>{15, 21}));
@@ -122,23 +134,8 @@ TEST_CASE("a large part of an input is not copied, unless it has gaps") {
   const std::pair<int64_t, int64_t> sizes[] = {
       {k64KiB, k64KiB}, {k64KiB + 1, k64KiB + 1}, {k64KiB + 1, 1}, {2 * (k64KiB + 1), k64KiB + 1}};
   for (const auto& [b, contiguous] : sizes) {
-    Request request;
-    request.collective = Collective::kAllToAll;
-    request.geometry.num_nodes = 2;
-    request.geometry.all_addressable = false;
-    request.block_count = b;
-    const BlockLayout layout = {2, b, contiguous};
-    const auto program = Program::Make(BuildAll(*FindAlgorithm(request.collective, "direct"), request), layout, layout,
-                                       sizeof(int32_t), nullptr);
-    std::vector<int32_t> input(2 * b), output(2 * b);
-    Recorder recorder;
-    std::vector<RankBuffers> buffers(2);
-    buffers[0].input = reinterpret_cast<const char*>(input.data());
-    buffers[0].output = reinterpret_cast<char*>(output.data());
-    buffers[1].local = false;
-    buffers[1].remote = &recorder;
-    Execution execution(program, buffers);
-    execution.Work();
+    std::vector<int32_t> input(2 * b);
+    const Recorder recorder = Sent(Collective::kAllToAll, b, {2, b, contiguous}, -1, input);
     CHECK(recorder.counts == std::vector<int64_t>{b});
     const bool copied = contiguous < b || b == k64KiB;
     CHECK(recorder.first.size() == copied && recorder.inputs.size() == !copied);

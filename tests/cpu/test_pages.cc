@@ -72,24 +72,16 @@ TEST_CASE("zeros in private, shared and mapped memory") {
   close(fd);
 }
 
-// All but the huge pages at both ends.
-TEST_CASE("large ranges of zeros need no memory in large buffers; malloc reuses that of buffers of at most 32 MiB") {
-  const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
-  for (const int64_t buffer_bytes : {kLarge, kReused}) {
-    std::memset(mapping.data(), 7, kSize);
-    ZeroBytes(mapping.data() + 64, kSize - 128, buffer_bytes, buffer_bytes == kLarge);
-    CHECK((mapping.ResidentPages(kMinDiscarded, 2 * kMinDiscarded) == 0) == (buffer_bytes == kLarge));
-  }
-}
-
-TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
+// malloc reuses the memory of buffers of at most 32 MiB.
+TEST_CASE("4 MiB between two huge pages need no memory in large buffers, and not a page less") {
   const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
   const auto address = reinterpret_cast<uintptr_t>(mapping.data());
   const auto begin = static_cast<int64_t>((kMinDiscarded - address % kMinDiscarded) % kMinDiscarded);
-  std::memset(mapping.data(), 7, kSize);
-  for (const int64_t less : {kPage, int64_t{0}}) {
-    ZeroBytes(mapping.data() + begin, kMinDiscarded - less, kLarge, false);
-    CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == (less > 0 ? kMinDiscarded / kPage : 0));
+  for (const auto& [less, buffer_bytes] : {std::pair(kPage, kLarge), {0, kLarge}, {0, kReused}}) {
+    std::memset(mapping.data(), 7, kSize);
+    ZeroBytes(mapping.data() + begin, kMinDiscarded - less, buffer_bytes, less == 0);
+    const bool discarded = less == 0 && buffer_bytes == kLarge;
+    CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == (discarded ? 0 : kMinDiscarded / kPage));
   }
 }
 

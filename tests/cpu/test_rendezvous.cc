@@ -312,7 +312,7 @@ TEST_CASE("late devices are named, their run fails, the next run works") {
   // The recorder has counted one call of each site as failed, and one as done.
   const RecordedRows rows;
   for (int i = 0; i < 2; ++i) CHECK(rows.site(i).calls == 1 && rows.site(i).failed == 1);
-  CHECK(rows.header().num_errors == 1);  // the first of the run
+  CHECK(rows.header().num_errors == 1);                                                          // the first of the run
   while (!std::filesystem::exists(Recorder::Get().path() + ".dump")) std::this_thread::yield();  // after the failure
 }
 

@@ -26,17 +26,23 @@ CASES = {
 }
 
 
+def launched(processes, nodes, program, timeout_s, **settings):
+    """The output of processes that end well."""
+    command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes), *program]
+    env = {**os.environ, **settings}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    return done.stdout
+
+
 @pytest.mark.deadline(500)
 @pytest.mark.parametrize(("processes", "nodes", "single_copy"), [(4, 2, "1"), (2, 1, "0")])
 def test_values(processes, nodes, single_copy, request):
     """One group over devices of a process, processes of a node and several nodes. Then with two copies."""
-    environment = {**os.environ, "JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
-    environment["SIZE"] = request.config.getoption("--size")
-    command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
-    command += ["tests/hosts/collectives.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=450)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (said,) = (json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("[0] {"))
+    settings = {"JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
+    settings["SIZE"] = request.config.getoption("--size")
+    out = launched(processes, nodes, ["tests/hosts/collectives.py"], 450, **settings)
+    (said,) = (json.loads(line[4:]) for line in out.splitlines() if line.startswith("[0] {"))
     assert said["checked"]
 
 
@@ -45,18 +51,10 @@ def test_values(processes, nodes, single_copy, request):
 @pytest.mark.parametrize("case", CASES)
 def test_contract_holds_between_processes(case, tmp_path, request):
     processes, nodes, single_copy, selection = CASES[case]
-    environment = {
-        **os.environ,
-        "JAXCOMM_TEST_FOLDER": str(tmp_path),
-        "JAXCOMM_TEST_NODES": str(nodes),
-        "JAXCOMM_SINGLE_COPY": single_copy,
-    }
+    settings = {"JAXCOMM_TEST_FOLDER": str(tmp_path), "JAXCOMM_TEST_NODES": str(nodes)}
     # Each process sets its number of devices itself. No plugin may write to a common folder.
-    command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
-    command += ["-m", "pytest", "tests/ops", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["--size", "full"]
-    command += [] if request.config.getoption("--size") == "stress" else ["-k", selection]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1400)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    ends = re.findall(r"^\[\d+\] (\d+) passed", done.stdout, re.MULTILINE)
+    program = ["-m", "pytest", "tests/ops", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--size", "full"]
+    program += [] if request.config.getoption("--size") == "stress" else ["-k", selection]
+    out = launched(processes, nodes, program, 1400, JAXCOMM_SINGLE_COPY=single_copy, **settings)
+    ends = re.findall(r"^\[\d+\] (\d+) passed", out, re.MULTILINE)
     assert len(ends) == processes and len(set(ends)) == 1 and int(ends[0]) > 90

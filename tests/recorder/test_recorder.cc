@@ -39,7 +39,7 @@ TEST_CASE("the folder does not exist, or a file is there already: an error, and 
   struct stat info;
   CHECK(stat(Started().path().c_str(), &info) == 0 && (info.st_mode & 0777) == 0600);
   CHECK(Layout(INT32_MAX).size() < kLayoutBytes);  // the description fits into the file
-  const volatile int64_t last = 63;  // a compiler shifts by 64 as it likes
+  const volatile int64_t last = 63;                // a compiler shifts by 64 as it likes
   CHECK(CallRecord::ArrivedBit(last) == uint64_t{1} << 63 && CallRecord::ArrivedBit(last + 1) == 0);
 }
 
