@@ -138,8 +138,7 @@ TEST_CASE("a worker does the work of a large asynchronous call") {
   world.progress_thread(1).Add(second);
   CHECK(first->Advance() == InterProcessCall::AdvanceResult::kMoved);
   CHECK(results.WaitFor(1));
-  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
-  while (!first->over() && Clock::now() < deadline) first->Advance();
+  WaitUntil([&] { return Move(*first) || first->over(); });
   results.ExpectSuccess();
   CHECK(one.outputs == one.expected);
 }

@@ -141,7 +141,8 @@ TEST_CASE("a call without a slot fails and gives its block back") {
   pair.Enter(1000);
   CHECK(pair.results.error(0) ==
         "psum at test: too many collectives are in flight: no free slot in the control segment");
-  CHECK(ValueOf(node.Allocate(block.bytes)).offset == block.offset);
+  CHECK(pair.calls[0]->Reclaim() && ValueOf(node.Allocate(block.bytes)).offset == block.offset);
+  CHECK(ValueOf(node.Allocate(block.bytes)).offset != block.offset);  // given back once
 }
 
 // Slots and blocks that are used again keep no state of the previous call.
@@ -336,6 +337,12 @@ TEST_CASE("between nodes, the error names the process that has failed, is lost o
     nodes.Deliver();
     nodes.call->Check(Clock::now());
     CHECK(nodes.results.error(0) == "psum at test: while running, " + error);
+    Results later(3);  // a loss is also that of the next call, and the others are over
+    const auto next = nodes.one.CallOf(nodes.world, 0, 2001, later);
+    next->Enter();
+    Move(*next);
+    next->Check(Clock::now());
+    CHECK(later.error(0) == (Has(error, "cannot be reached") ? nodes.results.error(0) : ""));
   }
 }
 

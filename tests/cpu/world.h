@@ -93,7 +93,6 @@ class Results {
   bool WaitFor(int count) { return ended_count_.WaitFor(count); }
   int num_ended() { return ended_count_.count(); }
   std::string error(int process) { return errors_[process]; }
-  // In all processes.
   void ExpectSuccess() {
     CHECK(WaitFor(static_cast<int>(errors_.size())));
     for (const std::string& error : errors_) CHECK(error.empty());

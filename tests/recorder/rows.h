@@ -25,7 +25,6 @@ inline const std::string& RecorderFolder() {
   return folder.name;
 }
 
-// Started once.
 inline Recorder& Started() {
   Recorder& recorder = Recorder::Get();
   if (!recorder.started()) {
