@@ -137,6 +137,15 @@ class Job:
         self._process.kill()
         self._process.join()
 
+    def join(self):
+        self._process.join(LIMIT_S)
+        assert self._process.exitcode == 0, f"the job ended with {self._process.exitcode}"
+        self.close()
+
+    def close(self):
+        self._process.close()
+        self._pipe.close()
+
 
 @contextlib.contextmanager
 def job(run, *arguments):
@@ -145,7 +154,7 @@ def job(run, *arguments):
         yield started
     finally:
         started.kill()
-        started._pipe.close()
+        started.close()
 
 
 @contextlib.contextmanager

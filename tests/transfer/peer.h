@@ -1,23 +1,54 @@
-// A peer of an endpoint with its own code for the handshake and the tags, which may break the protocol.
+// Endpoints, and a peer with its own code for the handshake and the tags, which may break the protocol.
 #pragma once
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "../check.h"
+#include "transfer/endpoint.h"
 #include "transport/tcp_connection.h"
 
 namespace jaxcomm {
 
 inline const std::string kSecret = "a secret of tests only";
 inline constexpr Hello kHello = {{'j', 'a', 'x', 'c', 'o', 'm', 'm', 'T'}, kProtocolVersion, 0, {}};
+
+inline constexpr double kLimitS = 120;
+
+inline std::shared_ptr<Endpoint> Make(const std::string& name, bool shared_memory) {
+  TcpNetwork::Options options;
+  options.name = name;
+  options.secret = kSecret;
+  options.host = "127.0.0.1";
+  options.port = "0";
+  options.shared_memory = shared_memory;
+  return ValueOf(Endpoint::Start(options, 10000));
+}
+
+inline StridedArray ArrayOf(std::vector<int32_t>& memory) {
+  return {reinterpret_cast<char*>(memory.data()), 4, {static_cast<int64_t>(memory.size())}, {4}, -1, {}};
+}
+
+template <typename Condition>
+void WaitUntil(const Condition& condition) {
+  const auto began = std::chrono::steady_clock::now();
+  while (!condition()) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+    std::this_thread::yield();
+  }
+}
 
 inline sockaddr_in Loopback(int port) {
   sockaddr_in address{};
@@ -37,10 +68,14 @@ class Peer {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
-  static int Dial(const std::string& address) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const sockaddr_in to = Loopback(std::stoi(ValueOf(EndpointAddress::Parse(address)).port));
-    CHECK(fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+  static int Dial(const std::string& address, bool local = false) {
+    const EndpointAddress parts = ValueOf(EndpointAddress::Parse(address));
+    const int fd = socket(local ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in to = Loopback(std::stoi(parts.port));
+    sockaddr_un near{AF_UNIX, {}};
+    const size_t size = ("jaxcomm-" + parts.local).copy(near.sun_path + 1, 100) + offsetof(sockaddr_un, sun_path) + 1;
+    CHECK(connect(fd, local ? reinterpret_cast<sockaddr*>(&near) : reinterpret_cast<const sockaddr*>(&to),
+                  local ? static_cast<socklen_t>(size) : sizeof to) == 0);
     return fd;
   }
 

@@ -6,14 +6,13 @@ import itertools
 import os
 import random
 import re
-import signal
 import threading
 import time
 from multiprocessing import forkserver
 
 import numpy as np
 import pytest
-from jobs import LIMIT_S, SECRET, Context
+from jobs import LIMIT_S, SECRET, Job
 
 from jaxcomm import transfer
 
@@ -84,41 +83,30 @@ class Source:
         self._start()
 
     def _start(self):
-        self._pipe, other = Context.Pipe()
-        arguments = (other, self.name, self._number % 2 == 0, self.kills)
-        self._process = Context.Process(target=serve, args=arguments, daemon=True)
-        self._process.start()
-        other.close()
-        assert self._pipe.poll(LIMIT_S), f"{self.name} did not start"
-        self._pipe.recv()
+        self._job = Job(serve, self.name, self._number % 2 == 0, self.kills)
+        self._job.receive()
 
     def ask(self, request):
         with self._lock:
-            self._pipe.send(request)
-            assert self._pipe.poll(LIMIT_S), f"{self.name} does not answer"
-            return self._pipe.recv()
+            self._job.send(request)
+            return self._job.receive()
 
     def kill(self):
         with self._lock:
             self.kills += 1  # before anybody notices
-            self._process.kill()
-            self._process.join()
-            self._process.close()
-            self._pipe.close()
+            self._job.kill()
+            self._job.close()
             self._start()
 
     def stop(self):
         with self._lock:
-            os.kill(self._process.pid, signal.SIGSTOP)
+            self._job.stop()
             time.sleep(0.02)
-            os.kill(self._process.pid, signal.SIGCONT)
+            self._job.go_on()
 
     def end(self):
-        self._pipe.send(None)
-        self._process.join(LIMIT_S)
-        assert self._process.exitcode == 0, f"{self.name} ended with {self._process.exitcode}"
-        self._process.close()
-        self._pipe.close()
+        self._job.send(None)
+        self._job.join()
 
 
 # What a reader does with a ticket, how often in a hundred, and the errors that this may raise besides PeerLost.

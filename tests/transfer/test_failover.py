@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jobs import LARGE, LIMIT_S, SECRET, Link, halves_of, job, large_offer, large_prefill, replica, replicated
 from test_pages import LAYOUT, check, write
-from test_weights import wait_until
+from test_weights import open_lease, wait_until
 
 from jaxcomm import transfer
 from jaxcomm.transfer import _plan, _weights
@@ -159,7 +159,7 @@ def test_watch_yields_the_version_that_all_writers_have():
                 later.result()
 
 
-def test_a_reader_that_no_longer_watches_ends_no_other_watch():
+def test_a_reader_that_no_longer_watches_and_leaves_ends_no_other_watch():
     """Both readers give their watches the same number."""
     writer, first, second = (transfer.Endpoint(name, secret=SECRET) for name in ("writer", "first", "second"))
     with writer, first, second, concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -167,6 +167,10 @@ def test_a_reader_that_no_longer_watches_ends_no_other_watch():
         found = thread.submit(next, transfer.watch(first, group, "x", timeout_s=60))
         with pytest.raises(transfer.TransferTimeout, match=r"watch: 'x' of endpoint 'writer' .*within 0\.5 s"):
             next(transfer.watch(second, group, "x", timeout_s=0.5))
+        transfer.publish(writer, "y", np.zeros(3), 1)
+        open_lease(second, writer.address, "y")
+        second.close()
+        wait_until(lambda: writer.stats()["leases"] == 0)  # the writer has noticed
         transfer.publish(writer, "x", {"w": np.zeros(3)}, 4)
         assert found.result() == 4
 

@@ -13,23 +13,11 @@
 #include <vector>
 
 #include "peer.h"
-#include "transfer/endpoint.h"
 
 namespace jaxcomm {
 namespace {
 
 constexpr int64_t kCount = 1000;
-constexpr double kLimitS = 120;
-
-TcpNetwork::Options Named(const std::string& name) {
-  TcpNetwork::Options options;
-  options.name = name;
-  options.secret = kSecret;
-  options.host = "127.0.0.1";
-  options.port = "0";
-  options.shared_memory = false;
-  return options;
-}
 
 struct Message {
   uint32_t kind;
@@ -99,10 +87,6 @@ std::string Text(const std::string& text) {
   return encoder.bytes();
 }
 
-StridedArray ArrayOf(std::vector<int32_t>& memory) {
-  return {reinterpret_cast<char*>(memory.data()), 4, {static_cast<int64_t>(memory.size())}, {4}, -1, {}};
-}
-
 Header HeaderOf(uint32_t kind, const std::string& payload, uint64_t id = 1, uint64_t at = 0) {
   return {{kind, static_cast<uint32_t>(payload.size()), id, at}, 0, 0, {}};
 }
@@ -118,11 +102,7 @@ struct Pair {
     CHECK(source->Expose(std::move(exposure), &id).ok());
   }
   void WaitFor(const std::function<bool(const EndpointStats&)>& condition) const {
-    const auto began = std::chrono::steady_clock::now();
-    while (!condition(source->stats())) {
-      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-      std::this_thread::yield();
-    }
+    WaitUntil([&] { return condition(source->stats()); });
   }
   void CheckItServes() const {
     const int peer = ValueOf(reader->Connect(source->address()));
@@ -140,14 +120,15 @@ struct Pair {
     const std::string open = Text("x") + Bytes(int64_t{-1}, int64_t{1000000000}) + Text("");
     peer.SendFrame(HeaderOf(kOpenFrame, open), open);
     std::string payload;
-    const Frame opened = peer.ReceiveFrame(&payload);
+    Frame opened = peer.ReceiveFrame(&payload);
+    if (opened.kind == kMemoryFrame) opened = peer.ReceiveFrame(&payload);
     CHECK(opened.kind == kOpenedFrame && payload.substr(8, 8) == Bytes(int64_t{10000}));  // the longest lease
     return opened.at;
   }
 
   std::vector<int32_t> memory = std::vector<int32_t>(kCount, 7);
-  const std::shared_ptr<Endpoint> source = ValueOf(Endpoint::Start(Named("source"), 10000));
-  const std::shared_ptr<Endpoint> reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
+  const std::shared_ptr<Endpoint> source = Make("source", true);
+  const std::shared_ptr<Endpoint> reader = Make("reader", false);
   uint64_t id = 0;
 };
 
@@ -170,22 +151,20 @@ TEST_CASE("garbage, and a stranger who stops in the middle, move one counter") {
 }
 
 // They stay connected, and each hundredth begins a proof.
-void ManyStrangers(uint64_t count) {
+TEST_CASE("many strangers keep nobody out") {
+  constexpr uint64_t kStrangers = 2000;
   const Pair pair;
   std::vector<std::unique_ptr<Peer>> strangers(400);
-  for (uint64_t i = 0; i < count; ++i) {
+  for (uint64_t i = 0; i < kStrangers; ++i) {
     std::unique_ptr<Peer>& stranger = strangers[i % strangers.size()];
     stranger = std::make_unique<Peer>(Peer::Dial(pair.source->address()), true);
     if (i % 100 == 0) stranger->SendBytes("jaxcommT");
     if (i % 500 == 499) pair.CheckItServes();  // by a new connection
   }
   strangers.clear();
-  pair.WaitFor([&](const EndpointStats& stats) { return stats.rejected == count; });
-  CHECK(pair.source->stats().source.granted == count / 500);
+  pair.WaitFor([&](const EndpointStats& stats) { return stats.rejected == kStrangers; });
+  CHECK(pair.source->stats().source.granted == kStrangers / 500);
 }
-
-TEST_CASE("many strangers keep nobody out") { ManyStrangers(2000); }
-TEST_CASE("10,000 strangers keep nobody out [full]") { ManyStrangers(10000); }
 
 TEST_CASE("wrong and replayed proofs are refused without a tag, which would help a stranger") {
   const Pair pair;
@@ -220,30 +199,47 @@ TEST_CASE("wrong and replayed proofs are refused without a tag, which would help
 
 TEST_CASE("a peer that breaks the protocol is cut off") {
   const Pair pair;
-  Header huge = HeaderOf(kOpenFrame, ""), bulk = HeaderOf(3U << 30 | 9, "", 0);
-  huge.frame.bytes = 1U << 31;
+  Header huge = HeaderOf(kOpenFrame, ""), bulk = HeaderOf(3U << 30 | 9, "", 0), wide = HeaderOf(kBulkFlag | 9, "", 0);
+  huge.frame.bytes = kMaxControlBytes + 1;
   bulk.frame.bytes = 10;
+  wide.frame.bytes = kMaxBulkBytes + 1;
   const std::string short_key = Bytes(uint32_t{1000}) + "x", no_pieces = Bytes(1U << 31),
                     dimensions = Bytes(uint32_t{1}, uint32_t{0}, 1U << 30);
   for (const auto& [header, payload] : std::vector<std::pair<Header, std::string>>{
            {HeaderOf(77, ""), ""},
            {HeaderOf(kMemoryFrame, ""), ""},
-           {HeaderOf(kSlotFreeFrame, "", 3), ""},
+           {HeaderOf(kSlotFreeFrame, "", 0), ""},
+           {HeaderOf(kSlotFreeFrame, "", kNumSlots), ""},
            {bulk, ""},
+           {wide, ""},
            {huge, ""},
            {HeaderOf(kOpenFrame, short_key), short_key},
            {HeaderOf(kReadFrame, no_pieces), no_pieces},
            {HeaderOf(kReadFrame, dimensions), dimensions},
            {HeaderOf(kCancelFrame, ""), ""},
        }) {
-    Peer peer(Peer::Dial(pair.source->address()), true);
-    Header sent = header;
-    sent.frame.at = pair.OpenedBy(peer);
-    const std::string bytes = peer.SendFrame(sent, payload);
-    if (header.frame.kind == kCancelFrame) peer.SendBytes(bytes);  // a replay
-    CHECK(peer.Ends());
+    for (const bool local : {false, true}) {
+      Peer peer(Peer::Dial(pair.source->address(), local), true);
+      Header sent = header;
+      sent.frame.at = pair.OpenedBy(peer);
+      const std::string bytes = peer.SendFrame(sent, payload);
+      if (header.frame.kind == kCancelFrame) peer.SendBytes(bytes);  // a replay
+      CHECK(peer.Ends());
+    }
   }
   pair.CheckItServes();
+}
+
+TEST_CASE("an address has a host and port, a name, an incarnation and a Unix socket") {
+  const std::string incarnation = "/00000000000000ff/", local(32, 'a'), name(63, 'n');
+  const EndpointAddress v6 = ValueOf(EndpointAddress::Parse("tcp://[::1]:80/" + name + incarnation + local));
+  CHECK(v6.host == "::1" && v6.port == "80" && v6.name == name && v6.incarnation == 255 && v6.local == local);
+  for (const std::string& text :
+       {"tcp://h:80/" + name + "n" + incarnation, "tcp://h:80/x" + incarnation + local + "a", "tcp://h/x" + incarnation,
+        "tcp://h:80/x" + incarnation + "/", std::string("tcp://h:80/x/0000000000000ff/"),
+        std::string("tcp://h:80/x/000000000000000ff/"), std::string("tcp://h:80/x/00000000000000FF/")}) {
+    CHECK(!EndpointAddress::Parse(text).ok());
+  }
 }
 
 TEST_CASE("a peer neither closes nor reads the lease of another one") {
@@ -319,7 +315,7 @@ struct Server {
   int Accept() const { return accept(listener, nullptr, nullptr); }
 
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  const std::shared_ptr<Endpoint> reader = ValueOf(Endpoint::Start(Named("reader"), 10000));
+  const std::shared_ptr<Endpoint> reader = Make("reader", false);
   std::string address;
 };
 
@@ -424,7 +420,6 @@ void FuzzReader(unsigned seed, int connections) {
 TEST_CASE("a source survives mutated requests") { FuzzSource(1, 600); }
 TEST_CASE("a source survives many mutated requests [full]") { FuzzSource(3, 20000); }
 TEST_CASE("a reader survives mutated answers and shows whole reads only") { FuzzReader(2, 600); }
-TEST_CASE("a reader survives many mutated answers [full]") { FuzzReader(4, 20000); }
 
 }  // namespace
 }  // namespace jaxcomm

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxcomm import transfer
 SECRET = "a secret of tests only"
 LAYOUT = transfer.PageLayout(layers=3, heads=4, dim=8, dtype=np.int32, page_tokens=4)
 CANONICAL = ("kv", "page", "token", "head", "dim")
-HND = ("kv", "page", "head", "token", "dim")
+HND = ("page", "head", "kv", "token", "dim")  # unlike its inverse
 
 
 @pytest.fixture(params=[True, False], ids=["shared_memory", "tcp"])
@@ -102,10 +103,12 @@ def test_any_ranks_page_size_and_order(pair, ranks, page_tokens, order, skip):
 
 def test_layers_arrive_as_they_are_ready(pair):
     source, reader = (transfer.PagePool(endpoint, LAYOUT, 8) for endpoint in pair)
-    pages, own = source.allocate(2), reader.allocate(2)
+    pages, own, (late,) = source.allocate(2), reader.allocate(2), source.allocate(1)
+    pulls = [transfer.pull(reader, transfer.offer(source, [late], streamed=True).ticket, reader.allocate(1))]
     offer = transfer.offer(source, pages, streamed=True)
     pull = transfer.pull(reader, offer.ticket, own)
     write(source, pages, 8)
+    time.sleep(0.05)
     for layer in (1, 0):
         assert not pull.is_ready(layer)
         offer.mark_ready(layer)
@@ -115,6 +118,7 @@ def test_layers_arrive_as_they_are_ready(pair):
     offer.mark_ready(2)
     pull.wait(2)  # ends the lease, of 30 s
     wait_until(lambda: offer.done)
+    assert pair[1].stats()["read_wait_us"] >= 3 * 50_000 and not pulls[0].is_ready(0)
     source.free(pages)
     reader.free(own)
     with pytest.raises(ValueError, match="Offer: layer must be an integer from 0 to 2, got 3"):
@@ -164,6 +168,7 @@ def test_a_pull_that_ends_early_frees_the_pages_of_both(pair, end):
     with pytest.raises(error, match="pull: a ticket of endpoint 'prefill'"):
         pull.wait()
     wait_until(lambda: offer.done)
+    assert end != "revoke" or pair[0].stats()["leases_revoked"] == 1
     source.free(pages)
     reader.free(own)
     assert source.num_free == reader.num_free == 8
@@ -177,12 +182,16 @@ def test_tickets_are_for_one_pull(pair):
     transfer.pull(reader, offer.ticket, reader.allocate(1))
     with pytest.raises(transfer.VersionGone, match="used before"):
         transfer.pull(reader, offer.ticket, reader.allocate(1))
-    other = transfer.offer(source, pages, reader="somebody")
+    other = transfer.offer(source, pages, reader="somebody", streamed=True)
     with pytest.raises(transfer.Refused, match="the ticket is for 'somebody'"):
         transfer.pull(reader, other.ticket, reader.allocate(1))
     with transfer.Endpoint("somebody", secret=SECRET) as endpoint:
         own = transfer.PagePool(endpoint, LAYOUT, 8)
-        transfer.pull(own, other.ticket, own.allocate(1)).wait()
+        pull = transfer.pull(own, other.ticket, own.allocate(1))
+        wait_until(lambda: pair[0].stats()["reads_served"] == 2 * LAYOUT.layers)
+        other.revoke()
+        with pytest.raises(transfer.Revoked, match="the source took it back"):
+            pull.wait()
     forever, late = (transfer.offer(source, pages, lease_s=lease_s) for lease_s in (1e10, 0.05))
     wait_until(lambda: late.done)
     assert not forever.done and pair[0].stats()["leases_expired"] == 1
@@ -253,10 +262,10 @@ def test_bad_input(pair):
             transfer.PageLayout(**{"layers": 1, "heads": 1, "dim": 1, "dtype": np.int8, **wrong})
 
 
-@pytest.mark.parametrize("order", [LAYOUT.order, HND])
-def test_programs_emit_and_insert_layer_by_layer(pair, order):
+@pytest.mark.parametrize(("order", "dtype"), [(LAYOUT.order, np.int32), (HND, np.int16)])
+def test_programs_emit_and_insert_layer_by_layer(pair, order, dtype):
     """The decoding program waits on a device of its own: programs of one device run one after the other."""
-    layout = transfer.PageLayout(3, 4, 8, np.int32, page_tokens=4, order=order)
+    layout = transfer.PageLayout(3, 4, 8, dtype, page_tokens=4, order=order)
     source, reader = (transfer.PagePool(endpoint, layout, 8) for endpoint in pair)
     filled = transfer.PagePool(pair[0], layout, 8)
     write(filled, range(8), 32)
@@ -275,7 +284,7 @@ def test_programs_emit_and_insert_layer_by_layer(pair, order):
         limits_s = (math.inf, 1e10, 60)
         return [transfer.insert(x, handle, pages, i, layout=layout, timeout_s=limits_s[i]) for i, x in enumerate(cache)]
 
-    empty = [jax.device_put(jnp.full(layout.shape(16), -1, jnp.int32), jax.devices()[1]) for _ in range(3)]
+    empty = [jax.device_put(jnp.full(layout.shape(16), -1, dtype), jax.devices()[1]) for _ in range(3)]
     addresses = [x.unsafe_buffer_pointer() for x in empty]
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         running = thread.submit(decode, empty, np.int32(pull.handle), np.array([9, 2]))
@@ -333,7 +342,7 @@ def test_programs_fail_with_the_pull(pair):
     offer = transfer.offer(source, source.allocate(1), streamed=True)
     own = reader.allocate(1)
     pull = transfer.pull(reader, offer.ticket, own)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no answer within the limit of the program"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"DEADLINE_EXCEEDED: .* no answer within the limit"):
         run(cache(), pull.handle, np.array([0]), 0).block_until_ready()
     sent = source.allocate(1)
     source.arrays[0][sent] = np.random.default_rng(1).integers(10, 1 << 20, source.arrays[0][sent].shape)
@@ -347,6 +356,9 @@ def test_programs_fail_with_the_pull(pair):
         for program in (run, masked):  # errors of the program itself are not masked
             with pytest.raises(jax.errors.JaxRuntimeError, match=match):
                 jax.block_until_ready(program(cache(), each.handle, np.array(pages), layer))
+    for page, layer, match in ((4, 0, "cache page 4 of a cache of 4"), (0, 3, r"layer must be in \[0, 3\), got 3")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+            transfer.emit(cache(), offer.handle, np.array([page]), layer, layout=LAYOUT).block_until_ready()
     pull.cancel()
     ended._end()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcomm\.transfer: insert: the pull has ended"):

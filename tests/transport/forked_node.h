@@ -7,12 +7,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <functional>
+#include <iterator>
 
 #include "../../ffi/transport/node.h"
 #include "../check.h"
 
 namespace jaxcomm {
+
+// Open descriptors of this process.
+inline int NumFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
 
 struct ForkedNode {
   pid_t pid = -1;

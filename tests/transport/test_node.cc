@@ -10,9 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -30,47 +28,38 @@ namespace {
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("a process is alive until it ends") {
-  const ForkedNode child;
+  const ForkedNode child, other;
   Node node;
   CHECK(node.Open().ok());
-  CHECK(node.Find(1) == nullptr && node.Connect(1, child.address).ok());
+  CHECK(node.Find(1) == nullptr && node.Connect(1, child.address).ok() && node.Connect(3, other.address).ok());
   Peer* const peer = node.Find(1);
   CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
   node.CheckAlive();
   CHECK(peer->alive());
   child.Kill();
+  other.Kill();
   CHECK(peer->alive());                        // not checked yet
   CHECK(node.Connect(1, child.address).ok());  // it is known, so nothing is looked up
   node.CheckAlive();
-  CHECK(!peer->alive() && !peer->CheckAlive());
+  CHECK(!peer->alive() && !peer->CheckAlive() && !node.Find(3)->alive());
   peer->control_segment().RingDoorbell();  // its control segment stays mapped
 }
-
-// Standard input is closed meanwhile, so the next descriptor is 0.
-struct WithoutStdin {
-  const int saved = dup(STDIN_FILENO);  // -1: there is none
-  WithoutStdin() { close(STDIN_FILENO); }
-  ~WithoutStdin() {
-    CHECK(fcntl(STDIN_FILENO, F_GETFD) < 0);  // closed again
-    if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
-  }
-};
 
 TEST_CASE("a process without stdin connects, and maps memory: its first descriptor is 0") {
   const ForkedNode child;
   const auto memory = ValueOf(SharedMemory::Create(4096));
+  const auto is_free = [] { return fcntl(STDIN_FILENO, F_GETFD) < 0; };
+  const int saved = dup(STDIN_FILENO);  // -1: there is none
+  close(STDIN_FILENO);
   {
-    const WithoutStdin without;
     Node connecting;
-    CHECK(connecting.Connect(1, child.address).ok());
-    CHECK(fcntl(STDIN_FILENO, F_GETFD) >= 0);  // the handle on the child
+    CHECK(connecting.Connect(1, child.address).ok() && !is_free());  // the handle on the child
     CHECK(connecting.Find(1)->CheckAlive());
   }
-  {
-    const WithoutStdin without;
-    CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
-    CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
-  }
+  CHECK(is_free() && SharedMemory::Map(getpid(), memory->fd(), 4096).ok() && is_free());
+  CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
+  CHECK(is_free());
+  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
   child.Kill();
 }
 
@@ -219,15 +208,16 @@ TEST_CASE("control segments hold calls and failures") {
   // Keys with the same slots: all of them can be reserved, then no more.
   int count = 0;
   for (uint64_t i = 1;; ++i, ++count) {
-    const uint64_t key = i * ControlSegment::kBuckets;
+    const uint64_t key = i * ControlSegment::kBuckets - 1;  // in the last bucket, then in the first ones
     const int slot = control_segment.Reserve(key);
     if (slot < 0) break;
+    CHECK(slot < ControlSegment::kNumSlots);
     control_segment.Publish(slot, key);
     CHECK(control_segment.Find(key) == slot);
   }
   CHECK(count == ControlSegment::kWays * ControlSegment::kProbes);
   for (const uint64_t i : {1, 20}) {  // found by the first and by a later probe
-    const uint64_t key = i * ControlSegment::kBuckets;
+    const uint64_t key = i * ControlSegment::kBuckets - 1;
     const int slot = control_segment.Find(key);
     control_segment.Retire(slot);
     CHECK(control_segment.Find(key) < 0 && control_segment.Reserve(key) < 0);
@@ -299,21 +289,17 @@ TEST_CASE("a peer has only the memory that it has announced") {
   CHECK(node.Open().ok() && peer.Open().ok());
   CHECK(node.Connect(1, peer.address()).ok());
   Slot slot;
-  slot.memory = 0;
-  slot.offset = 0;
+  char next = 0;
   CHECK(Has(node.Find(1)->BlockOf(slot).status().message(), "in memory 0, but has only 0 memories"));
-  const Block block = ValueOf(peer.Allocate(100));
-  slot.memory = block.memory;
-  slot.offset = block.offset;
-  block.data[5] = 'x';
-  CHECK(ValueOf(node.Find(1)->BlockOf(slot))[5] == 'x');
-  slot.memory = block.memory + 1;
-  CHECK(Has(node.Find(1)->BlockOf(slot).status().message(), "in memory 1, but has only 1 memories"));
-}
-
-int NumFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<int>(std::distance(begin(files), end(files)));
+  for (const uint64_t bytes : {9 << 20, 100, 100}) {  // a memory of its own, and two blocks of another one
+    const Block block = ValueOf(peer.Allocate(bytes));
+    slot.memory = block.memory;
+    slot.offset = block.offset;
+    block.data[5] = static_cast<char>(++next);
+    CHECK(ValueOf(node.Find(1)->BlockOf(slot))[5] == next);
+  }
+  slot.memory = 2;
+  CHECK(Has(node.Find(1)->BlockOf(slot).status().message(), "in memory 2, but has only 2 memories"));
 }
 
 // Mappings of anonymous files in this process.

@@ -14,12 +14,12 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
-#include <iterator>
 #include <string>
 #include <thread>
 
 #include "../../ffi/transport/relay.h"
 #include "../check.h"
+#include "forked_node.h"
 
 namespace jaxcomm {
 namespace {
@@ -65,11 +65,6 @@ std::string Long(int seed) {
   std::string text(8 << 20, 0);
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>((i * 7 + i / 251) + static_cast<size_t>(seed));
   return text;
-}
-
-int NumFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<int>(std::distance(begin(files), end(files)));
 }
 
 // Sends a signal to all threads but the calling one.

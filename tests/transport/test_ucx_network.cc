@@ -52,16 +52,17 @@ TEST_CASE("a peer is dropped in the middle of a payload") { CheckDrop(MakeUcxNet
 
 // The sender gets its memory back.
 TEST_CASE("a message to a peer that has just been dropped is not sent") {
-  Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
+  Processes processes = JoinAll(MakeUcxNetwork, 3, TestProcess::Place::kAtOnce);
   std::vector<char> data(5000);  // more than a network copies
   std::promise<bool> sent;
-  processes[1]->on_delivered = [&](const Message&) {  // queues both while the progress thread is in this call
-    processes[1]->network().Drop(0, "enough");
+  processes[1]->on_delivered = [&](const Message&) {  // queues all while the progress thread is in this call
+    for (const int peer : {0, 2}) processes[1]->network().Drop(peer, "enough");
     processes[1]->network().Send(0, 0, nullptr, 0, data.data(), data.size(), [&](bool ok) { sent.set_value(ok); });
   };
   processes[0]->Send(1, 0, 0, 0);
   auto done = sent.get_future();
   CHECK(done.wait_for(std::chrono::seconds(100)) == std::future_status::ready && !done.get());
+  CHECK(processes[1]->WaitLost(0) && processes[1]->WaitLost(2));
   LeaveAll(processes);
 }
 
@@ -111,7 +112,7 @@ TEST_CASE("addresses of another process or of another version of UCX are refused
   CHECK(refused(1, address_of(0)) && refused(1, address_of(2)));
   const std::string address = address_of(1);
   CHECK(refused(1, address.substr(0, address.size() - 1)) && refused(1, address + "x"));
-  CHECK(refused(1, "J" + address.substr(1)));
+  CHECK(refused(1, "J" + address.substr(1)) && refused(1, ""));
   for (const size_t at : {kMajor, kMinor}) {
     std::string changed = address;
     ++changed[at];
