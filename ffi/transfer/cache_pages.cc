@@ -72,7 +72,6 @@ void CachePages::WhenArrived(int32_t pull, int32_t layer, std::chrono::steady_cl
                                      std::to_string(entry->layers.size()) + "), got " + std::to_string(layer)));
   }
   const std::vector<std::shared_ptr<Call>>& calls = entry->layers[static_cast<size_t>(layer)];
-  if (calls.empty()) return then(OkStatus());
   auto arrival = std::make_shared<Arrival>();
   arrival->missing = calls.size();
   arrival->then = std::move(then);

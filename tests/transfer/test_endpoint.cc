@@ -125,9 +125,7 @@ void Churn(bool shared_memory) {
     readers.emplace_back([&, seed] {
       std::mt19937 random(seed);
       int peer = ValueOf(reader->Connect(source->address()));
-      const auto began = std::chrono::steady_clock::now();
       for (int round = 0; round < 20 || whole == 0;) {
-        CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(600));
         const std::shared_ptr<Call> open = reader->Open(peer, "x", kLatest, 5000);
         if (!WaitFor(*reader, open).ok()) continue;  // the writer has not begun
         ++round;
@@ -150,7 +148,6 @@ void Churn(bool shared_memory) {
     });
   }
   for (std::thread& each : readers) each.join();
-  CHECK(whole > 0);
   WaitUntil([&] { return source->stats().num_leases == 0; });
   stop = true;
   writer.join();

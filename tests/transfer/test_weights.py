@@ -25,7 +25,7 @@ from jaxcomm.recorder._prometheus import text
 from jaxcomm.transfer import _arrays, _plan, _weights
 from jaxcomm.transfer._endpoint import Limit, _interface, _key_of
 
-SPECS = [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
+SPECS = [P(), P("a"), P(None, "a", "b"), P("b", "a"), P(("a", "b")), P(None, ("b", "a"))]
 MESHES = [
     Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")),
     Mesh(np.array(jax.devices()[:8])[::-1].reshape(4, 2), ("a", "b")),
@@ -52,7 +52,7 @@ def numbers(shape, dtype):
 
 def test_any_sharding_to_any_other(pair, monkeypatch):
     """The second fetch is by the plan of the first one. The last ones have several reads of a few pieces each."""
-    x = numbers((16, 24), np.float32)
+    x = numbers((16, 24, 2), np.float32)
     here, there = MESHES
     cases = list(itertools.product(SPECS, SPECS))
     shardings = {str(i): NamedSharding(there, spec) for i, (_, spec) in enumerate(cases)}

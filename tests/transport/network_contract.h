@@ -204,8 +204,7 @@ inline size_t SomeSize(std::mt19937& random) {
   return kSizes[random() % (sizeof(kSizes) / sizeof(kSizes[0]))];
 }
 
-// Small and large messages on two channels, all pairs at once, a thread for each: each channel in order, every byte
-// right.
+// Messages of all sizes on two channels, all pairs at once, a thread for each: each channel in order, every byte right.
 inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place) {
   constexpr int kProcesses = 3;
   constexpr int kMessages = 40;
@@ -302,8 +301,7 @@ inline void CheckLeavingEarly(const MakeNetwork& make) {
   LeaveAll(processes);
 }
 
-// A process drops a peer while a large payload of that peer is in flight or has just arrived. Then its destination is
-// not written any more, the peer gets OnPeerLost, and the others continue.
+// The large payload of a peer that is dropped is not written any more, the peer gets OnPeerLost, the others continue.
 inline void CheckDrop(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   processes[0]->Send(1, 0, 0, 100'000'000);

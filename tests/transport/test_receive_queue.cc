@@ -87,13 +87,16 @@ TEST_CASE("messages are delivered in the order of their numbers") {
   longest.header_bytes = 64;
   connection.Send(longest);
   connection.Send(Connection::EnvelopeOf(1, 6), kBytes);
+  RemoteState early;
+  connection.SendRemote(Connection::EnvelopeOf(3, 8), early);
   CHECK(connection.receiver.calls.empty());
   char place[kBytes];
   connection.receiver.destination = place;
   connection.data[99] = 'x';  // the queue has copied the early message
   connection.Send(Connection::EnvelopeOf(0, 7));
-  CHECK((connection.receiver.TakeCalls() == Calls{"0 in 7", "destination of 1", "1 in 6", "2 in 5"}));
-  CHECK(place[99] == 0);
+  CHECK(
+      (connection.receiver.TakeCalls() == Calls{"0 in 7", "destination of 1", "1 in 6", "2 in 5", "destination of 3"}));
+  CHECK(place[99] == 0 && early.destination == place);
 }
 
 TEST_CASE("duplicates and messages of other jobs are dropped and counted") {
