@@ -150,13 +150,22 @@ def _progress(size_bytes: int, waits: bool) -> Iterator[Callable[[int], Any]]:
 
 
 def _by_jax(leaf: Any, move: "_Move", donate: bool) -> jax.Array:
-    if leaf.dtype == move.dtype:
-        return jax.device_put(leaf, move.target, donate=donate)
-    converted = jax.jit(jnp.astype, static_argnums=1)(leaf, move.dtype)
-    moved = jax.device_put(converted, move.target, donate=True)
-    if donate:
-        leaf.delete()
+    """A donated array is deleted unless the result has some of its buffers.
+
+    On CPUs, jax.device_put must not donate: jax 0.10 crashes if shards of the same shape go to other devices.
+    """
+    x = leaf if leaf.dtype == move.dtype else jax.jit(jnp.astype, static_argnums=1)(leaf, move.dtype)
+    may_donate = move.devices[0].platform != "cpu"
+    moved = jax.device_put(x, move.target, donate=may_donate and (donate or x is not leaf))
+    if donate and not leaf.is_deleted():
+        jax.block_until_ready(moved)
+        if not _buffers(leaf) & _buffers(moved):
+            leaf.delete()
     return moved
+
+
+def _buffers(array: jax.Array) -> set[tuple[_Device, int]]:
+    return {(shard.device, shard.data.unsafe_buffer_pointer()) for shard in array.addressable_shards}
 
 
 def _pair(tree: PyTree, shardings: PyTree) -> tuple[list[str], list[Any], list[Any], Any]:

@@ -29,6 +29,10 @@ def test_a_line_has_the_columns_of_its_header():
     starts = {"type": "float32", "op": "psum", "mode": "chain", "algorithm": "direct", "beside": "lax.psum"}
     for title, value in starts.items():
         assert line[titles.index(f" {title} ") :].startswith(f" {value} "), title
+    run |= {"commit": "0123456789abcdef", "dirty": True, "parameters": run["parameters"] | {"isolate": True}}
+    above = report.header(run, 8, 2).splitlines()
+    assert above[1].endswith(" commit 0123456789ab with changes")
+    assert above[2].startswith("# 2 processes x 4 devices; call: ") and above[2].endswith(" per op, isolated")
     assert units.split() == ["#", "(B)", "(elements)", "(us)", "(GB/s)", "(GB/s)", "(us)", "(us)", "(us)"]
     assert len(line) <= len(titles)
     assert report.line(records.Record(**RECORD, baseline_wrong=2)).endswith("  # lax.psum: 2 wrong")

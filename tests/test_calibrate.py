@@ -50,6 +50,7 @@ def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
     assert found.path == kept and str(kept) in str(found)
     topology = jaxcomm.topology()
     assert topology.calibrated and "measured by calibrate()" in str(topology)
+    assert (topology.nodes, topology.ranks) == (((0,),), (jax.local_device_count("cpu"),))
     (row,) = [link for link in topology.links if link.name == "node"]
     assert row.bytes_per_s == json.loads(kept.read_text())["cost_params"]["process"]["links"][1][2]
 

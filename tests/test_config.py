@@ -37,6 +37,8 @@ def test_each_variable_sets_its_field(monkeypatch):
         monkeypatch.setenv(variable, text)
         expected[field] = value
     assert dataclasses.asdict(read()) == expected
+    monkeypatch.setenv("JAXCOMM_ALGORITHM", "")
+    assert read().algorithm is None
 
 
 def test_the_page_has_the_table():
@@ -63,7 +65,7 @@ def test_the_page_has_the_table():
         ("JAXCOMM_TIMOUT_S", "did you mean JAXCOMM_TIMEOUT_S?"),
         ("JAXCOMM_MAX_SM", "did you mean JAXCOMM_MAX_SMS?"),
         ("JAXCOMM_COLOR_OF_LOGS", "docs/configuration.md lists the settings"),
-        ("JAXCOMM_BENCHMARK_HOST", None),
+        *((name, None) for name in ("JAXCOMM_BENCHMARK_HOST", "JAXCOMM_CUDA_ARCHITECTURES", "JAXCOMM_TEST_X")),
         ("JAXCOMMA", None),
     ],
 )

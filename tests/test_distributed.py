@@ -222,6 +222,16 @@ def test_names_of_nodes(monkeypatch):
     assert name() == "JAXCOMM_NODE_ID=mine"
 
 
+@pytest.mark.parametrize(
+    ("given", "rdma", "expected"), [("all", False, ""), ("eth1", True, "eth1"), (None, True, ""), (None, False, "lo")]
+)
+def test_network_devices(monkeypatch, given, rdma, expected):
+    monkeypatch.setattr(bootstrap, "config", lambda: _config.Config(network_devices=given))
+    monkeypatch.setattr(bootstrap, "_core", types.SimpleNamespace(has_rdma=lambda: rdma))
+    monkeypatch.setattr(kv_store, "coordinator_address", lambda: "127.0.0.1:80")
+    assert bootstrap._network_devices() == expected
+
+
 # Nodes, groups and meshes.
 
 
@@ -313,13 +323,13 @@ def test_gpus_of_a_host(monkeypatch, hosts, rows, node_id, per_host):
 
 
 def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
-    clock, limits_ms = [0.0], []
+    clock, limits_ms, error = [0.0], [], "DEADLINE_EXCEEDED"
 
     class Silent:
         def blocking_key_value_get(self, key, timeout_ms):
             limits_ms.append(timeout_ms)
             clock[0] += timeout_ms / 1000
-            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: nobody has set it")
+            raise jax.errors.JaxRuntimeError(f"{error}: nobody has set it")
 
     monkeypatch.setattr(kv_store.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
@@ -331,3 +341,7 @@ def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
         f"warning: jaxcomm: process 1 did not connect within {waited_s} s; an error follows after 100 s"
         for waited_s in (30, 60)
     ]
+    error = "UNAVAILABLE"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=error):
+        kv_store.kv_get("process/1", 100, "process 1 did not connect")
+    assert len(limits_ms) == 4

@@ -16,7 +16,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _compat, _core, _native
+from jaxcomm import _check, _compat, _core, _native
 from jaxcomm._config import Config
 
 X, KEY = np.zeros((8, 8, 6), np.float32), jax.random.key(0)
@@ -58,6 +58,12 @@ def test_max_sms_that_is_not_a_positive_integer(op, mesh):
     fails(TypeError, f"{op}: max_sms must be an integer, got 1.5", lambda x: OPS[op](x, "gpu", max_sms=1.5), mesh)
     message = f"{op}: max_sms must be known when tracing"
     fails(TypeError, message, lambda x: OPS[op](x, "gpu", max_sms=x[0, 0].astype(int)), mesh)
+
+
+def test_numbers_at_their_limits():
+    assert [_check.number("f", "x", value, 1, 3) for value in (1, 3)] == [1, 3]
+    assert [_check.whole("f", "x", value, 1, 3) for value in (1, 3)] == [1, 3]
+    assert _check.max_sms("f", 2**31 - 1) == 2**31 - 1
 
 
 @pytest.mark.parametrize("op", OPS)

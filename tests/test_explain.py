@@ -272,10 +272,6 @@ def test_large_nodes_of_gpus():
         on_gpus("psum", 64, 12)
 
 
-def link(name, overhead_s=0.0, bytes_per_s=1.0):
-    return [jaxcomm.Link(name, overhead_s, 0, bytes_per_s)]
-
-
 @pytest.mark.parametrize(
     ("op", "x", "sizes", "more", "message"),
     [
@@ -290,8 +286,17 @@ def link(name, overhead_s=0.0, bytes_per_s=1.0):
         ("psum", 8, 8, {"ranks_per_node": 3}, "8 ranks cannot be split into nodes of 3"),
         ("psum", 8, 8, {"platform": "gpu"}, "psum: platform must be 'cpu' or 'cuda', got 'gpu'"),
         ("psum", 8, 8, {"platform": "cuda", "scope": "node"}, "psum: scope is for CPU devices only"),
-        ("psum", 8, 8, {"platform": "cuda", "links": link("wire")}, "among self, node, network, ll, got 'wire'"),
-        ("psum", 8, 8, {"links": link("node", bytes_per_s=0)}, "times of at least 0 and a bandwidth above 0"),
+        (
+            "psum",
+            8,
+            8,
+            {"platform": "cuda", "links": [jaxcomm.Link("wire", 0, 0, 1)]},
+            "among self, node, network, ll, got 'wire'",
+        ),
+        *(
+            ("psum", 8, 8, {"links": [jaxcomm.Link("node", *wrong)]}, "times of at least 0 and a bandwidth above 0")
+            for wrong in ((0, 0, 0), (-1e-9, 0, 1), (0, -1e-9, 1))
+        ),
         ("pbroadcast", 8, 8, {"source": 8}, "pbroadcast: source must be a rank from 0 to 7, got 8"),
         ("ppermute", 8, 8, {"perm": [(0, 9)]}, r"ppermute: perm must have destinations from 0 to 7, got \[9\]"),
         ("moe.combine", 8, 8, {}, "moe.combine is explained for GPUs only: pass platform='cuda'"),
@@ -303,19 +308,16 @@ def test_bad_arguments(op, x, sizes, more, message):
         jaxcomm.explain(op, operand(x) if isinstance(x, int) else x, sizes, **more)
 
 
-def test_topology_describes_this_process():
-    topology = jaxcomm.topology()
-    assert (topology.nodes, topology.ranks) == (((0,),), (jax.local_device_count("cpu"),))
-    assert [link.name for link in topology.links] == ["self", "node", "network"]
-    assert "GB/s" in str(topology)
+def test_the_text_of_a_link():
     link = jaxcomm.Link("wire", overhead_s=1.5e-6, latency_s=20e-6, bytes_per_s=3e9)
     assert str(link).split() == ["wire", "1.500", "us", "a", "step", "20.000", "us", "latency", "3.000", "GB/s"]
 
 
 def test_mesh_keeps_the_order_of_devices():
-    mesh = jaxcomm.make_mesh((2, 3), ("node", "gpu"), devices=jax.devices()[::-1][:6])
-    assert mesh.axis_names == ("node", "gpu")
-    assert mesh.devices.tolist() == np.array(jax.devices()[2:]).reshape(2, 3).tolist()
+    types = (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto)
+    mesh = jaxcomm.make_mesh((2, 3), ("node", "gpu"), devices=jax.devices()[:0:-1], axis_types=types)
+    assert (mesh.axis_names, mesh.axis_types) == (("node", "gpu"), types)
+    assert mesh.devices.tolist() == np.array(jax.devices()[1:7]).reshape(2, 3).tolist()
     with pytest.raises(ValueError, match="need 9 devices, got 8"):
         jaxcomm.make_mesh((3, 3), ("node", "gpu"))
 

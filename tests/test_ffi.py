@@ -124,6 +124,7 @@ def test_handlers_learn_why_there_are_no_windows(mesh, windows, monkeypatch):
     ("options", "error", "message"),
     [
         ({"operand_windows": [2]}, IndexError, "operand_windows has 2, but the call has 2 operands"),
+        ({"operand_windows": range(7)}, IndexError, "operand_windows has 6, but the call has 2 operands"),
         ({"result_windows": [0, 2]}, IndexError, "result_windows has 2, but the call has 2 results"),
         ({"operand_windows": [-1]}, ValueError, r"operand_windows must be different numbers from 0 on, got [-1]"),
         ({"result_windows": [1, 1]}, ValueError, "result_windows must be different numbers from 0 on, got [1, 1]"),

@@ -228,7 +228,9 @@ def test_drivers_and_nics(monkeypatch, tmp_path):
     (tmp_path / "infiniband" / "mlx5_0" / "device").mkdir()
     (tmp_path / "infiniband" / "mlx5_0" / "device" / "driver").symlink_to(tmp_path / "mlx5_core")
     assert _machine.nics() == ("mlx5_0 port 1: mlx5_core, ACTIVE, 400 Gb/sec (4X NDR), ?",)
-    assert "  mlx5_0 port 1: mlx5_core" in str(jaxcomm.info())
+    monkeypatch.setattr(_native, "cuda", Module)
+    text = str(jaxcomm.info())
+    assert "  mlx5_0 port 1: mlx5_core" in text and " version unknown, serves CUDA 13.0\n" in text
 
 
 @pytest.mark.parametrize("header", [True, False])

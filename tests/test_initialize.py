@@ -240,6 +240,11 @@ def test_the_environment_is_enough_and_arguments_override_it(calls, monkeypatch)
     distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5)
     kwargs = told(calls, "jax")[1]
     assert (kwargs["coordinator_bind_address"], kwargs["heartbeat_timeout_seconds"]) == ("10.0.0.1:80", 5)
+    calls.clear()
+    distributed.initialize(cluster_detection_method="slurm")  # JAX itself reads the environment
+    kwargs = told(calls, "jax")[1]
+    names = ("cluster_detection_method", "process_id", "num_processes")
+    assert [kwargs[name] for name in names] == ["slurm", None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""The tables of CONTRIBUTING.md against the files and folders that exist, and the lines that `make size` counts."""
+"""The tables of CONTRIBUTING.md against the files and folders that exist."""
 
-import importlib.util
 import pathlib
 import re
 import subprocess
@@ -46,17 +45,3 @@ def test_table_lists_the_other_folders():
     listed = listed_in("folder") | {"jaxcomm/", "ffi/"}
     exist = {name for name in children(".") if name.endswith("/")}
     assert listed == exist, f"CONTRIBUTING.md: add {exist - listed}, remove {listed - exist}"
-
-
-def test_size_counts_lines_and_rooms(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("size", ROOT / "tools" / "size.py")
-    size = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(size)
-    files = {"ffi/plan/ring.cc": 3, "ffi/plan/ring.h": 2, "ffi/plan/deep/tree.cc": 4, "ffi/m.cc": 1, "tests/t.py": 5}
-    for name, lines in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x\n" * lines)
-    monkeypatch.setattr(size, "ROOT", tmp_path)
-    _, *rows = [row.split() for row in size.report([pathlib.Path(name) for name in files]).splitlines()]
-    assert rows[:3] == [["1", "1", "ffi"], ["9", "1", "ffi/plan"], ["5", "1", "tests"]]
-    assert [row[:2] for row in rows[3:]] == [["10", "product:"], ["5", "tests:"], ["0", "tools:"]]

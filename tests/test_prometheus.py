@@ -83,3 +83,8 @@ def test_a_ring_that_somebody_has_removed(tmp_path, monkeypatch):
     file.unlink()
     writer.write_if_due()
     assert not file.exists()
+    writer._due = 0
+    for written in (True, False):
+        writer.write_if_due()
+        assert file.exists() == written
+        file.unlink(missing_ok=True)

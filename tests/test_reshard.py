@@ -99,14 +99,21 @@ def test_trees_and_prefixes(x):
     assert moved["w"][1].sharding == COLUMNS
 
 
-def test_donated_arrays_are_deleted_when_they_have_moved(x):
-    stays, moves = x + 1, x + 2
-    kept, moved = jaxcomm.reshard([stays, moves], [ROWS, COLUMNS], donate=True)
-    assert moves.is_deleted() and not kept.is_deleted()
+@pytest.mark.parametrize("algorithm", ["direct", "xla"])
+def test_donated_arrays_are_deleted_when_they_have_moved(x, algorithm):
+    """An array of which some shards stay is not deleted by XLA's copies: the result has their buffers."""
+    stays, moves, leaves = x + 1, x + 2, x + 3
+    targets = [ROWS, COLUMNS, NamedSharding(mesh(range(4, 8), a=4), P("a"))]
+    kept, moved, left = jaxcomm.reshard([stays, moves, leaves], targets, donate=True, algorithm=algorithm)
+    assert moves.is_deleted() and leaves.is_deleted() and not kept.is_deleted()
     jax.device_put(again := x + 1, ROWS, donate=True)
     assert not stays.is_deleted() and not again.is_deleted()
-    np.testing.assert_array_equal(moved, x + 2)
-    np.testing.assert_array_equal(kept, x + 1)
+    for found, number in ((kept, 1), (moved, 2), (left, 3)):
+        np.testing.assert_array_equal(found, x + number)
+    whole = jax.device_put(x, NamedSharding(mesh(range(4), a=4), P()))
+    some = jaxcomm.reshard(whole, NamedSharding(mesh([2, 5], a=2), P()), donate=True, algorithm=algorithm)
+    assert whole.is_deleted() == (algorithm == "direct")
+    np.testing.assert_array_equal(some, x)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +163,9 @@ def test_explain_counts_the_elements_that_a_rank_lacks():
             assert (told.algorithm, told.input_bytes, told.output_bytes) == (algorithm, 64, 64)
             assert (told.bytes["node"], told.messages["node"], told.bytes["self"]) == (14 * 4, 7, 2 * 4)
             assert text in told.reason and told.predicted_time_s > told.launch_s
-    between = jaxcomm.explain("reshard_in", x, 8, shardings=ranks, scope="network", ranks_per_node=4)
-    assert (between.bytes["node"], between.bytes["network"]) == (6 * 4, 8 * 4)
+    for where in ({"scope": "network"}, {"platform": "cuda"}):
+        between = jaxcomm.explain("reshard_in", x, 8, shardings=ranks, ranks_per_node=4, **where)
+        assert (between.bytes["node"], between.bytes["network"]) == (6 * 4, 8 * 4)
     with pytest.raises(ValueError, match="reshard: shardings must be the old and the new one, got None"):
         jaxcomm.explain("reshard", x)
 
@@ -178,18 +186,26 @@ def test_explain_has_the_call_of_the_program(monkeypatch, op):
     assert rest == others and all(np.array_equal(made[name], told[name]) for name in names)
 
 
-@pytest.mark.parametrize(("max_bytes", "programs"), [(None, 1), (128, 2), (64, 3), (1, 3)])
+@pytest.mark.parametrize(("max_bytes", "programs"), [(None, 2), (128, 3), (64, 4), (1, 4)])
 def test_no_group_of_arrays_has_more_than_max_bytes(max_bytes, programs, monkeypatch):
-    """A device receives 64 bytes of each array. Arrays that stay have no group."""
-    groups = []
-    program = _reshard._program
-    monkeypatch.setattr(
-        _reshard, "_program", lambda devices, keys, *rest: groups.append(keys) or program(devices, keys, *rest)
-    )
-    arrays = [resharding.place(np.full((8, 8), i, np.float32), ROWS) for i in range(4)]
-    moved = jaxcomm.reshard(arrays, [COLUMNS, COLUMNS, ROWS, COLUMNS], max_bytes=max_bytes)
-    assert len(groups) == programs and sum(map(len, groups)) == 3
-    assert [x[0, 0] for x in moved] == [0, 1, 2, 3]
+    """A device receives 64 bytes of each array. Arrays that stay have no group, others one for their devices.
+
+    Programs have different numbers. With a limit, each waits for the one before.
+    """
+    groups, runs, program = [], [], _reshard._program
+
+    def noted(devices, keys, *rest):
+        groups.append(keys)
+        run = program(devices, keys, *rest)
+        return lambda numbers, *given: runs.append((numbers[1], given[-1])) or run(numbers, *given)
+
+    monkeypatch.setattr(_reshard, "_program", noted)
+    arrays = [resharding.place(np.full((8, 8), i, np.float32), ROWS) for i in range(5)]
+    targets = [COLUMNS, COLUMNS, ROWS, COLUMNS, NamedSharding(mesh([5], a=1), P())]
+    moved = jaxcomm.reshard(arrays, targets, max_bytes=max_bytes)
+    assert len(groups) == programs and sum(map(len, groups)) == 4
+    assert runs == [(number, max_bytes is not None) for number in range(programs)]
+    assert [x[0, 0] for x in moved] == [0, 1, 2, 3, 4]
 
 
 def test_a_failed_group_leaves_its_donated_arrays(x, monkeypatch):
@@ -215,17 +231,18 @@ def typed(sharding, dtype, shape=(8, 8)):
 
 @pytest.mark.parametrize("algorithm", ["direct", "xla"])
 @pytest.mark.parametrize(
-    ("old", "new"), [("float32", "bfloat16"), ("int8", "float32"), ("float32", "bool"), ("int4", "int8")]
+    ("old", "new"),
+    [("float32", "bfloat16"), ("int8", "float32"), ("float32", "bool"), ("int4", "int8"), ("bfloat16", "complex128")],
 )
 def test_a_target_with_an_element_type_changes_it(algorithm, old, new):
     x = resharding.values((8, 8), jnp.dtype(old), 1)
     for target in (ROWS, COLUMNS):
         array = resharding.place(x, ROWS)
         moved = jaxcomm.reshard(array, typed(target, new), algorithm=algorithm, donate=True)
-        resharding.check(moved, x.astype(jnp.dtype(new)), target)
+        resharding.check(moved, x.astype(made := jax.dtypes.canonicalize_dtype(new)), target)
         assert array.is_deleted()
     empty = jaxcomm.reshard(resharding.place(x[:0], ROWS), typed(COLUMNS, new, (0, 8)), algorithm=algorithm)
-    assert (empty.dtype, empty.sharding) == (new, COLUMNS)
+    assert (empty.dtype, empty.sharding) == (made, COLUMNS)
 
 
 def test_calls_under_another_mesh(x):
@@ -289,6 +306,14 @@ def test_a_terminal_shows_the_progress(x, monkeypatch):
 def test_wrong_options_are_named(options, text, x):
     with pytest.raises(ValueError, match=text):
         jaxcomm.reshard(x, COLUMNS, **options)
+
+
+def test_xla_between_processes_has_no_limit(x, monkeypatch):
+    monkeypatch.setattr(_reshard, "_processes", lambda devices: (0, 1))
+    with pytest.raises(
+        ValueError, match=r"timeout_s does not limit XLA's collectives, which move \['b'\] \(asked for\)"
+    ):
+        jaxcomm.reshard({"a": x, "b": x}, {"a": ROWS, "b": COLUMNS}, algorithm="xla", timeout_s=5)
 
 
 def test_arrays_that_are_donated_twice_or_deleted_are_named(x):

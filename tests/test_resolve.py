@@ -16,7 +16,7 @@ import pytest
 from harness import OURS, on_ranks
 
 import jaxcomm
-from jaxcomm import _config, _lowering, _request, _selftest_record
+from jaxcomm import _config, _explain, _lowering, _request, _selftest_record
 from jaxcomm._core import plan
 from jaxcomm._request import NATIVE, ROWS
 from jaxcomm.simulate import Cluster, Level, collectives
@@ -212,6 +212,14 @@ def test_limits_of_row_kernels(per_node, choices, experts, algorithm, fits):
     with refused if algorithm and not fits else contextlib.nullcontext():
         found = plan.resolve("dispatch", attributes, "float32", count, count, where, able, choices=choices)
         assert (found.backend, found.reason == why) == (("rows", False) if fits else ("xla", True))
+
+
+def test_the_setting_limits_multiprocessors(mesh, monkeypatch):
+    for module in (_lowering, _explain):
+        monkeypatch.setattr(module, "config", lambda: _config.Config(algorithm="plans", max_sms=5))
+    x = jax.ShapeDtypeStruct((16, 1 << 16), "float32")
+    told = jaxcomm.explain("all_gather", x, 8, platform="cuda", algorithm="direct")
+    assert lowered(mesh, "all_gather", x, "cuda", algorithm="direct").num_channels == told.sms == 5
 
 
 def test_info_lists_what_runs(mesh):

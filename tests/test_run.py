@@ -97,11 +97,12 @@ def test_every_rank_finds_the_others_and_its_node():
 
 
 def test_options_overrule_the_environment_and_that_overrules_defaults():
-    base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "8", "JAXCOMM_NODE_ID": "a", "OMPI_VERSION": "5", "X": "y"}
-    kept = run.rank_environment(base, 0, **OPTIONS)
+    base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "8", "JAXCOMM_NODE_ID": "a", "X": "y"}
+    open_mpi_5 = {"OMPI_VERSION": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    kept = run.rank_environment(base | open_mpi_5, 3, **OPTIONS)
     for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAXCOMM_NODE_ID", "X"):
         assert kept[name] == base[name]
-    assert "OMPI_VERSION" not in kept
+    assert kept["JAX_LOCAL_DEVICE_IDS"] == "3" and not open_mpi_5.keys() & kept.keys()
     assert run.rank_environment(base, 0, **OPTIONS | {"devices": 2})["JAX_NUM_CPU_DEVICES"] == "2"
     assert "JAXCOMM_NODE_ID" not in run.rank_environment({}, 0, **OPTIONS)
 

@@ -71,6 +71,8 @@ def test_every_op_passes_here(tmp_path, capsys):
     rows = {(row["feature"], row["op"]): row for row in found["rows"]}
     assert {op for feature, op in rows if feature == TYPES} == set(NATIVE) - {"barrier", "ragged_all_to_all"}
     assert rows[TYPES, "psum"]["dtype"].count(",") >= 11 and "bool" not in rows[TYPES, "psum"]["dtype"]
+    with jax.enable_x64(True):
+        assert {"int64", "uint64", "float64", "complex128"} < {*selftest._dtypes(selftest.OPS["psum"], 8)}
     timed = {op: row for (feature, op), row in rows.items() if feature == PLANS}
     assert {NATIVE[op] for op in timed} == set(NATIVE.values()) - {"all_to_all_v"}
     # 1 KiB as nccl-tests count: of the whole result of all_gather.
@@ -342,19 +344,21 @@ def test_what_cannot_run_on_one_host_is_left_out(on_gpus, capsys, left_out, erro
 
 def test_a_test_that_does_not_end(tmp_path, monkeypatch):
     ended = threading.Event()
-    statuses = []
+    statuses, defaults = [], []
     monkeypatch.setattr(selftest.os, "_exit", lambda status: (statuses.append(status), ended.set()))
     monkeypatch.setattr(selftest.faulthandler, "dump_traceback", lambda all_threads: None)
 
-    def hang(report, *_):
+    def hang(report, *given):
+        assert given == (jax.devices(), selftest._SIZES["cpu"], list(selftest.OPS), [4], True)
         report.current, report.key = row(PLANS, "psum"), GPU_KEY
         assert ended.wait(60)
         return 0
 
     monkeypatch.setattr(selftest, "run", hang)
     file = tmp_path / "selftest.json"
-    selftest.main(["--json", str(file), "--timeout", "0.2"])
-    assert statuses == [selftest.TIMED_OUT]
+    monkeypatch.setattr(_config, "set_default", lambda *given: defaults.append(given))
+    selftest.main(["--json", str(file), "--timeout", "0.2", "--ranks", "4", "--again"])
+    assert (statuses, defaults) == ([selftest.TIMED_OUT], [("JAXCOMM_TIMEOUT_S", "0.1")])
     found = json.loads(file.read_text())
     assert found["result"] == "FAILED: psum of 8 bytes did not end within 0.2 s"
     (recorded,) = _selftest_record.rows_of(GPU_KEY)[0]

@@ -24,37 +24,24 @@ def half_open(hosts):
     hosts.run(1, [*neighbour, "nud", "permanent"])
 
 
-def no_fault(hosts):
-    pass  # the processes do it
-
-
-# Failure, scenario of failing.py, verdict, processes that cause it.
-TABLE = [
-    (cut, "link_cut_between_collectives", "cut link", (0, 1)),
-    pytest.param(half_open, "link_cut_between_collectives", "cut link", (0, 1), marks=pytest.mark.full),
-    pytest.param(no_fault, "killed_in_a_collective", "process dead", (1,), marks=pytest.mark.full),
-    pytest.param(no_fault, "killed_between_collectives", "process dead", (1,), marks=pytest.mark.full),
-    pytest.param(no_fault, "stopped", "stuck outside a collective", (1,), marks=pytest.mark.full),
-    pytest.param(no_fault, "different_ops", "other call", (0, 1), marks=pytest.mark.full),
-    pytest.param(no_fault, "another_version", "other version", (0, 1), marks=pytest.mark.full),
-]
 SOON = {**LONG, "JAXCOMM_WARN_S": "0.6"}
 
 
-@pytest.mark.parametrize("fail, scenario, verdict, processes", TABLE)
-def test_verdict(tmp_path, fail, scenario, verdict, processes):
+@pytest.mark.parametrize("fail", [cut, pytest.param(half_open, marks=pytest.mark.full)])
+def test_a_link_that_fails(tmp_path, fail):
+    """tests/multiprocess/test_recorder_files.py has other causes between hosts."""
     with netns.Hosts(2) as hosts:
         ranks = []
         try:
             for rank in range(2):
                 env = environment(rank, 2, f"{hosts.address(0)}:23456", JAXCOMM_RECORDER=str(tmp_path), **SOON)
-                ranks.append(Rank(hosts.start(rank, argv(scenario), env=env, text=True, **netns.PIPES)))
-            if fail is not no_fault:
-                for rank in ranks:
-                    rank.wait_for("ready")
-                fail(hosts)
-                for rank in ranks:
-                    rank.go_on()
+                command = argv("link_cut_between_collectives")
+                ranks.append(Rank(hosts.start(rank, command, env=env, text=True, **netns.PIPES)))
+            for rank in ranks:
+                rank.wait_for("ready")
+            fail(hosts)
+            for rank in ranks:
+                rank.go_on()
             deadline = time.monotonic() + DEADLINE_S
             while True:
                 try:
@@ -62,7 +49,7 @@ def test_verdict(tmp_path, fail, scenario, verdict, processes):
                 except FileNotFoundError as error:
                     report = error
                 else:
-                    if (report.verdict, report.findings[0].processes) == (verdict, processes):
+                    if (report.verdict, report.findings[0].processes) == ("cut link", (0, 1)):
                         break
                 assert time.monotonic() < deadline, str(report)
                 time.sleep(0.2)

@@ -68,6 +68,8 @@ def losses(out):
         ("tp", {"layout": "2x4"}),
         ("tp", {"layout": "1x8"}),  # a group on both hosts
         ("zero", {"stage": 3}),
+        ("cp", {"layout": "1x8"}),
+        ("pp", {"layers": 4, "rounds": 1, "microbatches": 4}),
         ("mesh", {"layout": "2x1x2x2", "microbatches": 2}),  # a stage on each host
         ("mesh", {"layout": "1x2x2x2", "microbatches": 2, "experts": 8}),  # experts on both hosts
     ],

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from training import OPTIONS, OTHERS, flags, launch, metrics, train_here
+from training import OPTIONS, flags, launch, metrics, train_here
 
 LIMIT_S = 240
 full = pytest.mark.full
@@ -41,10 +41,6 @@ def run(folder, processes, *command, status=0):
     return output
 
 
-def train(folder, processes, script, *arguments, **options):
-    return run(folder, processes, "-m", f"models.{script}.train", *arguments, *flags(**options))
-
-
 def test_two_processes_and_one_compute_the_same(alone, tmp_path):
     """Two processes until one gets Ctrl-C, then one process: the results of a single process."""
     out, (wanted, _, summary) = tmp_path / "run", alone
@@ -57,36 +53,6 @@ def test_two_processes_and_one_compute_the_same(alone, tmp_path):
     assert losses[0] == losses[1]  # bit for bit
     assert metrics(out)[-1] == metrics(wanted)[-1]  # held-out text
     assert resumed["sample"] == summary["sample"]
-
-
-def files(out):
-    """Names of files, checkpoints, and the sample if the script makes one."""
-    names, sample = {path.name for path in out.iterdir()}, out / "sample.txt"
-    steps = {path.name for path in (out / "checkpoints").iterdir()}
-    return names, steps, sample.read_bytes() if sample.exists() else b""
-
-
-@full
-@pytest.mark.parametrize(
-    ("script", "processes", "options"),
-    [
-        ("tp", 2, {"layout": "2x4"}),
-        ("tp", 2, {"layout": "1x8"}),
-        ("zero", 2, {"stage": 3}),
-        ("cp", 2, {"layout": "1x8"}),
-        ("mesh", 2, {"layers": 2, "layout": "2x1x2x2", "microbatches": 2}),
-        ("mesh", 2, {"layers": 2, "layout": "2x2x1x2", "microbatches": 2}),
-        ("pp", 2, {"layers": 4, "rounds": 1, "microbatches": 4}),
-        ("moe", 2, OPTIONS),
-        ("moe", 4, OPTIONS),
-    ],
-)
-def test_processes_finish_a_run_as_one_does(script, processes, options, tmp_path):
-    several, one = (tmp_path / str(n) for n in (processes, 1))
-    for out in (one, several):
-        train(tmp_path, int(out.name), script, **{**OTHERS, **options, "out": out})
-    assert metrics(several) == metrics(one)  # bit for bit
-    assert files(several) == files(one) and "loss.png" in files(one)[0]
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=full)])

@@ -21,13 +21,6 @@ def test_split_is_disjoint_complete_and_stable(text_folder):
     assert data.split_names(["a", "b"], 1e-9)[1] and data.split_names(["a", "b"], 1 - 1e-9)[0]
 
 
-def test_standard_library_is_found_and_split():
-    contents = data.read_folder()
-    assert len(contents) > 100 and all(name.endswith(".py") for name in contents)
-    _, heldout = data.split_names(list(contents), 0.05)
-    assert 0.02 < len(heldout) / len(contents) < 0.1
-
-
 def test_binary_and_hidden_files_are_skipped(tmp_path):
     """Files are sorted by their names, and a zero byte is between any two of a side."""
     names = ("d/b", "d.a", "d/a", ".hidden", "c/.git/a", "site-packages/a", "c/__pycache__/a", "image")

@@ -60,6 +60,7 @@ def folder(tmp_path_factory):
         "page = urllib.request.urlopen(url, timeout=60)\n"
         "print(page.headers['Content-Type'], page.read().decode())\n"
         "jaxcomm.recorder.dump()\n"
+        "jaxcomm.recorder.dump('TRACE.copy')\n"
     ).replace("TRACE", str(folder / "trace.json"))
     done = run(code, folder, JAXCOMM_RECORDER_CALLS="4")
     assert done.returncode == 0, done.stderr
@@ -153,7 +154,7 @@ def links_of(folder, calls, processes):
     return _links.find(run)
 
 
-def test_links(folder):
+def test_links(folder, monkeypatch):
     """A ring of three processes gives one bound for its three pairs; a second group tells one of them from the others.
 
     On a ring of n ranks, a rank sends n - 1 blocks to the next one. Between two processes of two ranks, each rank sends
@@ -176,6 +177,9 @@ def test_links(folder):
     assert (fast.pairs, fast.algorithm, fast.bytes_per_s) == (((0, 1),), "direct", 4 * MIB)
     (uneven,) = links_of(folder, [[one] for one in gathers("direct", (0, 0, 1, 2), 11, 1)], 3)
     assert (len(uneven.pairs), uneven.bytes_per_s) == (3, MIB)  # of a process with two ranks, pairs send two blocks
+    monkeypatch.setattr(_links, "_MOST_SITES", 1)  # the calls with most bytes
+    links = links_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], 3)
+    assert {link.algorithm for link in links} == {"ring"}
     for calls, processes in (([[around[0]]], 3), ([[{"key": 1}]], 1)):
         assert not links_of(folder, calls, processes)  # files of other processes are missing; a process has no links
 
@@ -336,20 +340,23 @@ def test_top_and_a_dump_while_the_program_hangs(tmp_path, capsys):
 
 
 def test_the_ring_keeps_the_latest_calls(folder):
-    for pattern in ("*.ring", "*.ring.dump"):
+    for pattern in ("*.ring", "*.ring.dump", "trace.json.copy"):
         ring = _file.read(next(folder.glob(pattern)))
         assert [call.sequence for call in ring.calls] == [8, 9, 10, 11]
         assert all(call.phase == "done" and call.arrived == (0, 1) for call in ring.calls)
         assert ring.last_dropped(ring.sites[0].group) == 7
 
 
-def test_page(folder, tmp_path):
+def test_page(folder, tmp_path, monkeypatch):
     """One file, well formed, with a bar for each part of each call."""
     page = tmp_path / "page.html"
     assert _cli.main(["analyze", str(folder), "--html", str(page)]) == 0
     root = ElementTree.fromstring(page.read_text().partition("</head>")[2].removesuffix("</html>\n"))
     assert root.find("h1/span").text == "ok" and not re.search(r"https?://|src=", page.read_text())
     assert len(root.findall("svg/rect")) == 8 and root.find("svg/text").text.endswith(", ended (exit)")
+    monkeypatch.setattr(_html, "_CALLS", 1)  # the latest
+    text = _html.page(*_report.find(folder, 10, False, False))
+    assert text.count("<rect") == 2 == text.count("call 11 of its group")
 
 
 def jumped(data):
@@ -357,6 +364,20 @@ def jumped(data):
     (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
     data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") + 100 * 10**9).to_bytes(8, "little")
     return data
+
+
+def test_the_peer_of_a_wait_and_the_calls_of_a_rank(folder, tmp_path):
+    """Numbers in the file are ranks plus one. An export has the calls of the groups of a rank."""
+    data = bytearray(next(folder.glob("*.ring")).read_bytes())
+    table = json.loads(data[16:].partition(b"\0")[0])["calls"]
+    at = {name: table["offset"] + offset for name, _, offset in table["fields"]}
+    data[at["waiting_rank"] : at["waiting_rank"] + 4] = (1).to_bytes(4, "little")
+    data[at["waiting_peer"] : at["waiting_peer"] + 4] = (2).to_bytes(4, "little")
+    (tmp_path / "a.ring").write_bytes(data)
+    calls = _file.read(tmp_path / "a.ring").calls
+    assert sorted((c.waiting_rank, c.waiting_peer) for c in calls if c.waiting_peer is not None) == [(0, 1)]
+    run = rings_of(folder, [[{}, {"site": {"group": _file.Group(9, (1,), (0,))}}]], 1)
+    assert [len(_pytorch._dump(run.rings[0], rank, 0)["entries"]) for rank in (0, 1)] == [1, 2]
 
 
 # What is changed, the exit status, and what is said.
@@ -385,7 +406,8 @@ def test_the_readable_part_is_used(folder, tmp_path, edit, status, note, capsys)
 
 def test_without_recorder_and_with_a_full_disk(tmp_path):
     """The program works; a folder that cannot hold the file is one warning."""
-    done = run(CALLS + "print(jaxcomm.recorder.stats().sites)", "")
+    trace = "import contextlib\nwith contextlib.suppress(RuntimeError), jaxcomm.recorder.trace('x'): print('not off')\n"
+    done = run(CALLS + trace + "print(jaxcomm.recorder.stats().sites)", "")
     assert done.stdout == "()\n" and "recorder" not in done.stderr
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     done = run(full + CALLS + "print('works')", tmp_path)
@@ -471,10 +493,10 @@ def texts(folder, tmp_path):
     finding = _verdict.Finding(_verdict.Verdict.NEVER_JOINED, (2,), (5, 4), (0, 1, 2), ("<line>",))
     stacks = {2: "\n".join(f"endpoint 'a' waits: open of 'b': {s} s" for s in (50.0, 9.9))}
     yield "transfers", str(_verdict.in_transfers([finding], stacks, 10))
-    started = [[(1, 1), (2, 9), (3, 4)], [(1, 3), (2, 7), (3, 1), (5, 1)], [(1, 2), (2, 2), (3, 1)]]
+    started = [[(1, 1), (2, 9), (3, 4)], [(1, 103), (2, 107), (3, 101), (5, 101)], [(1, 2), (2, 2), (3, 1)]]
     sites = {3: {"site": {**GATHER, "text": "b"}}}
     calls = [[made(n, "done", 0, at, 0, 0, **sites.get(n, {})) for n, at in process] for process in started]
-    stragglers = _stragglers.find(by_hand(folder, calls))
+    stragglers = _stragglers.find(by_hand(folder, calls, errors={0: []}))  # the clock of process 1 is 100 s ahead
     link = recorder.Link(((0, 1), (1, 2)), "psum at a.py:1 (f)", "ring", 7, 2e9, 4e9, 3)
     report = recorder.Report(
         "never joined", (finding,), (*stragglers,) * 2, (link,) * 6, {2: "a\nb"}, ("odd",), 3, (0, 1)
