@@ -6,7 +6,6 @@ overflow, bytes that are counted differently from the columns.
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from jaxcomm._measure.collectives import COLLECTIVES
 from jaxcomm._measure.process_group import ProcessGroup
 from jaxcomm.bench import cli, sweep
 
-ROOT = pathlib.Path(__file__).parents[1]
 SIZED = [name for name, c in COLLECTIVES.items() if c.sized]
 
 
@@ -139,7 +137,7 @@ def test_sweep_of_sizes():
 
 
 def test_texts_of_sizes():
-    sizes = {"4096": 4096, "64K": 1 << 16, "64 kib": 1 << 16, "64KB": 64_000, "2M": 2 << 20, "1TB": 10**12, "7b": 7}
+    sizes = {"4096": 4096, "64K": 1 << 16, "64 kib": 1 << 16, "64KB": 64_000, "2M": 2 << 20, "16TiB": 1 << 44, "7b": 7}
     assert {text: size_text.parse(text) for text in sizes} == sizes
     assert size_text.parse_list("3K,1M..5MiB") == (3 << 10, 1 << 20, 2 << 20, 4 << 20)
     shown = {1023: "1023 B", 1 << 10: "1 KiB", 1_500_000: "1.431 MiB", 3 << 30: "3 GiB", 1 << 40: "1 TiB"}
@@ -232,7 +230,7 @@ def test_times_of_copies_and_calls(monkeypatch):
 # Records and reports.
 def test_a_run_leaves_json_and_a_table(tmp_path, capsys):
     out = tmp_path / "r.json"
-    arguments = ["--op", "psum", "pbroadcast", "barrier", "--begin", "1K", "--end", "4K", "--reps", "30"]
+    arguments = ["--op", "psum", "pbroadcast", "psum", "barrier", "--begin", "1K", "--end", "4K", "--reps", "30"]
     assert bench.main([*arguments, "--json", str(out)]) == 0
     text = capsys.readouterr().out
     run = json.loads(out.read_text())

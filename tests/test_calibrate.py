@@ -120,6 +120,8 @@ def test_a_measurement_that_cannot_be_saved_is_returned(kept, monkeypatch):
     with pytest.warns(UserWarning, match="not saved in .*: the disk is full"):
         found = jaxcomm.calibrate()
     assert found.cells == (cell,) and found.path is None
+    monkeypatch.setattr(calibration, "_groups", list)  # one device
+    assert jaxcomm.calibrate().path is None
 
 
 def test_groups_that_measure(monkeypatch):

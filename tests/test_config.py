@@ -76,14 +76,6 @@ def test_unknown_variables_are_reported_with_the_nearest_name(monkeypatch, capsy
     assert capsys.readouterr().err == (line if remedy else "")
 
 
-def test_read_once(monkeypatch):
-    first = config()
-    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "garbage")
-    assert config() is first
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        first.timeout_s = 1.0
-
-
 SECONDS, SMS = "a positive number of seconds up to 1e+09", "a positive integer"
 REFUSED = {
     "JAXCOMM_TIMEOUT_S": (SECONDS, ["", "soon", "0", "-1", "inf", "1e10", "nan", "1 s"]),

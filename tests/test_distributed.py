@@ -15,7 +15,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import _config, distributed
-from jaxcomm._processes import bootstrap, kv_store, placement
+from jaxcomm._processes import bootstrap, kv_store, liveness, placement
 
 topology = importlib.import_module("jaxcomm._topology")  # the function has the same name
 VERSION = jaxcomm.__version__
@@ -117,6 +117,19 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
     assert done == ["cpu", "cuda", "cost_params", *([[0, 1]] if processes == 2 else [])]
 
 
+def test_who_is_alone_is_warned_after_back_ends_have_started(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    for started in (False, True):
+        monkeypatch.setattr(bootstrap._compat, "back_ends_have_started", lambda started=started: started)
+        bootstrap.warn_if_alone.__wrapped__()
+        assert ("8 devices seen, 16 expected in 2 processes" in capsys.readouterr().err) == started
+
+
+def test_no_store_before_initialize():
+    with pytest.raises(RuntimeError, match=r"store is missing: call jaxcomm\.distributed\.initialize\(\) first"):
+        kv_store.client()
+
+
 # Records of processes.
 
 
@@ -166,6 +179,11 @@ def test_a_process_that_can_not_be_reached(world):
     del at.native.connect_process  # the next call tries again
     bootstrap.connect([0])
     assert len(at.native.called("connect_process")) == 1
+    world("aab").native.start_network = fail
+    with pytest.raises(
+        RuntimeError, match=r"can't be opened: no permission\. `pip install jaxcomm\[hosts\]` installs UCX"
+    ):
+        bootstrap.connect([2])
 
 
 def test_a_process_with_another_version(world):
@@ -230,6 +248,28 @@ def test_network_devices(monkeypatch, given, rdma, expected):
     monkeypatch.setattr(bootstrap, "_core", types.SimpleNamespace(has_rdma=lambda: rdma))
     monkeypatch.setattr(kv_store, "coordinator_address", lambda: "127.0.0.1:80")
     assert bootstrap._network_devices() == expected
+
+
+def test_processes_with_gpus_watch_each_other(world, monkeypatch, capsys):
+    """Process 0 serves on a port, with a token; the others join, or warn that they could not."""
+    at, module = world("aa"), Native()
+    thread = lambda target, args, daemon: types.SimpleNamespace(start=lambda: target(*args))  # noqa: E731
+    monkeypatch.setattr(liveness, "threading", types.SimpleNamespace(Thread=thread))
+    monkeypatch.setattr(liveness, "config", lambda: _config.Config(timeout_s=2.5))
+    monkeypatch.setattr(liveness._native, "cuda", lambda: module)
+    monkeypatch.setattr(kv_store, "coordinator_address", lambda: "[fe80::1]:80")
+    watch = liveness.watch.__wrapped__
+    watch()
+    warning = "process 0 has not started to watch for the end of processes; process 1 finds it after JAXCOMM_TIMEOUT_S"
+    assert warning in capsys.readouterr().err and at.store.asked == {"jaxcomm/liveness": 2500}
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    module.serve_liveness = lambda token: module.calls.append(("serve", token)) or 99
+    watch()
+    ((token,),) = module.called("serve")
+    assert len(token) == 16 and at.store.values["jaxcomm/liveness"] == f"99 {token}"
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    watch()
+    assert module.called("join_liveness") == [("fe80::1", 99, token, 1)]
 
 
 # Nodes, groups and meshes.

@@ -45,6 +45,7 @@ def test_bytes_of_every_op(op):
         found = direct.input_bytes, direct.output_bytes, direct.bytes["node"]
         assert found == tuple(factor * value for value in BYTES[op])
         assert direct.signals == {"self": 0, "node": 7 if op == "barrier" else 0, "network": 0}
+    assert jaxcomm.explain("psum", operand(64, bool), 8).input_bytes == 4 * 64  # as int32
     assert f"{direct.op} over 1 node(s) of 8 rank(s): {found[0]} -> {found[1]} bytes per rank" in str(direct)
     assert f"predicted {direct.predicted_time_s * 1e6:.1f} us" in str(direct)
 

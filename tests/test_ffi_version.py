@@ -7,15 +7,7 @@ import re
 import jax
 import pytest
 
-from jaxcomm import _core, _native
-
-
-def test_this_environment():
-    header = jax.ffi.include_dir() + "/xla/ffi/api/c_api.h"
-    with open(header) as lines:
-        found = dict(re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", lines.read()))
-    assert _native.ffi_version() == (int(found["MAJOR"]), int(found["MINOR"]))
-    assert _core.xla_ffi_api_version <= _native.ffi_version()
+from jaxcomm import _native
 
 
 @pytest.mark.parametrize(("built", "fits"), [((0, 2), True), ((0, 3), True), ((0, 4), False), ((1, 0), False)])

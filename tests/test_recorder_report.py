@@ -11,11 +11,13 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _config
 from jaxcomm._processes import bootstrap
-from jaxcomm.recorder import _file, _roofline, _runs, _start, _top
+from jaxcomm.recorder import _cli, _file, _pytorch, _roofline, _runs, _start, _top
 
 
 def event(number, moving_us, waiting_us, **changed):
@@ -63,6 +65,12 @@ def test_report(tmp_path):
     ]
 
 
+def test_another_file_is_no_trace(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("[]")
+    assert _cli.main(["report", str(tmp_path / "other.json")]) == 2
+    assert "not a trace of jaxcomm" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("scope", ["process", "node", "network"])
 @pytest.mark.parametrize("op", ["psum", "all_gather", "psum_scatter", "all_to_all", "ppermute"])
 def test_predictions(op, scope):
@@ -80,6 +88,27 @@ def test_predictions(op, scope):
         assert sum(shape.traffic(algorithm).values()) == 4 * shape.bus_bytes(), algorithm
 
 
+NUMBERS = "number key run_id iteration sequence input_count output_count arrived_ns started_ns running_ns ended_ns"
+NAMES = f"{NUMBERS} site dtype phase arrived_mask waiting_rank waiting_peer".split()
+
+
+def test_rows_of_calls():
+    """In the order of their numbers. Ranks of a wait count from 1. An export has the calls of a rank's groups."""
+    table = np.zeros(3, [(name, "i8") for name in NAMES])
+    table["number"], table["site"], table["dtype"] = (3, 2, 1), (0, 0, 1), (1, 0, 0)
+    table["waiting_rank"], table["waiting_peer"], table["arrived_mask"] = (1, 0, 0), (4, 0, 0), (1, 2, 3)
+    groups = _file.Group(1, (3, 1, 0), (0, 0, 1)), _file.Group(2, (1,), (0,))
+    sites = [_file.Site("psum at a.py:1 (f)", "", 0, group, 1, 0, 0, 0, 0) for group in groups]
+    layout = {"dtypes": {"int8": 1, "float32": 4}, "phases": ["done"], "calls": {"fields": [[name] for name in NAMES]}}
+    calls = _file._calls(types.SimpleNamespace(rows=lambda name: table), {"process": 0}, sites, layout)
+    assert [(c.number, c.waiting_rank, c.waiting_peer, c.arrived, c.dtype, c.item_bytes) for c in calls] == [
+        (1, None, None, (1,), "int8", 1), (2, None, None, (1,), "int8", 1), (3, 0, 3, (3,), "float32", 4),
+    ]  # fmt: skip
+    ring = _file.Ring(pathlib.Path(), {"process": 0}, sites, calls, {}, [], [])
+    entries = {rank: [call["record_id"] for call in _pytorch._dump(ring, rank, 0)["entries"]] for rank in (3, 1)}
+    assert entries == {3: [2, 3], 1: [1, 2, 3]}
+
+
 def test_a_process_is_known_by_its_start():
     """Another one may have its number later."""
     ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -91,16 +120,19 @@ def test_a_process_is_known_by_its_start():
 
 def test_the_latest_program_of_a_folder(tmp_path, monkeypatch):
     """Two processes were started again, and another program between them. The dumps are of different errors."""
-    headers, programs = {}, (("a", 0, 1, 2), ("a", 1, 2, 3), ("b", 0, 3, 9), ("a", 1, 4, 20), ("a", 0, 5, 8))
+    headers, programs = {}, (("a", 0, 1, 2), ("a", 1, 2, 3), ("b", 2, 3, 9), ("a", 1, 4, 20), ("a", 0, 5, 8))
     for job, process, started_s, alive_s in programs:
-        path = tmp_path / f"process-{process}-{started_s}-1.ring.dump"
-        path.touch()
+        path = f"process-{process}-{started_s}-1.ring"
+        for name in (path, f"{path}.dump"):
+            (tmp_path / name).touch()
         headers[path] = {"job": job, "process": process, "num_processes": 2, "kernel": "k:1"}
         for clock in ("ns", "unix_ns"):
             headers[path] |= {f"started_{clock}": started_s * 10**9, f"alive_{clock}": alive_s * 10**9}
-    monkeypatch.setattr(_file, "read", lambda path: _file.Ring(path, headers[path], [], [], {}, [], []))
+    of = lambda path: headers[path.name.removesuffix(".dump")]  # noqa: E731
+    monkeypatch.setattr(_file, "read", lambda path, _=True: _file.Ring(path, of(path), [], [], {}, [], []))
     run = _runs.find(tmp_path, dumps=True, notes=["first"])
     assert {p: ring.header["alive_ns"] // 10**9 for p, ring in run.rings.items()} == {0: 8, 1: 20}
+    assert run.rings[0].path.suffix == ".dump" and set(_runs.around(run.rings[1], False).rings) == {0, 1}
     assert run.notes == [
         "first",
         f"{tmp_path} has 3 runs; this is the latest, of 2 files",
@@ -148,3 +180,13 @@ def test_rates_of_top_are_of_the_latest_interval(monkeypatch):
     monkeypatch.setattr(_top, "time", types.SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(clock)))
     found = list(itertools.islice(_top.watch(pathlib.Path(), list, 10, 60), 2))
     assert found == [(1, 0, 10, 60), (2, 1, 10, 60)]
+
+
+def test_a_folder_of_another_user_is_left_alone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setattr(_start, "config", _config.Config)
+    for path, user in ((tmp_path / "link", os.getuid()), (tmp_path, os.getuid() + 1)):
+        monkeypatch.setattr(_start, "default_folder", lambda path=path: path)
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        _start.start.__wrapped__()
+        assert f"{path} belongs to another user; set JAXCOMM_RECORDER to a folder" in capsys.readouterr().err

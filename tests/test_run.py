@@ -105,6 +105,7 @@ def test_options_overrule_the_environment_and_that_overrules_defaults():
     assert kept["JAX_LOCAL_DEVICE_IDS"] == "3" and not open_mpi_5.keys() & kept.keys()
     assert run.rank_environment(base, 0, **OPTIONS | {"devices": 2})["JAX_NUM_CPU_DEVICES"] == "2"
     assert "JAXCOMM_NODE_ID" not in run.rank_environment({}, 0, **OPTIONS)
+    assert run._named(-35) == ("signal 35", 163)  # one without a name
 
 
 def test_lines_get_a_prefix_and_keep_their_bytes_and_stream(launch):

@@ -277,6 +277,8 @@ def test_a_run_continues_where_the_last_one_ended(on_gpus, monkeypatch):
     assert on_gpus(*PSUM)[0] == selftest.PASSED and not on_gpus.ran  # nothing is left to do
     status, report = on_gpus(*PSUM, (row(PLANS, "psum", 1 << 24), (1.0, 2.0)))
     assert (status, report.rows) == (selftest.INCOMPLETE, [])
+    monkeypatch.setattr(selftest, "_goes_on", lambda report, number: number == 1)
+    assert on_gpus((PSUM[0][0], 1), PSUM[1], again=True)[0] == selftest.FAILED  # before the time ran out
 
 
 def test_a_failure_stays_until_it_has_passed(on_gpus):
@@ -384,10 +386,14 @@ def test_the_key_of_the_record(monkeypatch, tmp_path):
     (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)
     key = _selftest_record.key()
     assert key == GPU_KEY | {"jaxlib": jax.lib.__version__, "jaxcomm": jaxcomm.__version__}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_gpu_enable_command_buffer=CUSTOM_CALL")
-    graphs = "NCCL_GIN_ENABLE=0 --xla_gpu_enable_command_buffer=CUSTOM_CALL"
-    assert _selftest_record.key() == key | {"settings": graphs}
-    monkeypatch.delenv("XLA_FLAGS")
+    flags = "--xla_gpu_enable_command_buffer=CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+    others = ["JAXCOMM_BULK_COPY", "JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "NCCL_NVLS_ENABLE"]
+    for name, value in (("XLA_FLAGS", f"--xla_dump_to=x {flags}"), *((name, "1") for name in others)):
+        monkeypatch.setenv(name, value)
+    settings = " ".join([*(f"{name}=1" for name in others[:3]), "NCCL_GIN_ENABLE=0", "NCCL_NVLS_ENABLE=1", flags])
+    assert _selftest_record.key() == key | {"settings": settings}
+    for name in ("XLA_FLAGS", *others):
+        monkeypatch.delenv(name)
     (tmp_path / "version").unlink()
     (tmp_path / "nics" / "mlx5_0").rmdir()
     assert _selftest_record.key() == key | {"driver": "13000", "network": ""}

@@ -165,7 +165,8 @@ def test_features_that_passed(monkeypatch):
     assert found(passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, SLOW), between) == (False, True)
     rows = passed(ONE_EXCHANGE, ONE_EXCHANGE, 8, FAST), dataclasses.replace(between, wrong=1)
     assert found(*rows) == (False, False)  # not in CUDA graphs, where XLA would run it
-    assert found(*rows, passed(GRAPHS, "graphs")) == (True, False)
+    between_hosts = passed(GRAPHS, "graphs", wrong=1, ranks=4)  # whose calls stay out of graphs
+    assert found(*rows, passed(GRAPHS, "graphs"), between_hosts) == (True, False)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "dispatch"])

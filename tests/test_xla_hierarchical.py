@@ -11,7 +11,7 @@ import pytest
 from harness import LAX, OURS, assert_same, on_ranks, run
 
 import jaxcomm
-from jaxcomm import _config, _xla_hierarchical
+from jaxcomm import _config, _lowering, _xla_hierarchical
 from jaxcomm._processes import placement
 
 NAME = "xla_hierarchical"
@@ -164,10 +164,5 @@ def test_one_collective_where_there_are_no_two_levels(mesh, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(placement, "ranks_per_node_for_xla", lambda *_: 1)
         assert kinds(AXES) == ["all_reduce"]  # one rank per node, or unequal nodes
-    monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
-    _config.config.cache_clear()
-    try:
-        assert kinds(AXES) == ["all_reduce"]
-    finally:
-        monkeypatch.undo()
-        _config.config.cache_clear()
+    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="xla"))
+    assert kinds(AXES) == ["all_reduce"]

@@ -4,10 +4,6 @@ A host has its own network, mounts (/proc, /dev/shm), IPC, processes and host na
 anonymous namespaces, which end with the processes that hold them. These processes end when a pipe from this process
 closes, so a killed test leaves nothing behind.
 
-    with netns.Hosts(2, rate_bits_per_s=1e9, delay_s=0.2e-3) as hosts:
-        server = hosts.start(0, [sys.executable, "server.py"])
-        hosts.start(1, [sys.executable, "client.py", hosts.address(0)]).wait()
-
 The kernel enforces rates. A process forwards packets with a delay, to an accuracy of about 0.1 ms. It uses a part of a
 processor, up to all of it near 5 Gbit/s.
 """

@@ -1,9 +1,4 @@
-"""A cluster of Slurm on the hosts of netns: the daemons of Debian's slurm-wlm and munge, with a node on each host.
-
-with netns.Hosts(2) as hosts, slurm.Cluster(hosts, folder) as cluster:
-    job = cluster.sbatch("#!/bin/sh\nsrun hostname\n", "--nodes=2")
-    assert cluster.wait(job, "COMPLETED") == "host0\nhost1\n"
-"""
+"""A cluster of Slurm on the hosts of netns: the daemons of Debian's slurm-wlm and munge, with a node on each host."""
 
 import os
 import pathlib

@@ -37,7 +37,7 @@ def run(code, folder, **environment):
 
 
 CALLS = """
-import jax, jax.numpy as jnp, jaxcomm
+import jax, jax.numpy as jnp, jaxcomm, jaxcomm.recorder as recorder
 mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 f = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")))
 for _ in range(10): f(jnp.ones((2, 8))).block_until_ready()
@@ -178,8 +178,9 @@ def test_links(folder, monkeypatch):
     (uneven,) = links_of(folder, [[one] for one in gathers("direct", (0, 0, 1, 2), 11, 1)], 3)
     assert (len(uneven.pairs), uneven.bytes_per_s) == (3, MIB)  # of a process with two ranks, pairs send two blocks
     monkeypatch.setattr(_links, "_MOST_SITES", 1)  # the calls with most bytes
-    links = links_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], 3)
-    assert {link.algorithm for link in links} == {"ring"}
+    assert {x.algorithm for x in links_of(folder, [[around[0], two[0]], [around[1], two[1]], [around[2]]], 3)} == {
+        "ring"
+    }
     for calls, processes in (([[around[0]]], 3), ([[{"key": 1}]], 1)):
         assert not links_of(folder, calls, processes)  # files of other processes are missing; a process has no links
 
@@ -278,17 +279,14 @@ def test_a_later_call_of_the_group_follows_a_failure(folder):
         assert [call.number for call in diagnosis.last_failures(0)] == expected
 
 
-def test_report_of_a_real_trace_and_of_another_file(folder, tmp_path, capsys):
+def test_report_of_a_real_trace(folder, capsys):
     assert _cli.main(["report", "--json", str(folder / "trace.json")]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["op"], row["ranks"], row["calls"]) == ("psum", 2, 1) and row["copy_limit_us"] > 0
-    (tmp_path / "other.json").write_text("[]")
-    assert _cli.main(["report", str(tmp_path / "other.json")]) == 2
-    assert "not a trace of jaxcomm" in capsys.readouterr().err
 
 
 LATE = """
-import threading, time, numpy as np, jaxcomm.recorder as recorder
+import threading, time, numpy as np
 late = threading.Event()
 def load(rank): rank == 1 and late.wait()
 def step(x):
@@ -355,8 +353,7 @@ def test_page(folder, tmp_path, monkeypatch):
     assert root.find("h1/span").text == "ok" and not re.search(r"https?://|src=", page.read_text())
     assert len(root.findall("svg/rect")) == 8 and root.find("svg/text").text.endswith(", ended (exit)")
     monkeypatch.setattr(_html, "_CALLS", 1)  # the latest
-    text = _html.page(*_report.find(folder, 10, False, False))
-    assert text.count("<rect") == 2 == text.count("call 11 of its group")
+    assert _html.page(*_report.find(folder, 10, False, False)).count("call 11 of its group") == 2
 
 
 def jumped(data):
@@ -364,20 +361,6 @@ def jumped(data):
     (at,) = [at for name, _, at in layout["header"]["fields"] if name == "alive_unix_ns"]
     data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") + 100 * 10**9).to_bytes(8, "little")
     return data
-
-
-def test_the_peer_of_a_wait_and_the_calls_of_a_rank(folder, tmp_path):
-    """Numbers in the file are ranks plus one. An export has the calls of the groups of a rank."""
-    data = bytearray(next(folder.glob("*.ring")).read_bytes())
-    table = json.loads(data[16:].partition(b"\0")[0])["calls"]
-    at = {name: table["offset"] + offset for name, _, offset in table["fields"]}
-    data[at["waiting_rank"] : at["waiting_rank"] + 4] = (1).to_bytes(4, "little")
-    data[at["waiting_peer"] : at["waiting_peer"] + 4] = (2).to_bytes(4, "little")
-    (tmp_path / "a.ring").write_bytes(data)
-    calls = _file.read(tmp_path / "a.ring").calls
-    assert sorted((c.waiting_rank, c.waiting_peer) for c in calls if c.waiting_peer is not None) == [(0, 1)]
-    run = rings_of(folder, [[{}, {"site": {"group": _file.Group(9, (1,), (0,))}}]], 1)
-    assert [len(_pytorch._dump(run.rings[0], rank, 0)["entries"]) for rank in (0, 1)] == [1, 2]
 
 
 # What is changed, the exit status, and what is said.
@@ -406,8 +389,7 @@ def test_the_readable_part_is_used(folder, tmp_path, edit, status, note, capsys)
 
 def test_without_recorder_and_with_a_full_disk(tmp_path):
     """The program works; a folder that cannot hold the file is one warning."""
-    trace = "import contextlib\nwith contextlib.suppress(RuntimeError), jaxcomm.recorder.trace('x'): print('not off')\n"
-    done = run(CALLS + trace + "print(jaxcomm.recorder.stats().sites)", "")
+    done = run(CALLS + "try: recorder.trace('').__enter__()\nexcept RuntimeError: print(recorder.stats().sites)", "")
     assert done.stdout == "()\n" and "recorder" not in done.stderr
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     done = run(full + CALLS + "print('works')", tmp_path)
