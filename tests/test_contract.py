@@ -124,6 +124,29 @@ def test_public_names_are_functions_and_types():
     assert public & set(jaxcomm.__all__) == {*in_all, "info"}  # python -m jaxcomm.info, jaxcomm.info()
 
 
+# Names of XLA, NCCL and PyTorch, arguments, and programs of the self-test.
+OTHER_LISTS = {
+    "__init__", "_explain", "_selftest_programs", "recorder/_pytorch", "simulate/step/hlo", "simulate/step/jaxpr",
+}  # fmt: skip
+
+
+def test_a_new_collective_needs_the_listed_places_only():
+    """No other C++ file names a plain collective, and no other Python file has all functions."""
+    _, _, section = read("CONTRIBUTING.md").partition("## Adding a collective\n")
+    places = re.findall(r"^\d+\. `(.*?)`", section.partition("\n## ")[0], re.M)
+    assert len(places) <= 8
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "ffi").rglob("*.*")}
+    for enumerator, name, functions in ROWS:
+        if name in ("permute", "broadcast"):
+            named = {file for file, text in sources.items() if re.search(rf"\b({enumerator}|{functions})\b", text)}
+            assert named == {places[0], places[1].replace("X", name)}
+    package = ROOT / "jaxcomm"
+    texts = {path.relative_to(package).with_suffix("").as_posix(): path.read_text() for path in package.rglob("*.py")}
+    lists = {file for file, text in texts.items() if all(re.search(rf"\b{op}\b", text) for op in STARTS)}
+    assert lists == OTHER_LISTS
+    assert all((ROOT / place.replace("X", "permute").replace("F", "ppermute")).exists() for place in places)
+
+
 def test_mutants_fit_the_sources():
     """Mistakes of mistakes/*.toml are few. Each replaces a text that occurs once in its file."""
     assert 0 < len(importlib.import_module("mutation.mutants").by_hand()) <= 250

@@ -1,6 +1,7 @@
-"""models/ on 2 hosts x 2 processes x 2 devices: the losses of one process.
+"""models/ on 2 hosts x 2 processes x 2 devices: the losses of one process, and checkpoints in both directions.
 
-Hosts can't read each other's memory, so sums are added in another order there, and losses differ by rounding.
+Hosts can't read each other's memory, so sums are added in another order there, and losses differ by rounding. With
+models/moe --psum hierarchical, one process adds in that order too: its losses are bit-identical.
 """
 
 import importlib
@@ -10,11 +11,12 @@ import sys
 import netns
 import pytest
 import training
-from training import flags, metrics
+from training import flags, metrics, train_here
 
 from models.lm import train as lm
 
 LIMIT_S = 400
+SHORT = {**training.OPTIONS, "steps": 6, "eval_every": 100}  # evaluates at the end only
 OPTIONS = {**training.OTHERS, "layers": 2, "eval_every": 100, "save_every": 100}
 pytestmark = [
     pytest.mark.full,
@@ -27,6 +29,14 @@ pytestmark = [
 def hosts():
     with netns.Hosts(2, rate_bits_per_s=1e9, delay_s=0.2e-3) as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Folder of an uninterrupted run of models/moe in one process."""
+    out = tmp_path_factory.mktemp("alone")
+    train_here(out, **SHORT, psum="hierarchical")
+    return out
 
 
 def train_on(hosts, folder, script, *arguments):
@@ -46,6 +56,10 @@ def train_on(hosts, folder, script, *arguments):
     statuses = [process.wait(LIMIT_S) for process in processes]
     assert statuses == [0] * 4, "\n".join(output.read_text()[-3000:] for output in outputs)
     return hosts.sent_bytes(0) - before
+
+
+def losses(out):
+    return [record["loss"] for record in metrics(out) if "loss" in record]
 
 
 @pytest.mark.parametrize(
@@ -68,3 +82,20 @@ def test_hosts_and_one_process_train_alike(script, options, hosts, tmp_path):
     assert lm.main(module.Config, module.build, flags(**options, out=tmp_path / "alone")) == 0
     for found, wanted in zip(metrics(tmp_path / "hosts"), metrics(tmp_path / "alone"), strict=True):
         assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_sums_of_one_node_and_of_several_nodes_train_alike(alone, tmp_path):
+    train_here(tmp_path, **SHORT)
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-5)
+
+
+def test_hosts_and_one_process_continue_each_other(alone, hosts, tmp_path):
+    """The hosts, then 1 process, then the hosts: the losses of an uninterrupted run."""
+    out = tmp_path / "run"
+    start = {name: value for name, value in SHORT.items() if name != "prompt"} | {"steps": 2, "sample": 0}
+    assert train_on(hosts, tmp_path, "moe", *flags(**start, out=out)) > 100_000  # gradients of all steps
+    train_here(out, resume=True, **{**start, "steps": 4}, psum="hierarchical")
+    train_on(hosts, tmp_path, "moe", "--resume", *flags(out=out, steps=6, sample=SHORT["sample"], prompt="def"))
+    assert losses(out) == losses(alone)  # bit for bit
+    assert metrics(out)[-1] == metrics(alone)[-1]  # held-out text
+    assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()

@@ -96,7 +96,7 @@ TEST_CASE("an endpoint whose Unix socket is not found costs one descriptor") {
 }
 
 // The writer frees the memory of a version as soon as it is not in use. Readers check each array that they get.
-void Churn(bool shared_memory) {
+void Churn(bool shared_memory, int rounds) {
   const std::shared_ptr<Endpoint> source = Make("source", shared_memory), reader = Make("reader", shared_memory);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
@@ -125,7 +125,7 @@ void Churn(bool shared_memory) {
     readers.emplace_back([&, seed] {
       std::mt19937 random(seed);
       int peer = ValueOf(reader->Connect(source->address()));
-      for (int round = 0; round < 20 || whole == 0;) {
+      for (int round = 0; round < rounds || whole == 0;) {
         const std::shared_ptr<Call> open = reader->Open(peer, "x", kLatest, 5000);
         if (!WaitFor(*reader, open).ok()) continue;  // the writer has not begun
         ++round;
@@ -153,8 +153,12 @@ void Churn(bool shared_memory) {
   writer.join();
 }
 
-TEST_CASE("readers get whole versions over TCP while others are withdrawn, cancelled and cut off") { Churn(false); }
-TEST_CASE("readers get whole versions over shared memory as well") { Churn(true); }
+TEST_CASE("readers get whole versions over TCP while others are withdrawn, cancelled and cut off") { Churn(false, 20); }
+TEST_CASE("readers get whole versions over shared memory as well") { Churn(true, 20); }
+TEST_CASE("many rounds [full]") {
+  Churn(false, 2000);
+  Churn(true, 2000);
+}
 
 TEST_CASE("a read waits for all of its arrays to be ready until its first deadline; a callback runs without the lock") {
   const std::shared_ptr<Endpoint> source = Make("source", true), reader = Make("reader", true);

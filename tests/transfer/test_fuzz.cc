@@ -150,20 +150,22 @@ TEST_CASE("garbage, and a stranger who stops in the middle, move one counter") {
 }
 
 // They stay connected, and each hundredth begins a proof.
-TEST_CASE("many strangers keep nobody out") {
-  constexpr uint64_t kStrangers = 2000;
+void ManyStrangers(uint64_t count) {
   const Pair pair;
   std::vector<std::unique_ptr<Peer>> strangers(400);
-  for (uint64_t i = 0; i < kStrangers; ++i) {
+  for (uint64_t i = 0; i < count; ++i) {
     std::unique_ptr<Peer>& stranger = strangers[i % strangers.size()];
     stranger = std::make_unique<Peer>(Peer::Dial(pair.source->address()), true);
     if (i % 100 == 0) stranger->SendBytes("jaxcommT");
     if (i % 500 == 499) pair.CheckItServes();  // by a new connection
   }
   strangers.clear();
-  pair.WaitFor([&](const EndpointStats& stats) { return stats.rejected == kStrangers; });
-  CHECK(pair.source->stats().source.granted == kStrangers / 500);
+  pair.WaitFor([&](const EndpointStats& stats) { return stats.rejected == count; });
+  CHECK(pair.source->stats().source.granted == count / 500);
 }
+
+TEST_CASE("many strangers keep nobody out") { ManyStrangers(2000); }
+TEST_CASE("10,000 strangers keep nobody out [full]") { ManyStrangers(10000); }
 
 TEST_CASE("wrong and replayed proofs are refused without a tag, which would help a stranger") {
   const Pair pair;
@@ -417,7 +419,9 @@ void FuzzReader(unsigned seed, int connections) {
 }
 
 TEST_CASE("a source survives mutated requests") { FuzzSource(1, 600); }
+TEST_CASE("a source survives many mutated requests [full]") { FuzzSource(3, 20000); }
 TEST_CASE("a reader survives mutated answers and shows whole reads only") { FuzzReader(2, 600); }
+TEST_CASE("a reader survives many mutated answers [full]") { FuzzReader(4, 20000); }
 
 }  // namespace
 }  // namespace jaxcomm
