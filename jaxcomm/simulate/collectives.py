@@ -334,7 +334,7 @@ def collective(
             raise ValueError(
                 f"{op}: {error}; the faults leave few ranks of equal role, so simulate fewer ranks"
             ) from None
-        if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults:
+        if max_steps is None or "would have to be simulated" not in str(error):
             raise
         least = sim.bounds(choice.request, item_bytes, native)
         time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)

@@ -36,9 +36,8 @@ def allowed(case):
     return not (
         (case["op"] == "scatter" and case["weights"] == "two")
         or (case["groups"] == "pairs" and len(case["axes"]) == 1)
-        or (
-            0 in (case["rows"], *case["columns"]) and case["mesh"] == "explicit"
-        )  # XLA loses the sharding of empty arrays
+        # XLA loses the sharding of empty arrays.
+        or (0 in (case["rows"], *case["columns"]) and case["mesh"] == "explicit")
     )
 
 
@@ -90,7 +89,6 @@ def test_options(rng, case, number):
     dtype, wide = case["types"].split(" ")[0], "to" in case["types"]
     kind = AxisType.Explicit if case["mesh"] == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((2, 2), tuple(SIZES), axis_types=(kind,) * 2, devices=jax.devices()[:4])
-    n = 2 ** len(case["axes"])
     pairs = [[3, 0], [2, 1]] if case["groups"] == "pairs" else None
     groups = groups_of(case["axes"], pairs)
     n = len(groups[0])

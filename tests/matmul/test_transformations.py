@@ -1,21 +1,17 @@
-"""Derivatives and other transformations of collective matmul, against one device and jax.lax; collectives in HLO."""
+"""Derivatives and other transformations of collective matmul, against one device and jax.lax; what programs run."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import assert_same, run
-from products import (
-    collectives,
-    gathers,
-    lax_gathers,
-    lax_scatters,
-    line_of,
-    normal,
-    scatters,
-    square_loss,
-    transfers,
-)
+from jax.sharding import PartitionSpec as P
+from products import collectives, gathers, lax_gathers, lax_scatters, line_of, normal, scatters, square_loss, transfers
+
+from jaxcomm._core import plan
+from jaxcomm._processes import placement
 
 N, M, K, F = 3, 2, 6, 3
 
@@ -90,12 +86,30 @@ def test_vmap_over_an_axis_of_the_group(rng):
 
     def both(gather, scatter):
         f = lambda x, w, y, u: (gather(x, w), scatter(y, u), jax.grad(square_loss(gather), (0, 1))(x, w))  # noqa: E731
-        return jax.tree.map(np.asarray, jax.vmap(f, axis_name="i")(x, w, y, u))
+        moved = x, np.moveaxis(w, 0, 1), np.moveaxis(y, 0, 2), u
+        return jax.tree.map(np.asarray, jax.vmap(f, (0, 1, -1, 0), axis_name="i")(*moved))
 
     for name in ("ring", None):
         assert_same(both(gathers(algorithm=name), scatters(algorithm=name)), both(lax_gathers, lax_scatters), rtol=2e-5)
     got = jax.vmap(gathers(), (0, None), axis_name="i")(x, w[0])
     assert_same(np.asarray(got), np.stack([x.reshape(N * M, K) @ w[0]] * N), rtol=2e-5)
+
+
+def test_rows_and_weights_vary_over_different_axes(rng):
+    """As on a mesh of data and tensor parallelism, in one program with its gradient, against one device."""
+    mesh = jax.make_mesh((2, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+    def loss(f, x, w):
+        several = f(gathers(algorithm="ring"), (P("i"), P(None, "j")), x, w)  # the same on all ranks of i
+        summed = f(scatters(algorithm="ring"), (P(None, "i"), P("i", "j")), x, w)
+        return jnp.sum(jnp.sin(several[: len(x)]) + jnp.cos(summed))
+
+    def ours(call, specs, x, w):
+        return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=P("i", "j"))(x, w)
+
+    both = [jax.jit(jax.value_and_grad(functools.partial(loss, f), (0, 1))) for f in (ours, lambda _, __, x, w: x @ w)]
+    x, w = normal(rng, 4, K), normal(rng, K, 8)
+    assert_same(*(jax.tree.map(np.asarray, f(x, w)) for f in both), rtol=2e-5)
 
 
 def test_the_ring_sends_to_one_rank(rng):
@@ -119,7 +133,6 @@ def total(*rows):
         ({"algorithm": None}, {"all_gather": 1}, {"reduce_scatter": 1}),
         ({"algorithm": "xla"}, {"xla all_gather": 1}, {"xla reduce_scatter": 1}),
     ],
-    ids=["ring", "unfused", "None", "xla"],
 )
 def test_collectives_of_programs(rng, options, gathered, scattered):
     """Exactly these calls: none twice, none for a gradient that is not asked for, and no others.
@@ -145,3 +158,40 @@ def test_collectives_of_programs(rng, options, gathered, scattered):
     ]
     for f, xs, want in cases:
         assert collectives(f, line_of(N), *xs) == want
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "other"])
+@pytest.mark.parametrize("scope", ["process", "node", "network"])
+@pytest.mark.parametrize("product", ["rows", "sums", "scatter"])
+@pytest.mark.parametrize("size", [0, (128 << 10) - 1, 128 << 10, 1 << 30])
+def test_the_ring_is_chosen_where_it_was_measured(platform, scope, product, size):
+    measured = (platform, scope, product) == ("cpu", "node", "rows") and size >= 128 << 10
+    found = plan.resolve_collective_matmul(product, size, plan.Placement(scope), plan.Capabilities(platform))
+    assert found == ("ring" if measured else "unfused")
+
+
+def test_what_a_program_of_two_processes_runs(monkeypatch):
+    """Each product of a program and of its derivatives is chosen on its own. The program is lowered, not run."""
+    mesh, ring = line_of(4), {"permute": 3}
+    x, w, ct = (np.zeros((4, *shape), np.float32) for shape in ((1024, 32), (32, 32), (4096, 32)))
+    assert collectives(gathers(), mesh, x, w) == {"all_gather": 1}  # of one process
+    of_groups = lambda mesh, rows: placement.GroupPlacement((rows % 2).reshape(-1), None)  # noqa: E731
+    monkeypatch.setattr(placement, "of_groups", of_groups)
+    assert collectives(gathers(), mesh, x, w) == ring
+    assert collectives(gathers(), mesh, x[:, :1023], w) == {"all_gather": 1}
+    assert collectives(gathers(algorithm="unfused"), mesh, x, w) == {"all_gather": 1}
+    assert collectives(scatters(), mesh, ct, w) == {"reduce_scatter": 1}
+
+    def of_operand(f, i):
+        """The derivative for one of the operands, without the product itself."""
+
+        def transpose(ct, *operands):
+            moving = lambda y: f(*operands[:i], y, *operands[i + 1 :])  # noqa: E731
+            return jax.vjp(moving, operands[i])[1](ct)[0]
+
+        return transpose
+
+    assert collectives(of_operand(gathers(), 0), mesh, ct, x, w) == {"reduce_scatter": 1}
+    assert collectives(of_operand(gathers(), 1), mesh, ct, x, w) == {"all_gather": 1}
+    assert collectives(of_operand(scatters(), 0), mesh, x, ct, w) == ring
+    assert collectives(of_operand(scatters(), 1), mesh, x, ct, w) == {"all_gather": 1}

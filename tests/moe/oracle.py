@@ -42,17 +42,12 @@ def keep(wanted, capacity, align=1, slots=None):
         cells = wanted[:, part]
         quota = max(q for q in range(cells.max(initial=0) + 1) if fits(np.minimum(cells, q)))
         chosen = np.minimum(cells, quota)
-        for r in range(n):
-            for m in range(len(part)):
-                if cells[r, m] > chosen[r, m]:
-                    more = chosen.copy()
-                    more[r, m] += 1
-                    if not fits(more):
-                        break
-                    chosen = more
-            else:
-                continue
-            break
+        for cell in map(tuple, np.argwhere(cells > chosen)):
+            more = chosen.copy()
+            more[cell] += 1
+            if not fits(more):
+                break
+            chosen = more
         kept[:, part] = chosen
     return kept
 

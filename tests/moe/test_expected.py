@@ -29,10 +29,11 @@ def test_rows_of_a_rank():
     assert rows_of(3, 2, 8, 4, num_nodes=2).between_nodes == pytest.approx(3 * 11 / 14)  # both choices: 3 / 14
 
 
+X, LARGE = jax.ShapeDtypeStruct((4096, 7168), "bfloat16"), {"platform": "cuda", "num_experts": 256, "choices": 8}
+
+
 def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
-    x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
-    arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
-    found = jaxcomm.explain("moe.dispatch", x, (2, 8), algorithm="hierarchical", **arguments)
+    found = jaxcomm.explain("moe.dispatch", X, (2, 8), algorithm="hierarchical", **LARGE)
     row = 2 * 7168
     assert found.algorithm == "hierarchical" and found.rows.between_nodes == pytest.approx(4096 * 0.997, rel=1e-3)
     positions = 4096 * 4 * 4 * found.sms
@@ -41,7 +42,7 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
     (link,) = [link for link in found.links if link.name == "network"]
     once = found.bytes["network"] / link.bytes_per_s
     assert once < found.predicted_time_s < 2 * once
-    back = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
+    back = jaxcomm.explain("moe.combine", X, (2, 8), algorithm="hierarchical", **LARGE)
     lists = (4096 * 4 * 8 + back.rows.between_nodes * 4) * back.sms
     assert back.bytes["network"] == pytest.approx(back.rows.between_nodes * row + lists, rel=1e-6)
     assert once < back.predicted_time_s < 2.5 * once
@@ -49,10 +50,8 @@ def test_dispatch_between_nodes_is_explained_with_rows_once_per_node():
 
 
 def test_between_nodes_the_selftest_decides(monkeypatch):
-    x = jax.ShapeDtypeStruct((4096, 7168), jax.numpy.bfloat16)
-    arguments = {"platform": "cuda", "num_experts": 256, "choices": 8}
     monkeypatch.setattr(_selftest_record, "key", lambda: None)  # GPUs that are not at hand
-    elsewhere = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+    elsewhere = jaxcomm.explain("moe.combine", X, (2, 8), **LARGE)
     assert elsewhere.algorithm == "hierarchical"
     assert elsewhere.reason == "assumes that the self-test has passed between nodes of these GPUs"
     # Of one host, outside of the program on several hosts that the self-test was.
@@ -61,17 +60,17 @@ def test_between_nodes_the_selftest_decides(monkeypatch):
     row = _selftest_record.Row(_selftest_record.EXPERTS, "experts", "float32", 8, 16, 8, wrong=0)
     monkeypatch.setattr(_selftest_record, "rows_of", lambda key: ([row] if key in recorded else [], ""))
     with pytest.raises(ValueError, match=r"'xla' runs .the self-test has not passed between nodes of these GPUs"):
-        jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+        jaxcomm.explain("moe.combine", X, (2, 8), **LARGE)
     recorded.append({"gpus": "G", "hosts": "several"})
-    found = jaxcomm.explain("moe.combine", x, (2, 8), **arguments)
+    found = jaxcomm.explain("moe.combine", X, (2, 8), **LARGE)
     assert (found.algorithm, found.reason) == ("hierarchical", "the self-test has passed between nodes")
-    named = jaxcomm.explain("moe.combine", x, (2, 8), algorithm="hierarchical", **arguments)
+    named = jaxcomm.explain("moe.combine", X, (2, 8), algorithm="hierarchical", **LARGE)
     assert named.bytes == found.bytes and named.reason != found.reason
     with pytest.raises(ValueError, match=r"has no plan, because it runs XLA's own"):
-        jaxcomm.explain("moe.combine", x, (2, 8), gin=False, **arguments)
+        jaxcomm.explain("moe.combine", X, (2, 8), gin=False, **LARGE)
     many = jax.ShapeDtypeStruct((600_000, 16), jax.numpy.bfloat16)
     with pytest.raises(ValueError, match=r"4800000 choices of a rank, 8 per token, and 256 experts exceed"):
-        jaxcomm.explain("moe.combine", many, (2, 8), **arguments)
+        jaxcomm.explain("moe.combine", many, (2, 8), **LARGE)
 
 
 @pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])

@@ -51,12 +51,6 @@ def test_values_and_scales(rng, dtype, scale):
             whole = np.repeat(want[1].astype(np.float32), block, 1)[:, :d]
             back = jax.jit(lambda v, s, t=source, b=block: moe.dequantize(v, s, t, block=b))(*got)
             assert_same(back, (want[0].astype(np.float32) * whole).astype(given.dtype), bits=True)
-            # Half a unit of the last place of the values, or half of the smallest number near zero.
-            info = ml_dtypes.finfo(dtype)
-            exact = given.astype(np.float32)
-            unit = np.maximum(np.abs(exact) * np.float32(info.eps), np.float32(info.tiny * info.eps) * whole)
-            error = np.abs(want[0].astype(np.float32) * whole - exact)
-            assert (error <= 0.5001 * unit).all()
 
 
 def test_zero_infinite_and_tiny_elements():

@@ -26,7 +26,9 @@ def test_routing_and_payloads_of_several_types(line, rng, options, kind):
     }
 
     def body(ids, x):
-        rows, r = moe.route_and_dispatch(x, ids, "gpu", num_experts=16, algorithm="one_shot", **options)
+        how = {"algorithm": "one_shot", "reduce": "home", **options}
+        rows, r = moe.route_and_dispatch(x, ids, "gpu", num_experts=16, **how)
+        assert (r.reduce, r.num_experts, r.capacity) == ("home", 16, jax.tree.leaves(rows)[0].shape[0])
         return {name: getattr(r, name) for name in FIELDS}, rows
 
     fields, rows = run(body, line, ids, x)

@@ -1,5 +1,6 @@
 """route: places, counts, capacity and errors, against loops of NumPy."""
 
+import functools
 import re
 
 import jax
@@ -20,14 +21,14 @@ def mesh_of(n):
     return jax.make_mesh((n,), ("gpu",), devices=jax.devices()[:n], axis_types=(AxisType.Auto,))
 
 
+def fields(ids, experts, **options):
+    """Arrays of the routing, by name."""
+    r = moe.route(ids, "gpu", num_experts=experts, **options)
+    return {name: getattr(r, name) for name in FIELDS}
+
+
 def routed(mesh, ids, experts, **options):
-    """Arrays of the routing of every rank, by name."""
-
-    def body(ids):
-        r = moe.route(ids, "gpu", num_experts=experts, **options)
-        return {name: getattr(r, name) for name in FIELDS}
-
-    return run(body, mesh, ids)
+    return run(lambda ids: fields(ids, experts, **options), mesh, ids)
 
 
 FIELDS = ("slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table")
@@ -58,10 +59,7 @@ def test_places(rng, n):
     mesh = mesh_of(n)
     for tokens, choices, experts in ((7, 3, 2 * n), (1, 1, n), (5, 2, 16 * n), (0, 2, n)):
         room = n * tokens * choices
-        body = lambda ids, e=experts, c=room: {  # noqa: E731
-            name: getattr(moe.route(ids, "gpu", num_experts=e, capacity=c), name) for name in FIELDS
-        }
-        program = jax.jit(on_ranks(body, mesh))
+        program = jax.jit(on_ranks(functools.partial(fields, experts=experts, capacity=room), mesh))
         for kind in KINDS:
             ids = ids_of(kind, rng, n, tokens, choices, experts)
             check(value(program(ids)), ids, experts, capacity=room)
@@ -199,5 +197,8 @@ def test_ids_sharded_over_an_explicit_axis_are_refused():
 
 
 def test_ids_of_vmap_are_refused(line):
+    ids = np.zeros((8, 2, 3, 1), int)
     with pytest.raises(NotImplementedError, match=r"moe.route at test_routing.py.*expert_ids have a dimension of vmap"):
-        run(jax.vmap(lambda ids: moe.route(ids, "gpu", num_experts=8).slot), line, np.zeros((8, 2, 3, 1), int))
+        run(jax.vmap(lambda i: moe.route(i, "gpu", num_experts=8).slot), line, ids)
+    with pytest.raises(NotImplementedError, match=r"moe.route_and_dispatch: expert_ids have a dimension of vmap"):
+        run(jax.vmap(lambda i: moe.route_and_dispatch(i, i, "gpu", num_experts=8)[0]), line, ids)

@@ -47,6 +47,12 @@ class TestBarrier(contract.Contract):
         text = jax.jit(on_ranks(jax.grad(lambda x: jnp.sum(OURS.barrier(x, "gpu"))), mesh)).lower(x).as_text()
         assert text.count("@jaxcomm_barrier(") <= 1
 
+    def test_that_of_xla_waits_for_all_operands_and_for_its_group_alone(self, mesh):
+        f = on_ranks(lambda *xs: OURS.barrier(xs, "gpu", axis_index_groups=[[0, 2], [1, 3]], algorithm="xla"), mesh)
+        text = jax.jit(f).lower(*[np.ones((8, 3), np.float32)] * 2).as_text()
+        before, after = text.split('"stablehlo.all_reduce"')
+        assert before.count("compare NE") == 2 and "dense<[[0, 2], [1, 3], [4, 6], [5, 7]]>" in after
+
     def test_results_elsewhere_are_refused(self, mesh, monkeypatch):
         """They would have arbitrary contents."""
         call = jax.ffi.ffi_call

@@ -1,18 +1,18 @@
-"""The program of test_processes.py: an exchange of two processes, whose computations wait for each other.
+"""The program of test_beside.py: an exchange of two processes, whose computations wait for each other.
 
-As in handshake.py, but files in the folder of the argument are the events.
+Files in the folder of the argument are the events.
 """
 
 import pathlib
 import sys
 import time
 
-import handshake as shake
 import jax
 import numpy as np
+from harness import on_ranks
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_beside import SIZE, exchange
+from test_beside import SIZE, Handshake, exchange
 
 import jaxcomm
 
@@ -31,19 +31,19 @@ class Event:
         return self._path.exists()
 
 
-handshake = shake.Handshake()
+handshake = Handshake()
 handshake.began, handshake.arrived = Event("began"), Event("arrived")
 
 
 def body(x):
-    x = jaxcomm.pmax(x[0], "i") * 0 + x[0]  # both have compiled the program
-    return exchange(handshake, x)[0][None]
+    x = jaxcomm.pmax(x, "i") * 0 + x  # both have compiled the program
+    return exchange(handshake, x)[0]
 
 
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize()
 mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
-f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+f = jax.jit(on_ranks(body, mesh, check_vma=False))
 x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
 y = f(jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index]))
 (shard,) = y.addressable_shards

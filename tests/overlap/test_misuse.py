@@ -105,11 +105,6 @@ def test_done_in_another_program_and_outside_of_shard_map(mesh, rng):
     assert_same(value(jax.jit(on_ranks(later, mesh, check_vma=False))(pending)), value(expected))
 
 
-def test_start_outside_of_shard_map():
-    with pytest.raises(NameError, match=r"psum_start: axis_name 'gpu' is not bound here: there is no enclosing"):
-        jaxcomm.psum_start(np.ones(3), "gpu")
-
-
 @pytest.mark.parametrize("where", ["psum_start", r"psum_start\(\.\.\.\)\.done"])
 @pytest.mark.parametrize(
     ("wrong", "message"), [("text", "after must be a pytree of arrays, got 'text'"), ("key", "after has element type")]

@@ -1,6 +1,7 @@
 """collective(): times on clusters, from the plans that jaxcomm executes."""
 
 import collections
+import dataclasses
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.simulate import Cluster, collective
+from jaxcomm.simulate.collectives import _limits
 
 
 def _operand(num_bytes):
@@ -17,8 +19,8 @@ def _operand(num_bytes):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_large_exchange_in_a_domain_takes_the_time_in_the_reason(symmetric):
     """Staged: tests/test_explain.py has that time by hand. In place: one copy, then n - 1 transfers of 512 KiB each."""
-    cluster = Cluster.load("dgx-h100")
     block = 16 << 20
+    cluster = dataclasses.replace(Cluster.load("dgx-h100"), memory_bytes=8 * block)  # which is enough
     found = collective("all_to_all", _operand(8 * block), 8, cluster=cluster, symmetric_buffers=symmetric)
     assert found.algorithm == "direct" and found.channels == 32
     in_reason = float(re.search(r"direct ([\d.]+) us", found.reason)[1]) * 1e-6
@@ -30,7 +32,9 @@ def test_a_large_exchange_in_a_domain_takes_the_time_in_the_reason(symmetric):
     assert found.bottleneck.startswith("nvlink") and found.why.startswith("nvlink")
     assert found.interval[0] < found.time_s < found.interval[1]
     assert found.origins == collections.Counter(origin.split(":")[0] for origin in cluster.origins.values())
-    assert "no measurement of jaxcomm" in str(found)
+    lines = str(found).splitlines()
+    assert f"algorithm   direct, 32 channel(s): {found.reason}" in lines and "no measurement of jaxcomm" in lines[-1]
+    assert f"  {'nvlink in':24} busy {7 * block / (450e9 * 0.78) / found.time_s:6.1%}" in lines
 
 
 @pytest.mark.parametrize("op", ["psum", "all_to_all", "all_gather"])
@@ -44,6 +48,19 @@ def test_beyond_max_steps_bounds_and_time_stay(op):
     assert modelled.bound_alpha_s == collective(op, x, 16, cluster=cluster, fidelity="bounds").bound_alpha_s > 0
     assert modelled.why.startswith("cost model, in which transfers do not share links: ")
     assert [collective("ppermute", x, 16, cluster=cluster, max_steps=n).steps for n in (8, 7)] == [8, 0]
+    shared = collective(op, x, 512, cluster=Cluster.load("dgx-h100-taper4"), max_steps=1)
+    assert shared.time_s >= shared.bound_beta_s
+
+
+def test_what_limits_a_time():
+    for alpha_s, beta_s, link, why in (
+        (5, 5, "leaf in", "leaf in: bytes on leaf in 50%"),
+        (6, 5.5, "leaf in", "latency and overhead of dependent steps: bytes on leaf in 55%"),
+        (4, 3, "leaf in", "neither alone: bytes on leaf in 30%"),
+        (9, 0, "", "latency and overhead of dependent steps: bytes on no link 0%"),
+    ):
+        whole = f"{why} of the time, dependent steps {alpha_s}0%"
+        assert _limits(10, alpha_s, beta_s, link)["why"] == whole
 
 
 def test_a_ragged_exchange_moves_each_byte_once():
@@ -94,6 +111,9 @@ def test_folded_is_full(op):
         assert waits[0] == pytest.approx(waits[1], rel=1e-9) and waits[0] > 0
 
 
+BROKEN = {"cluster": Cluster.load("dgx-h100", {"fault.leaf[3]": "0.5"})}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,6 +125,14 @@ def test_folded_is_full(op):
         ({"op": "all_to_all", "axis_sizes": 3}, "cannot be split into 3 equal blocks"),
         ({"op": "ppermute", "perm": [(0, -1)]}, "ppermute: perm must have destinations from 0 to 7"),
         ({"axis_sizes": 131071}, "cannot be spread evenly"),
+        (
+            BROKEN | {"axis_sizes": 16, "max_steps": 1},
+            "more than 1 steps of 16 .*; the faults leave few ranks",
+        ),
+        (
+            BROKEN | {"axis_sizes": 2048, "algorithm": "ring"},
+            "more than 1000000 steps of 2048 .*; the faults",
+        ),
         ({"axis_sizes": 999983}, "has 131072 ranks, got 999983"),
     ],
 )

@@ -104,13 +104,13 @@ def test_options_reach_the_prediction(program, tmp_path, capsys):
 
 
 def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
-    assert cli.main([*CALL, "--trace", str(tmp_path / "t.json")]) == 0
+    assert cli.main([*CALL, "--what-if", "leaf.bandwidth=25GB/s", "--trace", str(tmp_path / "t.json")]) == 0  # the last
     content = json.loads((tmp_path / "t.json").read_text())
     slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
     assert max(event["ts"] + event["dur"] for event in slices) <= content["otherData"]["time_s"] * 1e6
     sent = [event for event in slices if event["name"].startswith("leaf")]
     assert sum(event["args"]["bytes"] for event in sent) == 64 << 20
-    assert sum(event["dur"] for event in sent) == pytest.approx((64 << 20) / (50e9 * 0.97) * 1e6, rel=0.01)
+    assert sum(event["dur"] for event in sent) == pytest.approx((64 << 20) / (25e9 * 0.97) * 1e6, rel=0.01)
     x = jax.ShapeDtypeStruct((1024,), "float32")
     options = {"cluster": Cluster.load("dgx-h100"), "algorithm": "ring", "max_entries": 999}
     found = collective("all_gather", x, 16, **options)
@@ -172,9 +172,10 @@ def _no_overlap(figure):
 def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch, capsys):
     saved = _drawn(monkeypatch)
     what_if = ["--what-if", "device.flops_bf16=494.5Tflop/s", "leaf.latency=60us"]
-    assert cli.main(["step", f"{program}:step", *STEP, "--json", *what_if, "--plot", "x.png", "waterfall=w.png"]) == 0
+    command = ["step", f"{program}:step", *STEP, "--json", *what_if, "--compare", "nvl576"]  # not in the waterfall
+    assert cli.main([*command, "--plot", "x.png", "waterfall=w.png"]) == 0
     rows = _rows(capsys)
-    base, *alone, together = (row["time_s"] for row in rows)
+    base, *alone, together, _ = (row["time_s"] for row in rows)
     (_, steps), (_, figure) = saved
     [axes] = steps.axes  # computation of all rows, then communication without computation
     exposed = [row["exposed_s"] for row in rows]
@@ -185,7 +186,8 @@ def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch
     )
     low, high = (time_text(end_s) for end_s in rows[1]["interval"])
     assert axes.texts[1].get_text() == f"{time_text(alone[0])} ({low} to {high})"
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["as given", *what_if[1:], "all what-ifs"]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == ["as given", *what_if[1:], "all what-ifs", "cluster nvl576"]
     _no_overlap(steps)
     [axes] = figure.axes
     bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]

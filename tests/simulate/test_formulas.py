@@ -109,6 +109,7 @@ def test_dispatch_sends_a_token_once_to_each_rank(tmp_path, n, k):
         ("domain", "H100", "all_to_all", "all_to_all", 8, 1 << 20, "2.28"),
         ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.28.3"),
         ("domain", "GB200", "all_to_all", "all_to_all", 72, 72 << 16, "2.29"),
+        ("domain", "GB200", "all_to_all", "all_to_all", 8, 8 << 16, "2.28"),  # of two hosts
         ("domain", "GB200", "psum", "all_reduce", 18, 1 << 30, "2.28"),
         ("cluster", "GB200", "all_gather", "all_gather", 144, 144 << 13, "2.28"),
     ],

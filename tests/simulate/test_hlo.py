@@ -1,5 +1,7 @@
 """step_of_hlo(): compiled programs against their jaxprs, XLA's own counts, and texts with known contents."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -244,7 +246,7 @@ _SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x 
         (_text(P0, "ROOT %r = bf16[1024,1024] negate(%p)"), {}, "the program has no collective"),
         (_text(P0, REDUCE), {"mesh": {"a": 4}}, "the program has 8 devices, but the mesh has 4 ranks"),
         (_text(P0, REDUCE.replace("={}", "={{0,1},{2}}")), {}, "line 11: all-reduce r: groups of different sizes"),
-        (_text(P0, REDUCE.replace("={}", "={{0,9}}")), {}, "line 11: all-reduce r: expected distinct devices below 8"),
+        (_text(P0, REDUCE.replace("={}", "={{0,8}}")), {}, "line 11: all-reduce r: expected distinct devices below 8"),
         (_text(P0, REDUCE.replace("={}", "=@mesh")), {}, "line 11: all-reduce r: expected lists of devices"),
         (_text(P0, REDUCE.replace("={}", "=mesh['x'=8] {'y'}")), {}, "line 11: all-reduce r: the mesh .* no axis 'y'"),
         (_text(P0, REDUCE.replace("={}", "=mesh['x'=8] {'x':(3)2}")), {}, r"axis 'x' of size 8 has no part \(3\)2"),
@@ -285,5 +287,7 @@ def test_the_command_reads_a_file(tmp_path, capsys):
     assert cli.main([*command, "--what-if", "nvlink.bandwidth=225GB/s", "--trace", str(tmp_path / "t.json")]) == 0
     out = capsys.readouterr().out
     assert "(device 8)" in out and "psum" in out and "compared" in out
+    last = step_of_hlo(_text(P0, REDUCE), cluster=Cluster.load("dgx-h100", {"nvlink.bandwidth": "225GB/s"}))
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["time_s"] == last.time_s
     assert cli.main([*command, "--mesh", "a=3"]) == 2
     assert "x.hlo: the program has 8 devices" in capsys.readouterr().err

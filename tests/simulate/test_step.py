@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.simulate import Cluster, ClusterError, StepError, step
+from jaxcomm.simulate.collectives import time_text
 from jaxcomm.simulate.step.jaxpr import Reader
 from jaxcomm.simulate.step.tasks import Exchange, Kernel
 
@@ -93,9 +94,11 @@ def test_a_started_transfer_overlaps_with_computation():
     product = 2.0 * 8192**3 / (1e15 * 0.5 / 2) + 2e-6
     found = _run(started, *_two(), ins=(P(), P()))
     assert found.time_s == pytest.approx(product) and found.exposed_s == 0
-    alone = _run(lambda x: jaxcomm.psum_start(x, "model", algorithm="ring").done(), _struct(1 << 24), ins=(P(),))
-    few = _run(lambda x: jaxcomm.psum(x, "model", algorithm="ring", max_sms=8), _struct(1 << 24), ins=(P(),))
-    assert alone.time_s == pytest.approx(few.time_s)
+    for given, used in (({}, 8), ({"max_sms": 2}, 2), ({"max_sms": 16}, 8)):
+        start = lambda x, given=given: jaxcomm.psum_start(x, "model", algorithm="ring", **given).done()  # noqa: E731
+        calls = start, lambda x, used=used: _ring_sum(x, max_sms=used)
+        alone, few = (_run(f, _struct(1 << 24), ins=(P(),)) for f in calls)
+        assert alone.time_s == pytest.approx(few.time_s)
 
 
 def _two():
@@ -167,15 +170,19 @@ def test_control_flow_is_walked():
     def f(x):
         g = jax.grad(loss)(x)
         g = jax.lax.cond(g[0] > 0, lambda y: jax.lax.all_gather(y, "data", tiled=True)[:4], lambda y: y, g)
-        return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, jax.lax.pmin(c[1], "data")), (0, g))[1]
+        goes_on = lambda c: (c[0] < 9) & (jax.lax.pmax(c[1].sum(), "data") < 9)  # noqa: E731
+        return jax.lax.while_loop(goes_on, lambda c: (c[0] + 1, jax.lax.pmin(c[1], "data")), (0, g))[1]
 
     found = _run(f, _struct(4), ins=(P(),), while_trips=7)
     counts = {}
     for row in found.collectives:
         counts[row.op] = counts.get(row.op, 0) + row.count
     # Backward: the transpose of a sum is a sum; sin is computed again, the sum of the forward pass is not needed.
-    assert counts == {"psum": 6 + 6, "pmax": 1, "all_gather": 1, "pmin": 7}
+    assert counts == {"psum": 6 + 6, "pmax": 1 + 8, "all_gather": 1, "pmin": 7}
     assert any("while" in note for note in found.notes) and any("cond" in note for note in found.notes)
+    assert not any("cost model" in note for note in found.notes)  # of LL messages, the closed form is no estimate
+    assert found.exposed_s == pytest.approx(sum(row.exposed_s for row in found.collectives))
+    assert f" {found.exposed_s / found.time_s:.0%} of the time; most of it in pmax over data at test_step" in found.why
 
 
 def test_calls_of_one_place_are_one_row():
@@ -192,6 +199,12 @@ def test_calls_of_one_place_are_one_row():
     assert (sums.count, big.count, sums.total_s, big.ranks) == (3, 1, 3 * sums.time_s, 4)
     assert sums.exposed_s > sums.time_s and sums.exposed_s + big.exposed_s == pytest.approx(found.exposed_s)
     assert sums.exposed_s > big.exposed_s and big.total_s > sums.total_s
+    lines, time = str(found).splitlines(), time_text
+    assert f"bounds         {time(found.least_s)} for any order of the tasks, {time(found.serial_s)} in series" in lines
+    assert found.why.startswith(f"computation, {found.compute_s / found.time_s:.0%} of the time; ")
+    for row, line in zip((sums, big), (line.split() for line in lines if line.startswith("psum")), strict=True):
+        times = [*time(row.time_s).split(), *time(row.exposed_s).split()]
+        assert line[:9] == ["psum", *row.axes, *map(str, (row.ranks, row.bytes, row.count)), *times]
 
 
 def test_results_that_nothing_uses_take_no_time():
@@ -205,11 +218,15 @@ def test_results_that_nothing_uses_take_no_time():
 
 def test_collective_products():
     """Rows of all 8 ranks times the weight, while they are gathered."""
-    arguments = _struct(128, 64), _struct(64, 32)
-    found = _run(lambda x, w: jaxcomm.all_gather_matmul(x, w, "model"), *arguments, ins=(P(), P()))
-    assert found.flops == 2.0 * (8 * 128) * 64 * 32
-    assert [(row.op, row.bytes) for row in found.collectives] == [("all_gather", 4 * 128 * 64)]
-    found = _run(lambda x, w: jaxcomm.matmul_psum_scatter(x, w, "model"), *arguments, ins=(P(), P()))
+    xs, flops = (_struct(128, 64), _struct(64, 32)), 2.0 * (8 * 128) * 64 * 32
+    for a in ("ring", "unfused"):
+        found = _run(lambda x, w, a=a: jaxcomm.all_gather_matmul(x, w, "model", algorithm=a), *xs, ins=(P(), P()))
+        assert (found.flops, found.bytes) == (flops, 4 * (128 * 64 + 64 * 32 + 8 * 128 * 32))
+        assert [(row.op, row.bytes) for row in found.collectives] == [("all_gather", 4 * 128 * 64)]
+        assert found.time_s == pytest.approx(found.serial_s if a == "unfused" else found.least_s)
+    loss = lambda w, x: jaxcomm.all_gather_matmul(x, w, "model").sum()  # noqa: E731
+    assert _run(jax.grad(loss), *xs[::-1], ins=(P(), P())).flops == flops
+    found = _run(lambda x, w: jaxcomm.matmul_psum_scatter(x, w, "model"), *xs, ins=(P(), P()))
     assert found.flops == 2.0 * 128 * 64 * 32
     assert [(row.op, row.bytes) for row in found.collectives] == [("psum_scatter", 4 * 128 * 32)]
 
