@@ -1,7 +1,4 @@
-"""The flight recorder's files of one process: counters, trace, report, page, and what of damaged files can be read.
-
-Where a test needs more processes, it changes what one process has recorded.
-"""
+"""The flight recorder's files of one process, also changed into those of several: counters, trace, report, page."""
 
 import dataclasses
 import json
@@ -459,7 +456,8 @@ def texts(folder, tmp_path):
     trace = json.loads(_chrome.trace(run.rings[1], 0, {0: "0", 1: "0", 2: "1"}))
     _pytorch.export(run, tmp_path)
     dumps = [json.loads((tmp_path / "json" / "3.json").read_text()), pickle.loads((tmp_path / "rank_2").read_bytes())]
-    yield "trace", "\n".join(json.dumps(line) for line in (*trace["traceEvents"], trace["otherData"]))
+    steps = re.findall(r'"steps": .*?\]', _chrome.trace(run.rings[1], 0, {n: str(n) for n in range(3)}, steps=True))
+    yield "trace", "\n".join([json.dumps(line) for line in (*trace["traceEvents"], trace["otherData"])] + steps)
     yield "export", "\n".join(json.dumps(line) for dump in dumps for line in (dump["pg_config"], *dump["entries"]))
     older, newer = made(8, "running", 5, 6, 7, 0, iteration=3), made(9, "running", 15, 15, 15, 0)
     now, before = (by_hand(folder, [[newer, older], [{**older, **ARRIVES}]]) for _ in range(2))
