@@ -237,9 +237,10 @@ def test_the_environment_is_enough_and_arguments_override_it(calls, monkeypatch)
     assert told(calls, "jax")[1]["coordinator_bind_address"] == "0.0.0.0:80"
     assert told(calls, "at exit") == (3, 4, 7)
     calls.clear()
-    distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5)
+    distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5, process_id=0)
     kwargs = told(calls, "jax")[1]
     assert (kwargs["coordinator_bind_address"], kwargs["heartbeat_timeout_seconds"]) == ("10.0.0.1:80", 5)
+    assert kwargs["process_id"] == 0
     calls.clear()
     distributed.initialize(cluster_detection_method="slurm")  # JAX itself reads the environment
     kwargs = told(calls, "jax")[1]

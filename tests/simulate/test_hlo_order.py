@@ -30,6 +30,8 @@ def test_the_order_of_a_scheduled_text_counts():
     assert times[1:] == [pytest.approx(kernel_s + exchange_s)] * 2
     free = text(P0, DOT, START, DONE, END).replace("is_scheduled=true, ", "")
     assert step_of_hlo(free, cluster=H100).time_s == pytest.approx(times[0])
+    later = START.replace("%s =", "%u =")
+    assert _tasks(P0, START, DOT, DONE, later)[2][1] == (0, 1)  # waits for the product as well as for the exchange
 
 
 def test_control_dependencies_count():
